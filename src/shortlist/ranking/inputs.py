@@ -1,0 +1,60 @@
+"""What a ranking loss or metric accepts, checked once at the door. Bad input gets one error that names the culprit."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+
+def check_vectors(vectors: Tensor, labels: Tensor, what: str = "embeddings") -> None:
+    """Refuse anything but a finite floating matrix with one integer label a row, both on one device."""
+    if vectors.ndim != 2:
+        raise ValueError(f"{what} must be a matrix (items, dimensions), got shape {tuple(vectors.shape)}")
+    if not vectors.is_floating_point():
+        raise TypeError(f"{what} must be floating point, got {vectors.dtype}; convert them with .float()")
+    check_labels(labels, f"labels of {what}")
+    if len(labels) != len(vectors):
+        raise ValueError(f"{len(vectors)} {what} but {len(labels)} labels: each row needs one label")
+    if labels.device != vectors.device:
+        raise ValueError(f"{what} are on {vectors.device} but their labels on {labels.device}: move one with .to()")
+    finite = torch.isfinite(vectors).all(dim=1)
+    if not finite.all():
+        bad = (~finite).nonzero().flatten()
+        raise ValueError(f"{what} hold nan or inf in {len(bad)} of {len(vectors)} rows, first in row {bad[0].item()}")
+
+
+def check_labels(labels: Tensor, what: str = "labels") -> None:
+    """Refuse anything but a vector of integers."""
+    if labels.ndim != 1:
+        raise ValueError(f"{what} must be a vector, one integer an item, got shape {tuple(labels.shape)}")
+    if labels.is_floating_point() or labels.is_complex() or labels.dtype == torch.bool:
+        raise TypeError(f"{what} must be integers, got {labels.dtype}")
+
+
+def check_same_width(queries: Tensor, database: Tensor) -> None:
+    """Queries and database must be comparable: same dimensions, same device."""
+    if queries.shape[1] != database.shape[1]:
+        raise ValueError(f"queries have {queries.shape[1]} dimensions but the database {database.shape[1]}")
+    if queries.device != database.device:
+        raise ValueError(f"queries are on {queries.device} but the database on {database.device}: move one with .to()")
+
+
+def check_k(k: int | Sequence[int]) -> tuple[int, ...]:
+    """One or several cut-offs as a tuple of whole numbers from 1 up."""
+    values = tuple(k) if isinstance(k, Sequence) else (k,)
+    if not values:
+        raise ValueError("k is empty: give at least one cut-off, such as k=(1, 2, 4)")
+    for value in values:
+        if isinstance(value, bool) or not isinstance(value, int) or value < 1:
+            raise ValueError(f"k must hold whole numbers from 1 up, got {value!r}")
+    return values
+
+
+def check_temperature(value: float, name: str) -> float:
+    """A temperature is a finite number above 0."""
+    if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value < math.inf:
+        raise ValueError(f"{name} must be a finite number above 0, got {value!r}")
+    return float(value)
