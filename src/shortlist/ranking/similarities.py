@@ -8,18 +8,24 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
+from shortlist.ranking.scratch import Scratch
 from shortlist.ranking.simix import VirtualBatch
 
-PullBack = Callable[[Tensor, Tensor], None]
-"""Takes the gradient at some rows of a tile, (R, N), and which rows they are, (R,); adds to the embeddings' gradients."""
+Gradients = list[tuple[Tensor, Tensor]]
+"""Gradients at some rows of a tile, each (R, N), dense or CSR, and which rows, (R,)."""
+
+PullBack = Callable[[Gradients], None]
+"""Takes the gradients at a tile and adds what follows from them to the embeddings' gradients."""
 
 
 class Similarities(Protocol):
     """The (Q, N) matrix of similarities, of which only tiles ever exist."""
 
     size: int  # N, database items
+    device: torch.device
+    dtype: torch.dtype
 
-    def tile(self, rows: Tensor) -> tuple[Tensor, PullBack]:
+    def tile(self, rows: Tensor, scratch: Scratch) -> tuple[Tensor, PullBack]:
         """Similarities of the queries `rows` to every database item, (T, N), free to be written to."""
         ...
 
@@ -32,18 +38,20 @@ class DotProducts:
 
     def __init__(self, queries: Tensor, database: Tensor):
         self._queries, self._database = queries, database
-        self.size = len(database)
+        self.size, self.device, self.dtype = len(database), database.device, database.dtype
         self.query_gradient = torch.zeros_like(queries)
         self.database_gradient = self.query_gradient if database is queries else torch.zeros_like(database)
 
-    def tile(self, rows: Tensor) -> tuple[Tensor, PullBack]:
+    def tile(self, rows: Tensor, scratch: Scratch) -> tuple[Tensor, PullBack]:
         queries = self._queries[rows]
 
-        def pull_back(gradient: Tensor, kept: Tensor) -> None:
-            self.query_gradient.index_add_(0, rows[kept], gradient @ self._database)
-            self.database_gradient.addmm_(gradient.T, queries[kept])
+        def pull_back(gradients: Gradients) -> None:
+            for gradient, kept in gradients:
+                self.query_gradient.index_add_(0, rows[kept], gradient @ self._database)
+                self.database_gradient.addmm_(gradient.t(), queries[kept])
 
-        return queries @ self._database.T, pull_back
+        out = scratch("similarities", len(rows), self.size)
+        return torch.mm(queries, self._database.T, out=out), pull_back
 
 
 class MixedProducts:
@@ -57,40 +65,61 @@ class MixedProducts:
     def __init__(self, embeddings: Tensor, virtual: VirtualBatch):
         self._products = DotProducts(embeddings, embeddings)
         self.query_gradient = self.database_gradient = self._products.query_gradient
-        self._left, self._right = virtual.pairs.unbind(1)
-        self._alpha = virtual.alphas.to(embeddings.dtype)
-        originals = torch.arange(len(embeddings), device=embeddings.device)
-        self._parents = torch.cat((originals.expand(2, -1), virtual.pairs.T), dim=1)  # (2, N)
-        self._weight = torch.cat((torch.ones_like(originals, dtype=embeddings.dtype), self._alpha))[:, None]
-        self.size = len(self._weight)
+        self._pairs = virtual.pairs.T.contiguous()  # (2, V)
+        self._alphas = virtual.alphas.to(embeddings.dtype)
+        self._originals = len(embeddings)
+        originals = torch.arange(self._originals, device=embeddings.device).expand(2, -1)
+        self._parents = torch.cat((originals, self._pairs), dim=1)  # (2, N)
+        self._weight = torch.cat((torch.ones_like(embeddings[:, 0]), self._alphas))  # (N,)
+        self.size, self.device, self.dtype = len(self._weight), embeddings.device, embeddings.dtype
 
-    def tile(self, rows: Tensor) -> tuple[Tensor, PullBack]:
+    def tile(self, rows: Tensor, scratch: Scratch) -> tuple[Tensor, PullBack]:
         parents, place = torch.unique(self._parents[:, rows], return_inverse=True)
-        left, right, weight = place[0], place[1], self._weight[rows]
-        similarities, pull_back_parents = self._products.tile(parents)
+        weight = self._weight[rows]
+        similarities, pull_back_parents = self._products.tile(parents, scratch)
+        left, right = (
+            torch.index_select(similarities, 0, side, out=scratch(name, len(rows), self._originals))
+            for name, side in zip(("left", "right"), place, strict=True)
+        )
+        mixed = self._mix_columns(torch.lerp(right, left, weight.unsqueeze(1), out=left), scratch)
 
-        def pull_back(gradient: Tensor, kept: Tensor) -> None:
-            gradient = self._fold_columns(gradient)
-            folded = gradient.new_zeros(len(parents), gradient.shape[1])
-            folded.index_add_(0, left[kept], gradient * weight[kept])
-            folded.index_add_(0, right[kept], gradient * (1 - weight[kept]))
-            pull_back_parents(folded, torch.arange(len(parents), device=rows.device))
+        def pull_back(gradients: Gradients) -> None:
+            folded = scratch("folded", len(parents), self._originals).zero_()
+            for gradient, kept in gradients:
+                fold = self._fold_dense if gradient.layout is torch.strided else self._fold_sparse
+                fold(gradient, place[:, kept], weight[kept], folded, scratch)
+            pull_back_parents([(folded, torch.arange(len(parents), device=rows.device))])
 
-        return self._mix_columns(torch.lerp(similarities[right], similarities[left], weight)), pull_back
+        return mixed, pull_back
 
-    def _mix_columns(self, similarities: Tensor) -> Tensor:
+    def _mix_columns(self, similarities: Tensor, scratch: Scratch) -> Tensor:
         """(T, originals) -> (T, N)."""
-        tile, originals = similarities.shape
-        mixed = similarities.new_empty(tile, self.size)
-        mixed[:, :originals] = similarities
-        right = similarities.gather(1, self._right.expand(tile, -1))
-        torch.lerp(right, similarities.gather(1, self._left.expand(tile, -1)), self._alpha, out=mixed[:, originals:])
+        tile = len(similarities)
+        mixed = scratch("mixed", tile, self.size)
+        mixed[:, : self._originals] = similarities
+        left, right = (
+            torch.gather(similarities, 1, side.expand(tile, -1), out=scratch(name, tile, len(side)))
+            for name, side in zip(("left column", "right column"), self._pairs, strict=True)
+        )
+        torch.lerp(right, left, self._alphas, out=mixed[:, self._originals :])
         return mixed
 
-    def _fold_columns(self, gradient: Tensor) -> Tensor:
-        """(T, N) -> (T, originals): the transpose of `_mix_columns`."""
-        originals = self.size - len(self._alpha)
-        folded, virtual = gradient[:, :originals].clone(), gradient[:, originals:]
-        folded.index_add_(1, self._left, virtual * self._alpha)
-        folded.index_add_(1, self._right, virtual * (1 - self._alpha))
-        return folded
+    def _fold_dense(self, gradient: Tensor, place: Tensor, weight: Tensor, folded: Tensor, scratch: Scratch) -> None:
+        """Add a gradient, (R, N), to that at the parents of its rows, (parents, originals)."""
+        virtual = gradient[:, self._originals :]
+        columns = gradient[:, : self._originals]
+        share = scratch("share", *virtual.shape)
+        for side, alphas in zip(self._pairs, (self._alphas, 1 - self._alphas), strict=True):
+            columns.index_add_(1, side, torch.mul(virtual, alphas, out=share))
+        share = scratch("share", *columns.shape)
+        for side, part in zip(place, (weight, 1 - weight), strict=True):
+            folded.index_add_(0, side, torch.mul(columns, part.unsqueeze(1), out=share))
+
+    def _fold_sparse(self, gradient: Tensor, place: Tensor, weight: Tensor, folded: Tensor, scratch: Scratch) -> None:
+        """The same for a CSR gradient: each entry goes to the two parents of its row and of its column."""
+        row, column, value = torch.repeat_interleave(gradient.crow_indices().diff()), gradient.col_indices(), gradient.values()
+        alpha = self._weight[column]
+        for side, part in zip(place, (weight, 1 - weight), strict=True):
+            start, share = side[row] * self._originals, part[row] * value
+            folded.view(-1).index_add_(0, start + self._parents[0, column], share * alpha)
+            folded.view(-1).index_add_(0, start + self._parents[1, column], share * (1 - alpha))

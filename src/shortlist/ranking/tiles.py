@@ -4,27 +4,29 @@ A loss is its *head*: a small function from the ranks of the positives to a loss
 rest. It walks over tiles of queries, and a tile's gradient goes back to the embeddings before the next tile is made,
 so memory stays a tile and backward costs nothing more.
 
-Sigmoids are flat almost everywhere, and what is flat need not be computed. `width` is how many temperatures away a
-sigmoid is as good as 0 or 1: log(N / eps) of the dtype, so that N items cut there err by less than one rounding.
+Sigmoids are flat almost everywhere, and what is flat need not be computed:
 
-- *Reach* (untrained embeddings): half the number of competitors at or above a positive bounds its smooth rank from
-  below. Where that bound is past the head's reach, the positive adds nothing to the loss and has no gradient.
-- *Band* (trained embeddings): a competitor further than `width` temperatures below every positive adds to no rank.
+- *Reach* (untrained embeddings): a positive whose rank is certainly past the head's reach adds nothing to the loss and
+  has no gradient. The others are *kept*.
+- *Band* (trained embeddings): a competitor far below a positive adds nothing to its rank and has no gradient. Kept
+  positives with few competitors left are *light*: those few are picked one by one, and where a query has no other
+  positives its gradient is sparse. The rest are *heavy* and meet every competitor.
 """
 
 from __future__ import annotations
 
-import math
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import NamedTuple, Protocol
 
 import torch
 from torch import Tensor
 
-from shortlist.ranking.counting import Ahead, Band, EachOther, Everything, compiled_steps, soft_steps
+from shortlist.ranking.counting import Ahead, Band, Both, EachOther, Everything, Steps, compiled_steps, soft_steps
+from shortlist.ranking.pruning import flat_from, similarity_of_the_crowd, similarity_out_of_reach
 from shortlist.ranking.relevance import Relevance
-from shortlist.ranking.similarities import Similarities
+from shortlist.ranking.scratch import Scratch
+from shortlist.ranking.similarities import Gradients, Similarities
 
 
 class Ranks(NamedTuple):
@@ -48,14 +50,21 @@ class Head(Protocol):
         ...
 
 
+# Elements alive at once: of a tile (queries x database), of a step (pairs of query and positive x database). On a CPU
+# a step stays in the caches close to the cores, and a tile has the rows that a fast matrix product needs.
+_CPU_TILE, _CPU_ROWS, _CPU_STEP = 2**20, 256, 2**20
+_GPU_STEP = 2**26
+_COMPILE_FROM = 2**25  # sigmoids a call
+
+
 @dataclass(frozen=True)
 class Engine:
     """How the stream runs. The defaults decide by device and sizes; the result does not depend on any of it.
 
     Args:
         tile_size: queries a tile.
-        compile: fuse the sigmoids with torch.compile. Default: on GPUs, and on CPUs where a call has so many of
-            them that compiling is worth its seconds.
+        compile: fuse the sigmoids with torch.compile. Default: on GPUs, from a batch on where that is worth the
+            seconds it takes. On CPUs the plain steps, which stay in the caches, were measured to be as fast.
         prune: leave out what is flat. Default: on CPUs; on GPUs shapes that depend on data would stall the device.
     """
 
@@ -71,39 +80,38 @@ class Engine:
         self, head: Head, similarities: Similarities, relevance: Relevance, temperature: float, backward: bool
     ) -> Tensor:
         """Mean loss over the queries that have a positive. With `backward`, its gradient is pulled back as well."""
-        on_cpu = relevance.queries.device.type == "cpu"
-        work = sum(relevance.counts) * similarities.size
-        fused = (work >= _COMPILE_FROM if on_cpu else True) if self.compile is None else self.compile
-        prune = on_cpu if self.prune is None else self.prune
-        stream = _Stream(head, temperature, compiled_steps if fused else soft_steps, prune, on_cpu)
-        losses = []
-        for rows, width in self._tiles(relevance, similarities.size, on_cpu):
-            competitors, pull_back = similarities.tile(rows)
+        on_cpu = similarities.device.type == "cpu"
+        large = sum(relevance.counts) * similarities.size >= _COMPILE_FROM
+        fused = large and not on_cpu if self.compile is None else self.compile
+        stream = _Stream(
+            head,
+            temperature,
+            queries=len(relevance.queries),
+            steps=compiled_steps if fused else soft_steps,
+            prune=on_cpu if self.prune is None else self.prune,
+            step_size=_CPU_STEP if on_cpu else _GPU_STEP,
+            scratch=Scratch(similarities.device, similarities.dtype),
+        )
+        losses = torch.empty(len(relevance.queries), device=similarities.device, dtype=similarities.dtype)
+        for part, width in self._tiles(relevance.counts, similarities.size, on_cpu):
+            rows = relevance.queries[part]
+            competitors, pull_back = similarities.tile(rows, stream.scratch)
             positives, present = relevance.positives(rows, width)
             at = competitors.gather(1, positives)
             relevance.hide(competitors, rows, positives)
-            tile = _Tile(competitors, positives, at, present, present, torch.arange(len(rows), device=rows.device))
-            loss, gradient, kept = stream.tile(tile)
-            losses.append(loss)
+            losses[part], gradients = stream.tile(_Tile(competitors, positives, at, present, kept=present))
             if backward:
-                pull_back(gradient.div_(len(relevance.queries)), kept)
-        return torch.cat(losses).mean()
+                pull_back(gradients)
+        return losses.sum() / max(len(losses), 1)
 
-    def _tiles(self, relevance: Relevance, size: int, on_cpu: bool) -> Iterator[tuple[Tensor, int]]:
-        """The queries of each tile, and how many positives its last query has: the most in the tile."""
-        start, counts = 0, relevance.counts
+    def _tiles(self, counts: list[int], size: int, on_cpu: bool) -> Iterator[tuple[slice, int]]:
+        """The queries of each tile, and how many positives the last of them has: the most in the tile."""
+        start = 0
         while start < len(counts):
             rows = max(_CPU_TILE // size, _CPU_ROWS) if on_cpu else max(_GPU_STEP // (size * counts[-1]), 1)
             stop = min(start + (self.tile_size or rows), len(counts))
-            yield relevance.queries[start:stop], counts[stop - 1]
+            yield slice(start, stop), counts[stop - 1]
             start = stop
-
-
-# Elements alive at once of a tile (queries x database) and of a step (queries x positives x database). On a CPU a step
-# stays in the caches close to the cores, and a tile has the rows that fast matrix products need.
-_CPU_TILE, _CPU_ROWS, _CPU_STEP, _GPU_STEP = 2**20, 256, 2**20, 2**26
-_COMPILE_FROM = 2**25  # sigmoids a call; below, all of them take eager less than a hundredth of the time to compile
-_BAND_SHARE = 1 / 8  # to gather a competitor first and then take its sigmoid costs about eight sigmoids
 
 
 class _Tile(NamedTuple):
@@ -113,99 +121,98 @@ class _Tile(NamedTuple):
     positives: Tensor  # (T, P) index in the database
     at: Tensor  # (T, P) similarity of the positives
     present: Tensor  # (T, P) bool: a positive, not padding
-    kept: Tensor  # (T, P) bool: within the head's reach; these stand first
-    rows: Tensor  # (T,) place in the tile as it was first
+    kept: Tensor  # (T, P) bool: a positive within reach
+    light: Tensor | None = None  # (T, P) bool: kept, with few competitors in its band
+    near: Tensor | None = None  # (T, N) bool: competitors in the band of a light positive
+
+    @property
+    def heavy(self) -> Tensor:
+        return self.kept if self.light is None else self.kept & ~self.light
 
     def take(self, rows: Tensor | slice) -> _Tile:
-        return _Tile(*(field[rows] for field in self))
+        return _Tile(*(None if field is None else field[rows] for field in self))
 
 
 @dataclass(frozen=True)
 class _Stream:
+    """One pass over all tiles: what stays the same from tile to tile."""
+
     head: Head
     temperature: float
-    steps: Callable[..., tuple[Tensor, ...]]
+    queries: int
+    steps: Steps
     prune: bool
-    on_cpu: bool
+    step_size: int
+    scratch: Scratch
 
-    def tile(self, tile: _Tile) -> tuple[Tensor, Tensor, Tensor]:
-        """Losses (T,), their gradient at the similarities of the rows that have one, (R, N), and those rows, (R,)."""
-        nothing = torch.full_like(tile.at, torch.inf)
+    def tile(self, tile: _Tile) -> tuple[Tensor, Gradients]:
+        """Losses (T,), and the gradient of the mean loss at the similarities."""
+        everyone = torch.arange(len(tile.at), device=tile.at.device)
+        nothing = torch.full_like(tile.at, torch.inf)  # the ranks of those past the head's reach
         losses = self.head(Ranks(nothing, torch.ones_like(nothing), tile.present, tile.present.sum(1)))
-        near = None
-        if self.prune:
-            tile = self._within_reach(tile)
-            near = self._band(tile)
-        gradient = torch.empty_like(tile.competitors)
-        for part in self._parts(tile, near is not None):
-            rows = tile.take(part)
-            width = int(rows.kept.sum(1).max()) if self.prune else rows.at.shape[1]
-            thresholds = rows.at[:, :width]
-            ahead: Ahead
-            if near is None:
-                ahead = Everything(rows.competitors, thresholds, 1 / self.temperature, self.steps)
-            else:
-                ahead = Band(rows.competitors, thresholds, 1 / self.temperature, near[part])
-            losses[rows.rows], gradient[part] = self._loss_and_gradient(rows, ahead)
-        return losses, gradient, tile.rows
+        if not self.prune:
+            return losses, [self._dense(tile, everyone, losses)]
+        tile = self._bounds(tile)
+        has_heavy = tile.heavy.any(1)
+        gradients = []
+        for chosen, finish in ((tile.kept.any(1) & ~has_heavy, self._sparse), (has_heavy, self._dense)):
+            rows = everyone[chosen]
+            if len(rows):
+                gradients.append(finish(tile if len(rows) == len(everyone) else tile.take(rows), rows, losses))
+        return losses, gradients
+
+    def _bounds(self, tile: _Tile) -> _Tile:
+        """The tile with its positives told apart, and the competitors that the light ones need."""
+        width = flat_from(tile.competitors.shape[1], tile.at.dtype)
+        out_of_reach = similarity_out_of_reach(tile.competitors, self.head.reach(width))
+        kept = tile.kept if out_of_reach is None else tile.kept & (tile.at > out_of_reach)
+        floor = tile.at - width * self.temperature  # what is below counts nothing
+        light = kept & (floor >= similarity_of_the_crowd(tile.competitors))
+        lowest = floor.masked_fill(~light, torch.inf).amin(1, keepdim=True)
+        near = torch.gt(tile.competitors, lowest, out=self.scratch("near", *tile.competitors.shape, dtype=torch.bool))
+        return tile._replace(kept=kept, light=light, near=near.scatter_(1, tile.positives, True))
+
+    def _sparse(self, tile: _Tile, rows: Tensor, losses: Tensor) -> tuple[Tensor, Tensor]:
+        """Fill in the losses of rows without heavy positives; their gradient, and the rows."""
+        losses[rows], gradient = self._loss_and_gradient(tile, self._band(tile))
+        return gradient, rows
+
+    def _dense(self, tile: _Tile, rows: Tensor, losses: Tensor) -> tuple[Tensor, Tensor]:
+        """The same for any rows."""
+        gradient = self.scratch("gradient", *tile.competitors.shape)
+        for slice_ in self._parts(tile):
+            part = tile.take(slice_)
+            members = part.heavy if self.prune else None
+            ahead: Ahead = Everything(part.competitors, part.at, members, 1 / self.temperature, self.steps, self.scratch)
+            if self.prune and part.light.any():
+                ahead = Both(self._band(part), ahead)
+            losses[rows[slice_]], gradient[slice_] = self._loss_and_gradient(part, ahead)
+        return gradient, rows
+
+    def _band(self, tile: _Tile) -> Band:
+        return Band(tile.competitors, tile.at, tile.light, 1 / self.temperature, tile.near)
+
+    def _parts(self, tile: _Tile) -> Iterator[slice]:
+        """Slices of a tile's rows, such that a step on each stays small."""
+        rows, width = tile.at.shape
+        pairs = tile.heavy.sum(1).tolist() if self.prune else [width] * rows
+        start, room = 0, self.step_size // tile.competitors.shape[1]
+        for row in range(rows):
+            room -= pairs[row]
+            if room < 0 and row > start:
+                yield slice(start, row)
+                start, room = row, self.step_size // tile.competitors.shape[1] - pairs[row]
+        yield slice(start, rows)
 
     def _loss_and_gradient(self, tile: _Tile, ahead: Ahead) -> tuple[Tensor, Tensor]:
-        """Loss of each row and its gradient at the similarities, given who is ahead of its first positives."""
-        width = ahead.counts.shape[1]
+        """Loss of each row, and gradient of the mean loss at the similarities, given who is ahead of the positives."""
         among = EachOther(tile.at, tile.present, 1 / self.temperature)
-        overall = 1 + among.counts
-        overall[:, :width] += ahead.counts
-        ranks = Ranks(overall.masked_fill_(~tile.kept, torch.inf), 1 + among.counts, tile.present, tile.present.sum(1))
-        loss, by_overall, by_among = _with_gradient(self.head, ranks)
-        at_competitors = ahead.spread(by_overall[:, :width])
-        at_positives = among.spread(by_overall + by_among) - (by_overall + by_among) * among.slopes
-        at_positives[:, :width] -= by_overall[:, :width] * ahead.slopes
-        return loss, at_competitors.scatter_add_(1, tile.positives, at_positives).div_(self.temperature)
-
-    def _width(self, tile: _Tile) -> float:
-        """How many temperatures from its middle a sigmoid is flat: cut there, N of them err by less than a rounding."""
-        return math.log(tile.competitors.shape[1] / torch.finfo(tile.at.dtype).eps)
-
-    def _within_reach(self, tile: _Tile) -> _Tile:
-        """The rows with a positive that matters, such positives first, rows with many of them first.
-
-        The rank of a positive that has c competitors at or above it is at least 1 + c / 2. The c-th largest maximum of
-        disjoint groups of competitors is a similarity that certainly c of them attain, and nearly the largest such.
-        """
-        size = tile.competitors.shape[1]
-        beyond = 2 * (self.head.reach(self._width(tile)) - 1) + 1
-        if 8 * beyond > size:
-            return tile
-        groups = 4 * int(beyond)
-        maxima = tile.competitors[:, : size - size % groups].view(len(tile.rows), -1, groups).amax(1)
-        bar = maxima.topk(int(beyond), dim=1, sorted=False).values.amin(1, keepdim=True)
-        kept = tile.present & (tile.at > bar)
-        if kept.equal(tile.present):
-            return tile
-        order = tile.at.masked_fill(~kept, -torch.inf).argsort(1, descending=True)
-        number = kept.sum(1)
-        rows = number.argsort(descending=True)[: number.count_nonzero()]
-        fields = (field.gather(1, order) for field in (tile.positives, tile.at, tile.present, kept))
-        return _Tile(tile.competitors, *fields, tile.rows).take(rows)
-
-    def _band(self, tile: _Tile) -> Tensor | None:
-        """Which competitors are not too far below every kept positive, (T, N) bool; None if that is most of them."""
-        lowest = tile.at.masked_fill(~tile.kept, torch.inf).amin(1, keepdim=True)
-        near = tile.competitors > lowest - self._width(tile) * self.temperature
-        return near if near.count_nonzero() <= _BAND_SHARE * near.numel() else None
-
-    def _parts(self, tile: _Tile, banded: bool) -> Iterator[slice]:
-        """Slices of a tile's rows such that a step on each stays small."""
-        size, width = tile.competitors.shape[1], tile.at.shape[1]
-        budget = _CPU_STEP if self.on_cpu else _GPU_STEP
-        rows = max(budget // (width * (width if banded else size)), 1)
-        return (slice(start, start + rows) for start in range(0, len(tile.rows), rows))
-
-
-def _with_gradient(head: Head, ranks: Ranks) -> tuple[Tensor, Tensor, Tensor]:
-    """A head's loss for each query, and the gradient of their sum by `overall` and by `among_positives`."""
-    with torch.enable_grad():
-        overall, among = ranks.overall.requires_grad_(), ranks.among_positives.requires_grad_()
-        loss = head(ranks)
-        gradients = torch.autograd.grad(loss.sum(), (overall, among), materialize_grads=True, allow_unused=True)
-    return loss.detach(), *gradients
+        overall = (1 + among.counts + ahead.counts).masked_fill_(~tile.kept, torch.inf)
+        ranks = Ranks(overall, 1 + among.counts, tile.present, tile.present.sum(1))
+        with torch.enable_grad():
+            inputs = overall.requires_grad_(), ranks.among_positives.requires_grad_()
+            losses = self.head(ranks)
+            mean = losses.sum() / (self.queries * self.temperature)  # the sigmoids' inner derivative comes in here
+            by_overall, by_among = torch.autograd.grad(mean, inputs, allow_unused=True, materialize_grads=True)
+        at_positives = among.gradient(by_overall + by_among) - by_overall * ahead.slopes
+        return losses.detach(), ahead.gradient(by_overall, tile.positives, at_positives)
