@@ -24,7 +24,7 @@ from torch import Tensor
 from shortlist.ranking import Ranks, RecallAtKLoss, RecallHead, ranking_loss
 
 # Okabe and Ito's palette: told apart with any kind of colour vision.
-BLUE, VERMILLION, GREEN, PURPLE = "#0072B2", "#D55E00", "#009E73", "#CC79A7"
+BLUE, VERMILLION, GREEN = "#0072B2", "#D55E00", "#009E73"
 INK, MUTED, FAINT, PALE = "#222222", "#666666", "#B8B8B8", "#ECECEC"
 LOOK = {
     "font.family": "DejaVu Sans",
@@ -54,7 +54,7 @@ LOOK = {
 RANK_TEMPERATURE, SIMILARITY_TEMPERATURE = 1.0, 0.01
 
 
-# What is drawn: every number comes from the library.
+# What is drawn: every smooth number, and every slope, comes from the library.
 
 
 @dataclass(frozen=True)
@@ -97,8 +97,8 @@ class RankedList:
     def smooth_recall(self, k: int) -> float:
         """rs@k: 1 - the training loss of the query, which is the plain smooth recall because |P| = 2 <= k."""
         loss = RecallAtKLoss(k, RANK_TEMPERATURE, SIMILARITY_TEMPERATURE)
-        items = self.similarities[:, None] * torch.eye(1, 2, dtype=torch.float64)  # dot product with (1, 0): as given
-        query = torch.tensor([[1.0, 0.0]], dtype=torch.float64)
+        items = self.similarities[:, None]  # in one dimension, the query at 1: dot products are the items themselves
+        query = torch.ones(1, 1, dtype=items.dtype)
         return 1 - loss(query, torch.tensor([1]), ref_emb=items, ref_labels=self.positive.long()).item()
 
     def smooth_rank(self) -> float:

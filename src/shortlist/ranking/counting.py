@@ -79,15 +79,17 @@ class Band:
     def __init__(self, items: Tensor, thresholds: Tensor, members: Tensor, scale: float, near: Tensor):
         self._shape, self._members = items.shape, members
         self._entry = near.view(-1).nonzero().squeeze(1)  # flat index of each marked item
-        self._lengths = near.count_nonzero(dim=1)
-        self._row = torch.repeat_interleave(self._lengths)
-        soft = (items.view(-1)[self._entry].unsqueeze(1) - thresholds[self._row]).mul_(scale).sigmoid_()
+        ends = items.shape[1] * torch.arange(len(items) + 1, device=items.device)
+        self._starts = torch.searchsorted(self._entry, ends)
+        self._row = torch.repeat_interleave(self._starts.diff())
+        gap = items.view(-1).index_select(0, self._entry).unsqueeze(1) - thresholds.index_select(0, self._row)
+        soft = gap.mul_(scale).sigmoid_()
         self.counts = self._sum_rows(soft)
         self._slope = soft.addcmul_(soft, soft, value=-1)
         self.slopes = self._sum_rows(self._slope)
 
     def _sum_rows(self, values: Tensor) -> Tensor:
-        return torch.segment_reduce(values, "sum", lengths=self._lengths, axis=0, unsafe=True).mul_(self._members)
+        return torch.segment_reduce(values, "sum", lengths=self._starts.diff(), axis=0, unsafe=True).mul_(self._members)
 
     def gradient(self, weights: Tensor, places: Tensor, values: Tensor) -> Tensor:
         """Sparse (CSR); the places must be marked in `near` as well."""
@@ -95,15 +97,14 @@ class Band:
         entries = self._entries(weights)
         flat = places + columns * torch.arange(rows, device=places.device).unsqueeze(1)
         entries.index_add_(0, torch.searchsorted(self._entry, flat.view(-1)), values.reshape(-1))
-        starts = torch.nn.functional.pad(self._lengths.cumsum(0), (1, 0))
-        return _sparse_rows(starts, self._entry - columns * self._row, entries, self._shape)
+        return _sparse_rows(self._starts, self._entry - columns * self._row, entries, self._shape)
 
     def add_gradient(self, gradient: Tensor, weights: Tensor) -> None:
         """Add to a dense gradient, (T, N)."""
         gradient.view(-1).index_add_(0, self._entry, self._entries(weights))
 
     def _entries(self, weights: Tensor) -> Tensor:
-        return self._slope.mul_((weights * self._members)[self._row]).sum(1)
+        return self._slope.mul_((weights * self._members).index_select(0, self._row)).sum(1)
 
 
 class Both:

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 _BAND = 1 / 8  # share of a row in the band up to which picking entries is cheaper than taking every sigmoid
-_SAMPLE = 512  # items of a row that tell how crowded it is
+_SAMPLE = 128  # items of a row that tell how crowded it is
 
 
 def flat_from(items: int, dtype: torch.dtype) -> float:
@@ -30,7 +30,7 @@ def similarity_out_of_reach(competitors: Tensor, reach: float) -> Tensor | None:
     if 16 * (reach - 1) > size:
         return None
     certain = int(2 * (reach - 1)) + 1
-    groups = 4 * certain
+    groups = 2 * certain
     maxima = competitors[:, : size - size % groups].view(len(competitors), -1, groups).amax(1)
     return maxima.topk(certain, dim=1, sorted=False).values.amin(1, keepdim=True)
 

@@ -52,7 +52,7 @@ class Head(Protocol):
 
 # Elements alive at once: of a tile (queries x database), of a step (pairs of query and positive x database). On a CPU
 # a step stays in the caches close to the cores, and a tile has the rows that a fast matrix product needs.
-_CPU_TILE, _CPU_ROWS, _CPU_STEP = 2**20, 256, 2**20
+_CPU_TILE, _CPU_ROWS, _CPU_STEP = 2**21, 512, 2**21
 _GPU_STEP = 2**26
 _COMPILE_FROM = 2**25  # sigmoids a call
 
