@@ -12,6 +12,7 @@ machine. Memory is the peak of the process above what it holds when idle, withou
 from __future__ import annotations
 
 import argparse
+import ctypes
 import json
 import platform
 import resource
@@ -184,6 +185,7 @@ def _seconds(run: Callable[[], Any], vectors: Tensor) -> float:
 
 
 def _peak_megabytes(run: Callable[[], Any]) -> float:
+    ctypes.CDLL(None).malloc_trim(0)  # what is free but not given back would hide what the run takes
     idle = _status("VmRSS")
     Path("/proc/self/clear_refs").write_text("5")  # forget the peak so far
     run()
@@ -238,7 +240,8 @@ def show_bars(results: dict[Case, dict[str, Any]]) -> None:
             megabytes = max(result["megabytes"] for result in measured)
             kept = times <= bar.times_floor and (bar.megabytes is None or megabytes <= bar.megabytes)
             limit = f"{bar.times_floor} x" + (f", {bar.megabytes} MB" if bar.megabytes else "")
-            print(f"{bar.work:40} {times:6.2f} x floor {megabytes:6.0f} MB   bar {limit:14} {'kept' if kept else 'MISSED'}")
+            verdict = "kept" if kept else "MISSED"
+            print(f"{bar.work:40} {times:6.2f} x floor {megabytes:6.0f} MB   bar {limit:14} {verdict}")
 
 
 def main() -> None:
@@ -251,7 +254,9 @@ def main() -> None:
     if arguments.case:
         print(json.dumps(measure(Case(**json.loads(arguments.case)))))
         return
-    wanted = [case for bar in BARS for case in bar.cases] if arguments.bars else cases(arguments.batches, arguments.stages)
+    wanted = (
+        [case for bar in BARS for case in bar.cases] if arguments.bars else cases(arguments.batches, arguments.stages)
+    )
     results = {}
     for case in wanted:
         results[case] = run_alone(case)
@@ -261,7 +266,9 @@ def main() -> None:
         machine = {"torch": torch.__version__, "threads": torch.get_num_threads(), "machine": platform.machine()}
         rows = [asdict(case) | result for case, result in results.items()]
         RESULTS.parent.mkdir(exist_ok=True)
-        RESULTS.write_text(json.dumps({"command": " ".join(sys.argv), "machine": machine, "rows": rows}, indent=1) + "\n")
+        RESULTS.write_text(
+            json.dumps({"command": " ".join(sys.argv), "machine": machine, "rows": rows}, indent=1) + "\n"
+        )
         print(f"written: {RESULTS}")
 
 

@@ -33,7 +33,7 @@ class Ahead(Protocol):
 
 
 def soft_steps(items: Tensor, rows: Tensor, thresholds: Tensor, scale: float, slope: Tensor) -> tuple[Tensor, Tensor]:
-    """Counts and slopes, (M,), of the items (T, N) in `rows` against `thresholds` (M,); fills each item's slope (M, N)."""
+    """Counts and slopes, (M,), of items[rows], (M, N), against thresholds, (M,); fills in each item's slope, (M, N)."""
     soft = torch.index_select(items, 0, rows, out=slope).sub_(thresholds.unsqueeze(1)).mul_(scale).sigmoid_()
     counts = soft.sum(1)
     slope = soft.addcmul_(soft, soft, value=-1)
@@ -140,11 +140,12 @@ def _sparse_rows(starts: Tensor, columns: Tensor, values: Tensor, shape: torch.S
     with warnings.catch_warnings():  # torch calls CSR a beta, once a process; we use construction and products only
         warnings.filterwarnings("ignore", message="Sparse CSR tensor support is in beta state")
         matrix = torch.sparse_csr_tensor(starts, columns, values, shape, check_invariants=False)
-    return matrix if torch.backends.mkl.is_available() else matrix.to_dense()
+    fast: bool = torch.backends.mkl.is_available()  # type: ignore[no-untyped-call]
+    return matrix if fast else matrix.to_dense()
 
 
 class _Compiled:
-    """`soft_steps` fused by torch.compile at its first use; the plain one, with one warning, where that does not work."""
+    """`soft_steps` fused by torch.compile at first use; the plain one, with one warning, where that does not work."""
 
     def __init__(self) -> None:
         self._steps: Steps | None = None

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from shortlist.ranking.inputs import check_same_width, check_temperature, check_vectors
+from shortlist.ranking.precision import as_computed, full_precision
 from shortlist.ranking.relevance import ListedPairs, Relevance, SameLabel
 from shortlist.ranking.similarities import DotProducts, MixedProducts
 from shortlist.ranking.simix import SiMix, VirtualBatch
@@ -80,13 +79,12 @@ class _RankingLoss(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, embeddings: Tensor, references: Tensor | None, run: tuple[Any, ...]) -> Tensor:
         head, relevance, temperature, virtual, engine = run
-        dtype = torch.promote_types(embeddings.dtype, torch.float32)
-        queries = embeddings.to(dtype)
-        database = queries if references is None else references.to(dtype)
+        queries = as_computed(embeddings)
+        database = queries if references is None else as_computed(references).to(queries.dtype)
         similarities = DotProducts(queries, database) if virtual is None else MixedProducts(queries, virtual)
         backward = any(ctx.needs_input_grad)
-        with _full_precision(embeddings.device.type):
-            loss = engine.run(head, similarities, relevance, temperature, backward)
+        with full_precision(embeddings.device):
+            loss: Tensor = engine.run(head, similarities, relevance, temperature, backward)
         gradients = (similarities.query_gradient, None if references is None else similarities.database_gradient)
         ctx.save_for_backward(embeddings, references, *gradients)
         return loss
@@ -114,18 +112,6 @@ class _Once(torch.autograd.Function):
             "a ranking loss differentiates once: its second derivative, as a gradient penalty needs it, is not "
             "available. Leave out create_graph=True, or take the penalty of another loss."
         )
-
-
-@contextmanager
-def _full_precision(device: str) -> Iterator[None]:
-    """Neither autocast nor a fast float32 mode: at temperature 0.01 a rounded similarity is another rank."""
-    before = torch.get_float32_matmul_precision()
-    torch.set_float32_matmul_precision("highest")
-    try:
-        with torch.autocast(device, enabled=False):
-            yield
-    finally:
-        torch.set_float32_matmul_precision(before)
 
 
 class RankingLoss(nn.Module):
@@ -174,5 +160,5 @@ class RankingLoss(nn.Module):
         )
 
     def extra_repr(self) -> str:
-        settings = {"similarity_temperature": self.similarity_temperature, "simix": self.simix}
-        return ", ".join(f"{name}={value}" for name, value in ({"head": self.head} | settings).items())
+        shown = ("head", "similarity_temperature", "simix", "count_query")
+        return ", ".join(f"{name}={getattr(self, name)}" for name in shown)

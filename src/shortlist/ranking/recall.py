@@ -18,7 +18,8 @@ from shortlist.ranking.tiles import Engine, Ranks
 class RecallHead:
     """1 - smooth recall@k, averaged over k: a positive counts by how far its rank is inside the first k.
 
-    The sum over the positives is clipped at k and divided by min(k, |P|), so that the loss can reach 0 for every k.
+    The sum over the positives is clipped at k and divided by min(k, |P|): with more than k positives, all that can be
+    asked is that the first k results are positives.
     """
 
     k: tuple[int, ...]
@@ -32,7 +33,7 @@ class RecallHead:
         k = torch.tensor(self.k, dtype=ranks.overall.dtype, device=ranks.overall.device)
         inside = torch.sigmoid((k - ranks.overall.unsqueeze(2)) / self.rank_temperature)  # (T, P, K)
         found = (inside * ranks.present.unsqueeze(2)).sum(1).minimum(k)
-        return 1 - (found / ranks.count.unsqueeze(1).minimum(k)).mean(1)
+        return 1 - (found / ranks.number.unsqueeze(1).minimum(k)).mean(1)
 
     def reach(self, width: float) -> float:
         return max(self.k) + width * self.rank_temperature

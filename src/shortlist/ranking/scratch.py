@@ -9,7 +9,7 @@ from torch import Tensor
 
 
 class Scratch:
-    """Named buffers of one device and dtype. What was taken under a name is overwritten when the name is taken again."""
+    """Named buffers on one device. What was taken under a name is overwritten when the name is taken again."""
 
     def __init__(self, device: torch.device, dtype: torch.dtype):
         self._device, self._dtype = device, dtype

@@ -86,8 +86,10 @@ class MixedProducts:
         def pull_back(gradients: Gradients) -> None:
             folded = scratch("folded", len(parents), self._originals).zero_()
             for gradient, kept in gradients:
-                fold = self._fold_dense if gradient.layout is torch.strided else self._fold_sparse
-                fold(gradient, place[:, kept], weight[kept], folded, scratch)
+                if gradient.layout is torch.strided:
+                    self._fold_dense(gradient, place[:, kept], weight[kept], folded, scratch)
+                else:
+                    self._fold_sparse(gradient, place[:, kept], weight[kept], folded)
             pull_back_parents([(folded, torch.arange(len(parents), device=rows.device))])
 
         return mixed, pull_back
@@ -115,10 +117,10 @@ class MixedProducts:
         for side, part in zip(place, (weight, 1 - weight), strict=True):
             folded.index_add_(0, side, torch.mul(columns, part.unsqueeze(1), out=share))
 
-    def _fold_sparse(self, gradient: Tensor, place: Tensor, weight: Tensor, folded: Tensor, scratch: Scratch) -> None:
+    def _fold_sparse(self, gradient: Tensor, place: Tensor, weight: Tensor, folded: Tensor) -> None:
         """The same for a CSR gradient: each entry goes to the two parents of its row and of its column."""
-        row, column, value = torch.repeat_interleave(gradient.crow_indices().diff()), gradient.col_indices(), gradient.values()
-        alpha = self._weight[column]
+        row, column, value = gradient.crow_indices().diff(), gradient.col_indices(), gradient.values()
+        row, alpha = torch.repeat_interleave(row), self._weight[column]
         for side, part in zip(place, (weight, 1 - weight), strict=True):
             start, share = side[row] * self._originals, part[row] * value
             folded.view(-1).index_add_(0, start + self._parents[0, column], share * alpha)

@@ -18,7 +18,7 @@ class SmoothAPHead:
 
     def __call__(self, ranks: Ranks) -> Tensor:
         precision = (ranks.among_positives / ranks.overall) * ranks.present
-        return 1 - precision.sum(1) / ranks.count
+        return 1 - precision.sum(1) / ranks.number
 
     def reach(self, width: float) -> float:
         return math.inf
@@ -44,6 +44,7 @@ def smooth_ap_loss(
         ValueError, TypeError: on bad input, with what is wrong and where.
 
     Example:
+        >>> import torch
         >>> apart = torch.eye(2).repeat_interleave(2, dim=0)
         >>> smooth_ap_loss(apart, torch.tensor([5, 5, 9, 9])).item()
         0.0
@@ -65,7 +66,5 @@ class SmoothAPLoss(RankingLoss):
         simix: draws virtual examples for every batch, `SiMix()`; None for none.
     """
 
-    def __init__(
-        self, similarity_temperature: float = 0.01, simix: SiMix | None = None, engine: Engine | None = None
-    ):
+    def __init__(self, similarity_temperature: float = 0.01, simix: SiMix | None = None, engine: Engine | None = None):
         super().__init__(SmoothAPHead(), similarity_temperature, simix, engine=engine)

@@ -1,4 +1,4 @@
-"""The engine of every ranking loss: query tiles -> similarities -> smooth ranks -> loss and its gradient, in one stream.
+"""The engine of every ranking loss: query tiles -> similarities -> smooth ranks -> loss and gradient, in one stream.
 
 A loss is its *head*: a small function from the ranks of the positives to a loss for each query. The engine knows the
 rest. It walks over tiles of queries, and a tile's gradient goes back to the embeddings before the next tile is made,
@@ -35,7 +35,7 @@ class Ranks(NamedTuple):
     overall: Tensor  # (T, P) among the whole database; inf where certainly past the head's reach
     among_positives: Tensor  # (T, P) among the query's positives only
     present: Tensor  # (T, P) bool: a positive, not padding
-    count: Tensor  # (T,) number of positives
+    number: Tensor  # (T,) number of positives
 
 
 class Head(Protocol):
@@ -99,7 +99,9 @@ class Engine:
             positives, present = relevance.positives(rows, width)
             at = competitors.gather(1, positives)
             relevance.hide(competitors, rows, positives)
-            losses[part], gradients = stream.tile(_Tile(competitors, positives, at, present, kept=present))
+            none_light, none_near = torch.zeros_like(present), torch.empty_like(competitors, dtype=torch.bool)[:, :0]
+            tile = _Tile(competitors, positives, at, present, present, none_light, none_near)
+            losses[part], gradients = stream.tile(tile)
             if backward:
                 pull_back(gradients)
         return losses.sum() / max(len(losses), 1)
@@ -122,15 +124,15 @@ class _Tile(NamedTuple):
     at: Tensor  # (T, P) similarity of the positives
     present: Tensor  # (T, P) bool: a positive, not padding
     kept: Tensor  # (T, P) bool: a positive within reach
-    light: Tensor | None = None  # (T, P) bool: kept, with few competitors in its band
-    near: Tensor | None = None  # (T, N) bool: competitors in the band of a light positive
+    light: Tensor  # (T, P) bool: kept, with few competitors in its band
+    near: Tensor  # (T, N) bool: competitors in the band of a light positive
 
     @property
     def heavy(self) -> Tensor:
-        return self.kept if self.light is None else self.kept & ~self.light
+        return self.kept & ~self.light
 
     def take(self, rows: Tensor | slice) -> _Tile:
-        return _Tile(*(None if field is None else field[rows] for field in self))
+        return _Tile(*(field[rows] for field in self))
 
 
 @dataclass(frozen=True)
@@ -182,10 +184,15 @@ class _Stream:
         gradient = self.scratch("gradient", *tile.competitors.shape)
         for slice_ in self._parts(tile):
             part = tile.take(slice_)
-            members = part.heavy if self.prune else None
-            ahead: Ahead = Everything(part.competitors, part.at, members, 1 / self.temperature, self.steps, self.scratch)
-            if self.prune and part.light.any():
-                ahead = Both(self._band(part), ahead)
+            everything = Everything(
+                part.competitors,
+                part.at,
+                part.heavy if self.prune else None,
+                1 / self.temperature,
+                self.steps,
+                self.scratch,
+            )
+            ahead = Both(self._band(part), everything) if self.prune and part.light.any() else everything
             losses[rows[slice_]], gradient[slice_] = self._loss_and_gradient(part, ahead)
         return gradient, rows
 
@@ -207,7 +214,7 @@ class _Stream:
     def _loss_and_gradient(self, tile: _Tile, ahead: Ahead) -> tuple[Tensor, Tensor]:
         """Loss of each row, and gradient of the mean loss at the similarities, given who is ahead of the positives."""
         among = EachOther(tile.at, tile.present, 1 / self.temperature)
-        overall = (1 + among.counts + ahead.counts).masked_fill_(~tile.kept, torch.inf)
+        overall = (1 + among.counts + ahead.counts).masked_fill_(tile.present & ~tile.kept, torch.inf)
         ranks = Ranks(overall, 1 + among.counts, tile.present, tile.present.sum(1))
         with torch.enable_grad():
             inputs = overall.requires_grad_(), ranks.among_positives.requires_grad_()

@@ -1,0 +1,142 @@
+"""The exact metrics: r@k, recall@k, average precision, mAP@R, R-precision. In tiles, in one pass.
+
+All follow from ranks. The rank of a positive x is 1 + the number of other database items at least as similar to the
+query: ties count against, so embeddings that have collapsed to one point score as badly as they should. Similarities
+that differ by less than the rounding of a dot product are ties, since copies of one vector differ by that much.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from shortlist.ranking.inputs import check_k, check_same_width, check_vectors
+from shortlist.ranking.precision import as_computed, full_precision
+from shortlist.ranking.relevance import HIDDEN, SameLabel
+
+_TILE = 2**22  # similarities alive at once
+_ROUNDINGS = 8  # of a dot product, relative to the lengths of its vectors
+
+
+class QueryScores(NamedTuple):
+    """The metrics of each query that has a positive, (Q,), or (Q, K) for K cut-offs."""
+
+    queries: Tensor  # which ones, ascending
+    r_at_k: Tensor  # 1 if any positive is in the first k, whatever the order of ties: what benchmarks call recall@k
+    recall_at_k: Tensor  # share of the positives whose rank is at most k: equation 1 of the paper
+    average_precision: Tensor
+    map_at_r: Tensor  # average precision within the first R results, R = number of positives
+    r_precision: Tensor  # share of positives in the first R results
+
+
+def query_scores(
+    embeddings: Tensor,
+    labels: Tensor,
+    k: int | Sequence[int] = (1, 2, 4, 8),
+    gallery: Tensor | None = None,
+    gallery_labels: Tensor | None = None,
+    tile_size: int | None = None,
+) -> QueryScores:
+    """Every exact metric of every query that has a positive; queries without one are left out.
+
+    Args:
+        embeddings: (B, d) queries, used as given.
+        labels: (B,) integers; equal means positive.
+        k: one or several cut-offs.
+        gallery: (N, d) what is searched. None: the queries search each other, each without itself, by index.
+        gallery_labels: (N,) its labels.
+        tile_size: queries at a time; the default keeps a tile near 16 MB.
+
+    Raises:
+        ValueError, TypeError: on bad input, with what is wrong and where.
+    """
+    cut_offs = check_k(k)
+    check_vectors(embeddings, labels)
+    if (gallery is None) != (gallery_labels is None):
+        raise ValueError("gallery and gallery_labels go together: give both or neither")
+    if gallery is not None and gallery_labels is not None:
+        check_vectors(gallery, gallery_labels, "gallery")
+        check_same_width(embeddings, gallery)
+    relevance = SameLabel(labels.long(), None if gallery_labels is None else gallery_labels.long())
+    queries = as_computed(embeddings.detach())
+    database = queries if gallery is None else as_computed(gallery.detach()).to(queries.dtype)
+    rows = max(_TILE // max(len(database), 1), 1) if tile_size is None else tile_size
+    with full_precision(embeddings.device):
+        tiles = [_scores(ranks, cut_offs) for ranks in _exact_ranks(queries, database, relevance, rows)]
+    order = relevance.queries.argsort()
+    width = len(cut_offs)
+    nothing = [torch.empty(0, *size, device=queries.device) for size in ((width,), (width,), (), (), ())]
+    columns = (torch.cat(column)[order] for column in zip(nothing, *tiles, strict=True))
+    return QueryScores(relevance.queries[order], *columns)
+
+
+def retrieval_metrics(
+    embeddings: Tensor,
+    labels: Tensor,
+    k: int | Sequence[int] = (1, 2, 4, 8),
+    gallery: Tensor | None = None,
+    gallery_labels: Tensor | None = None,
+    tile_size: int | None = None,
+) -> dict[str, float]:
+    """Means of `query_scores` by name: r@k and recall@k for each k, mAP, mAP@R and R-precision.
+
+    Raises:
+        ValueError: as `query_scores`, and if no query has a positive.
+
+    Example:
+        >>> points = torch.tensor([[1.0, 0.0], [0.9, 0.1], [0.0, 1.0], [0.1, 0.9]])
+        >>> retrieval_metrics(points, torch.tensor([0, 0, 1, 1]), k=1)["r@1"]
+        1.0
+    """
+    scores = query_scores(embeddings, labels, k, gallery, gallery_labels, tile_size)
+    if not len(scores.queries):
+        raise ValueError("no query has a positive in the gallery: there is nothing to measure")
+    r, recall, *others = (column.double().mean(0).tolist() for column in scores[1:])
+    named = {f"r@{cut}": value for cut, value in zip(check_k(k), r, strict=True)}
+    named |= {f"recall@{cut}": value for cut, value in zip(check_k(k), recall, strict=True)}
+    return named | dict(zip(("mAP", "mAP@R", "R-precision"), others, strict=True))
+
+
+class _ExactRanks(NamedTuple):
+    overall: Tensor  # (T, P)
+    among_positives: Tensor  # (T, P)
+    present: Tensor  # (T, P) bool: a positive, not padding
+
+
+def _exact_ranks(queries: Tensor, database: Tensor, relevance: SameLabel, tile_size: int) -> Iterator[_ExactRanks]:
+    longest = database.norm(dim=1).max() if len(database) else 0
+    rounding = _ROUNDINGS * torch.finfo(queries.dtype).eps * longest * queries.norm(dim=1, keepdim=True)
+    for start in range(0, len(relevance.queries), tile_size):
+        rows = relevance.queries[start : start + tile_size]
+        positives, present = relevance.positives(rows, relevance.counts[start : start + tile_size][-1])
+        similarities = queries[rows] @ database.T
+        if database is queries:
+            similarities.scatter_(1, rows[:, None], HIDDEN)
+        at = similarities.gather(1, positives)
+        tied = at - rounding[rows]  # from here up, an item is not behind; a positive counts itself: that is the 1
+        overall, among = torch.empty_like(positives), torch.empty_like(positives)
+        for column in range(at.shape[1]):
+            bar = tied[:, column : column + 1]
+            overall[:, column] = (similarities >= bar).sum(1, dtype=torch.int32)
+            among[:, column] = ((at >= bar) & present).sum(1)
+        yield _ExactRanks(overall, among, present)
+
+
+def _scores(ranks: _ExactRanks, k: tuple[int, ...]) -> tuple[Tensor, ...]:
+    overall, among, present = ranks
+    count = present.sum(1)
+    cut_offs = torch.tensor(k, device=overall.device)
+    first = 1 + (overall - among).masked_fill(~present, torch.iinfo(overall.dtype).max - 1).amin(1)
+    within = (overall.unsqueeze(2) <= cut_offs) & present.unsqueeze(2)
+    precision = (among / overall).masked_fill(~present, 0)
+    in_first_r = present & (overall <= count.unsqueeze(1))
+    return (
+        (first.unsqueeze(1) <= cut_offs).float(),
+        within.sum(1) / count.unsqueeze(1),
+        precision.sum(1) / count,
+        (precision * in_first_r).sum(1) / count,
+        in_first_r.sum(1) / count,
+    )

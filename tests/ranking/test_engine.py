@@ -1,0 +1,363 @@
+"""The engine against the literal formulas, and against itself run in other ways."""
+
+from __future__ import annotations
+
+import math
+import subprocess
+import sys
+import warnings
+from collections.abc import Callable
+from dataclasses import replace
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from shortlist.ranking import (
+    Engine,
+    RankingLoss,
+    Ranks,
+    RecallAtKLoss,
+    RecallHead,
+    SiMix,
+    SmoothAPLoss,
+    counting,
+    query_scores,
+    ranking_loss,
+    recall_at_k_loss,
+    smooth_ap_loss,
+)
+from tests import reference
+
+Loss = Callable[..., Tensor]
+
+
+def unit(*shape: int, seed: int = 0, dtype: torch.dtype = torch.float64) -> Tensor:
+    generator = torch.Generator().manual_seed(seed)
+    return torch.nn.functional.normalize(torch.randn(*shape, generator=generator, dtype=dtype), dim=-1)
+
+
+def clusters(
+    classes: int, per_class: int, spread: float, dimensions: int = 16, dtype: torch.dtype = torch.float64
+) -> Tensor:
+    """Unit vectors around class centres: spread 0.3 is a trained network, 3 hardly differs from noise."""
+    centres = unit(classes, dimensions, seed=1, dtype=dtype).repeat_interleave(per_class, dim=0)
+    noise = unit(classes * per_class, dimensions, seed=2, dtype=dtype)
+    return torch.nn.functional.normalize(centres + spread * noise, dim=1)
+
+
+def value_and_gradient(loss: Loss, embeddings: Tensor, *args: object, **options: object) -> tuple[Tensor, Tensor]:
+    leaf = embeddings.detach().clone().requires_grad_()
+    value = loss(leaf, *args, **options)
+    value.backward()
+    assert leaf.grad is not None
+    return value.detach(), leaf.grad
+
+
+def assert_same(got: tuple[Tensor, Tensor], want: tuple[Tensor, Tensor], tolerance: float = 1e-9) -> None:
+    for one, other in zip(got, want, strict=True):
+        torch.testing.assert_close(one, other, rtol=0, atol=tolerance)
+
+
+batches = st.tuples(
+    st.lists(st.integers(-3, 3), min_size=1, max_size=9),  # labels of any size of class, singletons too
+    st.integers(0, 10**6),
+    st.sampled_from([(1,), (1, 2, 4), (3,), (2, 50)]),
+    st.sampled_from([(1.0, 0.01), (0.3, 0.2), (2.0, 0.05)]),
+)
+
+
+@settings(max_examples=60, deadline=None)
+@given(batch=batches, tile_size=st.integers(1, 10), prune=st.booleans(), count_query=st.booleans())
+def test_recall_is_the_literal_formula(batch: tuple, tile_size: int, prune: bool, count_query: bool) -> None:
+    labels, seed, k, (rank_temperature, similarity_temperature) = batch
+    embeddings, labels = unit(len(labels), 3, seed=seed), torch.tensor(labels)
+    options = {
+        "k": k,
+        "rank_temperature": rank_temperature,
+        "similarity_temperature": similarity_temperature,
+        "count_query": count_query,
+    }
+    want = value_and_gradient(reference.recall_at_k_loss, embeddings, labels, **options)
+    engine = Engine(tile_size=tile_size, prune=prune)
+    assert_same(value_and_gradient(recall_at_k_loss, embeddings, labels, engine=engine, **options), want)
+
+
+@settings(max_examples=40, deadline=None)
+@given(batch=batches, tile_size=st.integers(1, 10), prune=st.booleans())
+def test_smooth_ap_is_the_literal_formula(batch: tuple, tile_size: int, prune: bool) -> None:
+    labels, seed, _, (_, temperature) = batch
+    embeddings, labels = unit(len(labels), 3, seed=seed), torch.tensor(labels)
+    want = value_and_gradient(reference.smooth_ap_loss, embeddings, labels, temperature)
+    engine = Engine(tile_size=tile_size, prune=prune)
+    assert_same(value_and_gradient(smooth_ap_loss, embeddings, labels, temperature, engine=engine), want)
+
+
+def test_a_dropped_clip_is_noticed() -> None:
+    embeddings, labels = torch.ones(11, 1, dtype=torch.float64), torch.zeros(11, dtype=torch.long)
+    clipped = reference.recall_at_k_loss(embeddings, labels, k=(8,))
+    assert recall_at_k_loss(embeddings, labels, k=8) == clipped == 0
+    assert reference.recall_at_k_loss(embeddings, labels, k=(8,), clip=False) < -0.1
+
+
+@settings(max_examples=30, deadline=None)
+@given(data=st.data())
+def test_order_of_the_batch_and_names_of_labels_do_not_matter(data: st.DataObject) -> None:
+    labels = torch.tensor(data.draw(st.lists(st.integers(0, 4), min_size=2, max_size=20)))
+    order = torch.tensor(data.draw(st.permutations(range(len(labels)))))
+    names = torch.tensor(data.draw(st.lists(st.integers(-(2**62), 2**62), min_size=5, max_size=5, unique=True)))
+    embeddings = unit(len(labels), 6, seed=3)
+    value, gradient = value_and_gradient(recall_at_k_loss, embeddings, labels)
+    assert_same(value_and_gradient(recall_at_k_loss, embeddings[order], names[labels][order]), (value, gradient[order]))
+
+
+LARGE = {"trained": 0.35, "half-trained": 0.9, "untrained": 4.0}
+
+
+@pytest.mark.parametrize("loss", [RecallAtKLoss(), SmoothAPLoss(), RecallAtKLoss(k=4, rank_temperature=0.2)], ids=str)
+@pytest.mark.parametrize("stage", LARGE)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_pruned_equals_unpruned(loss: RankingLoss, stage: str, dtype: torch.dtype) -> None:
+    """Batches large enough for both cuts; the loss to float rounding, whatever the stage of training."""
+    embeddings, labels = clusters(300, 4, LARGE[stage], dtype=dtype), torch.arange(1200) // 4
+    found = {}
+    for prune in (True, False):
+        loss.engine = Engine(prune=prune)
+        found[prune] = value_and_gradient(loss, embeddings, labels)
+    scale = found[False][1].abs().max()
+    value_tolerance, tolerance = (1e-6, 1e-5) if dtype == torch.float32 else (1e-13, 1e-12)
+    torch.testing.assert_close(found[True][0], found[False][0], rtol=0, atol=value_tolerance)
+    torch.testing.assert_close(found[True][1] / scale, found[False][1] / scale, rtol=0, atol=tolerance)
+
+
+@pytest.mark.parametrize("stage", LARGE)
+def test_simix_pruned_equals_unpruned(stage: str) -> None:
+    embeddings, labels = clusters(150, 4, LARGE[stage]), torch.arange(600) // 4
+    virtual = SiMix(torch.Generator().manual_seed(0))(labels)
+    runs = [
+        value_and_gradient(recall_at_k_loss, embeddings, labels, virtual=virtual, engine=Engine(prune=prune))
+        for prune in (True, False)
+    ]
+    assert_same(runs[0], runs[1], 1e-13)
+
+
+def test_each_cut_cuts() -> None:
+    """The three stages go three ways: were they all computed in full, the tests above would compare like with like."""
+    ways = {}
+    for stage, spread in LARGE.items():
+        with _Watch() as watch:
+            recall_at_k_loss(
+                clusters(300, 4, spread).requires_grad_(), torch.arange(1200) // 4, engine=Engine(prune=True)
+            )
+        ways[stage] = watch.sigmoids
+    everything = 1200 * 3 * 1200
+    assert ways["trained"] < everything / 4
+    assert ways["untrained"] < everything / 4
+
+
+class _Watch(TorchDispatchMode):
+    """Counts sigmoids and remembers the largest tensor."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.sigmoids, self.largest = 0, 0
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):  # type: ignore[no-untyped-def]
+        out = func(*args, **(kwargs or {}))
+        for tensor in out if isinstance(out, tuple | list) else (out,):
+            if isinstance(tensor, Tensor):
+                self.largest = max(self.largest, tensor.numel() if tensor.layout is torch.strided else 0)
+        if "sigmoid" in func.__name__ and "backward" not in func.__name__:
+            self.sigmoids += out.numel()
+        return out
+
+
+@pytest.mark.parametrize("prune", [True, False])
+@pytest.mark.parametrize("simix", [None, SiMix()], ids=str)
+def test_nothing_larger_than_a_tile_exists(prune: bool, simix: SiMix | None) -> None:
+    """Neither batch x positives x batch nor batch x batch, with virtual examples or without."""
+    classes, per_class, tile = 300, 4, 16
+    embeddings = clusters(classes, per_class, 0.9, dimensions=8).requires_grad_()
+    loss = RecallAtKLoss(simix=simix, engine=Engine(prune=prune, tile_size=tile))
+    with _Watch() as watch:
+        loss(embeddings, torch.arange(len(embeddings)) // per_class).backward()
+    items, positives = (len(embeddings), 3) if simix is None else (len(embeddings) * 10 // 4, 9)
+    assert watch.largest <= tile * positives * items
+    assert watch.largest < len(embeddings) ** 2
+
+
+def test_gradcheck() -> None:
+    embeddings, labels = unit(9, 4, seed=5).requires_grad_(), torch.tensor([0, 0, 1, 1, 1, 2, 3, 3, 3])
+    options = {"rank_temperature": 1.0, "similarity_temperature": 0.3}
+    assert torch.autograd.gradcheck(lambda x: recall_at_k_loss(x, labels, (1, 2), **options), embeddings)
+    assert torch.autograd.gradcheck(lambda x: smooth_ap_loss(x, labels, 0.3), embeddings)
+    virtual = SiMix()(labels)
+    assert torch.autograd.gradcheck(
+        lambda x: recall_at_k_loss(x, labels, (1, 4), virtual=virtual, **options), embeddings
+    )
+
+
+def test_gradient_is_scaled_by_what_comes_after() -> None:
+    embeddings, labels = unit(8, 4), torch.arange(8) // 2
+    _, gradient = value_and_gradient(recall_at_k_loss, embeddings, labels)
+    _, scaled = value_and_gradient(lambda x, y: (3 * recall_at_k_loss(x, y)) ** 2, embeddings, labels)
+    value = recall_at_k_loss(embeddings, labels)
+    torch.testing.assert_close(scaled, 18 * value * gradient)
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+def test_half_precision_is_computed_in_float32(dtype: torch.dtype) -> None:
+    half, labels = unit(24, 16, dtype=torch.float32).to(dtype), torch.arange(24) // 4
+    want, want_gradient = value_and_gradient(recall_at_k_loss, half.float(), labels)
+    value, gradient = value_and_gradient(recall_at_k_loss, half, labels)
+    assert value.dtype == torch.float32
+    assert gradient.dtype == dtype
+    torch.testing.assert_close(value, want, rtol=0, atol=0)
+    torch.testing.assert_close(gradient, want_gradient.to(dtype), rtol=0, atol=0)
+
+
+def test_autocast_and_fast_matmuls_do_not_reach_the_loss() -> None:
+    embeddings, labels = unit(64, 16, dtype=torch.float32), torch.arange(64) // 4
+    want = value_and_gradient(recall_at_k_loss, embeddings, labels)
+    torch.set_float32_matmul_precision("medium")
+    try:
+        with torch.autocast("cpu", dtype=torch.bfloat16):
+            rounded = embeddings @ embeddings.T
+            got = value_and_gradient(recall_at_k_loss, embeddings, labels)
+        assert torch.get_float32_matmul_precision() == "medium"
+    finally:
+        torch.set_float32_matmul_precision("highest")
+    assert rounded.dtype == torch.bfloat16  # the control: autocast was on
+    assert_same(got, want, 0)
+
+
+@pytest.mark.parametrize("spread", LARGE.values())
+def test_smooth_metrics_tend_to_the_exact_ones(spread: float) -> None:
+    """As both temperatures go to 0, recall@k with |P| <= k and average precision become the exact metrics."""
+    embeddings, labels = clusters(25, 4, spread), torch.arange(100) // 4
+    exact = query_scores(embeddings, labels, k=(4, 10))
+    smooth = [
+        1 - recall_at_k_loss(embeddings, labels, k, rank_temperature=1e-2, similarity_temperature=1e-7) for k in (4, 10)
+    ]
+    inside = RecallHead((4,), 1e-2)  # rank = k counts one half at any temperature: half a rank more makes it whole
+    assert inside.reach(10) > 4
+    halves = [1 - recall_at_k_loss_shifted(embeddings, labels, k) for k in (4, 10)]
+    for index in range(2):
+        assert smooth[index] <= exact.recall_at_k[:, index].double().mean() + 1e-9
+        assert halves[index].item() == pytest.approx(exact.recall_at_k[:, index].double().mean().item(), abs=1e-6)
+    precision = 1 - smooth_ap_loss(embeddings, labels, similarity_temperature=1e-7)
+    assert precision.item() == pytest.approx(exact.average_precision.double().mean().item(), abs=1e-6)
+    loose = 1 - smooth_ap_loss(embeddings, labels, similarity_temperature=0.5)
+    assert abs(loose.item() - precision.item()) > 1e-3  # the control: a temperature matters
+
+
+def recall_at_k_loss_shifted(embeddings: Tensor, labels: Tensor, k: int) -> Tensor:
+    """Smooth recall with H(0) = 1 in the limit: ranks are whole, so k + 1/2 decides as k does, without the tie."""
+
+    class Shifted(RecallHead):
+        def __call__(self, ranks: Ranks) -> Tensor:
+            return super().__call__(ranks._replace(overall=ranks.overall - 0.5))
+
+    return ranking_loss(Shifted((k,), 1e-2), embeddings, labels, similarity_temperature=1e-7)
+
+
+def test_a_new_loss_is_a_head() -> None:
+    """The mean rank of the positives, in three lines, with its gradient."""
+
+    class MeanRank:
+        def __call__(self, ranks: Ranks) -> Tensor:
+            return (ranks.overall * ranks.present).sum(1) / ranks.number
+
+        def reach(self, width: float) -> float:
+            return math.inf
+
+    embeddings, labels = unit(12, 4), torch.tensor([0] * 5 + [1] * 4 + [2] * 3)
+    value, gradient = value_and_gradient(
+        lambda x, y: ranking_loss(MeanRank(), x, y, similarity_temperature=0.1, engine=Engine(tile_size=5)),
+        embeddings,
+        labels,
+    )
+    leaf = embeddings.clone().requires_grad_()
+    step, similarity = reference.sigmoid(0.1), leaf @ leaf.T
+    means = [
+        sum(reference.rank(similarity[q], x, database, step) for x in positives) / len(positives)
+        for q, (database, positives) in enumerate(reference.databases(labels))
+    ]
+    want = torch.stack(means).mean()
+    want.backward()
+    assert leaf.grad is not None
+    assert_same((value, gradient), (want.detach(), leaf.grad))
+
+
+def test_one_large_class_among_small_ones() -> None:
+    labels = torch.cat((torch.zeros(15, dtype=torch.long), torch.arange(1, 6).repeat_interleave(2)))
+    embeddings = unit(25, 5)
+    want = value_and_gradient(reference.recall_at_k_loss, embeddings, labels, (1, 4))
+    assert_same(value_and_gradient(recall_at_k_loss, embeddings, labels, (1, 4)), want)
+
+
+def test_very_long_vectors_and_tiny_temperatures_stay_finite() -> None:
+    embeddings, labels = 1e4 * unit(20, 4, dtype=torch.float32), torch.arange(20) // 4
+    for temperature in (1e-8, 1e8):
+        value, gradient = value_and_gradient(recall_at_k_loss, embeddings, labels, similarity_temperature=temperature)
+        assert value.isfinite()
+        assert gradient.isfinite().all()
+
+
+@pytest.fixture
+def fresh_compiler(monkeypatch: pytest.MonkeyPatch) -> counting._Compiled:
+    compiled = counting._Compiled()
+    monkeypatch.setattr("shortlist.ranking.tiles.compiled_steps", compiled)
+    return compiled
+
+
+@pytest.mark.parametrize("prune", [True, False])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_compiled_equals_eager(fresh_compiler: counting._Compiled, prune: bool, dtype: torch.dtype) -> None:
+    labels = torch.arange(300) // 4
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # what a compiler says of itself
+        for spread in LARGE.values():
+            embeddings = clusters(75, 4, spread, dtype=dtype)
+            engine = Engine(prune=prune, compile=False)
+            want = value_and_gradient(recall_at_k_loss, embeddings, labels, engine=engine)
+            got = value_and_gradient(recall_at_k_loss, embeddings, labels, engine=replace(engine, compile=True))
+            assert_same(got, want, 1e-6 if dtype == torch.float32 else 1e-12)
+    assert fresh_compiler._steps is not counting.soft_steps  # the control: it did compile
+
+
+def test_without_a_compiler_it_goes_on_with_one_warning(
+    fresh_compiler: counting._Compiled, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def broken(*_: object, **__: object) -> Callable[..., None]:
+        def call(*_: object) -> None:
+            raise RuntimeError("no C++ compiler\nand a long story")
+
+        return call
+
+    monkeypatch.setattr(torch, "compile", broken)
+    embeddings, labels = unit(16, 4), torch.arange(16) // 4
+    want = value_and_gradient(recall_at_k_loss, embeddings, labels, engine=Engine(compile=False))
+    engine = Engine(compile=True, prune=False)
+    with pytest.warns(UserWarning, match=r"going on without it: no C\+\+ compiler$"):
+        assert_same(value_and_gradient(recall_at_k_loss, embeddings, labels, engine=engine), want)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert_same(value_and_gradient(recall_at_k_loss, embeddings, labels, engine=engine), want)
+
+
+def test_importing_shortlist_imports_torch_and_nothing_heavier() -> None:
+    """Only what torch itself has loaded, and our own modules."""
+    code = "import sys, torch; before = set(sys.modules); import shortlist; print(*sorted(set(sys.modules) - before))"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    packages = {name.split(".")[0] for name in done.stdout.split()}
+    assert packages == {"shortlist"}
+
+
+def test_losses_show_their_settings() -> None:
+    shown = repr(RecallAtKLoss(k=(1, 2), simix=SiMix(), count_query=False))
+    assert "k=(1, 2)" in shown
+    assert "SiMix()" in shown

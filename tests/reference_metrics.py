@@ -1,0 +1,70 @@
+"""The exact metrics, one query at a time, straight from their definitions. Slow, and meant to be read."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+
+class Item(NamedTuple):
+    similarity: float
+    positive: bool
+
+
+Ranking = list[Item]  # the database of one query, in any order
+
+
+def rank(x: Item, database: Ranking) -> int:
+    """Equation 2: 1 + the number of other items at least as similar. Ties count against x."""
+    return 1 + sum(z is not x and z.similarity >= x.similarity for z in database)
+
+
+def positives(database: Ranking) -> Ranking:
+    return [x for x in database if x.positive]
+
+
+def r_at_k(database: Ranking, k: int) -> float:
+    """1 if any positive is in the first k, even if every tie falls in favour of the negatives."""
+    best = max(x.similarity for x in positives(database))
+    ahead = sum(not z.positive and z.similarity >= best for z in database)
+    return float(1 + ahead <= k)
+
+
+def recall_at_k(database: Ranking, k: int) -> float:
+    """Equation 1: the share of the positives whose rank is at most k."""
+    found = [rank(x, database) <= k for x in positives(database)]
+    return sum(found) / len(found)
+
+
+def precision_at(x: Item, database: Ranking) -> float:
+    """The share of positives among everything down to the positive x."""
+    return rank(x, positives(database)) / rank(x, database)
+
+
+def average_precision(database: Ranking) -> float:
+    found = positives(database)
+    return sum(precision_at(x, database) for x in found) / len(found)
+
+
+def map_at_r(database: Ranking) -> float:
+    """Average precision of which only the first R results count; R is the number of positives."""
+    found = positives(database)
+    return sum(precision_at(x, database) for x in found if rank(x, database) <= len(found)) / len(found)
+
+
+def r_precision(database: Ranking) -> float:
+    return recall_at_k(database, len(positives(database)))
+
+
+def rankings(
+    queries: list[list[float]], labels: list[int], gallery: list[list[float]] | None, gallery_labels: list[int] | None
+) -> dict[int, Ranking]:
+    """The database of each query that has a positive. Without a gallery, the other queries: itself left out by index."""
+    found = {}
+    for q, (query, label) in enumerate(zip(queries, labels, strict=True)):
+        database = []
+        for index, (vector, other) in enumerate(zip(gallery or queries, gallery_labels or labels, strict=True)):
+            if gallery is not None or index != q:
+                database.append(Item(sum(a * b for a, b in zip(query, vector, strict=True)), other == label))
+        if positives(database):
+            found[q] = database
+    return found
