@@ -1,12 +1,13 @@
 """Time and memory of the ranking losses: forward and backward, on the CPU.
 
-    python benchmarks/loss.py                    everything: about an hour on 2 cores
-    python benchmarks/loss.py --batches 400 4000 --stages trained
-    python benchmarks/loss.py --bars             only what the bars at the end are about
+    python benchmarks/loss.py                    everything: about two hours on 2 cores, goes on where it was stopped
+    python benchmarks/loss.py --bars             only the cases that the bars at the end are about
+    python benchmarks/loss.py --batches 400 4000 --losses recall --stages trained --again
 
-Every contender runs in a process of its own. There it takes turns with the *floor*, the three matrix products that no
-exact gradient of all similarities does without (E E', G E, G' E), so that the ratio of the two is fair on a noisy
-machine. Memory is the peak of the process above what it holds when idle, without the gradient that is asked for.
+Every contender runs in a process of its own. There it takes turns with the *floor*, the three matrix products of
+batch x batch x dimensions that a plain exact gradient needs (E E', G E, G' E), so that the ratio of the two is fair on
+a noisy machine. Memory is the peak of the process above what it holds when idle, without the gradient that is asked
+for. Each result goes into results/loss.json as it comes.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ import statistics
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -30,6 +31,7 @@ from embeddings import PER_CLASS, STAGES, embeddings
 from torch import Tensor
 
 RESULTS = Path(__file__).parent / "results" / "loss.json"
+LOSSES = ["recall", "recall+simix", "smooth_ap", "smooth_ap+simix"]
 K, K_SIMIX = (1, 2, 4, 8, 16), (1, 2, 4, 8, 12, 16, 20, 24, 28, 32)
 TEMPERATURE = 0.01
 MEMORY_LIMIT = 16 * 2**30
@@ -39,10 +41,10 @@ RELEASE_SECONDS = {("recall", 2000): 20.7, ("recall+simix", 400): 6.5}  # the au
 
 @dataclass(frozen=True)
 class Case:
-    loss: str  # recall, recall+simix, smooth_ap, smooth_ap+simix
+    loss: str  # one of LOSSES
     batch: int
     stage: str
-    contender: str
+    contender: str  # one of CONTENDERS
 
     @property
     def simix(self) -> bool:
@@ -59,9 +61,10 @@ class Bar:
 
 def _bars() -> Iterator[Bar]:
     both = ("eager", "compiled")
-    recall = lambda batch, stages, contenders: tuple(  # noqa: E731
-        Case("recall", batch, stage, contender) for stage in stages for contender in contenders
-    )
+
+    def recall(batch: int, stages: Iterable[str], contenders: Iterable[str]) -> tuple[Case, ...]:
+        return tuple(Case("recall", batch, stage, contender) for stage in stages for contender in contenders)
+
     yield Bar("RS@k 4000, trained, compiled", recall(4000, ["trained"], ["compiled"]), 1.25, 150)
     yield Bar("RS@k 4000, trained, eager", recall(4000, ["trained"], ["eager"]), 2)
     yield Bar("RS@k 4000, half-trained and untrained", recall(4000, ["half-trained", "untrained"], both), 2)
@@ -77,7 +80,7 @@ BARS = list(_bars())
 # ---------------------------------------------------------------------------------------------------- the contenders
 
 
-def floor(case: Case, vectors: Tensor, labels: Tensor) -> Callable[[], Any]:
+def floor(vectors: Tensor) -> Callable[[], Any]:
     vectors = vectors.detach()
 
     def products() -> tuple[Tensor, Tensor]:
@@ -141,7 +144,7 @@ def ours(case: Case, vectors: Tensor, labels: Tensor) -> Callable[[], Any]:
     return lambda: loss(vectors, labels).backward()
 
 
-CONTENDERS = {"floor": floor, "dense": dense, "pml": pml, "eager": ours, "compiled": ours}
+CONTENDERS = {"dense": dense, "pml": pml, "eager": ours, "compiled": ours}
 
 
 # ---------------------------------------------------------------------------------------------- in a process of its own
@@ -154,14 +157,13 @@ def measure(case: Case) -> dict[str, Any]:
     for _ in range(2):  # libraries load, kernels compile, thread pools start: part of the idle process
         make(case, small[0].requires_grad_(), small[1])()
     vectors, labels = embeddings(case.batch, case.stage)
-    if case.contender != "floor":
-        vectors.requires_grad_()
+    vectors.requires_grad_()
     run = make(case, vectors, labels)
     limit = _status("VmSize") + MEMORY_LIMIT
     resource.setrlimit(resource.RLIMIT_AS, (limit, limit))
     try:
-        megabytes = _peak_megabytes(run) - (vectors.nbytes / 2**20 if vectors.requires_grad else 0)
-        reference = floor(case, vectors, labels)
+        megabytes = _peak_megabytes(run) - vectors.nbytes / 2**20
+        reference = floor(vectors)
         reference()
         pairs = [(_seconds(run, vectors), _seconds(reference, vectors)) for _ in range(REPEATS)]
     except (RuntimeError, MemoryError) as error:
@@ -200,14 +202,15 @@ def _status(field: str) -> int:
 # ------------------------------------------------------------------------------------------------------- all of them
 
 
-def cases(batches: list[int], stages: list[str]) -> Iterator[Case]:
+def cases(batches: list[int], losses: list[str], stages: list[str]) -> Iterator[Case]:
     for batch in batches:
-        yield Case("recall", batch, "untrained", "floor")
-        for loss in ("recall", "recall+simix", "smooth_ap", "smooth_ap+simix"):
+        for loss in losses:
+            for contender in ("dense", "pml"):  # the same work at every stage
+                if contender == "dense" or loss == "smooth_ap":
+                    yield Case(loss, batch, "trained", contender)
             for stage in stages:
-                for contender in ("dense", "pml", "eager", "compiled"):
-                    if contender != "pml" or loss == "smooth_ap":
-                        yield Case(loss, batch, stage, contender)
+                yield Case(loss, batch, stage, "eager")
+                yield Case(loss, batch, stage, "compiled")
 
 
 def run_alone(case: Case) -> dict[str, Any]:
@@ -216,7 +219,7 @@ def run_alone(case: Case) -> dict[str, Any]:
     if done.returncode == -9:  # killed by the system for its memory
         return {"out_of_memory": True}
     if done.returncode:
-        raise SystemExit(f"{case} failed:\n{done.stderr}")
+        sys.exit(f"{case} failed:\n{done.stderr}")
     result: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
     return result
 
@@ -244,32 +247,41 @@ def show_bars(results: dict[Case, dict[str, Any]]) -> None:
             print(f"{bar.work:40} {times:6.2f} x floor {megabytes:6.0f} MB   bar {limit:14} {verdict}")
 
 
+def load() -> dict[Case, dict[str, Any]]:
+    rows = json.loads(RESULTS.read_text())["rows"] if RESULTS.exists() else []
+    return {Case(**row.pop("case")): row for row in rows}
+
+
+def save(results: dict[Case, dict[str, Any]]) -> None:
+    machine = {"torch": torch.__version__, "threads": torch.get_num_threads(), "machine": platform.machine()}
+    rows = [{"case": asdict(case)} | result for case, result in results.items()]
+    RESULTS.parent.mkdir(exist_ok=True)
+    unfinished = RESULTS.with_suffix(".tmp")
+    unfinished.write_text(json.dumps({"machine": machine, "repeats": REPEATS, "rows": rows}, indent=1) + "\n")
+    unfinished.replace(RESULTS)
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--batches", type=int, nargs="+", default=[400, 1000, 2000, 4000, 8192, 16384])
+    parser.add_argument("--losses", nargs="+", choices=LOSSES, default=LOSSES)
     parser.add_argument("--stages", nargs="+", choices=list(STAGES), default=list(STAGES))
     parser.add_argument("--bars", action="store_true", help="only the cases of the bars")
+    parser.add_argument("--again", action="store_true", help="measure again what results/loss.json has already")
     parser.add_argument("--case", help=argparse.SUPPRESS)
     arguments = parser.parse_args()
     if arguments.case:
         print(json.dumps(measure(Case(**json.loads(arguments.case)))))
         return
-    wanted = (
-        [case for bar in BARS for case in bar.cases] if arguments.bars else cases(arguments.batches, arguments.stages)
-    )
-    results = {}
+    of_bars = [case for bar in BARS for case in bar.cases]
+    wanted = of_bars if arguments.bars else list(cases(arguments.batches, arguments.losses, arguments.stages))
+    results = load()
     for case in wanted:
-        results[case] = run_alone(case)
+        if arguments.again or case not in results:
+            results[case] = run_alone(case)
+            save(results)
         show(case, results[case])
     show_bars(results)
-    if not arguments.bars:
-        machine = {"torch": torch.__version__, "threads": torch.get_num_threads(), "machine": platform.machine()}
-        rows = [asdict(case) | result for case, result in results.items()]
-        RESULTS.parent.mkdir(exist_ok=True)
-        RESULTS.write_text(
-            json.dumps({"command": " ".join(sys.argv), "machine": machine, "rows": rows}, indent=1) + "\n"
-        )
-        print(f"written: {RESULTS}")
 
 
 if __name__ == "__main__":

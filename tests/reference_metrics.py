@@ -56,15 +56,21 @@ def r_precision(database: Ranking) -> float:
 
 
 def rankings(
-    queries: list[list[float]], labels: list[int], gallery: list[list[float]] | None, gallery_labels: list[int] | None
+    queries: list[list[float]],
+    labels: list[int],
+    gallery: list[list[float]] | None = None,
+    gallery_labels: list[int] | None = None,
 ) -> dict[int, Ranking]:
-    """The database of each query that has a positive. Without a gallery, the other queries: itself left out by index."""
+    """The database of each query that has a positive. Without a gallery that is the other queries, by index."""
+    vectors = queries if gallery is None else gallery
+    others = labels if gallery_labels is None else gallery_labels
     found = {}
     for q, (query, label) in enumerate(zip(queries, labels, strict=True)):
-        database = []
-        for index, (vector, other) in enumerate(zip(gallery or queries, gallery_labels or labels, strict=True)):
-            if gallery is not None or index != q:
-                database.append(Item(sum(a * b for a, b in zip(query, vector, strict=True)), other == label))
+        database = [
+            Item(sum(a * b for a, b in zip(query, vector, strict=True)), other == label)
+            for index, (vector, other) in enumerate(zip(vectors, others, strict=True))
+            if gallery is not None or index != q
+        ]
         if positives(database):
             found[q] = database
     return found

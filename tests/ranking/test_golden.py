@@ -13,7 +13,7 @@ from shortlist.ranking import Engine, VirtualBatch, recall_at_k_loss, smooth_ap_
 
 GOLDEN = sorted((Path(__file__).parents[1] / "golden").glob("*.json"))
 LOSSES = ("rs", "rs_query_counted", "smooth_ap")
-ENGINES = (Engine(), Engine(tile_size=3), Engine(prune=False, tile_size=5))
+ENGINES = (Engine(), Engine(prune=True, tile_size=7), Engine(prune=False, tile_size=5))
 
 
 def measure(

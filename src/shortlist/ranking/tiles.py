@@ -54,7 +54,7 @@ class Head(Protocol):
 # a step stays in the caches close to the cores, and a tile has the rows that a fast matrix product needs.
 _CPU_TILE, _CPU_ROWS, _CPU_STEP = 2**21, 512, 2**21
 _GPU_STEP = 2**26
-_COMPILE_FROM = 2**25  # sigmoids a call
+_PRUNE_FROM, _COMPILE_FROM = 2**21, 2**25  # sigmoids a call; below, bounds or a compiler cost more than they save
 
 
 @dataclass(frozen=True)
@@ -65,7 +65,8 @@ class Engine:
         tile_size: queries a tile.
         compile: fuse the sigmoids with torch.compile. Default: on GPUs, from a batch on where that is worth the
             seconds it takes. On CPUs the plain steps, which stay in the caches, were measured to be as fast.
-        prune: leave out what is flat. Default: on CPUs; on GPUs shapes that depend on data would stall the device.
+        prune: leave out what is flat. Default: on CPUs, for batches from about a thousand on; on GPUs shapes that
+            depend on data would stall the device.
     """
 
     tile_size: int | None = None
@@ -81,14 +82,14 @@ class Engine:
     ) -> Tensor:
         """Mean loss over the queries that have a positive. With `backward`, its gradient is pulled back as well."""
         on_cpu = similarities.device.type == "cpu"
-        large = sum(relevance.counts) * similarities.size >= _COMPILE_FROM
-        fused = large and not on_cpu if self.compile is None else self.compile
+        sigmoids = sum(relevance.counts) * similarities.size
+        fused = not on_cpu and sigmoids >= _COMPILE_FROM if self.compile is None else self.compile
         stream = _Stream(
             head,
             temperature,
             queries=len(relevance.queries),
             steps=compiled_steps if fused else soft_steps,
-            prune=on_cpu if self.prune is None else self.prune,
+            prune=on_cpu and sigmoids >= _PRUNE_FROM if self.prune is None else self.prune,
             step_size=_CPU_STEP if on_cpu else _GPU_STEP,
             scratch=Scratch(similarities.device, similarities.dtype),
         )
