@@ -8,6 +8,8 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
+from shortlist.ranking.precision import as_computed
+
 
 def check_vectors(vectors: Tensor, labels: Tensor, what: str = "embeddings") -> None:
     """Refuse anything but a finite floating matrix with one integer label a row, both on one device."""
@@ -20,10 +22,13 @@ def check_vectors(vectors: Tensor, labels: Tensor, what: str = "embeddings") -> 
         raise ValueError(f"{len(vectors)} {what} but {len(labels)} labels: each row needs one label")
     if labels.device != vectors.device:
         raise ValueError(f"{what} are on {vectors.device} but their labels on {labels.device}: move one with .to()")
-    finite = torch.isfinite(vectors).all(dim=1)
-    if not finite.all():
-        bad = (~finite).nonzero().flatten()
-        raise ValueError(f"{what} hold nan or inf in {len(bad)} of {len(vectors)} rows, first in row {bad[0].item()}")
+    if not vectors.shape[1]:
+        raise ValueError(f"{what} have no dimensions: shape {tuple(vectors.shape)}")
+    largest = as_computed(vectors.detach().abs().amax(dim=1))
+    bad = (~(largest <= (torch.finfo(largest.dtype).max / vectors.shape[1]) ** 0.5)).nonzero().flatten()
+    if len(bad):
+        fault = "values whose products overflow" if largest[bad[0]].isfinite() else "nan or inf"
+        raise ValueError(f"{what} hold {fault} in {len(bad)} of {len(vectors)} rows, first in row {bad[0].item()}")
 
 
 def check_labels(labels: Tensor, what: str = "labels") -> None:
@@ -58,3 +63,9 @@ def check_temperature(value: float, name: str) -> float:
     if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value < math.inf:
         raise ValueError(f"{name} must be a finite number above 0, got {value!r}")
     return float(value)
+
+
+def check_tile_size(tile_size: int | None) -> None:
+    """A tile has at least one row; None leaves the choice."""
+    if tile_size is not None and tile_size < 1:
+        raise ValueError(f"tile_size must be at least 1, got {tile_size}")

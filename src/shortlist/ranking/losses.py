@@ -62,6 +62,7 @@ def ranking_loss(
         if ref_emb is not None or indices_tuple is not None:
             raise ValueError("SiMix needs the batch to be its own database: leave out ref_emb and indices_tuple")
         virtual.check(labels)
+        virtual = VirtualBatch(virtual.pairs.long(), virtual.alphas)
         labels = torch.cat((labels, labels[virtual.pairs[:, 0]]))
     relevance: Relevance
     if indices_tuple is not None:
@@ -80,22 +81,24 @@ class _RankingLoss(torch.autograd.Function):
     def forward(ctx: Any, embeddings: Tensor, references: Tensor | None, run: tuple[Any, ...]) -> Tensor:
         head, relevance, temperature, virtual, engine = run
         queries = as_computed(embeddings)
-        database = queries if references is None else as_computed(references).to(queries.dtype)
+        database = None if references is None else as_computed(references).to(queries.dtype)
         similarities = DotProducts(queries, database) if virtual is None else MixedProducts(queries, virtual)
         backward = any(ctx.needs_input_grad)
         with full_precision(embeddings.device):
             loss: Tensor = engine.run(head, similarities, relevance, temperature, backward)
-        gradients = (similarities.query_gradient, None if references is None else similarities.database_gradient)
-        ctx.save_for_backward(embeddings, references, *gradients)
+        gradients = (similarities.query_gradient, similarities.database_gradient)
+        needed = ctx.needs_input_grad[:2]  # keep nothing else: a memory of embeddings may change before backward
+        inputs = (each if wanted else None for each, wanted in zip((embeddings, references), needed, strict=True))
+        kept = (each if wanted else None for each, wanted in zip(gradients, needed, strict=True))
+        ctx.save_for_backward(*inputs, *kept)
         return loss
 
     @staticmethod
     def backward(ctx: Any, *outer: Tensor) -> tuple[Tensor | None, Tensor | None, None]:
-        inputs, gradients = ctx.saved_tensors[:2], ctx.saved_tensors[2:]
-        found = []
-        for needed, given, gradient in zip(ctx.needs_input_grad, inputs, gradients, strict=False):
-            scaled = (outer[0] * gradient).to(given.dtype) if needed else None
-            found.append(_Once.apply(scaled, given) if needed and torch.is_grad_enabled() else scaled)
+        found: list[Tensor | None] = []
+        for given, gradient in zip(ctx.saved_tensors[:2], ctx.saved_tensors[2:], strict=True):
+            scaled = None if gradient is None else (outer[0] * gradient).to(given.dtype)
+            found.append(_Once.apply(scaled, given) if scaled is not None and torch.is_grad_enabled() else scaled)
         return found[0], found[1], None
 
 

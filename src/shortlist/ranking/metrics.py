@@ -13,12 +13,11 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from shortlist.ranking.inputs import check_k, check_same_width, check_vectors
+from shortlist.ranking.inputs import check_k, check_same_width, check_tile_size, check_vectors
 from shortlist.ranking.precision import as_computed, full_precision
 from shortlist.ranking.relevance import HIDDEN, SameLabel
 
 _TILE = 2**22  # similarities alive at once
-_ROUNDINGS = 8  # of a dot product, relative to the lengths of its vectors
 
 
 class QueryScores(NamedTuple):
@@ -54,6 +53,7 @@ def query_scores(
         ValueError, TypeError: on bad input, with what is wrong and where.
     """
     cut_offs = check_k(k)
+    check_tile_size(tile_size)
     check_vectors(embeddings, labels)
     if (gallery is None) != (gallery_labels is None):
         raise ValueError("gallery and gallery_labels go together: give both or neither")
@@ -65,7 +65,8 @@ def query_scores(
     database = queries if gallery is None else as_computed(gallery.detach()).to(queries.dtype)
     rows = max(_TILE // max(len(database), 1), 1) if tile_size is None else tile_size
     with full_precision(embeddings.device):
-        tiles = [_scores(ranks, cut_offs) for ranks in _exact_ranks(queries, database, relevance, rows)]
+        ranks = _exact_ranks(queries, database, relevance, gallery is None, rows)
+        tiles = [_scores(tile, cut_offs) for tile in ranks]
     order = relevance.queries.argsort()
     width = len(cut_offs)
     nothing = [torch.empty(0, *size, device=queries.device) for size in ((width,), (width,), (), (), ())]
@@ -106,17 +107,20 @@ class _ExactRanks(NamedTuple):
     present: Tensor  # (T, P) bool: a positive, not padding
 
 
-def _exact_ranks(queries: Tensor, database: Tensor, relevance: SameLabel, tile_size: int) -> Iterator[_ExactRanks]:
-    longest = database.norm(dim=1).max() if len(database) else 0
-    rounding = _ROUNDINGS * torch.finfo(queries.dtype).eps * longest * queries.norm(dim=1, keepdim=True)
+def _exact_ranks(
+    queries: Tensor, database: Tensor, relevance: SameLabel, without_itself: bool, tile_size: int
+) -> Iterator[_ExactRanks]:
+    lengths = database.norm(dim=1)
+    roundings = max(8, queries.shape[1] ** 0.5) * torch.finfo(queries.dtype).eps  # of a dot product of unit vectors
     for start in range(0, len(relevance.queries), tile_size):
         rows = relevance.queries[start : start + tile_size]
         positives, present = relevance.positives(rows, relevance.counts[start : start + tile_size][-1])
         similarities = queries[rows] @ database.T
-        if database is queries:
+        if without_itself:
             similarities.scatter_(1, rows[:, None], HIDDEN)
         at = similarities.gather(1, positives)
-        tied = at - rounding[rows]  # from here up, an item is not behind; a positive counts itself: that is the 1
+        # From `tied` up an item is not behind. A positive counts itself: that is the 1 of its rank.
+        tied = at - roundings * queries[rows].norm(dim=1, keepdim=True) * lengths[positives]
         overall, among = torch.empty_like(positives), torch.empty_like(positives)
         for column in range(at.shape[1]):
             bar = tied[:, column : column + 1]

@@ -7,6 +7,8 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
+from shortlist.ranking.inputs import check_labels
+
 HIDDEN = -torch.inf  # the similarity of an item that is no competitor: infinitely far, so it moves no rank
 
 
@@ -104,7 +106,10 @@ def few_positives_first(queries: Tensor, count: Tensor) -> tuple[Tensor, list[in
 
 def _rows_of_pairs(anchors: Tensor, others: Tensor, shape: tuple[int, int]) -> tuple[Tensor, Tensor, Tensor]:
     """Distinct pairs grouped by anchor: the others, and for each anchor where its group starts and how long it is."""
+    if anchors.shape != others.shape:
+        raise ValueError(f"indices_tuple has {len(anchors)} anchors for {len(others)} others: they go in pairs")
     for name, index, size in (("query", anchors, shape[0]), ("database", others, shape[1])):
+        check_labels(index, "indices_tuple")
         if index.numel() and not 0 <= int(index.min()) <= int(index.max()) < size:
             raise ValueError(f"indices_tuple names a {name} item outside 0..{size - 1}")
     key = torch.unique(anchors.long() * shape[1] + others.long())

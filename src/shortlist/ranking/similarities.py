@@ -31,16 +31,16 @@ class Similarities(Protocol):
 
 
 class DotProducts:
-    """s(q, x) = q . x between queries and database, which may be one and the same tensor.
+    """s(q, x) = q . x between queries and a database; without one, the queries are each other's.
 
-    Gradients gather in `query_gradient` and `database_gradient`, one buffer where the tensors are one.
+    Gradients gather in `query_gradient` and `database_gradient`, one buffer where there is no other database.
     """
 
-    def __init__(self, queries: Tensor, database: Tensor):
-        self._queries, self._database = queries, database
-        self.size, self.device, self.dtype = len(database), database.device, database.dtype
+    def __init__(self, queries: Tensor, database: Tensor | None = None):
+        self._queries, self._database = queries, queries if database is None else database
+        self.size, self.device, self.dtype = len(self._database), queries.device, queries.dtype
         self.query_gradient = torch.zeros_like(queries)
-        self.database_gradient = self.query_gradient if database is queries else torch.zeros_like(database)
+        self.database_gradient = self.query_gradient if database is None else torch.zeros_like(database)
 
     def tile(self, rows: Tensor, scratch: Scratch) -> tuple[Tensor, PullBack]:
         queries = self._queries[rows]
@@ -63,7 +63,7 @@ class MixedProducts:
     """
 
     def __init__(self, embeddings: Tensor, virtual: VirtualBatch):
-        self._products = DotProducts(embeddings, embeddings)
+        self._products = DotProducts(embeddings)
         self.query_gradient = self.database_gradient = self._products.query_gradient
         self._pairs = virtual.pairs.T.contiguous()  # (2, V)
         self._alphas = virtual.alphas.to(embeddings.dtype)

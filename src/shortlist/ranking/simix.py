@@ -26,15 +26,17 @@ class VirtualBatch(NamedTuple):
             shapes = f"{tuple(pairs.shape)} and {tuple(alphas.shape)}"
             raise ValueError(f"a virtual batch needs pairs (V, 2) and alphas (V,), got {shapes}")
         check_labels(pairs.flatten(), "virtual pairs")
-        if pairs.device != labels.device or alphas.device != labels.device:
-            raise ValueError(f"virtual batch is on {pairs.device} but the labels on {labels.device}")
+        for each in self:
+            if each.device != labels.device:
+                raise ValueError(f"the virtual batch is on {each.device} but the labels on {labels.device}")
         if not len(pairs):
             return
         if not 0 <= int(pairs.min()) <= int(pairs.max()) < len(labels):
             raise ValueError(f"virtual pairs name an item outside the batch 0..{len(labels) - 1}")
         if not ((alphas >= 0) & (alphas <= 1)).all():
             raise ValueError("virtual alphas must lie between 0 and 1")
-        mixed = (labels[pairs[:, 0]] != labels[pairs[:, 1]]).nonzero()
+        left, right = labels[pairs.long()].unbind(1)
+        mixed = (left != right).nonzero()
         if len(mixed):
             raise ValueError(f"virtual pair {mixed[0].item()} mixes two labels: SiMix mixes positives only")
 
@@ -57,6 +59,7 @@ class SiMix:
 
     def __call__(self, labels: Tensor) -> VirtualBatch:
         check_labels(labels)
+        labels = labels.long()
         members = labels.argsort(stable=True)
         place = torch.arange(len(labels), device=labels.device)
         by_label = labels[members]

@@ -23,6 +23,7 @@ import torch
 from torch import Tensor
 
 from shortlist.ranking.counting import Ahead, Band, Both, EachOther, Everything, Steps, compiled_steps, soft_steps
+from shortlist.ranking.inputs import check_tile_size
 from shortlist.ranking.pruning import flat_from, similarity_of_the_crowd, similarity_out_of_reach
 from shortlist.ranking.relevance import Relevance
 from shortlist.ranking.scratch import Scratch
@@ -74,8 +75,7 @@ class Engine:
     prune: bool | None = None
 
     def __post_init__(self) -> None:
-        if self.tile_size is not None and self.tile_size < 1:
-            raise ValueError(f"tile_size must be at least 1, got {self.tile_size}")
+        check_tile_size(self.tile_size)
 
     def run(
         self, head: Head, similarities: Similarities, relevance: Relevance, temperature: float, backward: bool
