@@ -189,6 +189,14 @@ def test_nothing_larger_than_a_tile_exists(prune: bool, simix: SiMix | None) -> 
     assert watch.largest < len(embeddings) ** 2
 
 
+def test_large_classes_do_not_make_large_tensors() -> None:
+    """Positives are ranked among each other: with classes of 400 that must not become queries x 400 x 400."""
+    with _Watch() as watch:
+        value = recall_at_k_loss(unit(1200, 4).requires_grad_(), torch.arange(1200) // 400)
+    assert value > 0
+    assert watch.largest <= 2**22 < 1200 * 400 * 400
+
+
 def test_gradcheck() -> None:
     embeddings, labels = unit(9, 4, seed=5).requires_grad_(), torch.tensor([0, 0, 1, 1, 1, 2, 3, 3, 3])
     options = {"rank_temperature": 1.0, "similarity_temperature": 0.3}

@@ -63,6 +63,7 @@ BAD_VECTORS = [
     (torch.randn(6, 4, 1), LABELS, ValueError, r"{what} must be a matrix .* got shape \(6, 4, 1\)"),
     (torch.ones(6, 4, dtype=torch.long), LABELS, TypeError, r"{what} must be floating point, got torch.int64"),
     (torch.ones(6, 4, dtype=torch.complex64), LABELS, TypeError, r"{what} must be floating point, got torch.complex64"),
+    (torch.ones(6, 0), LABELS, ValueError, r"{what} have no dimensions: shape \(6, 0\)"),
     (EMBEDDINGS, LABELS[:5], ValueError, r"6 {what} but 5 labels"),
     (EMBEDDINGS[:5], LABELS, ValueError, r"5 {what} but 6 labels"),
     (EMBEDDINGS, LABELS[:, None], ValueError, r"labels of {what} must be a vector.* got shape \(6, 1\)"),
@@ -73,6 +74,7 @@ BAD_VECTORS = [
     (with_row(2, NAN), LABELS, ValueError, r"{what} hold nan or inf in 1 of 6 rows, first in row 2"),
     (with_row(4, INF), LABELS, ValueError, r"{what} hold nan or inf in 1 of 6 rows, first in row 4"),
     (with_row(0, -INF), LABELS, ValueError, r"{what} hold nan or inf in 1 of 6 rows, first in row 0"),
+    (with_row(1, 1e30), LABELS, ValueError, r"{what} hold values .*overflow in 1 of 6 rows, first in row 1"),
     (with_row(3, NAN).index_fill(0, torch.tensor(5), INF), LABELS, ValueError, r"in 2 of 6 rows, first in row 3"),
 ]
 

@@ -189,6 +189,15 @@ def test_losses_of_several_batches_can_be_added_up(loss):
 # Its trainer
 
 
+@pytest.fixture
+def one_thread():
+    """Steps as small as these only lose by a second thread, and much where the machine is busy."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
+
+
 class Normalize(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         return normalize(x)
@@ -203,6 +212,7 @@ def toy_images(number: int, seed: int) -> tuple[Tensor, Tensor]:
     return torch.cat((signal, torch.randn(number, 16, generator=random)), dim=1), labels
 
 
+@pytest.mark.usefixtures("one_thread")
 @pytest.mark.filterwarnings("ignore:Converting a tensor with requires_grad")  # the trainer's progress bar does
 @pytest.mark.parametrize(
     ("loss", "miner"),

@@ -100,8 +100,9 @@ class Engine:
             positives, present = relevance.positives(rows, width)
             at = competitors.gather(1, positives)
             relevance.hide(competitors, rows, positives)
-            none_light, none_near = torch.zeros_like(present), torch.empty_like(competitors, dtype=torch.bool)[:, :0]
-            tile = _Tile(competitors, positives, at, present, present, none_light, none_near)
+            tile = _Tile(
+                competitors, positives, at, present, kept=present, light=torch.zeros_like(present), near=present[:, :0]
+            )
             losses[part], gradients = stream.tile(tile)
             if backward:
                 pull_back(gradients)
@@ -112,6 +113,8 @@ class Engine:
         start = 0
         while start < len(counts):
             rows = max(_CPU_TILE // size, _CPU_ROWS) if on_cpu else max(_GPU_STEP // (size * counts[-1]), 1)
+            widest = counts[min(start + rows, len(counts)) - 1]
+            rows = min(rows, max(_CPU_STEP // widest**2, 1))  # positives are ranked among each other, too
             stop = min(start + (self.tile_size or rows), len(counts))
             yield slice(start, stop), counts[stop - 1]
             start = stop
@@ -204,12 +207,12 @@ class _Stream:
         """Slices of a tile's rows, such that a step on each stays small."""
         rows, width = tile.at.shape
         pairs = tile.heavy.sum(1).tolist() if self.prune else [width] * rows
-        start, room = 0, self.step_size // tile.competitors.shape[1]
+        start, taken, limit = 0, 0, self.step_size // tile.competitors.shape[1]
         for row in range(rows):
-            room -= pairs[row]
-            if room < 0 and row > start:
+            if taken + pairs[row] > limit and row > start:
                 yield slice(start, row)
-                start, room = row, self.step_size // tile.competitors.shape[1] - pairs[row]
+                start, taken = row, 0
+            taken += pairs[row]
         yield slice(start, rows)
 
     def _loss_and_gradient(self, tile: _Tile, ahead: Ahead) -> tuple[Tensor, Tensor]:
