@@ -21,7 +21,7 @@ from matplotlib.patches import FancyBboxPatch
 from PIL import Image
 from torch import Tensor
 
-from shortlist.ranking import Ranks, RecallAtKLoss, RecallHead, ranking_loss
+from shortlist.ranking import Ranks, RecallAtKLoss, RecallHead, query_scores, ranking_loss
 
 # Okabe and Ito's palette: told apart with any kind of colour vision.
 BLUE, VERMILLION, GREEN = "#0072B2", "#D55E00", "#009E73"
@@ -90,16 +90,22 @@ class RankedList:
         return self.similarities.argsort(descending=True).tolist()
 
     def recall(self, k: int) -> float:
-        """Exact recall@k: a rank is 1 + the number of others with at least the same similarity."""
-        ranks = (self.similarities >= self.similarities[:, None]).sum(1)
-        return (ranks[self.positive] <= k).double().mean().item()
+        """Exact recall@k."""
+        return query_scores(*self._query, k, *self._database).recall_at_k.item()
 
     def smooth_recall(self, k: int) -> float:
         """rs@k: 1 - the training loss of the query, which is the plain smooth recall because |P| = 2 <= k."""
         loss = RecallAtKLoss(k, RANK_TEMPERATURE, SIMILARITY_TEMPERATURE)
-        items = self.similarities[:, None]  # in one dimension, the query at 1: dot products are the items themselves
-        query = torch.ones(1, 1, dtype=items.dtype)
-        return 1 - loss(query, torch.tensor([1]), ref_emb=items, ref_labels=self.positive.long()).item()
+        database, labels = self._database
+        return 1 - loss(*self._query, ref_emb=database, ref_labels=labels).item()
+
+    @property
+    def _query(self) -> tuple[Tensor, Tensor]:
+        return torch.ones(1, 1, dtype=torch.float64), torch.tensor([1])  # in one dimension, an item is its similarity
+
+    @property
+    def _database(self) -> tuple[Tensor, Tensor]:
+        return self.similarities[:, None], self.positive.long()
 
     def smooth_rank(self) -> float:
         """Smooth rank of the moving positive."""

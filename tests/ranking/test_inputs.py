@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from functools import partial
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor, nn
@@ -347,3 +348,17 @@ def test_a_graph_of_the_gradient_does_no_harm_while_unused(loss):
     assert gradient(1, False).any()
     assert torch.equal(gradient(4, True), gradient(4, False))
     assert torch.equal(gradient(4, False), 4 * gradient(1, False))
+
+
+# Not tensors
+
+
+@pytest.mark.parametrize(("embeddings", "labels"), [([[1.0]], LABELS), (EMBEDDINGS, None), (EMBEDDINGS, [0] * 6)])
+def test_only_tensors(embeddings, labels):
+    with pytest.raises(TypeError, match=r"must be a torch\.Tensor, got (list|NoneType)"):
+        RecallAtKLoss()(embeddings, labels)
+
+
+def test_numbers_of_numpy_are_numbers():
+    value = recall_at_k_loss(EMBEDDINGS, LABELS, [np.int64(1), np.uint8(2)], np.float32(1), np.float64(0.01))
+    assert value == recall_at_k_loss(EMBEDDINGS, LABELS, (1, 2))

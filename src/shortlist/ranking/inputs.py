@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from numbers import Integral, Real
 
 import torch
 from torch import Tensor
@@ -13,6 +14,8 @@ from shortlist.ranking.precision import as_computed
 
 def check_vectors(vectors: Tensor, labels: Tensor, what: str = "embeddings") -> None:
     """Refuse anything but a finite floating matrix with one integer label a row, both on one device."""
+    if not isinstance(vectors, Tensor):
+        raise TypeError(f"{what} must be a torch.Tensor, got {type(vectors).__name__}")
     if vectors.ndim != 2:
         raise ValueError(f"{what} must be a matrix (items, dimensions), got shape {tuple(vectors.shape)}")
     if not vectors.is_floating_point():
@@ -33,6 +36,8 @@ def check_vectors(vectors: Tensor, labels: Tensor, what: str = "embeddings") -> 
 
 def check_labels(labels: Tensor, what: str = "labels") -> None:
     """Refuse anything but a vector of integers."""
+    if not isinstance(labels, Tensor):
+        raise TypeError(f"{what} must be a torch.Tensor, got {type(labels).__name__}")
     if labels.ndim != 1:
         raise ValueError(f"{what} must be a vector, one integer an item, got shape {tuple(labels.shape)}")
     if labels.is_floating_point() or labels.is_complex() or labels.dtype == torch.bool:
@@ -53,14 +58,14 @@ def check_k(k: int | Sequence[int]) -> tuple[int, ...]:
     if not values:
         raise ValueError("k is empty: give at least one cut-off, such as k=(1, 2, 4)")
     for value in values:
-        if isinstance(value, bool) or not isinstance(value, int) or value < 1:
+        if isinstance(value, bool) or not isinstance(value, Integral) or value < 1:
             raise ValueError(f"k must hold whole numbers from 1 up, got {value!r}")
-    return values
+    return tuple(int(value) for value in values)
 
 
 def check_temperature(value: float, name: str) -> float:
     """A temperature is a finite number above 0."""
-    if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value < math.inf:
+    if isinstance(value, bool) or not isinstance(value, Real) or not 0 < value < math.inf:
         raise ValueError(f"{name} must be a finite number above 0, got {value!r}")
     return float(value)
 

@@ -111,7 +111,8 @@ def _exact_ranks(
     queries: Tensor, database: Tensor, relevance: SameLabel, without_itself: bool, tile_size: int
 ) -> Iterator[_ExactRanks]:
     lengths = database.norm(dim=1)
-    roundings = max(8, queries.shape[1] ** 0.5) * torch.finfo(queries.dtype).eps  # of a dot product of unit vectors
+    # How far roundings can move a dot product of unit vectors: at worst, if its terms are equal, by their number.
+    roundings = max(8, queries.shape[1] / 16) * torch.finfo(queries.dtype).eps
     for start in range(0, len(relevance.queries), tile_size):
         rows = relevance.queries[start : start + tile_size]
         positives, present = relevance.positives(rows, relevance.counts[start : start + tile_size][-1])
