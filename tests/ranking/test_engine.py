@@ -7,6 +7,7 @@ import subprocess
 import sys
 import warnings
 from collections.abc import Callable
+from contextlib import AbstractContextManager
 from dataclasses import replace
 
 import pytest
@@ -250,8 +251,6 @@ def test_smooth_metrics_tend_to_the_exact_ones(spread: float) -> None:
     smooth = [
         1 - recall_at_k_loss(embeddings, labels, k, rank_temperature=1e-2, similarity_temperature=1e-7) for k in (4, 10)
     ]
-    inside = RecallHead((4,), 1e-2)  # rank = k counts one half at any temperature: half a rank more makes it whole
-    assert inside.reach(10) > 4
     halves = [1 - recall_at_k_loss_shifted(embeddings, labels, k) for k in (4, 10)]
     for index in range(2):
         assert smooth[index] <= exact.recall_at_k[:, index].double().mean() + 1e-9
@@ -270,6 +269,49 @@ def recall_at_k_loss_shifted(embeddings: Tensor, labels: Tensor, k: int) -> Tens
             return super().__call__(ranks._replace(overall=ranks.overall - 0.5))
 
     return ranking_loss(Shifted((k,), 1e-2), embeddings, labels, similarity_temperature=1e-7)
+
+
+@pytest.mark.parametrize("prune", [True, False])
+@pytest.mark.parametrize("mode", [torch.no_grad, torch.inference_mode])
+def test_without_gradients(mode: Callable[[], AbstractContextManager[None]], prune: bool) -> None:
+    embeddings, labels = clusters(20, 4, 0.9).requires_grad_(), torch.arange(80) // 4
+    want = recall_at_k_loss(embeddings, labels).detach()
+    with mode():
+        value = recall_at_k_loss(embeddings, labels, virtual=None, engine=Engine(prune=prune))
+    assert not value.requires_grad
+    torch.testing.assert_close(value.clone(), want)
+
+
+def test_deterministic_algorithms() -> None:
+    embeddings, labels = clusters(20, 4, 0.9), torch.arange(80) // 4
+    want = value_and_gradient(recall_at_k_loss, embeddings, labels)
+    torch.use_deterministic_algorithms(True)
+    try:
+        for prune in (True, False):
+            assert_same(value_and_gradient(recall_at_k_loss, embeddings, labels, engine=Engine(prune=prune)), want)
+    finally:
+        torch.use_deterministic_algorithms(False)
+
+
+def test_the_newer_switches_of_precision() -> None:
+    """torch refuses to say its precision the old way once it was set the new way; in a process of its own."""
+    code = (
+        "import torch; from shortlist.ranking import recall_at_k_loss\n"
+        "if hasattr(torch.backends.cuda.matmul, 'fp32_precision'):\n"
+        "    torch.backends.cuda.matmul.fp32_precision = 'tf32'\n"
+        "    print(recall_at_k_loss(torch.eye(4), torch.tensor([0, 0, 1, 1])).item() > 0)\n"
+        "    assert torch.backends.cuda.matmul.fp32_precision == 'tf32'\n"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+
+
+def test_mixed_precisions_meet_at_the_wider_one() -> None:
+    queries, database = unit(6, 4, dtype=torch.float32), unit(9, 4, seed=1)
+    labels, loss = torch.arange(9) % 3, RecallAtKLoss(k=1)
+    value = loss(queries, labels[:6], ref_emb=database, ref_labels=labels)
+    assert value.dtype == torch.float64
+    torch.testing.assert_close(value, loss(queries.double(), labels[:6], ref_emb=database, ref_labels=labels))
 
 
 def test_a_new_loss_is_a_head() -> None:
@@ -317,6 +359,7 @@ def test_very_long_vectors_and_tiny_temperatures_stay_finite() -> None:
 
 @pytest.fixture
 def fresh_compiler(monkeypatch: pytest.MonkeyPatch) -> counting._Compiled:
+    torch._dynamo.reset()
     compiled = counting._Compiled()
     monkeypatch.setattr("shortlist.ranking.tiles.compiled_steps", compiled)
     return compiled
@@ -326,6 +369,7 @@ def fresh_compiler(monkeypatch: pytest.MonkeyPatch) -> counting._Compiled:
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 def test_compiled_equals_eager(fresh_compiler: counting._Compiled, prune: bool, dtype: torch.dtype) -> None:
     labels = torch.arange(300) // 4
+    torch._dynamo.utils.counters.clear()
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # what a compiler says of itself
         for spread in LARGE.values():
@@ -334,7 +378,8 @@ def test_compiled_equals_eager(fresh_compiler: counting._Compiled, prune: bool, 
             want = value_and_gradient(recall_at_k_loss, embeddings, labels, engine=engine)
             got = value_and_gradient(recall_at_k_loss, embeddings, labels, engine=replace(engine, compile=True))
             assert_same(got, want, 1e-6 if dtype == torch.float32 else 1e-12)
-    assert fresh_compiler._steps is not counting.soft_steps  # the control: it did compile
+    assert fresh_compiler._steps is not counting.soft_steps  # the controls: it did compile
+    assert torch._dynamo.utils.counters["stats"]["unique_graphs"] > 0
 
 
 def test_without_a_compiler_it_goes_on_with_one_warning(

@@ -24,10 +24,10 @@ class Ahead(Protocol):
     counts: Tensor  # (T, P) sum over the items of sigmoid((item - threshold) * scale), 0 for those not members
     slopes: Tensor  # (T, P) sum over the items of that sigmoid's derivative by its argument
 
-    def gradient(self, weights: Tensor, places: Tensor, values: Tensor) -> Tensor:
+    def gradient(self, weights: Tensor, places: Tensor, values: Tensor, out: Tensor) -> Tensor:
         """Gradient of sum(weights * counts) at the items but for the factor `scale`, (T, N), plus values at places.
 
-        Dense or CSR. To be called once: it reuses memory.
+        Dense, in `out`, or CSR. To be called once: it reuses memory.
         """
         ...
 
@@ -50,7 +50,7 @@ class Everything:
     def __init__(
         self, items: Tensor, thresholds: Tensor, members: Tensor | None, scale: float, steps: Steps, scratch: Scratch
     ):
-        self._scratch, self._all, self._shape = scratch, members is None, items.shape
+        self._all = members is None
         if members is None:
             rows = torch.arange(len(items), device=items.device).unsqueeze(1).expand_as(thresholds).reshape(-1)
             flat = torch.arange(thresholds.numel(), device=items.device)
@@ -60,17 +60,16 @@ class Everything:
         self._rows, self._flat = rows, flat
         self._slope = scratch("slope", len(rows), items.shape[1])
         counts, slopes = steps(items, rows, thresholds.reshape(-1)[flat], scale, self._slope)
-        self.counts, self.slopes = (torch.zeros_like(thresholds).put_(flat, each) for each in (counts, slopes))
+        zeros = torch.zeros_like(thresholds).view(-1)
+        self.counts, self.slopes = (zeros.index_copy(0, flat, each).view_as(thresholds) for each in (counts, slopes))
 
-    def gradient(self, weights: Tensor, places: Tensor, values: Tensor) -> Tensor:
-        gradient = self._scratch("part", *self._shape)
+    def gradient(self, weights: Tensor, places: Tensor, values: Tensor, out: Tensor) -> Tensor:
         if self._all:
-            slope = self._slope.view(*weights.shape, -1)
-            torch.bmm(weights.unsqueeze(1), slope, out=gradient.unsqueeze(1))
+            torch.bmm(weights.unsqueeze(1), self._slope.view(*weights.shape, -1), out=out.unsqueeze(1))
         else:
             self._slope.mul_(weights.reshape(-1)[self._flat].unsqueeze(1))
-            gradient.zero_().index_add_(0, self._rows, self._slope)
-        return gradient.scatter_add_(1, places, values)
+            out.zero_().index_add_(0, self._rows, self._slope)
+        return out.scatter_add_(1, places, values)
 
 
 class Band:
@@ -91,7 +90,7 @@ class Band:
     def _sum_rows(self, values: Tensor) -> Tensor:
         return torch.segment_reduce(values, "sum", lengths=self._starts.diff(), axis=0, unsafe=True).mul_(self._members)
 
-    def gradient(self, weights: Tensor, places: Tensor, values: Tensor) -> Tensor:
+    def gradient(self, weights: Tensor, places: Tensor, values: Tensor, out: Tensor) -> Tensor:
         """Sparse (CSR); the places must be marked in `near` as well."""
         rows, columns = self._shape
         entries = self._entries(weights)
@@ -114,10 +113,9 @@ class Both:
         self._band, self._everything = band, everything
         self.counts, self.slopes = band.counts + everything.counts, band.slopes + everything.slopes
 
-    def gradient(self, weights: Tensor, places: Tensor, values: Tensor) -> Tensor:
-        gradient = self._everything.gradient(weights, places, values)
-        self._band.add_gradient(gradient, weights)
-        return gradient
+    def gradient(self, weights: Tensor, places: Tensor, values: Tensor, out: Tensor) -> Tensor:
+        self._band.add_gradient(self._everything.gradient(weights, places, values, out), weights)
+        return out
 
 
 class EachOther:
@@ -149,6 +147,7 @@ class _Compiled:
 
     def __init__(self) -> None:
         self._steps: Steps | None = None
+        self._worked = False
 
     def __call__(
         self, items: Tensor, rows: Tensor, thresholds: Tensor, scale: float, slope: Tensor
@@ -156,14 +155,16 @@ class _Compiled:
         if self._steps is None:
             self._steps = torch.compile(soft_steps, dynamic=True)
         try:
-            return self._steps(items, rows, thresholds, scale, slope)
+            found = self._steps(items, rows, thresholds, scale, slope)
         except Exception as error:  # whatever a missing or broken compiler raises: the plain steps need none
-            if self._steps is soft_steps:
+            if self._worked or isinstance(error, torch.OutOfMemoryError):
                 raise
             reason = str(error).strip().split("\n")[0]
             warnings.warn(f"torch.compile does not work here, going on without it: {reason}", stacklevel=2)
             self._steps = soft_steps
-            return soft_steps(items, rows, thresholds, scale, slope)
+            found = soft_steps(items, rows, thresholds, scale, slope)
+        self._worked = True
+        return found
 
 
-compiled_steps = _Compiled()
+compiled_steps = _Compiled()  # one for the process: a compiler that does not work is tried, and complained of, once

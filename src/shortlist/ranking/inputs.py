@@ -9,11 +9,14 @@ from numbers import Integral, Real
 import torch
 from torch import Tensor
 
-from shortlist.ranking.precision import as_computed
+from shortlist.ranking.precision import computed_dtype
 
 
 def check_vectors(vectors: Tensor, labels: Tensor, what: str = "embeddings") -> None:
-    """Refuse anything but a finite floating matrix with one integer label a row, both on one device."""
+    """Refuse anything but a finite floating matrix with one integer label a row, both on one device.
+
+    Finite must also be the dot product of any two rows.
+    """
     if not isinstance(vectors, Tensor):
         raise TypeError(f"{what} must be a torch.Tensor, got {type(vectors).__name__}")
     if vectors.ndim != 2:
@@ -27,7 +30,7 @@ def check_vectors(vectors: Tensor, labels: Tensor, what: str = "embeddings") -> 
         raise ValueError(f"{what} are on {vectors.device} but their labels on {labels.device}: move one with .to()")
     if not vectors.shape[1]:
         raise ValueError(f"{what} have no dimensions: shape {tuple(vectors.shape)}")
-    largest = as_computed(vectors.detach().abs().amax(dim=1))
+    largest = vectors.detach().abs().amax(dim=1).to(computed_dtype(vectors))
     bad = (~(largest <= (torch.finfo(largest.dtype).max / vectors.shape[1]) ** 0.5)).nonzero().flatten()
     if len(bad):
         fault = "values whose products overflow" if largest[bad[0]].isfinite() else "nan or inf"
@@ -44,8 +47,13 @@ def check_labels(labels: Tensor, what: str = "labels") -> None:
         raise TypeError(f"{what} must be integers, got {labels.dtype}")
 
 
-def check_same_width(queries: Tensor, database: Tensor) -> None:
-    """Queries and database must be comparable: same dimensions, same device."""
+def check_database(queries: Tensor, database: Tensor | None, labels: Tensor | None, what: str) -> None:
+    """A database of its own comes with labels, and with the dimensions and the device of the queries."""
+    if database is None and labels is None:
+        return
+    if database is None or labels is None:
+        raise ValueError(f"{what} and its labels go together: give both or neither")
+    check_vectors(database, labels, what)
     if queries.shape[1] != database.shape[1]:
         raise ValueError(f"queries have {queries.shape[1]} dimensions but the database {database.shape[1]}")
     if queries.device != database.device:
@@ -72,5 +80,5 @@ def check_temperature(value: float, name: str) -> float:
 
 def check_tile_size(tile_size: int | None) -> None:
     """A tile has at least one row; None leaves the choice."""
-    if tile_size is not None and tile_size < 1:
+    if tile_size is not None and (not isinstance(tile_size, Integral) or tile_size < 1):
         raise ValueError(f"tile_size must be at least 1, got {tile_size}")

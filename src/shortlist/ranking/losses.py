@@ -7,8 +7,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from shortlist.ranking.inputs import check_same_width, check_temperature, check_vectors
-from shortlist.ranking.precision import as_computed, full_precision
+from shortlist.ranking.inputs import check_database, check_temperature, check_vectors
+from shortlist.ranking.precision import computed_dtype, full_precision
 from shortlist.ranking.relevance import ListedPairs, Relevance, SameLabel
 from shortlist.ranking.similarities import DotProducts, MixedProducts
 from shortlist.ranking.simix import SiMix, VirtualBatch
@@ -51,11 +51,7 @@ def ranking_loss(
     check_temperature(similarity_temperature, "similarity_temperature")
     check_vectors(embeddings, labels)
     labels = labels.long()
-    if (ref_emb is None) != (ref_labels is None):
-        raise ValueError("ref_emb and ref_labels go together: give both or neither")
-    if ref_emb is not None and ref_labels is not None:
-        check_vectors(ref_emb, ref_labels, "ref_emb")
-        check_same_width(embeddings, ref_emb)
+    check_database(embeddings, ref_emb, ref_labels, "ref_emb")
     if count_query and (ref_emb is not None or indices_tuple is not None):
         raise ValueError("count_query needs the batch to be its own database: leave out ref_emb and indices_tuple")
     if virtual is not None:
@@ -66,10 +62,13 @@ def ranking_loss(
         labels = torch.cat((labels, labels[virtual.pairs[:, 0]]))
     relevance: Relevance
     if indices_tuple is not None:
-        relevance = ListedPairs(indices_tuple, (len(embeddings), len(embeddings if ref_emb is None else ref_emb)))
+        relevance = ListedPairs(indices_tuple, embeddings, embeddings if ref_emb is None else ref_emb)
     else:
         relevance = SameLabel(labels, None if ref_labels is None else ref_labels.long(), count_query)
-    run = (head, relevance, similarity_temperature, virtual, engine or Engine())
+    backward = torch.is_grad_enabled() and any(
+        each is not None and each.requires_grad for each in (embeddings, ref_emb)
+    )
+    run = (head, relevance, similarity_temperature, virtual, engine or Engine(), backward)
     loss: Tensor = _RankingLoss.apply(embeddings, ref_emb, run)
     return loss
 
@@ -79,18 +78,19 @@ class _RankingLoss(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, embeddings: Tensor, references: Tensor | None, run: tuple[Any, ...]) -> Tensor:
-        head, relevance, temperature, virtual, engine = run
-        queries = as_computed(embeddings)
-        database = None if references is None else as_computed(references).to(queries.dtype)
-        similarities = DotProducts(queries, database) if virtual is None else MixedProducts(queries, virtual)
-        backward = any(ctx.needs_input_grad)
+        head, relevance, temperature, virtual, engine, backward = run
+        dtype = computed_dtype(embeddings, references)
+        queries, database = embeddings.to(dtype), None if references is None else references.to(dtype)
+        if virtual is None:
+            similarities: DotProducts | MixedProducts = DotProducts(queries, database, ctx.needs_input_grad[:2])
+        else:
+            similarities = MixedProducts(queries, virtual)
         with full_precision(embeddings.device):
             loss: Tensor = engine.run(head, similarities, relevance, temperature, backward)
-        gradients = (similarities.query_gradient, similarities.database_gradient)
-        needed = ctx.needs_input_grad[:2]  # keep nothing else: a memory of embeddings may change before backward
-        inputs = (each if wanted else None for each, wanted in zip((embeddings, references), needed, strict=True))
-        kept = (each if wanted else None for each, wanted in zip(gradients, needed, strict=True))
-        ctx.save_for_backward(*inputs, *kept)
+        gradients = similarities.query_gradient, None if references is None else similarities.database_gradient
+        # Keep what backward needs and nothing else: a memory of embeddings may have changed by then.
+        needed = zip((embeddings, references), gradients, strict=True)
+        ctx.save_for_backward(*(None if gradient is None else each for each, gradient in needed), *gradients)
         return loss
 
     @staticmethod

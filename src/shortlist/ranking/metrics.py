@@ -13,8 +13,8 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from shortlist.ranking.inputs import check_k, check_same_width, check_tile_size, check_vectors
-from shortlist.ranking.precision import as_computed, full_precision
+from shortlist.ranking.inputs import check_database, check_k, check_tile_size, check_vectors
+from shortlist.ranking.precision import computed_dtype, full_precision
 from shortlist.ranking.relevance import HIDDEN, SameLabel
 
 _TILE = 2**22  # similarities alive at once
@@ -55,14 +55,11 @@ def query_scores(
     cut_offs = check_k(k)
     check_tile_size(tile_size)
     check_vectors(embeddings, labels)
-    if (gallery is None) != (gallery_labels is None):
-        raise ValueError("gallery and gallery_labels go together: give both or neither")
-    if gallery is not None and gallery_labels is not None:
-        check_vectors(gallery, gallery_labels, "gallery")
-        check_same_width(embeddings, gallery)
+    check_database(embeddings, gallery, gallery_labels, "gallery")
     relevance = SameLabel(labels.long(), None if gallery_labels is None else gallery_labels.long())
-    queries = as_computed(embeddings.detach())
-    database = queries if gallery is None else as_computed(gallery.detach()).to(queries.dtype)
+    dtype = computed_dtype(embeddings, gallery)
+    queries = embeddings.detach().to(dtype)
+    database = queries if gallery is None else gallery.detach().to(dtype)
     rows = max(_TILE // max(len(database), 1), 1) if tile_size is None else tile_size
     with full_precision(embeddings.device):
         ranks = _exact_ranks(queries, database, relevance, gallery is None, rows)
@@ -111,7 +108,8 @@ def _exact_ranks(
     queries: Tensor, database: Tensor, relevance: SameLabel, without_itself: bool, tile_size: int
 ) -> Iterator[_ExactRanks]:
     lengths = database.norm(dim=1)
-    # How far roundings can move a dot product of unit vectors: at worst, if its terms are equal, by their number.
+    # How far roundings can move a dot product of unit vectors. It grows with the number of terms where all are equal,
+    # by less than a sixteenth as measured: processors sum in several lanes.
     roundings = max(8, queries.shape[1] / 16) * torch.finfo(queries.dtype).eps
     for start in range(0, len(relevance.queries), tile_size):
         rows = relevance.queries[start : start + tile_size]

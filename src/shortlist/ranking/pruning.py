@@ -27,7 +27,7 @@ def similarity_out_of_reach(competitors: Tensor, reach: float) -> Tensor | None:
     disjoint groups of competitors is attained by at least c of them, and is nearly the largest similarity that is.
     """
     size = competitors.shape[1]
-    if 16 * (reach - 1) > size:
+    if 16 * (reach - 1) > size or size < 2:
         return None
     certain = int(2 * (reach - 1)) + 1
     groups = 2 * certain

@@ -26,7 +26,7 @@ class RecallHead:
     rank_temperature: float
 
     def __post_init__(self) -> None:
-        check_k(self.k)
+        object.__setattr__(self, "k", check_k(self.k))
         check_temperature(self.rank_temperature, "rank_temperature")
 
     def __call__(self, ranks: Ranks) -> Tensor:

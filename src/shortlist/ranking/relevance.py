@@ -69,10 +69,15 @@ class ListedPairs:
     Args:
         indices: pytorch-metric-learning's tuple: pairs (anchors, positives, anchors, negatives) or triplets
             (anchors, positives, negatives). A pair listed twice counts once.
-        shape: number of queries and of database items.
+        queries, database: what the indices index.
     """
 
-    def __init__(self, indices: tuple[Tensor, ...], shape: tuple[int, int]):
+    def __init__(self, indices: tuple[Tensor, ...], queries: Tensor, database: Tensor):
+        for index in indices:
+            check_labels(index, "indices_tuple")
+            if index.device != queries.device:
+                raise ValueError(f"indices_tuple is on {index.device} but the embeddings on {queries.device}")
+        shape = len(queries), len(database)
         if len(indices) not in (3, 4):
             raise ValueError(f"indices_tuple must hold 3 tensors (triplets) or 4 (pairs), got {len(indices)}")
         anchors, positives, *negative = indices
@@ -89,7 +94,7 @@ class ListedPairs:
 
     def hide(self, similarities: Tensor, rows: Tensor, positives: Tensor) -> None:
         count = self._count_negative[rows]
-        tile_row = torch.repeat_interleave(torch.arange(len(rows), device=rows.device), count)
+        tile_row = torch.repeat_interleave(count)
         step = torch.arange(len(tile_row), device=rows.device) - (count.cumsum(0) - count)[tile_row]
         hidden = torch.ones_like(similarities, dtype=torch.bool)
         hidden[tile_row, self._negative[self._first_negative[rows][tile_row] + step]] = False
@@ -109,7 +114,6 @@ def _rows_of_pairs(anchors: Tensor, others: Tensor, shape: tuple[int, int]) -> t
     if anchors.shape != others.shape:
         raise ValueError(f"indices_tuple has {len(anchors)} anchors for {len(others)} others: they go in pairs")
     for name, index, size in (("query", anchors, shape[0]), ("database", others, shape[1])):
-        check_labels(index, "indices_tuple")
         if index.numel() and not 0 <= int(index.min()) <= int(index.max()) < size:
             raise ValueError(f"indices_tuple names a {name} item outside 0..{size - 1}")
     key = torch.unique(anchors.long() * shape[1] + others.long())

@@ -33,22 +33,27 @@ class Similarities(Protocol):
 class DotProducts:
     """s(q, x) = q . x between queries and a database; without one, the queries are each other's.
 
-    Gradients gather in `query_gradient` and `database_gradient`, one buffer where there is no other database.
+    Gradients gather in `query_gradient` and `database_gradient`: one buffer where there is no other database, None
+    where nobody wants to know.
     """
 
-    def __init__(self, queries: Tensor, database: Tensor | None = None):
+    def __init__(self, queries: Tensor, database: Tensor | None = None, wanted: tuple[bool, bool] = (True, True)):
         self._queries, self._database = queries, queries if database is None else database
         self.size, self.device, self.dtype = len(self._database), queries.device, queries.dtype
-        self.query_gradient = torch.zeros_like(queries)
-        self.database_gradient = self.query_gradient if database is None else torch.zeros_like(database)
+        self.query_gradient = torch.zeros_like(queries) if wanted[0] else None
+        self.database_gradient = self.query_gradient
+        if database is not None:
+            self.database_gradient = torch.zeros_like(database) if wanted[1] else None
 
     def tile(self, rows: Tensor, scratch: Scratch) -> tuple[Tensor, PullBack]:
         queries = self._queries[rows]
 
         def pull_back(gradients: Gradients) -> None:
             for gradient, kept in gradients:
-                self.query_gradient.index_add_(0, rows[kept], gradient @ self._database)
-                self.database_gradient.addmm_(gradient.t(), queries[kept])
+                if self.query_gradient is not None:
+                    self.query_gradient.index_add_(0, rows[kept], gradient @ self._database)
+                if self.database_gradient is not None:
+                    self.database_gradient.addmm_(gradient.t(), queries[kept])
 
         out = scratch("similarities", len(rows), self.size)
         return torch.mm(queries, self._database.T, out=out), pull_back

@@ -47,7 +47,7 @@ class SiMix:
     A class with m items gives m (m - 1) / 2 virtual ones, whatever m is; a class of one gives none.
 
     Args:
-        generator: source of the alphas, on the device of the labels; torch's default one if None.
+        generator: source of the alphas, on any device; torch's default one of the labels' device if None.
 
     Example:
         >>> SiMix()(torch.tensor([7, 7, 3, 7])).pairs.tolist()
@@ -66,8 +66,9 @@ class SiMix:
         partners = torch.searchsorted(by_label, by_label, right=True) - place - 1  # classmates further down
         left = torch.repeat_interleave(place, partners)
         right = left + 1 + torch.arange(len(left), device=labels.device) - (partners.cumsum(0) - partners)[left]
-        alphas = torch.rand(len(left), generator=self.generator, device=labels.device)
-        return VirtualBatch(members[torch.stack((left, right), dim=1)], alphas)
+        source = labels.device if self.generator is None else self.generator.device
+        alphas = torch.rand(len(left), generator=self.generator, device=source, dtype=torch.float32)
+        return VirtualBatch(members[torch.stack((left, right), dim=1)], alphas.to(labels.device))
 
     def __repr__(self) -> str:
         return "SiMix()"

@@ -43,18 +43,21 @@ class Head(Protocol):
     """A ranking loss: all that tells one from another."""
 
     def __call__(self, ranks: Ranks) -> Tensor:
-        """Loss of each query, (T,), differentiable by `overall` and `among_positives`."""
+        """Loss of each query, (T,), differentiable by `overall` and `among_positives`, and by nothing else."""
         ...
 
     def reach(self, width: float) -> float:
-        """The rank past which a positive adds to the loss less than exp(-width); inf if every rank matters."""
+        """The rank past which a positive adds to the loss less than exp(-width); inf if every rank matters.
+
+        Where it is finite, `overall` may hold inf.
+        """
         ...
 
 
 # Elements alive at once: of a tile (queries x database), of a step (pairs of query and positive x database). On a CPU
 # a step stays in the caches close to the cores, and a tile has the rows that a fast matrix product needs.
 _CPU_TILE, _CPU_ROWS, _CPU_STEP = 2**21, 512, 2**21
-_GPU_STEP = 2**26
+_GPU_STEP = 2**24
 _PRUNE_FROM, _COMPILE_FROM = 2**21, 2**25  # sigmoids a call; below, bounds or a compiler cost more than they save
 
 
@@ -64,8 +67,8 @@ class Engine:
 
     Args:
         tile_size: queries a tile.
-        compile: fuse the sigmoids with torch.compile. Default: on GPUs, from a batch on where that is worth the
-            seconds it takes. On CPUs the plain steps, which stay in the caches, were measured to be as fast.
+        compile: fuse the sigmoids with torch.compile. Default: on GPUs, for large batches, where that should be worth
+            the seconds it takes. On CPUs the plain steps, which stay in the caches, were measured to be as fast.
         prune: leave out what is flat. Default: on CPUs, for batches from about a thousand on; on GPUs shapes that
             depend on data would stall the device.
     """
@@ -90,6 +93,7 @@ class Engine:
             queries=len(relevance.queries),
             steps=compiled_steps if fused else soft_steps,
             prune=on_cpu and sigmoids >= _PRUNE_FROM if self.prune is None else self.prune,
+            backward=backward,
             step_size=_CPU_STEP if on_cpu else _GPU_STEP,
             scratch=Scratch(similarities.device, similarities.dtype),
         )
@@ -112,10 +116,15 @@ class Engine:
         """The queries of each tile, and how many positives the last of them has: the most in the tile."""
         start = 0
         while start < len(counts):
-            rows = max(_CPU_TILE // size, _CPU_ROWS) if on_cpu else max(_GPU_STEP // (size * counts[-1]), 1)
-            widest = counts[min(start + rows, len(counts)) - 1]
-            rows = min(rows, max(_CPU_STEP // widest**2, 1))  # positives are ranked among each other, too
-            stop = min(start + (self.tile_size or rows), len(counts))
+            rows = self.tile_size or (max(_CPU_TILE // size, _CPU_ROWS) if on_cpu else max(_GPU_STEP // size, 1))
+            stop = min(start + rows, len(counts))
+            if self.tile_size is None:  # positives are ranked among each other, too; on a GPU a tile is one step
+                room = _CPU_STEP if on_cpu else _GPU_STEP
+                while (
+                    stop > start + 1
+                    and (stop - start) * counts[stop - 1] * (counts[stop - 1] if on_cpu else size) > room
+                ):
+                    stop = (start + stop) // 2
             yield slice(start, stop), counts[stop - 1]
             start = stop
 
@@ -148,17 +157,20 @@ class _Stream:
     queries: int
     steps: Steps
     prune: bool
+    backward: bool
     step_size: int
     scratch: Scratch
 
     def tile(self, tile: _Tile) -> tuple[Tensor, Gradients]:
         """Losses (T,), and the gradient of the mean loss at the similarities."""
         everyone = torch.arange(len(tile.at), device=tile.at.device)
-        nothing = torch.full_like(tile.at, torch.inf)  # the ranks of those past the head's reach
-        losses = self.head(Ranks(nothing, torch.ones_like(nothing), tile.present, tile.present.sum(1)))
+        losses = torch.empty_like(tile.at[:, 0])
         if not self.prune:
             return losses, [self._dense(tile, everyone, losses)]
         tile = self._bounds(tile)
+        if not tile.kept.any(1).all():
+            nothing = torch.full_like(tile.at, torch.inf).masked_fill_(~tile.present, 1)
+            losses = self.head(Ranks(nothing, torch.ones_like(nothing), tile.present, tile.present.sum(1)))
         has_heavy = tile.heavy.any(1)
         gradients = []
         for chosen, finish in ((tile.kept.any(1) & ~has_heavy, self._sparse), (has_heavy, self._dense)):
@@ -180,7 +192,7 @@ class _Stream:
 
     def _sparse(self, tile: _Tile, rows: Tensor, losses: Tensor) -> tuple[Tensor, Tensor]:
         """Fill in the losses of rows without heavy positives; their gradient, and the rows."""
-        losses[rows], gradient = self._loss_and_gradient(tile, self._band(tile))
+        losses[rows], gradient = self._loss_and_gradient(tile, self._band(tile), tile.competitors)
         return gradient, rows
 
     def _dense(self, tile: _Tile, rows: Tensor, losses: Tensor) -> tuple[Tensor, Tensor]:
@@ -191,13 +203,13 @@ class _Stream:
             everything = Everything(
                 part.competitors,
                 part.at,
-                part.heavy if self.prune else None,
+                part.heavy if self.prune and not part.heavy.all() else None,
                 1 / self.temperature,
                 self.steps,
                 self.scratch,
             )
             ahead = Both(self._band(part), everything) if self.prune and part.light.any() else everything
-            losses[rows[slice_]], gradient[slice_] = self._loss_and_gradient(part, ahead)
+            losses[rows[slice_]], _ = self._loss_and_gradient(part, ahead, gradient[slice_])
         return gradient, rows
 
     def _band(self, tile: _Tile) -> Band:
@@ -215,15 +227,17 @@ class _Stream:
             taken += pairs[row]
         yield slice(start, rows)
 
-    def _loss_and_gradient(self, tile: _Tile, ahead: Ahead) -> tuple[Tensor, Tensor]:
+    def _loss_and_gradient(self, tile: _Tile, ahead: Ahead, out: Tensor) -> tuple[Tensor, Tensor]:
         """Loss of each row, and gradient of the mean loss at the similarities, given who is ahead of the positives."""
         among = EachOther(tile.at, tile.present, 1 / self.temperature)
         overall = (1 + among.counts + ahead.counts).masked_fill_(tile.present & ~tile.kept, torch.inf)
         ranks = Ranks(overall, 1 + among.counts, tile.present, tile.present.sum(1))
+        if not self.backward:
+            return self.head(ranks), out
         with torch.enable_grad():
             inputs = overall.requires_grad_(), ranks.among_positives.requires_grad_()
             losses = self.head(ranks)
             mean = losses.sum() / (self.queries * self.temperature)  # the sigmoids' inner derivative comes in here
             by_overall, by_among = torch.autograd.grad(mean, inputs, allow_unused=True, materialize_grads=True)
         at_positives = among.gradient(by_overall + by_among) - by_overall * ahead.slopes
-        return losses.detach(), ahead.gradient(by_overall, tile.positives, at_positives)
+        return losses.detach(), ahead.gradient(by_overall, tile.positives, at_positives, out)
