@@ -1,8 +1,8 @@
 # make test      set up, then lint, types, contracts and all tests
 # make check     lint, types, contracts
-# make bench     measure the losses (an hour on 2 cores; BENCH="--bars" for the bars only)
+# make bench     measure the losses (about two hours on 2 cores; BENCH="--bars" for the bars only)
 # make figures   draw docs/images
-PYTHON ?= python3.11
+PYTHON ?= $(shell command -v python3.11 || command -v python3)
 VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
@@ -16,7 +16,8 @@ setup: $(READY)
 
 # Installed once, and again only when what is to be installed has changed.
 $(READY): pyproject.toml constraints.txt
-	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV) || python3 -m venv $(VENV)
+	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "make needs Python 3.11 or newer, not " + sys.version)'
+	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet --upgrade pip setuptools
 	$(BIN)/python -m pip install --quiet --no-build-isolation -e ".[dev]"
 	touch $@

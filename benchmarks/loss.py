@@ -205,15 +205,13 @@ def _status(field: str) -> int:
 # ------------------------------------------------------------------------------------------------------- all of them
 
 
-def cases(batches: list[int], losses: list[str], stages: list[str]) -> Iterator[Case]:
+def cases(batches: list[int], losses: list[str], stages: list[str], contenders: list[str]) -> Iterator[Case]:
     for batch in batches:
         for loss in losses:
-            for contender in ("dense", "pml"):  # the same work at every stage
-                if contender == "dense" or loss == "smooth_ap":
-                    yield Case(loss, batch, "trained", contender)
-            for stage in stages:
-                yield Case(loss, batch, stage, "eager")
-                yield Case(loss, batch, stage, "compiled")
+            for contender in contenders:
+                if contender != "pml" or loss == "smooth_ap":
+                    for stage in stages if CONTENDERS[contender] is ours else ["trained"]:  # others do not depend on it
+                        yield Case(loss, batch, stage, contender)
 
 
 def run_alone(case: Case) -> dict[str, Any]:
@@ -268,6 +266,7 @@ def main() -> None:
     parser.add_argument("--batches", type=int, nargs="+", default=[400, 1000, 2000, 4000, 8192, 16384])
     parser.add_argument("--losses", nargs="+", choices=LOSSES, default=LOSSES)
     parser.add_argument("--stages", nargs="+", choices=list(STAGES), default=list(STAGES))
+    parser.add_argument("--contenders", nargs="+", choices=list(CONTENDERS), default=list(CONTENDERS))
     parser.add_argument("--bars", action="store_true", help="only the cases of the bars")
     parser.add_argument("--again", action="store_true", help="measure again what results/loss.json has already")
     parser.add_argument("--case", help=argparse.SUPPRESS)
@@ -276,7 +275,8 @@ def main() -> None:
         print(json.dumps(measure(Case(**json.loads(arguments.case)))))
         return
     of_bars = [case for bar in BARS for case in bar.cases]
-    wanted = of_bars if arguments.bars else list(cases(arguments.batches, arguments.losses, arguments.stages))
+    chosen = cases(arguments.batches, arguments.losses, arguments.stages, arguments.contenders)
+    wanted = of_bars if arguments.bars else list(chosen)
     results = load()
     for case in wanted:
         if arguments.again or case not in results:

@@ -144,7 +144,7 @@ class _Tile(NamedTuple):
     def heavy(self) -> Tensor:
         return self.kept & ~self.light
 
-    def take(self, rows: Tensor | slice) -> _Tile:
+    def take(self, rows: slice) -> _Tile:
         return _Tile(*(field[rows] for field in self))
 
 
@@ -176,8 +176,18 @@ class _Stream:
         for chosen, finish in ((tile.kept.any(1) & ~has_heavy, self._sparse), (has_heavy, self._dense)):
             rows = everyone[chosen]
             if len(rows):
-                gradients.append(finish(tile if len(rows) == len(everyone) else tile.take(rows), rows, losses))
+                gradients.append(finish(self._take(tile, rows), rows, losses))
         return losses, gradients
+
+    def _take(self, tile: _Tile, rows: Tensor) -> _Tile:
+        """Some rows of a tile, in scratch: valid until the next are taken."""
+        if len(rows) == len(tile.at):
+            return tile
+        taken = []
+        for name, field in tile._asdict().items():
+            out = self.scratch(f"part of {name}", len(rows), field.shape[1], dtype=field.dtype)
+            taken.append(torch.index_select(field, 0, rows, out=out))
+        return _Tile(*taken)
 
     def _bounds(self, tile: _Tile) -> _Tile:
         """The tile with its positives told apart, and the competitors that the light ones need."""
