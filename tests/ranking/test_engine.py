@@ -145,6 +145,25 @@ def test_simix_pruned_equals_unpruned(stage: str) -> None:
     assert_same(runs[0], runs[1], 1e-13)
 
 
+def test_without_sparse_products(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where torch has no fast sparse product the gradient is dense, and the same."""
+    embeddings, labels = clusters(300, 4, LARGE["trained"]), torch.arange(1200) // 4
+    want = value_and_gradient(recall_at_k_loss, embeddings, labels, engine=Engine(prune=True))
+    monkeypatch.setattr(torch.backends.mkl, "is_available", lambda: False)
+    assert_same(value_and_gradient(recall_at_k_loss, embeddings, labels, engine=Engine(prune=True)), want, 1e-13)
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU that torch can use")
+@pytest.mark.parametrize("engine", [Engine(), Engine(compile=True), Engine(prune=True)], ids=repr)
+def test_a_gpu_gives_the_same(engine: Engine) -> None:
+    embeddings, labels = clusters(300, 4, LARGE["half-trained"]), torch.arange(1200) // 4
+    virtual = SiMix(torch.Generator().manual_seed(0))(labels)
+    want = value_and_gradient(recall_at_k_loss, embeddings, labels, virtual=virtual, engine=Engine(prune=False))
+    there = virtual._replace(pairs=virtual.pairs.cuda(), alphas=virtual.alphas.cuda())
+    got = value_and_gradient(recall_at_k_loss, embeddings.cuda(), labels.cuda(), virtual=there, engine=engine)
+    assert_same((got[0].cpu(), got[1].cpu()), want)
+
+
 def test_each_cut_cuts() -> None:
     """The three stages go three ways: were they all computed in full, the tests above would compare like with like."""
     ways = {}
