@@ -1,0 +1,214 @@
+"""The command line: parses, calls, prints. No logic lives here."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import logging
+import sys
+import warnings
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.console import Console
+from rich.table import Table
+
+from shortlist.config import RunConfig
+from shortlist.errors import ConfigError, ShortlistError
+
+app = typer.Typer(
+    help="Train image embeddings so that the right answers land in the first k results.",
+    no_args_is_help=True,
+    pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+data_app = typer.Typer(help="Look at images before training on them.", no_args_is_help=True)
+app.add_typer(data_app, name="data")
+
+AsJson = Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")]
+Source = Annotated[
+    str, typer.Argument(help="A benchmark's name, a folder with a sub-folder a class, or a .csv or .parquet file.")
+]
+Root = Annotated[
+    Path | None, typer.Option(help="The folder of a benchmark, or the one that a table's paths are relative to.")
+]
+
+
+@app.command()
+def train(
+    recipe: Annotated[str | None, typer.Argument(help="A packaged recipe's name, or a YAML file.")] = None,
+    settings: Annotated[
+        list[str] | None, typer.Argument(metavar="[KEY=VALUE]...", help="Such as optimizer.lr=1e-4 data.root=cars.")
+    ] = None,
+    run: Annotated[Path | None, typer.Option(help="The run's folder. Default: runs/NAME, or NAME-2 and so on.")] = None,
+    resume: Annotated[Path | None, typer.Option(metavar="RUN", help="Go on with a run that was stopped.")] = None,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Print the whole plan, and train nothing.")] = False,
+) -> None:
+    """Train a model, or go on with a run that was stopped.
+
+    Every setting of a recipe can be set on the command line by its dotted name. A folder of images of your own:
+
+        shortlist train folder data.source=my-images
+    """
+    from shortlist import training
+    from shortlist.recipes import open_recipe
+    from shortlist.training.display import display_for
+
+    display = display_for(sys.stdout)
+    if resume is not None:
+        if recipe is not None or dry_run:
+            raise ConfigError("--resume takes a run's folder and nothing else: its settings are in it.")
+        done = training.resume(resume, display)
+    else:
+        if recipe is None:
+            raise ConfigError("Which recipe? Give its name or a YAML file, or --resume RUN.")
+        config = open_recipe(recipe, settings or [])
+        if dry_run:
+            _print_plan(config)
+            return
+        done = training.train(config, run or _new_folder(config.name), display)
+    display.message(f"The run is in {done.path}.", run=str(done.path))
+
+
+@app.command()
+def evaluate(
+    run: Annotated[Path, typer.Argument(help="A finished run's folder.")],
+    data: Annotated[str | None, typer.Option(help="Other images than the run's own test classes.")] = None,
+    root: Root = None,
+    as_json: AsJson = False,
+) -> None:
+    """Measure a run: r@k, recall@k, mAP@R and R-precision, with 95 % intervals."""
+    from shortlist.training import evaluate_run
+    from shortlist.training.display import Display, display_for
+
+    measured = evaluate_run(run, data, root=root, display=Display() if as_json else display_for(sys.stderr))
+    if as_json:
+        print(json.dumps(measured.to_dict(), indent=2))
+        return
+    table = Table("metric", "%", "95 % interval", title=f"{measured.data}, {measured.split}: {measured.protocol}")
+    for name, estimate in measured.metrics.items():
+        value, _, interval = str(estimate).partition(" ")
+        table.add_row(name, value, interval)
+    console = Console()
+    console.print(table)
+    console.print(
+        f"{measured.queries:,} queries, each against {measured.gallery:,} images; left out, for want of anything to find: "
+        f"{measured.left_out:,}"
+    )
+
+
+@app.command()
+def demo(
+    run: Annotated[Path | None, typer.Option(help="The run's folder. Default: runs/demo, or demo-2 and so on.")] = None,
+) -> None:
+    """Train on glyphs, which are drawn on the spot, and show what was learned: under two minutes on two cores."""
+    from shortlist.recipes import open_recipe
+    from shortlist.report.demo import run_demo
+    from shortlist.training.display import display_for
+
+    run_demo(open_recipe("glyphs"), run or _new_folder("demo"), display_for(sys.stdout))
+
+
+@data_app.command()
+def show(source: Source, root: Root = None, as_json: AsJson = False) -> None:
+    """Print what is in a source: images, classes, sizes."""
+    from shortlist.data import open_catalog
+    from shortlist.data.inspection import summary
+
+    catalog = open_catalog(source, root=root, on_missing="skip")
+    facts = summary(catalog)
+    if as_json:
+        print(json.dumps(facts, indent=2))
+        return
+    table = Table(
+        "", "images", "classes", "images a class: min, median, max", f"classes below {facts['per_class']} images"
+    )
+    for name, part in {**facts["splits"], "all": facts}.items():
+        table.add_row(
+            name,
+            f"{part['images']:,}",
+            f"{part['classes']:,}",
+            _spread(part["images_per_class"]),
+            str(part["too_small"]),
+        )
+    console = Console(highlight=False)
+    console.print(f"{catalog.name} in {catalog.root}", markup=False)
+    console.print(table)
+    console.print(
+        f"width: {_spread(facts['width'])}; height: {_spread(facts['height'])} (of {facts['sampled']:,} images)"
+    )
+    for what in ("missing", "ignored"):
+        if facts[what]:
+            console.print(f"{what}: {_some(facts[what])}", markup=False)
+
+
+@data_app.command()
+def check(source: Source, root: Root = None, as_json: AsJson = False) -> None:
+    """Open every image, and list missing and unreadable files and duplicates. Ends with 1 if there is any problem."""
+    from shortlist.data import inspection, open_catalog
+    from shortlist.training.display import Display, Terminal
+
+    catalog = open_catalog(source, root=root, on_missing="skip")
+    display = Terminal() if sys.stderr.isatty() and not as_json else Display()
+    with display.task(f"opening {len(catalog):,} images") as progress:
+        report = inspection.check(catalog, progress=progress)
+    if as_json:
+        print(json.dumps({**dataclasses.asdict(report), "ok": report.ok}, indent=2))
+    else:
+        for path in report.missing:
+            print(f"missing: {path}")
+        for path, why in report.unreadable:
+            print(f"unreadable: {path}: {why}")
+        for one, other in report.duplicates:
+            print(f"the same image in two classes: {one} and {other}")
+        print(
+            f"{report.images:,} images opened: {len(report.missing)} missing, {len(report.unreadable)} unreadable, "
+            f"{len(report.duplicates)} pairs across classes, {report.copies} copies within a class"
+        )
+    raise typer.Exit(0 if report.ok else 1)
+
+
+def _print_plan(config: RunConfig) -> None:
+    import yaml
+
+    from shortlist.training import describe, make_plan
+    from shortlist.training.display import display_for
+    from shortlist.training.parts import build_embedder
+
+    plan = make_plan(config, display_for(sys.stderr))
+    facts = {"config": config.model_dump(mode="json"), "plan": describe(plan, build_embedder(config, weights=False))}
+    print(yaml.safe_dump(facts, sort_keys=False, allow_unicode=True, width=120), end="")
+
+
+def _spread(values: dict[str, float] | None) -> str:
+    return "-" if values is None else ", ".join(f"{values[each]:g}" for each in ("min", "median", "max"))
+
+
+def _some(names: list[str], shown: int = 5) -> str:
+    return f"{len(names)} ({', '.join(names[:shown])}{', ...' if len(names) > shown else ''})"
+
+
+def _new_folder(name: str) -> Path:
+    """runs/NAME, or the first of runs/NAME-2, runs/NAME-3, ... that is not there yet."""
+    folder, number = Path("runs") / name, 2
+    while folder.exists():
+        folder, number = Path("runs") / f"{name}-{number}", number + 1
+    return folder
+
+
+def main() -> None:
+    """Run the command line; a user's mistake is one message, and no traceback."""
+    warnings.showwarning = lambda message, *_: print(f"Warning: {message}", file=sys.stderr)
+    logging.getLogger("accelerate").setLevel(logging.ERROR)
+    try:
+        app()
+    except ShortlistError as error:
+        print(f"Error: {error}", file=sys.stderr)
+        raise SystemExit(1) from None
+    except OSError as error:
+        where = f" ({error.filename})" if error.filename else ""
+        print(f"Error: {error.strerror or error}{where}", file=sys.stderr)
+        raise SystemExit(1) from None
+    except KeyboardInterrupt:
+        raise SystemExit(130) from None

@@ -1,0 +1,35 @@
+"""Images on disk -> batches."""
+
+from shortlist.data.benchmarks import BENCHMARKS, Benchmark
+from shortlist.data.cache import built_once, cache_folder
+from shortlist.data.catalog import ROLES, SPLITS, Catalog
+from shortlist.data.images import ImageDataset, ImageError, load_image
+from shortlist.data.inspection import CheckReport, check, drop_unreadable, summary
+from shortlist.data.loader import image_chunks
+from shortlist.data.sources import open_catalog
+from shortlist.data.splits import half_validation, open_set_split
+from shortlist.data.transforms import TestTransform, TrainTransform, augmentation_rng
+
+__all__ = [
+    "BENCHMARKS",
+    "ROLES",
+    "SPLITS",
+    "Benchmark",
+    "Catalog",
+    "CheckReport",
+    "ImageDataset",
+    "ImageError",
+    "TestTransform",
+    "TrainTransform",
+    "augmentation_rng",
+    "built_once",
+    "cache_folder",
+    "check",
+    "drop_unreadable",
+    "half_validation",
+    "image_chunks",
+    "load_image",
+    "open_catalog",
+    "open_set_split",
+    "summary",
+]

@@ -1,0 +1,130 @@
+"""Cars196: 196 models of cars. Classes 1..98 train, 99..196 test, whatever the files' split for classification says."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from shortlist.data.catalog import Catalog
+from shortlist.data.presence import without_missing
+from shortlist.errors import DataError
+
+TRAINING_CLASSES = 98
+EXPECTS = "cars_annos.mat and car_ims/, or cars_train/, cars_test/ and the devkit's .mat files"
+TRAIN_ANNOTATIONS, TEST_ANNOTATIONS = "cars_train_annos.mat", "cars_test_annos_withlabels.mat"
+
+
+def load(root: Path, on_missing: str = "error") -> Catalog:
+    """Cars196 in either of its layouts: the original one, or that of the newer download.
+
+    Args:
+        root: holds `cars_annos.mat` and `car_ims/`; or `cars_train/`, `cars_test/`, and (here or in `devkit/`)
+            `cars_train_annos.mat`, `cars_test_annos_withlabels.mat` and, for the names, `cars_meta.mat`.
+        on_missing: "error", or "skip" to go on without images that are not there.
+
+    Raises:
+        DataError: something of that is missing or cannot be read.
+    """
+    if (root / "cars_annos.mat").is_file():
+        paths, classes, names = _original(root)
+    elif (root / "cars_train").is_dir() or (root / "cars_test").is_dir():
+        paths, classes, names = _newer(root)
+    else:
+        raise DataError(f"cars196: {root} does not hold {EXPECTS}{_elsewhere(root)}")
+    catalog = Catalog(
+        name="cars196",
+        root=root,
+        paths=paths,
+        labels=classes - 1,
+        class_names=names,
+        splits=np.where(classes <= TRAINING_CLASSES, "train", "test"),
+    )
+    return without_missing(catalog, on_missing)
+
+
+_Content = tuple[NDArray[np.object_], NDArray[np.int64], tuple[str, ...]]  # paths, classes from 1, class names
+
+
+def _original(root: Path) -> _Content:
+    file = root / "cars_annos.mat"
+    if not (root / "car_ims").is_dir():
+        raise DataError(f"cars196: {file} is there, but the folder car_ims with the images is not beside it")
+    content = _read(file)
+    paths = np.array(_field(file, content, "relative_im_path").tolist(), dtype=object)
+    classes = _classes(file, content)
+    return paths, classes, _names(file, content, classes)
+
+
+def _newer(root: Path) -> _Content:
+    paths: list[str] = []
+    classes: list[NDArray[np.int64]] = []
+    for folder, name in (("cars_train", TRAIN_ANNOTATIONS), ("cars_test", TEST_ANNOTATIONS)):
+        if not (root / folder).is_dir():
+            raise DataError(f"cars196: no folder {folder} in {root}; expected {EXPECTS}")
+        file = _annotations(root, name)
+        content = _read(file)
+        paths += [f"{folder}/{path}" for path in _field(file, content, "fname").tolist()]
+        classes.append(_classes(file, content))
+    meta = next((file for file in (root / "cars_meta.mat", root / "devkit" / "cars_meta.mat") if file.is_file()), None)
+    together = np.concatenate(classes)
+    names = _names(meta or root, {} if meta is None else _read(meta), together)
+    return np.array(paths, dtype=object), together, names
+
+
+def _annotations(root: Path, name: str) -> Path:
+    for file in (root / name, root / "devkit" / name):
+        if file.is_file():
+            return file
+    hint = ""
+    if name == TEST_ANNOTATIONS:
+        hint = "; cars_test_annos.mat is not enough, it has no classes"
+    raise DataError(f"cars196: no {name} in {root} or {root / 'devkit'}{hint}")
+
+
+def _elsewhere(root: Path) -> str:
+    """Where it seems to lie instead: a level up or down."""
+
+    def holds(folder: Path) -> bool:
+        return (folder / "cars_annos.mat").is_file() or (folder / "cars_train").is_dir()
+
+    below = sorted(folder for folder in root.iterdir() if folder.is_dir() and holds(folder))
+    near = [*below, *([root.absolute().parent] if holds(root.absolute().parent) else [])]
+    return f"; but {near[0]} looks like it: set data.root to that" if near else ""
+
+
+def _read(file: Path) -> dict[str, Any]:
+    from scipy.io import loadmat  # type: ignore[import-untyped]  # here, because it takes a while to import
+
+    try:
+        content: dict[str, Any] = loadmat(file, squeeze_me=True)
+    except Exception as error:  # scipy raises nearly everything on a damaged file
+        raise DataError(f"cars196: cannot read {file}: {str(error) or type(error).__name__}") from error
+    return content
+
+
+def _field(file: Path, content: dict[str, Any], name: str) -> NDArray[Any]:
+    table = content.get("annotations")
+    if table is None or table.dtype.names is None or name not in table.dtype.names:
+        has = ", ".join(table.dtype.names) if table is not None and table.dtype.names else "no annotations"
+        raise DataError(f"cars196: {file} has no field {name!r} in its annotations (it has: {has})")
+    return np.atleast_1d(table[name])
+
+
+def _classes(file: Path, content: dict[str, Any]) -> NDArray[np.int64]:
+    classes = _field(file, content, "class").astype(np.int64)  # stored as uint8
+    if not len(classes) or classes.min() < 1:
+        raise DataError(f"cars196: the classes of {file} must be numbers from 1 up")
+    return classes
+
+
+def _names(file: Path, content: dict[str, Any], classes: NDArray[np.int64]) -> tuple[str, ...]:
+    """One name a class; a number where the file has none."""
+    if "class_names" not in content:
+        return tuple(f"class {number:03}" for number in range(1, int(classes.max()) + 1))
+    names = tuple(str(name) for name in np.atleast_1d(content["class_names"]).tolist())
+    if len(names) < classes.max():
+        raise DataError(f"cars196: {file} names {len(names)} classes, but there is a class {classes.max()}")
+    return names

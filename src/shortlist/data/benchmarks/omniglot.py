@@ -1,0 +1,142 @@
+"""Omniglot: characters of 50 alphabets, 20 drawings each. The background set trains, the evaluation set tests."""
+
+from __future__ import annotations
+
+import hashlib
+import zipfile
+import zlib
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+from PIL import Image
+
+from shortlist.data.cache import built_once, cache_folder
+from shortlist.data.catalog import Catalog
+from shortlist.data.folders import IMAGE_ENDINGS
+from shortlist.data.presence import without_missing
+from shortlist.errors import DataError
+
+PARTS = {"images_background": "train", "images_evaluation": "test"}
+EXPECTS = "images_background and images_evaluation, as .npz files or as folders Alphabet/character01/*.png"
+
+
+def load(root: Path, on_missing: str = "error", progress: Callable[[int, int], None] | None = None) -> Catalog:
+    """Omniglot from its folders, or from .npz files, which are unpacked to PNG files in the cache, once.
+
+    Args:
+        root: holds `images_background` and `images_evaluation`, as folders or with the ending `.npz`.
+        on_missing: "error", or "skip" to go on without files that someone took out of the cache.
+        progress: called with (done, total) images while unpacking.
+
+    Raises:
+        DataError: something of that is missing or cannot be read.
+    """
+    if all((root / part).is_dir() for part in PARTS):
+        return _from_folders(root)
+    if all((root / f"{part}.npz").is_file() for part in PARTS):
+        return _from_arrays(root, on_missing, progress)
+    found = [entry.name for part in PARTS for entry in (root / part, root / f"{part}.npz") if entry.exists()]
+    has = f"only {' and '.join(found)}" if found else "neither"
+    near = [folder for folder in (*sorted(root.iterdir()), root.absolute().parent) if _holds(folder)]
+    hint = f"; but {near[0]} looks like it: set data.root to that" if near and not found else ""
+    raise DataError(f"omniglot: {root} must hold {EXPECTS}; it holds {has}{hint}")
+
+
+def _holds(folder: Path) -> bool:
+    return any((folder / f"{part}{ending}").exists() for part in PARTS for ending in ("", ".npz"))
+
+
+def _from_folders(root: Path) -> Catalog:
+    paths: list[str] = []
+    names: list[str] = []  # of the class of each image
+    splits: list[str] = []
+    for part, split in PARTS.items():
+        images = sorted(
+            file
+            for file in (root / part).glob("*/*/*")
+            if file.suffix.lower() in IMAGE_ENDINGS and not file.name.startswith(".")
+        )
+        if not images:
+            raise DataError(
+                f"omniglot: no images in {root / part}; expected Alphabet/character01/0001_01.png and so on"
+            )
+        paths += [file.relative_to(root).as_posix() for file in images]
+        names += [f"{file.parent.parent.name}/{file.parent.name}" for file in images]
+        splits += [split] * len(images)
+    return _catalog(root, paths, names, splits)
+
+
+def _from_arrays(root: Path, on_missing: str, progress: Callable[[int, int], None] | None) -> Catalog:
+    digest = hashlib.sha256()  # of the contents: another file of the same name is another folder in the cache
+    for part in PARTS:
+        digest.update((root / f"{part}.npz").read_bytes())
+    folder = cache_folder("omniglot") / digest.hexdigest()[:16]
+    labels_of = {part: _labels(root / f"{part}.npz") for part in PARTS}
+    built_once(folder, lambda partial: _unpack(root, partial, progress))
+    paths: list[str] = []
+    names: list[str] = []
+    splits: list[str] = []
+    for part, labels in labels_of.items():
+        paths += _file_names(part, labels)
+        names += [f"{part.removeprefix('images_')}/{label:04}" for label in labels.tolist()]
+        splits += [PARTS[part]] * len(labels)
+    return without_missing(_catalog(folder, paths, names, splits), on_missing)
+
+
+def _catalog(root: Path, paths: list[str], names: list[str], splits: list[str]) -> Catalog:
+    class_names, labels = np.unique(np.array(names, dtype=object), return_inverse=True)
+    catalog = Catalog("omniglot", root, np.array(paths, dtype=object), labels, tuple(class_names), np.array(splits))
+    shared = np.intersect1d(catalog.split("train").classes(), catalog.split("test").classes())
+    if len(shared):
+        raise DataError(f"omniglot: {class_names[shared[0]]} is in both images_background and images_evaluation")
+    return catalog
+
+
+def _file_names(part: str, labels: NDArray[np.int64]) -> list[str]:
+    """images_background/0007/0133.png: a folder a class, the image's position in the array."""
+    return [f"{part}/{label:04}/{position:05}.png" for position, label in enumerate(labels.tolist())]
+
+
+def _unpack(root: Path, folder: Path, progress: Callable[[int, int], None] | None) -> None:
+    contents = {part: _images(root / f"{part}.npz") for part in PARTS}
+    total, done = sum(len(labels) for _, labels in contents.values()), 0
+    for part, (images, labels) in contents.items():
+        for label in np.unique(labels):
+            (folder / part / f"{label:04}").mkdir(parents=True)
+        for name, image in zip(_file_names(part, labels), images, strict=True):
+            Image.fromarray(image.astype(np.uint8) * np.uint8(255)).save(folder / name, compress_level=1)
+            done += 1
+            if progress is not None:
+                progress(done, total)
+
+
+def _images(file: Path) -> tuple[NDArray[np.bool_], NDArray[np.int64]]:
+    """All images (n, height, width), True where the paper is blank, and their labels (n,)."""
+    images, labels = _array(file, "images"), _array(file, "labels")
+    if images.dtype != np.bool_ or images.ndim < 3 or images.shape[:-2] != labels.shape:
+        raise DataError(
+            f"omniglot: {file} holds {images.dtype} images of shape {images.shape} and labels of shape {labels.shape}; "
+            "expected black and white images (bool, True = paper) and one label each"
+        )
+    return images.reshape(-1, *images.shape[-2:]), labels.ravel()
+
+
+def _labels(file: Path) -> NDArray[np.int64]:
+    labels = _array(file, "labels").ravel()
+    if not np.issubdtype(labels.dtype, np.integer) or not len(labels) or labels.min() < 0:
+        raise DataError(f"omniglot: the labels of {file} must be whole numbers from 0 up")
+    return labels.astype(np.int64)
+
+
+def _array(file: Path, key: str) -> NDArray[Any]:
+    try:
+        with file.open("rb") as stream, np.load(stream, allow_pickle=False) as arrays:
+            content: NDArray[Any] = arrays[key]
+    except (OSError, ValueError, EOFError, zipfile.BadZipFile, zlib.error) as error:
+        raise DataError(f"omniglot: cannot read {file}: {error}") from error
+    except KeyError as error:
+        raise DataError(f"omniglot: {file} has no array {key!r}") from error
+    return content

@@ -1,0 +1,117 @@
+"""Many images at a time, decoded by other processes while the network works."""
+
+from __future__ import annotations
+
+import multiprocessing.context
+import signal
+import sys
+import warnings
+from collections.abc import Iterable, Iterator, Sequence
+
+import torch
+from torch import Tensor
+from torch.utils.data import DataLoader, Dataset
+
+from shortlist.data.images import ImageDataset, Key
+from shortlist.errors import DataError, ShortlistError
+
+
+def process_context() -> multiprocessing.context.BaseContext:
+    """How to start processes: not by fork, which hangs where a thread of ours holds a lock, but from a server.
+
+    The server imports torch once; what is forked from it starts in a moment.
+    """
+    if sys.platform == "win32":
+        return multiprocessing.get_context("spawn")
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload(["__main__", __name__])
+    return context
+
+
+def image_chunks(
+    dataset: ImageDataset,
+    keys: Iterable[Sequence[Key]],
+    workers: int = 0,
+    *,
+    prefetch: int = 2,
+    pin_memory: bool = False,
+) -> Iterator[Tensor]:
+    """Decoded images, a chunk for each list of keys, in the order of the lists.
+
+    Args:
+        dataset: what the keys (epoch, index) belong to.
+        keys: one list a chunk; read only a little ahead, so it may be long or endless.
+        workers: processes that decode; 0 decodes in this one. The pixels are the same.
+        prefetch: chunks that each worker may be ahead.
+        pin_memory: for a GPU: chunks arrive in page-locked memory.
+
+    Returns:
+        Iterator of uint8 tensors (len(list), 3, size, size).
+
+    Raises:
+        ImageError: an image cannot be read; in this process, whoever found it.
+        DataError: a worker was killed or could not be started.
+    """
+    if workers < 0:
+        raise ValueError(f"workers must be 0 or more, not {workers}")
+    chunks = _Chunks(dataset)
+    if workers == 0:
+        loaded: Iterable[Tensor | ShortlistError] = (chunks[chunk] for chunk in keys)
+    else:
+        loaded = _from_workers(chunks, keys, workers, prefetch, pin_memory)
+    for chunk in loaded:
+        if isinstance(chunk, ShortlistError):
+            raise chunk
+        yield chunk.pin_memory() if pin_memory and not chunk.is_pinned() else chunk
+
+
+class _Chunks(Dataset[Tensor | ShortlistError]):
+    """A chunk for a list of keys. Errors of ours are returned: raised in a worker, they would arrive as a traceback."""
+
+    def __init__(self, dataset: ImageDataset) -> None:
+        self.dataset = dataset
+
+    def __getitem__(self, keys: Sequence[Key]) -> Tensor | ShortlistError:
+        size = self.dataset.transform.size
+        images = torch.empty((len(keys), 3, size, size), dtype=torch.uint8)
+        try:
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore")  # Pillow's, about damaged metadata, which we do not need
+                for image, key in zip(images.numpy(), keys, strict=True):
+                    image[:] = self.dataset[key].numpy()  # torch would wake all its threads for each copy
+        except ShortlistError as error:
+            return error.with_traceback(None)
+        return images
+
+
+def _from_workers(
+    chunks: _Chunks, keys: Iterable[Sequence[Key]], workers: int, prefetch: int, pin_memory: bool
+) -> Iterator[Tensor | ShortlistError]:
+    loader: DataLoader[Tensor | ShortlistError] = DataLoader(
+        chunks,
+        sampler=keys,
+        batch_size=None,
+        num_workers=workers,
+        prefetch_factor=prefetch,
+        pin_memory=pin_memory,
+        multiprocessing_context=process_context(),
+        worker_init_fn=_start,
+        generator=torch.Generator(),  # its own: by default it would draw from, and change, the run's random state
+    )
+    try:
+        yield from loader
+    except (ConnectionError, EOFError) as error:
+        raise DataError(
+            'cannot start processes that decode images: a script must do its work under `if __name__ == "__main__":`, '
+            "or decode without processes (workers=0)"
+        ) from error
+    except RuntimeError as error:
+        if "DataLoader worker" not in str(error):
+            raise
+        raise DataError(
+            f"a process that decodes images was killed, often because memory ran out: use fewer workers ({error})"
+        ) from error
+
+
+def _start(worker: int) -> None:
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the parent, which then ends its workers

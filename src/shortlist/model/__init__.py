@@ -1,0 +1,8 @@
+"""Images to unit vectors: any timm backbone, pooling, a linear layer; saved and loaded without pickle."""
+
+from shortlist.model.backbone import DataConfig
+from shortlist.model.config import EmbedderConfig
+from shortlist.model.embedder import Embedder
+from shortlist.model.pooling import Average, ClassToken, GeM, Max
+
+__all__ = ["Average", "ClassToken", "DataConfig", "Embedder", "EmbedderConfig", "GeM", "Max"]

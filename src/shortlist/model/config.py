@@ -1,0 +1,68 @@
+"""The arguments of an embedder as data: checked when they are given, saved with its weights."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from shortlist.errors import ModelError, did_you_mean
+from shortlist.model.pooling import POOLINGS
+
+_SET_BY_US = frozenset({"pretrained", "num_classes", "global_pool", "in_chans", "features_only", "checkpoint_path"})
+
+
+@dataclass(frozen=True)
+class EmbedderConfig:
+    """All arguments of an `Embedder`, in a form that JSON can hold.
+
+    In `embedder.config`, `mean` and `std` are those in use, so that a saved model does not depend on what another
+    version of timm thinks the backbone's are.
+    """
+
+    backbone: str
+    dim: int | None
+    pooling: str
+    layer_norm: bool
+    freeze_batch_norm: bool
+    pretrained: bool | str
+    mean: tuple[float, ...] | None
+    std: tuple[float, ...] | None
+    image_size: int | None
+    drop_path_rate: float
+    backbone_args: Mapping[str, Any]
+
+    def __post_init__(self) -> None:
+        if self.dim is not None and self.dim < 1:
+            raise ModelError(f"dim must be at least 1, or None for no linear layer, not {self.dim}")
+        if self.image_size is not None and self.image_size < 1:
+            raise ModelError(f"image_size must be at least 1, not {self.image_size}")
+        if not 0 <= self.drop_path_rate < 1:
+            raise ModelError(f"drop_path_rate must be at least 0 and below 1, not {self.drop_path_rate}")
+        if self.pooling not in POOLINGS:
+            raise ModelError(f"there is no pooling {self.pooling!r}; {did_you_mean(self.pooling, POOLINGS)}")
+        for name in ("mean", "std"):
+            object.__setattr__(self, name, _three(name, getattr(self, name)))
+        if self.std is not None and min(self.std) <= 0:
+            raise ModelError(f"std must be positive, not {list(self.std)}")
+        for name in sorted(_SET_BY_US.intersection(self.backbone_args)):
+            raise ModelError(f"backbone_args cannot hold {name!r}: the embedder sets it")
+        try:
+            object.__setattr__(self, "backbone_args", json.loads(json.dumps(dict(self.backbone_args))))
+        except (TypeError, ValueError) as error:
+            raise ModelError(
+                f"backbone_args must be what JSON can hold, to be saved with the model: {error}"
+            ) from error
+
+    def to_dict(self) -> dict[str, Any]:
+        return json.loads(json.dumps(asdict(self)))  # type: ignore[no-any-return]
+
+
+def _three(name: str, values: tuple[float, ...] | None) -> tuple[float, ...] | None:
+    if values is None:
+        return None
+    if len(values) != 3 or not all(math.isfinite(value) for value in values):
+        raise ModelError(f"{name} must be three numbers, for red, green and blue in [0, 1], not {list(values)}")
+    return tuple(float(value) for value in values)

@@ -1,0 +1,53 @@
+"""The demonstration: train on glyphs, and show what was learned."""
+
+from __future__ import annotations
+
+import json
+import time
+from pathlib import Path
+
+from shortlist.config import RunConfig
+from shortlist.report.pictures import Column, draw_results, sample_queries
+from shortlist.retrieval import embed_images
+from shortlist.training import Display, open_embedder, train
+from shortlist.training.parts import build_embedder, build_transforms
+from shortlist.training.plan import decoding_workers, open_images
+
+QUERIES = 10
+
+
+def run_demo(config: RunConfig, path: Path, display: Display) -> Path:
+    """Train `config` in a new folder, say r@1 before and after, and draw random queries with their results.
+
+    Returns:
+        The picture.
+    """
+    started = time.perf_counter()
+    folder = train(config, path, display)
+    catalog, _ = open_images(config, display, folder)
+    test = catalog.split("test")
+    after = open_embedder(folder)
+    _, transform = build_transforms(config, after)
+    r1 = [
+        json.loads(file.read_text(encoding="utf-8"))["metrics"]["r@1"]["value"]
+        for file in (folder.before_file, folder.evaluation_file)
+    ]
+    columns = [
+        Column(f"{when} training: r@1 {100 * value:.1f} %", embed_images(each, test, transform, workers=workers))
+        for workers in [decoding_workers(config)]
+        for when, value, each in zip(("before", "after"), r1, (build_embedder(config), after), strict=True)
+    ]
+    title = (
+        f"Characters that the network never saw in training: random queries, and their nearest of {len(test):,} images"
+    )
+    picture = draw_results(
+        test, sample_queries(test, QUERIES), columns, folder.path / "before-and-after.png", title=title
+    )
+    display.message(
+        f"r@1 on {len(test.classes())} characters never seen in training: {100 * r1[0]:.1f} % before, {100 * r1[1]:.1f} % "
+        f"after ({time.perf_counter() - started:.0f} s). Look at {picture}",
+        before=r1[0],
+        after=r1[1],
+        picture=str(picture),
+    )
+    return picture

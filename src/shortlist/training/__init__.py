@@ -1,0 +1,23 @@
+"""From batches to a trained run."""
+
+from shortlist.training.display import Display
+from shortlist.training.evaluation import evaluate_run, open_embedder
+from shortlist.training.folder import RunFolder
+from shortlist.training.large_batch import LargeBatchStep, StepOutput
+from shortlist.training.loop import Interrupted, resume, train
+from shortlist.training.plan import Plan, describe, make_plan
+
+__all__ = [
+    "Display",
+    "Interrupted",
+    "LargeBatchStep",
+    "Plan",
+    "RunFolder",
+    "StepOutput",
+    "describe",
+    "evaluate_run",
+    "make_plan",
+    "open_embedder",
+    "resume",
+    "train",
+]

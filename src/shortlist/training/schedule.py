@@ -1,0 +1,29 @@
+"""The learning rate as a function of the step, so that resuming needs no state of it."""
+
+from __future__ import annotations
+
+import math
+
+from shortlist.config import ScheduleConfig
+
+
+def learning_rate_factor(schedule: ScheduleConfig, step: int, steps_an_epoch: int, total_steps: int) -> float:
+    """What the learning rate is multiplied by in step `step`, counted from 0.
+
+    Multistep and exponential change between epochs, warm-up and cosine with every step.
+
+    >>> multistep = ScheduleConfig(name="multistep", milestones=(2, 3), gamma=0.1)
+    >>> [round(learning_rate_factor(multistep, step, 10, 40), 3) for step in (0, 19, 20, 30)]
+    [1.0, 1.0, 0.1, 0.01]
+    """
+    epoch = step // steps_an_epoch
+    warmup = schedule.warmup * steps_an_epoch
+    rise = min(1.0, (step + 1) / warmup) if warmup else 1.0
+    if schedule.name == "multistep":
+        return rise * schedule.gamma ** sum(epoch >= milestone for milestone in schedule.milestones)
+    if schedule.name == "exponential":
+        return rise * schedule.gamma**epoch
+    if schedule.name == "cosine":
+        progress = max(0.0, step - warmup) / max(1.0, total_steps - warmup)
+        return rise * (1 + math.cos(math.pi * progress)) / 2
+    return rise

@@ -1,0 +1,55 @@
+"""Where gradients and random numbers were, to go back there."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+
+import torch
+from torch import Tensor
+
+
+def cuda_devices(device: torch.device) -> list[torch.device]:
+    return [device] if device.type == "cuda" else []
+
+
+def random_state(device: torch.device) -> list[Tensor]:
+    """The state of the generators that a model on this device draws from."""
+    return [torch.get_rng_state(), *(torch.cuda.get_rng_state(cuda) for cuda in cuda_devices(device))]
+
+
+def set_random_state(device: torch.device, state: list[Tensor]) -> None:
+    torch.set_rng_state(state[0])
+    for cuda, cuda_state in zip(cuda_devices(device), state[1:], strict=True):
+        torch.cuda.set_rng_state(cuda_state, cuda)
+
+
+class Undo:
+    """Puts random numbers back to where they were when it was made, and gradients to where they were when told."""
+
+    def __init__(self, device: torch.device) -> None:
+        self._device, self._random_state = device, random_state(device)
+        self._gradients: dict[Tensor, Tensor | None] = {}
+
+    def remember_gradients(self, tensors: Iterable[Tensor]) -> None:
+        """Those of these tensors, unless they are remembered already."""
+        for tensor in tensors:
+            if tensor not in self._gradients:
+                self._gradients[tensor] = None if tensor.grad is None else tensor.grad.clone()
+
+    def restore(self) -> None:
+        for tensor, gradient in self._gradients.items():
+            tensor.grad = None if gradient is None else gradient.clone()
+        set_random_state(self._device, self._random_state)
+
+
+def leaves(result: Tensor) -> Iterator[Tensor]:
+    """The tensors that a backward pass from this result puts gradients into, whoever owns them."""
+    nodes = [torch.autograd.graph.get_gradient_edge(result).node]
+    seen = set(nodes)
+    while nodes:
+        node = nodes.pop()
+        if type(node).__name__ == "AccumulateGrad":
+            yield node.variable  # type: ignore[attr-defined]
+        new = {edge[0] for edge in node.next_functions if edge[0] is not None} - seen
+        nodes.extend(new)
+        seen |= new

@@ -1,0 +1,38 @@
+"""Pictures and folders of pictures to test with."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+from PIL import Image
+
+SHARED = Path(__file__).parents[3] / "shared" / "data"
+
+
+def picture(width: int = 24, height: int = 18, seed: int = 0) -> Image.Image:
+    """A smooth, colourful picture, no two seeds alike: JPEG keeps it nearly as it is."""
+    rng = np.random.default_rng(seed)
+    coarse = Image.fromarray(rng.integers(0, 256, (4, 5, 3), dtype=np.uint8))
+    return coarse.resize((width, height), Image.Resampling.BICUBIC)
+
+
+def pixels(image: Image.Image) -> np.ndarray:
+    return np.asarray(image).astype(int)
+
+
+def write(file: Path, image: Image.Image | None = None, **options: object) -> Path:
+    file.parent.mkdir(parents=True, exist_ok=True)
+    (image or picture(seed=sum(str(file).encode()))).save(file, **options)
+    return file
+
+
+def class_folders(root: Path, sizes: dict[str, int], ending: str = "jpg") -> Path:
+    """root/NAME/0.jpg, 1.jpg, ... for each name and number."""
+    seed = 0
+    for name, size in sizes.items():
+        (root / name).mkdir(parents=True, exist_ok=True)
+        for number in range(size):
+            write(root / name / f"{number}.{ending}", picture(seed=seed))
+            seed += 1
+    return root

@@ -1,0 +1,137 @@
+"""Chunks of images: in order, the same pixels from any number of processes, and our errors as they are."""
+
+from __future__ import annotations
+
+import itertools
+import os
+import signal
+from dataclasses import dataclass
+from pathlib import Path
+from random import Random
+
+import pytest
+import torch
+from torch.utils.data.dataloader import _MultiProcessingDataLoaderIter
+
+from shortlist.data import Catalog, ImageDataset, ImageError, TrainTransform, image_chunks, open_catalog
+from shortlist.data.transforms import Crop
+from shortlist.errors import DataError
+from tests.data.pictures import class_folders
+
+KEYS = [[(0, 0), (0, 1), (0, 2)], [(1, 2)], [(1, 0), (0, 5)], [], [(2, 3), (2, 3)]]
+
+
+@pytest.fixture(scope="module")
+def catalog(tmp_path_factory: pytest.TempPathFactory) -> Catalog:
+    return open_catalog(class_folders(tmp_path_factory.mktemp("mit Umlaut ä"), {"a": 3, "b": 3}))
+
+
+@pytest.fixture(scope="module")
+def here(catalog: Catalog) -> list[torch.Tensor]:
+    """What this process decodes."""
+    return list(image_chunks(ImageDataset(catalog, TrainTransform(16), seed=3), KEYS))
+
+
+def test_a_chunk_for_each_list_in_order(catalog: Catalog, here: list[torch.Tensor]):
+    dataset = ImageDataset(catalog, TrainTransform(16), seed=3)
+    assert [chunk.shape for chunk in here] == [(len(keys), 3, 16, 16) for keys in KEYS]
+    for chunk, keys in zip(here, KEYS, strict=True):
+        assert chunk.dtype == torch.uint8
+        for image, key in zip(chunk, keys, strict=True):
+            assert torch.equal(image, dataset[key])
+
+
+@pytest.mark.parametrize("workers", [1, 2])
+def test_the_same_pixels_from_any_number_of_workers(catalog: Catalog, here: list[torch.Tensor], workers: int):
+    dataset = ImageDataset(catalog, TrainTransform(16), seed=3)
+    there = list(image_chunks(dataset, KEYS, workers))
+    assert len(there) == len(here)
+    assert all(torch.equal(a, b) for a, b in zip(here, there, strict=True))
+    other_seed = next(image_chunks(ImageDataset(catalog, TrainTransform(16), seed=4), KEYS))
+    assert not torch.equal(other_seed, here[0])
+
+
+@pytest.mark.parametrize("workers", [0, 1])
+def test_the_random_state_of_the_run_is_left_alone(catalog: Catalog, workers: int):
+    before = torch.get_rng_state()
+    list(image_chunks(ImageDataset(catalog, TrainTransform(16)), KEYS[:1], workers))
+    assert torch.equal(torch.get_rng_state(), before)
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_keys_are_read_only_a_little_ahead(catalog: Catalog, workers: int):
+    taken = itertools.count()
+    endless = ([(next(taken), 0)] for _ in itertools.count())
+    chunks = image_chunks(ImageDataset(catalog, TrainTransform(16)), endless, workers, prefetch=2)
+    first = list(itertools.islice(chunks, 3))
+    chunks.close()
+    assert len(first) == 3
+    assert next(taken) <= 3 + 2 * workers
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_a_broken_image_arrives_as_our_error(tmp_path: Path, workers: int):
+    catalog = open_catalog(class_folders(tmp_path, {"a": 3, "b": 3}))
+    broken = catalog.file(4)
+    broken.write_text("no image")
+    chunks = image_chunks(ImageDataset(catalog, TrainTransform(16)), [[(0, 0)], [(0, 1), (0, 4)], [(0, 2)]], workers)
+    assert next(chunks).shape == (1, 3, 16, 16)
+    with pytest.raises(ImageError) as caught:
+        next(chunks)
+    assert type(caught.value) is ImageError
+    assert caught.value.path == broken
+    assert (
+        str(caught.value)
+        == f"cannot read the image {broken}: it is not an image, or of a kind that Pillow does not know"
+    )
+
+
+@dataclass(frozen=True)
+class Deadly:
+    """Kills whoever calls it."""
+
+    size: int = 16
+    interpolation: str = "bilinear"
+
+    def crop(self, width: int, height: int, rng: Random) -> Crop:
+        os.kill(os.getpid(), signal.SIGKILL)
+        raise AssertionError
+
+
+def test_a_killed_worker_is_reported(catalog: Catalog, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(_MultiProcessingDataLoaderIter._try_get_data, "__defaults__", (0.2,))  # torch looks every 5 s
+    with pytest.raises(DataError, match="was killed, often because memory ran out: use fewer workers"):
+        list(image_chunks(ImageDataset(catalog, Deadly()), KEYS, workers=1))
+
+
+@dataclass(frozen=True)
+class Interrupted(TrainTransform):
+    """Ctrl-C reaches every process of a terminal."""
+
+    def crop(self, width: int, height: int, rng: Random) -> Crop:
+        os.kill(os.getpid(), signal.SIGINT)
+        return super().crop(width, height, rng)
+
+
+def test_ctrl_c_is_left_to_the_parent(catalog: Catalog):
+    chunks = list(image_chunks(ImageDataset(catalog, Interrupted(16)), KEYS[:2], workers=1))
+    assert len(chunks) == 2
+    with pytest.raises(KeyboardInterrupt):  # in this process it does interrupt
+        list(image_chunks(ImageDataset(catalog, Interrupted(16)), KEYS[:2], workers=0))
+
+
+@pytest.mark.parametrize("failure", [BrokenPipeError(), ConnectionResetError(), EOFError()])
+def test_a_script_without_a_guard_is_told_so(catalog: Catalog, monkeypatch: pytest.MonkeyPatch, failure: Exception):
+    """Such a script, imported by the server that processes are forked from, ends it; this is what arrives here."""
+
+    def fail(loader: object) -> None:
+        raise failure
+
+    monkeypatch.setattr("torch.utils.data.DataLoader.__iter__", fail)
+    with pytest.raises(DataError, match=r'cannot start processes .* under `if __name__ == "__main__":`'):
+        next(image_chunks(ImageDataset(catalog, TrainTransform(16)), KEYS, workers=1))
+
+
+def test_workers_are_counted_from_0(catalog: Catalog):
+    with pytest.raises(ValueError, match="workers must be 0 or more, not -1"):
+        next(image_chunks(ImageDataset(catalog, TrainTransform(16)), KEYS, workers=-1))

@@ -1,0 +1,343 @@
+"""Folders, tables and names become catalogs, or one error that says what is wrong, where, and what to do."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from shortlist.data import open_catalog
+from shortlist.data.presence import absent_files
+from shortlist.errors import ConfigError, DataError
+from tests.data.pictures import class_folders, write
+
+# Folders
+
+
+def test_one_folder_a_class(tmp_path: Path):
+    catalog = open_catalog(class_folders(tmp_path / "toys", {"car": 2, "ball": 3, "kite": 1}))
+    assert catalog.name == "toys"
+    assert catalog.class_names == ("ball", "car", "kite")
+    assert catalog.paths.tolist() == ["ball/0.jpg", "ball/1.jpg", "ball/2.jpg", "car/0.jpg", "car/1.jpg", "kite/0.jpg"]
+    assert catalog.labels.tolist() == [0, 0, 0, 1, 1, 2]
+    assert catalog.splits.tolist() == ["train"] * 5 + ["test"]  # half of 3 classes, rounded up
+    assert catalog.roles is None
+    assert all(catalog.file(i).is_file() for i in range(len(catalog)))
+
+
+def test_spaces_umlauts_and_upper_case(tmp_path: Path):
+    root = tmp_path / "meine schönen Bilder"
+    write(root / "Straßen bahn" / "Über Größe.JPG")
+    write(root / "日本 語" / "ä.PNG")
+    catalog = open_catalog(str(root))
+    assert catalog.class_names == ("Straßen bahn", "日本 語")
+    assert catalog.paths.tolist() == ["Straßen bahn/Über Größe.JPG", "日本 語/ä.PNG"]
+    assert all(catalog.file(i).is_file() for i in range(2))
+
+
+def test_hidden_and_other_files_do_not_count(tmp_path: Path):
+    root = class_folders(tmp_path, {"a": 1, "b": 1, ".thumbnails": 1})
+    (root / "a" / ".DS_Store").touch()
+    (root / "a" / "notes.txt").touch()
+    (root / "README.md").touch()
+    catalog = open_catalog(root)
+    assert catalog.paths.tolist() == ["a/0.jpg", "b/0.jpg"]
+    assert catalog.ignored == ("a/notes.txt",)
+
+
+def test_linked_folders_and_files_count(tmp_path: Path):
+    root = class_folders(tmp_path / "toys", {"a": 2})
+    elsewhere = class_folders(tmp_path / "elsewhere", {"b": 2})
+    (root / "b").symlink_to(elsewhere / "b")
+    (root / "a" / "2.jpg").symlink_to(elsewhere / "b" / "0.jpg")
+    assert open_catalog(root).labels.tolist() == [0, 0, 0, 1, 1]
+
+
+def test_the_split_of_a_folder_can_be_set(tmp_path: Path):
+    root = class_folders(tmp_path, {"a": 1, "b": 1, "c": 1, "d": 1})
+    assert open_catalog(root, train_share=0.75).splits.tolist() == ["train"] * 3 + ["test"]
+    splits = {tuple(open_catalog(root, split_seed=seed).splits.tolist()) for seed in range(8)}
+    assert len(splits) > 1
+
+
+def test_train_and_test_folders_are_splits(tmp_path: Path):
+    for split, sizes in {"train": {"a": 2, "b": 1}, "val": {"c": 1}, "test": {"a": 1, "d": 1}}.items():
+        class_folders(tmp_path / split, sizes)
+    catalog = open_catalog(tmp_path)
+    assert catalog.class_names == ("a", "b", "c", "d")
+    table = {
+        (p, catalog.class_names[n], s) for p, n, s in zip(catalog.paths, catalog.labels, catalog.splits, strict=True)
+    }
+    assert table == {
+        ("train/a/0.jpg", "a", "train"),
+        ("train/a/1.jpg", "a", "train"),
+        ("train/b/0.jpg", "b", "train"),
+        ("val/c/0.jpg", "c", "validation"),
+        ("test/a/0.jpg", "a", "test"),
+        ("test/d/0.jpg", "d", "test"),
+    }
+
+
+def test_a_class_may_be_called_train(tmp_path: Path):
+    catalog = open_catalog(class_folders(tmp_path, {"train": 2, "bus": 2}))
+    assert catalog.class_names == ("bus", "train")
+    assert catalog.paths.tolist() == ["bus/0.jpg", "bus/1.jpg", "train/0.jpg", "train/1.jpg"]
+
+
+def refused(source: Path | str, message: str, **options: object) -> None:
+    with pytest.raises(DataError, match=message) as caught:
+        open_catalog(source, **options)
+    assert "\n" not in str(caught.value)
+
+
+def test_an_empty_folder(tmp_path: Path):
+    refused(tmp_path, r"no class folders in .*: it is empty; expected one sub-folder a class")
+
+
+def test_images_without_class_folders(tmp_path: Path):
+    write(tmp_path / "1.jpg")
+    refused(tmp_path, r"1 images lie directly in it; expected one sub-folder a class")
+    class_folders(tmp_path, {"a": 1, "b": 1})
+    refused(tmp_path, r"1 images lie directly in .*, beside the class folders")
+
+
+def test_folders_too_deep(tmp_path: Path):
+    class_folders(tmp_path / "vehicles", {"a": 1, "b": 1})
+    refused(
+        tmp_path, r"the class folder 'vehicles' .* has folders of its own \(a, b\); expected one sub-folder a class"
+    )
+    class_folders(tmp_path / "train", {"c": 1})
+    refused(tmp_path, r"has folders of its own")  # train/ counts as a split only beside other splits
+
+
+def test_images_directly_in_a_split(tmp_path: Path):
+    class_folders(tmp_path / "train", {"a": 1})
+    write(tmp_path / "test" / "0.jpg")
+    refused(tmp_path, r"1 images lie directly in .*test; expected")
+
+
+def test_val_and_validation(tmp_path: Path):
+    class_folders(tmp_path / "val", {"a": 1})
+    class_folders(tmp_path / "validation", {"a": 1})
+    refused(tmp_path, "both val/ and validation/")
+
+
+def test_one_class_cannot_be_split(tmp_path: Path):
+    root = class_folders(tmp_path / "toys", {"only": 3})
+    refused(root, "toys has 1 class: it takes at least two")
+    assert open_catalog(root, train_share=1).splits.tolist() == ["train"] * 3
+
+
+def test_classes_without_images(tmp_path: Path):
+    root = class_folders(tmp_path, {"a": 1, "b": 1, "nothing": 0})
+    refused(root, r"1 class folders in .* have no images: nothing/. .* data.on_missing=skip")
+    catalog = open_catalog(root, on_missing="skip")
+    assert catalog.class_names == ("a", "b")
+    assert catalog.missing == ("nothing/",)
+    refused(class_folders(tmp_path / "x", {"a": 0, "b": 0}), r"no images in .*: its folders \(a/, b/\) hold none")
+
+
+def test_a_folder_needs_no_root(tmp_path: Path):
+    refused(class_folders(tmp_path, {"a": 1, "b": 1}), "data.root=.* has no meaning for a folder", root=tmp_path)
+
+
+# Tables
+
+
+def csv_file(folder: Path, *lines: str, name: str = "table.csv", encoding: str = "utf-8") -> Path:
+    file = folder / name
+    file.write_text("\n".join(lines) + "\n", encoding=encoding)
+    return file
+
+
+@pytest.fixture
+def toys(tmp_path: Path) -> Path:
+    return class_folders(tmp_path, {"pics": 4})
+
+
+def test_a_csv_file(toys: Path):
+    file = csv_file(
+        toys,
+        "label,colour,path,split,role",
+        "car,red,pics/0.jpg,train,",
+        '"ball, big",blue,pics/1.jpg,val,',
+        "",
+        "kite,,pics/2.jpg,test,query",
+        "kite,,./pics//3.jpg,test,gallery",
+    )
+    catalog = open_catalog(file)
+    assert catalog.name == "table"
+    assert catalog.class_names == ("ball, big", "car", "kite")
+    assert catalog.paths.tolist() == ["pics/0.jpg", "pics/1.jpg", "pics/2.jpg", "pics/3.jpg"]
+    assert [catalog.class_names[label] for label in catalog.labels] == ["car", "ball, big", "kite", "kite"]
+    assert catalog.splits.tolist() == ["train", "validation", "test", "test"]
+    assert catalog.roles is not None
+    assert catalog.roles.tolist() == ["", "", "query", "gallery"]
+    assert all(catalog.file(i).is_file() for i in range(4))
+
+
+def test_without_splits_whole_classes_are_split(toys: Path):
+    file = csv_file(toys, "path,label", *(f"pics/{i}.jpg,{'ba'[i % 2]}" for i in range(4)))
+    assert open_catalog(file).splits.tolist() == ["test", "train", "test", "train"]
+    assert open_catalog(file, train_share=1).splits.tolist() == ["train"] * 4
+
+
+@pytest.mark.parametrize("encoding", ["utf-8", "utf-8-sig"])
+def test_a_byte_order_mark_and_umlauts(tmp_path: Path, encoding: str):
+    write(tmp_path / "Fotos älter" / "Grün 1.jpg")
+    file = csv_file(tmp_path, "path,label", "Fotos älter/Grün 1.jpg,Bäume", encoding=encoding)
+    catalog = open_catalog(file, train_share=1)
+    assert catalog.class_names == ("Bäume",)
+    assert catalog.file(0).is_file()
+
+
+def test_paths_may_be_relative_to_a_root_or_absolute(tmp_path: Path, toys: Path):
+    (tmp_path / "lists").mkdir()
+    file = csv_file(tmp_path / "lists", "path,label", "pics/0.jpg,a", f"{toys.absolute().as_posix()}/pics/1.jpg,b")
+    catalog = open_catalog(file, root=toys)
+    assert all(catalog.file(i).is_file() for i in range(2))
+    refused(file, "1 of 2 images are missing in .*lists: pics/0.jpg")
+
+
+def test_parquet_and_csv_are_the_same(toys: Path):
+    columns = {
+        "path": [f"pics/{i}.jpg" for i in range(4)],
+        "label": ["7", "7", "12", "ü"],
+        "split": ["train", "train", "validation", "test"],
+        "role": ["", "", "query", "gallery"],
+    }
+    pq.write_table(pa.table({**columns, "extra": [1.5] * 4}), toys / "table.parquet")
+    rows = [",".join(row) for row in zip(*columns.values(), strict=True)]
+    from_csv, from_parquet = (
+        open_catalog(csv_file(toys, ",".join(columns), *rows)),
+        open_catalog(toys / "table.parquet"),
+    )
+    assert from_csv.fingerprint() == from_parquet.fingerprint()
+    other = open_catalog(csv_file(toys, ",".join(columns), *rows[::-1]))
+    assert other.fingerprint() != from_parquet.fingerprint()
+
+
+def test_numbers_are_labels_too(toys: Path):
+    pq.write_table(pa.table({"path": ["pics/0.jpg", "pics/1.jpg"], "label": [3, 5]}), toys / "table.parquet")
+    assert open_catalog(toys / "table.parquet").class_names == ("3", "5")
+
+
+@pytest.mark.parametrize(
+    ("lines", "message"),
+    [
+        ([], r"table.csv has no column path, label; its columns: none"),
+        (["path,label"], r"table.csv has no rows"),
+        (["path,class", "pics/0.jpg,a"], r"has no column label; its columns: path, class"),
+        (["path;label", "pics/0.jpg;a"], r"not separated by commas: its first line is 'path;label'"),
+        (["path,label,label", "pics/0.jpg,a,b"], r"column label more than once"),
+        (["path,label", "pics/0.jpg,a", "pics/1.jpg"], r"table.csv, line 3: 1 values for 2 columns"),
+        (["path,label", "pics/0.jpg,a", "", ",b"], r"table.csv, line 4: the path is empty"),
+        (["path,label", "pics/0.jpg, "], r"table.csv, line 2: the label is empty"),
+        (["path,label,split", "pics/0.jpg,a,tset"], r"line 2: split 'tset' is not one of .*; did you mean 'test'\?"),
+        (["path,label,role", "pics/0.jpg,a,querry"], r"line 2: role 'querry' .* did you mean 'query'\?"),
+        (["path,label,split", "pics/0.jpg,a,test", "pics/1.jpg,a,"], r"line 3: no split, .* \(1 such rows\)"),
+        (["path,label", "pics/0.jpg,a", "./pics/0.jpg,b"], r"line 3: pics/0.jpg is listed before, in line 2"),
+    ],
+)
+def test_a_bad_csv_file(toys: Path, lines: list[str], message: str):
+    refused(csv_file(toys, *lines), message)
+
+
+def test_a_csv_file_in_another_encoding(toys: Path):
+    refused(csv_file(toys, "path,label", "pics/0.jpg,Bäume", encoding="latin-1"), "as a CSV file in UTF-8")
+
+
+def test_bad_parquet_files(toys: Path):
+    file = toys / "table.parquet"
+    file.write_text("path,label\npics/0.jpg,a\n")
+    refused(file, r"cannot read .*table.parquet as a Parquet file")
+    pq.write_table(pa.table({"path": ["pics/0.jpg", "pics/1.jpg"], "label": ["a", None]}), file)
+    refused(file, r"table.parquet, row 2: the label is empty")
+    pq.write_table(pa.table({"path": ["pics/0.jpg"], "klass": ["a"]}), file)
+    refused(file, r"has no column label; its columns: path, klass")
+
+
+def test_missing_files_stop_or_are_left_out_by_name(toys: Path):
+    rows = [f"pics/{i}.jpg,{'ab'[i % 2]}" for i in range(10)]
+    file = csv_file(toys, "path,label", *rows)
+    refused(
+        file,
+        r"6 of 10 images are missing in .*: pics/4.jpg, pics/5.jpg, pics/6.jpg and 3 more\. .*data\.on_missing=skip",
+    )
+    catalog = open_catalog(file, on_missing="skip")
+    assert catalog.paths.tolist() == [f"pics/{i}.jpg" for i in range(4)]
+    assert catalog.missing == tuple(f"pics/{i}.jpg" for i in range(4, 10))
+    refused(file, r"none of its 10 images is in .*Is data.root right\?", root=toys / "pics", on_missing="skip")
+
+
+def test_a_folder_or_a_dead_link_is_not_a_file(toys: Path):
+    (toys / "pics" / "dir.jpg").mkdir()
+    (toys / "pics" / "dead.jpg").symlink_to(toys / "nowhere.jpg")
+    (toys / "pics" / "link.jpg").symlink_to(toys / "pics" / "0.jpg")
+    paths = np.array(
+        ["pics/dir.jpg", "pics/dead.jpg", "pics/link.jpg", "pics/0.jpg", "no/0.jpg", "0.jpg"], dtype=object
+    )
+    assert absent_files(toys, paths).tolist() == [True, True, False, False, True, True]
+
+
+def test_on_missing_is_error_or_skip(toys: Path):
+    with pytest.raises(ConfigError, match=r"data.on_missing=skipp: did you mean 'skip'\?"):
+        open_catalog(toys, on_missing="skipp")
+
+
+# Names
+
+
+def test_unknown_names(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.chdir(tmp_path)
+    refused("cars169", r"unknown source 'cars169': did you mean 'cars196'\?")
+    refused("./cars196", r"there is no .*cars196; a source is a benchmark, a folder")
+    refused("list.csv", r"there is no .*list.csv; a source is")
+    (tmp_path / "notes.txt").touch()
+    refused("notes.txt", "notes.txt is none of these: a benchmark, a folder")
+
+
+def test_a_benchmark_needs_its_folder(tmp_path: Path):
+    refused("cars196", r"cars196 needs its folder: set data.root to the one that holds cars_annos.mat and car_ims/")
+    refused("omniglot", r"omniglot: there is no folder .*nowhere; data.root must hold", root=tmp_path / "nowhere")
+
+
+def test_a_folder_named_like_a_benchmark(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.chdir(tmp_path)
+    class_folders(tmp_path / "cars196", {"a": 1, "b": 1})
+    refused("cars196", "cars196 needs its folder")
+    assert open_catalog("./cars196").class_names == ("a", "b")
+    class_folders(tmp_path / "mine", {"c": 1, "d": 1})
+    assert open_catalog("mine").class_names == ("c", "d")
+
+
+def test_opening_many_files_asks_the_disk_once_a_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    rows = [f"{c}/{i}.jpg" for c in range(20) for i in range(100)]
+    for c in range(20):
+        (tmp_path / str(c)).mkdir()
+    for row in rows:
+        (tmp_path / row).touch()
+
+    def refuse(self: Path, *args: object, **options: object) -> None:
+        raise AssertionError(f"a question for a single file: {self}")
+
+    file = csv_file(tmp_path, "path,label", *(f"{row},{row.partition('/')[0]}" for row in rows))
+    from_table = open_catalog(file)
+    with monkeypatch.context() as patch:
+        patch.setattr(Path, "is_file", refuse)
+        patch.setattr(Path, "stat", refuse)
+        assert not absent_files(tmp_path, from_table.paths).any()
+    assert len(open_catalog(tmp_path)) == len(from_table) == 2000
+
+
+def test_importing_the_room_does_not_import_what_one_feature_needs():
+    code = (
+        "import sys, shortlist.data; print([m for m in ('matplotlib', 'pyarrow', 'scipy', 'timm') if m in sys.modules])"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "[]"

@@ -1,0 +1,263 @@
+"""Crops are torchvision's in law and in pixels; their randomness is a function of seed, epoch and image."""
+
+from __future__ import annotations
+
+import math
+import timeit
+from pathlib import Path
+from random import Random
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from PIL import Image
+from torchvision.transforms import v2
+
+from shortlist.data import ImageDataset, TestTransform, TrainTransform, augmentation_rng
+from shortlist.data.images import load_crop, load_image
+from shortlist.data.transforms import Crop, cut
+from shortlist.errors import ConfigError
+from tests.data.pictures import class_folders, picture, write
+
+MODES = {"bilinear": v2.InterpolationMode.BILINEAR, "bicubic": v2.InterpolationMode.BICUBIC}
+sides = st.integers(1, 300)
+
+
+def distance(a: torch.Tensor, b: torch.Tensor) -> int:
+    return int((a.int() - b.int()).abs().max())
+
+
+# Randomness
+
+
+def test_random_numbers_are_a_function_of_seed_epoch_and_index():
+    first = [augmentation_rng(1, 2, 3).random() for _ in range(2)]
+    assert first[0] == first[1]
+    keys = [(1, 2, 3), (0, 2, 3), (1, 0, 3), (1, 2, 0), (3, 2, 1), (12, 3, 0), (1, 23, 0)]
+    assert len({augmentation_rng(*key).random() for key in keys}) == len(keys)
+
+
+def test_random_numbers_stay_the_same_for_ever():
+    rng = augmentation_rng(0, 1, 2)
+    assert [round(rng.random(), 12) for _ in range(3)] == [0.71376185533, 0.947779446908, 0.060679805068]
+
+
+def test_numpy_numbers_are_the_same_numbers():
+    expected = augmentation_rng(1, 2, 3).random()
+    assert augmentation_rng(np.int64(1), np.int32(2), np.uint8(3)).random() == expected
+
+
+def test_random_numbers_are_cheap():
+    assert min(timeit.repeat(lambda: augmentation_rng(0, 1, 2), number=200, repeat=5)) / 200 < 100e-6
+
+
+def test_neighbouring_images_are_unrelated():
+    draws = np.array([[augmentation_rng(0, epoch, index).random() for index in range(200)] for epoch in range(20)])
+    assert abs(np.corrcoef(draws[:-1].ravel(), draws[1:].ravel())[0, 1]) < 0.06  # 3.7 standard errors
+    assert abs(np.corrcoef(draws[:, :-1].ravel(), draws[:, 1:].ravel())[0, 1]) < 0.06
+    assert abs(draws.mean() - 0.5) < 0.02
+
+
+# The training crop
+
+
+def crops(transform: TrainTransform, width: int, height: int, number: int) -> np.ndarray:
+    """(number, 5): left, top, right, bottom, flip."""
+    found = [transform.crop(width, height, augmentation_rng(0, 0, index)) for index in range(number)]
+    return np.array([(*crop.box, crop.flip) for crop in found])
+
+
+def torchvision_crops(width: int, height: int, number: int) -> np.ndarray:
+    transform = v2.RandomResizedCrop(10, antialias=True)
+    image = torch.zeros(3, height, width, dtype=torch.uint8)
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
+        drawn = [transform.make_params([image]) for _ in range(number)]
+    return np.array([(d["left"], d["top"], d["left"] + d["width"], d["top"] + d["height"]) for d in drawn])
+
+
+@pytest.mark.parametrize(("width", "height"), [(120, 90), (90, 120), (300, 40)])
+def test_crops_have_torchvisions_distribution(width: int, height: int):
+    number = 3000
+    ours, theirs = crops(TrainTransform(10), width, height, number), torchvision_crops(width, height, number)
+    for name, measure in {
+        "left": lambda box: box[:, 0],
+        "top": lambda box: box[:, 1],
+        "area": lambda box: (box[:, 2] - box[:, 0]) * (box[:, 3] - box[:, 1]),
+        "log ratio": lambda box: np.log((box[:, 2] - box[:, 0]) / (box[:, 3] - box[:, 1])),
+    }.items():
+        a, b = np.sort(measure(ours)), np.sort(measure(theirs))
+        grid = np.unique(np.concatenate([a, b]))
+        gap = np.abs(np.searchsorted(a, grid, "right") - np.searchsorted(b, grid, "right")).max() / number
+        assert gap < 0.05, name  # two-sample Kolmogorov-Smirnov, p = 0.001
+
+
+def test_crops_keep_to_scale_and_ratio():
+    boxes = crops(TrainTransform(10, scale=(0.2, 0.5), ratio=(0.5, 2)), 400, 300, 500)
+    width, height = boxes[:, 2] - boxes[:, 0], boxes[:, 3] - boxes[:, 1]
+    share, ratio = width * height / (400 * 300), width / height
+    assert 0.195 < share.min() < 0.22
+    assert 0.48 < share.max() < 0.505
+    assert 0.49 < ratio.min() < 0.55
+    assert 1.85 < ratio.max() < 2.02
+    assert abs(np.log(ratio).mean()) < 0.08  # uniform in its logarithm: as often wide as high
+
+
+def test_half_of_the_crops_are_mirrored():
+    for flip in (0.0, 0.5, 1.0):
+        share = crops(TrainTransform(10, flip=flip), 40, 30, 1000)[:, 4].mean()
+        assert abs(share - flip) < 0.06 * (0 < flip < 1) + 1e-9
+
+
+@given(width=sides, height=sides, index=st.integers(0, 10))
+def test_crops_are_inside_the_image(width: int, height: int, index: int):
+    left, top, right, bottom = TrainTransform(8).crop(width, height, augmentation_rng(0, 0, index)).box
+    assert 0 <= left < right <= width
+    assert 0 <= top < bottom <= height
+
+
+@pytest.mark.parametrize(("width", "height"), [(1000, 20), (20, 1000), (999, 7)])
+def test_a_very_long_image_gives_its_middle(width: int, height: int):
+    boxes = crops(TrainTransform(10, scale=(0.5, 1)), width, height, 20)[:, :4]
+    assert (boxes == torchvision_fallback(width, height)).all()
+
+
+def torchvision_fallback(width: int, height: int) -> np.ndarray:
+    transform = v2.RandomResizedCrop(10, scale=(0.5, 1.0), antialias=True)
+    drawn = transform.make_params([torch.zeros(3, height, width, dtype=torch.uint8)])
+    return np.array([drawn["left"], drawn["top"], drawn["left"] + drawn["width"], drawn["top"] + drawn["height"]])
+
+
+@pytest.mark.parametrize("interpolation", MODES)
+@pytest.mark.parametrize("flip", [False, True])
+def test_the_pixels_of_a_crop_are_torchvisions(interpolation: str, flip: bool):
+    image = picture(140, 110)
+    box = (20, 10, 116, 90)  # 96 x 80 -> 64 x 64
+    ours = cut(image, Crop(box, flip), 64, interpolation)
+    theirs = v2.functional.resized_crop(
+        image, 10, 20, 80, 96, [64, 64], interpolation=MODES[interpolation], antialias=True
+    )
+    theirs = v2.functional.pil_to_tensor(v2.functional.horizontal_flip(theirs) if flip else theirs)
+    assert ours.shape == (3, 64, 64)
+    assert ours.dtype == torch.uint8
+    assert ours.is_contiguous()
+    # At the border we resample from pixels around the crop, where torchvision has none.
+    assert distance(ours[:, 2:-2, 2:-2], theirs[:, 2:-2, 2:-2]) <= 1
+    assert distance(ours, theirs) < 16
+    assert distance(ours.flip(2), theirs) > 50  # the measure can tell
+
+
+def test_upscaling_a_tiny_image():
+    for size in ((1, 1), (1, 50), (3, 2)):
+        pixels = TrainTransform(16)(picture(*size), Random(0))
+        assert pixels.shape == (3, 16, 16)
+    assert TrainTransform(16)(Image.new("RGB", (1, 1), (9, 8, 7)), Random(0))[:, 5, 5].tolist() == [9, 8, 7]
+
+
+def test_other_numbers_other_crops(tmp_path: Path):
+    from shortlist.data import open_catalog
+
+    catalog = open_catalog(class_folders(tmp_path, {"a": 2, "b": 2}))
+    transform = TrainTransform(16)
+    first = ImageDataset(catalog, transform, seed=0)[0, 0]
+    assert torch.equal(ImageDataset(catalog, transform, seed=0)[0, 0], first)
+    assert not torch.equal(ImageDataset(catalog, transform, seed=1)[0, 0], first)
+    assert not torch.equal(ImageDataset(catalog, transform, seed=0)[1, 0], first)
+    assert not torch.equal(ImageDataset(catalog, transform, seed=0)[0, 1], first)
+    still = ImageDataset(catalog, TestTransform(16, 18), seed=0)
+    assert torch.equal(still[0, 0], still[1, 0])
+    assert len(still) == 4
+
+
+# The test crop
+
+
+@pytest.mark.parametrize("interpolation", MODES)
+@pytest.mark.parametrize("image", [(300, 200), (131, 177), (64, 64), (40, 33), (257, 64), (20, 90)])
+@pytest.mark.parametrize(("size", "resize"), [(56, 64), (64, 64), (33, 64)])
+def test_resize_and_centre_crop_are_torchvisions(image: tuple[int, int], size: int, resize: int, interpolation: str):
+    whole = picture(*image)
+    mode = MODES[interpolation]
+    theirs = v2.Compose([v2.Resize(resize, interpolation=mode, antialias=True), v2.CenterCrop(size), v2.PILToTensor()])
+    ours = TestTransform(size, resize, interpolation)(whole)
+    assert ours.shape == (3, size, size)
+    # Large ones are shrunk coarsely first (COARSE); the rest may round a half the other way.
+    assert distance(ours, theirs(whole)) <= (1 if min(image) < 1.5 * 2 * resize else 3)
+    if image != (64, 64):
+        assert distance(ours, theirs(picture(*image, seed=1))) > 50
+
+
+@given(width=sides, height=sides, size=st.integers(1, 80), more=st.integers(0, 40))
+def test_the_test_crop_is_inside_the_image(width: int, height: int, size: int, more: int):
+    left, top, right, bottom = TestTransform(size, size + more).crop(width, height).box
+    assert -1e-9 <= left < right <= width + 1e-6
+    assert -1e-9 <= top < bottom <= height + 1e-6
+
+
+@given(width=sides, height=sides, size=st.integers(1, 40), more=st.integers(0, 20))
+def test_every_size_gives_a_square(width: int, height: int, size: int, more: int):
+    image = Image.new("RGB", (width, height), (10, 200, 30))
+    for transform in (TestTransform(size, size + more), TrainTransform(size)):
+        pixels = transform(image, Random(0))
+        assert pixels.shape == (3, size, size)
+        assert (pixels == torch.tensor([10, 200, 30]).view(3, 1, 1)).all()
+
+
+# From the file
+
+
+@pytest.mark.parametrize("transform", [TestTransform(32, 36), TestTransform(100, 110), TrainTransform(32)])
+@pytest.mark.parametrize("orientation", range(1, 9))
+def test_a_jpeg_decoded_small_gives_the_same_picture(
+    tmp_path: Path, transform: TestTransform | TrainTransform, orientation: int
+):
+    exif = Image.Exif()
+    exif[0x0112] = orientation
+    file = write(tmp_path / "big.jpg", picture(601, 457), quality=95, subsampling=0, exif=exif)
+    for index in range(3):
+        small = load_crop(file, transform, augmentation_rng(0, 0, index))
+        exact = transform(load_image(file), augmentation_rng(0, 0, index))
+        assert distance(small, exact) <= 5
+        assert (small.int() - exact.int()).abs().float().mean() < 1
+    assert distance(small, transform(picture(601, 457, seed=1), augmentation_rng(0, 0, index))) > 50
+
+
+def test_a_large_jpeg_is_decoded_small(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    sizes: list[tuple[int, int]] = []
+    monkeypatch.setattr("shortlist.data.images.cut", lambda image, *_: sizes.append(image.size) or torch.zeros(1))
+    file = write(tmp_path / "big.jpg", picture(800, 600))
+    for size in (500, 200, 90, 20):
+        load_crop(file, TestTransform(size, size), Random(0))
+    assert sizes == [(800, 600), (400, 300), (200, 150), (100, 75)]
+
+
+def test_a_png_is_the_same_from_the_file(tmp_path: Path):
+    file = write(tmp_path / "a.png", picture(90, 70))
+    for transform in (TestTransform(32, 36), TrainTransform(32)):
+        assert torch.equal(load_crop(file, transform, Random(3)), transform(picture(90, 70), Random(3)))
+
+
+# What is refused
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (lambda: TrainTransform(0), "at least 1 pixel"),
+        (lambda: TrainTransform(8, scale=(0.5, 0.2)), "scale of a crop"),
+        (lambda: TrainTransform(8, scale=(0, 1)), "scale of a crop"),
+        (lambda: TrainTransform(8, scale=(0.5, 2)), "scale of a crop"),
+        (lambda: TrainTransform(8, ratio=(2, 1)), "ratio of a crop"),
+        (lambda: TrainTransform(8, ratio=(0, math.inf)), "ratio of a crop"),
+        (lambda: TrainTransform(8, flip=1.5), "probability of a flip"),
+        (lambda: TrainTransform(8, interpolation="bicubik"), "did you mean 'bicubic'"),
+        (lambda: TestTransform(8, 7), "resized to 7 and cropped to 8"),
+        (lambda: TestTransform(0, 7), "at least 1 pixel"),
+        (lambda: TestTransform(8, 8, "x"), "known: bicubic, bilinear"),
+    ],
+)
+def test_impossible_transforms(make: object, message: str):
+    with pytest.raises(ConfigError, match=message):
+        make()

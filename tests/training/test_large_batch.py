@@ -1,0 +1,351 @@
+"""The gradient of the large-batch step is that of one plain backward pass; what would make it another is refused."""
+
+from __future__ import annotations
+
+from functools import partial
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from shortlist.errors import ModelError
+from shortlist.training import large_batch
+from shortlist.training.large_batch import LargeBatchStep
+from shortlist.training.memory import GraphSize
+from tests.training.steps import (
+    LOSSES,
+    MODELS,
+    Proxies,
+    Unit,
+    conv_net,
+    difference,
+    dropping_conv_net,
+    make,
+    mlp,
+    plain_step,
+    some_images,
+    some_labels,
+    take_gradients,
+)
+
+EXACT = 1e-9
+KEEP = ["none", "all", "some", "auto"]
+RANDOM_MODELS = [name for name in MODELS if "dropout" in name or name == "transformer"]
+each_model = pytest.mark.parametrize("model", MODELS)
+each_keep = pytest.mark.parametrize("keep", KEEP)
+
+
+def keep_graphs(keep: str, model: nn.Module, chunk: Tensor) -> bool | int | str:
+    """The argument for a way of keeping graphs; "some" is room for one and a half of them."""
+    if keep != "some":
+        return {"none": False, "all": True, "auto": "auto"}[keep]
+    with torch.random.fork_rng([]), GraphSize([*model.parameters(), *model.buffers(), chunk]) as graph:
+        model(chunk)
+    return graph.bytes * 3 // 2
+
+
+def large_step(
+    model: nn.Module, loss: nn.Module, images: Tensor, chunk_size: int, keep: str = "none", seed: int = 3
+) -> tuple[large_batch.StepOutput, list[Tensor | None]]:
+    torch.manual_seed(seed)
+    step = LargeBatchStep(model, loss, chunk_size, keep_graphs=keep_graphs(keep, model, images[:chunk_size]))
+    return step(images, some_labels()), take_gradients(model, loss)
+
+
+def plain(model: nn.Module, loss: nn.Module, images: Tensor, chunk_size: int, seed: int = 3) -> list[Tensor | None]:
+    torch.manual_seed(seed)
+    plain_step(model, loss, images.split(chunk_size), some_labels())
+    return take_gradients(model, loss)
+
+
+# The gradient
+
+
+@each_model
+@each_keep
+@pytest.mark.parametrize("chunk_size", [1, 7, 64])
+def test_gradient_is_that_of_one_backward_pass(model: str, keep: str, chunk_size: int) -> None:
+    net, loss, images = make(MODELS[model]), LOSSES["recall"](), some_images()
+    torch.manual_seed(3)
+    value, embeddings = plain_step(net, loss, images.split(chunk_size), some_labels())
+    expected, random_state = take_gradients(net, loss), torch.get_rng_state()
+    out, found = large_step(net, loss, images, chunk_size, keep)
+    assert difference(found, expected) < EXACT
+    torch.testing.assert_close(out.loss, value)
+    torch.testing.assert_close(out.embeddings, embeddings)
+    assert not out.loss.requires_grad
+    assert not out.embeddings.requires_grad
+    assert out.chunks == -(-20 // chunk_size)
+    assert out.kept == {"none": 0, "some": 1}.get(keep, out.chunks)
+    assert torch.equal(torch.get_rng_state(), random_state)  # as if nothing had been embedded twice
+
+
+@each_keep
+@pytest.mark.parametrize("loss", LOSSES)
+def test_any_loss_and_its_own_parameters(loss: str, keep: str) -> None:
+    model, head, images = make(dropping_conv_net), make(LOSSES[loss], seed=5), some_images()
+    expected = plain(model, head, images, 6)
+    out, found = large_step(model, head, images, 6, keep)
+    assert difference(found, expected) < EXACT
+    own = found[len(list(model.parameters())) :]
+    assert bool(own) == ("prox" in loss or "triple" in loss)
+    assert all(gradient is not None and gradient.abs().max() > 1e-3 for gradient in own)
+    assert out.loss > 0
+
+
+def test_without_random_layers_it_is_the_gradient_of_the_batch_in_one_go() -> None:
+    model, loss, images = make(conv_net), LOSSES["recall"](), some_images()
+    expected = plain(model, loss, images, len(images))
+    assert difference(large_step(model, loss, images, 3)[1], expected) < EXACT
+    # and the gradients of the chunks' own losses do not add up to it
+    for chunk, labels in zip(images.split(4), some_labels().split(4), strict=True):
+        (loss(model(chunk), labels) / 5).backward()
+    assert difference(take_gradients(model), expected) > 0.1
+
+
+@pytest.mark.parametrize("model", RANDOM_MODELS)
+def test_without_replay_of_the_random_state_the_gradient_is_another(
+    model: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    net, loss, images = make(MODELS[model]), LOSSES["recall"](), some_images()
+    expected = plain(net, loss, images, 6)
+    monkeypatch.setattr(large_batch, "set_random_state", lambda *_: None)
+    with pytest.raises(ModelError, match=r"other vectors.*keep_graphs=True"):
+        large_step(net, loss, images, 6)
+    take_gradients(net)
+    monkeypatch.setattr(LargeBatchStep, "_refuse_other_vectors", lambda *_: None)
+    assert difference(large_step(net, loss, images, 6)[1], expected) > 1e-2
+    assert difference(large_step(net, loss, images, 6, keep="all")[1], expected) < EXACT
+
+
+def test_with_other_pixels_in_the_second_pass_the_gradient_is_another(monkeypatch: pytest.MonkeyPatch) -> None:
+    model, loss = make(conv_net), LOSSES["recall"]()
+    expected = plain(model, loss, some_images(), 6)
+    images = some_images()
+
+    def changes_pixels(embeddings: Tensor, labels: Tensor) -> Tensor:
+        images.copy_(some_images(seed=2))
+        return loss(embeddings, labels)
+
+    with pytest.raises(ModelError, match="the images must stay as they are"):
+        LargeBatchStep(model, changes_pixels, 6, keep_graphs=False)(images, some_labels())
+    for keep in (True, 10**9):
+        images.copy_(some_images())
+        with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+            LargeBatchStep(model, changes_pixels, 6, keep_graphs=keep)(images, some_labels())
+    take_gradients(model)
+    images.copy_(some_images())
+    monkeypatch.setattr(LargeBatchStep, "_refuse_other_vectors", lambda *_: None)
+    LargeBatchStep(model, changes_pixels, 6, keep_graphs=False)(images, some_labels())
+    assert difference(take_gradients(model), expected) > 1e-2
+
+
+class OtherAfter(nn.Module):
+    """Counts its calls, and is another function after some of them."""
+
+    def __init__(self, calls: int, factor: float) -> None:
+        super().__init__()
+        self.calls, self.factor = calls, factor
+
+    def forward(self, vectors: Tensor) -> Tensor:
+        self.calls -= 1
+        return vectors if self.calls >= 0 else vectors * self.factor
+
+
+@pytest.mark.parametrize("factor", [0.9, float("nan"), float("inf")])
+def test_a_model_that_cannot_be_replayed_is_refused(factor: float) -> None:
+    def step(calls: int, keep: bool) -> LargeBatchStep:
+        model = make(lambda: nn.Sequential(mlp(), OtherAfter(calls, factor)))
+        return LargeBatchStep(model, LOSSES["recall"](), 6, keep_graphs=keep)
+
+    with pytest.raises(ModelError, match="other vectors for the same images the second time"):
+        step(calls=4, keep=False)(some_images(), some_labels())
+    step(calls=8, keep=False)(some_images(), some_labels())
+    step(calls=4, keep=True)(some_images(), some_labels())
+
+
+@each_model
+def test_which_graphs_are_kept_changes_no_bit(model: str) -> None:
+    net, loss, images = make(MODELS[model], torch.float32), LOSSES["recall"](), some_images(dtype=torch.float32)
+    (first, none), *others = (large_step(net, loss, images, 6, keep) for keep in KEEP)
+    for out, gradients in others:
+        assert torch.equal(out.embeddings, first.embeddings)
+        assert torch.equal(out.loss, first.loss)
+        assert all(torch.equal(one, other) for one, other in zip(gradients, none, strict=True))
+
+
+class WritesOverItsValues(nn.Module):
+    def forward(self, features: Tensor) -> Tensor:
+        kept = features.sigmoid()  # whose backward pass needs its result
+        result = kept * 2
+        kept.add_(1)
+        return result
+
+
+@each_keep
+def test_what_plain_backward_refuses_is_refused(keep: str) -> None:
+    model, loss, images = make(lambda: mlp(WritesOverItsValues())), LOSSES["recall"](), some_images()
+    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+        plain(model, loss, images, 6)
+    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+        large_step(model, loss, images, 6, keep)
+
+
+# As backward does
+
+
+@each_keep
+def test_gradients_add_up(keep: str) -> None:
+    model, loss, images = make(mlp), make(Proxies), some_images()
+    once = plain(model, loss, images, 6)
+    run = partial(LargeBatchStep(model, loss, 6, keep_graphs=keep_graphs(keep, model, images[:6])), images)
+    run(some_labels())
+    run(some_labels())
+    assert difference(take_gradients(model, loss), [gradient * 2 for gradient in once if gradient is not None]) < EXACT
+
+
+@each_keep
+def test_inside_no_grad(keep: str) -> None:
+    model, loss, images = make(dropping_conv_net), make(Proxies), some_images()
+    expected = plain(model, loss, images, 6)
+    room = keep_graphs(keep, model, images[:6])
+    torch.manual_seed(3)
+    with torch.no_grad():
+        LargeBatchStep(model, loss, 6, keep_graphs=room)(images, some_labels())
+        assert not torch.is_grad_enabled()
+    assert difference(take_gradients(model, loss), expected) < EXACT
+
+
+@each_keep
+def test_frozen_parameters_get_no_gradient(keep: str) -> None:
+    model, loss, images = make(mlp), make(Proxies), some_images()
+    model[1].requires_grad_(False)
+    assert difference(large_step(model, loss, images, 6, keep)[1], plain(model, loss, images, 6)) < EXACT
+    model.requires_grad_(False)
+    room = True if keep == "some" else keep_graphs(keep, model, images)  # there is no graph to have a size
+    out = LargeBatchStep(model, loss, 6, keep_graphs=room)(images, some_labels())
+    found = take_gradients(model, loss)
+    assert difference(found, plain(model, loss, images, 6)) < EXACT
+    assert found[:-1] == [None] * 4
+    assert out.kept == 0
+
+
+@each_keep
+def test_a_loss_that_leaves_the_embeddings_alone(keep: str) -> None:
+    """The model gets no gradient, as from backward: not zeros, by which an optimizer would let it decay."""
+    model, loss, images = make(mlp), make(Proxies), some_images()
+    step = LargeBatchStep(
+        model, lambda *_: loss.proxies.square().sum(), 6, keep_graphs=keep_graphs(keep, model, images[:6])
+    )
+    assert step(images, some_labels()).loss == loss.proxies.square().sum()
+    assert take_gradients(model) == [None] * 4
+    torch.testing.assert_close(loss.proxies.grad, 2 * loss.proxies.detach())
+    constant = LargeBatchStep(model, lambda *_: torch.tensor(2.0), 6)(images, some_labels())
+    assert constant.loss == 2
+    assert take_gradients(model) == [None] * 4
+
+
+# Normalisation by the batch
+
+
+def test_batch_norm_in_training_mode_is_refused() -> None:
+    model = make(conv_net).train()
+    with pytest.raises(ModelError, match=r"BatchNorm2d '1' is in training mode.*Freeze it.*freeze_batch_norm=True"):
+        LargeBatchStep(model, LOSSES["recall"](), 6)(some_images(), some_labels())
+    assert take_gradients(model) == [None] * 8
+    model[1].eval()
+    LargeBatchStep(model, LOSSES["recall"](), 6)(some_images(), some_labels())
+
+
+def test_batch_norm_without_running_statistics_is_refused() -> None:
+    """It normalises by the batch in eval mode, too."""
+    model = make(lambda: mlp(nn.BatchNorm1d(16, track_running_stats=False))).eval()
+    with pytest.raises(ModelError, match="has no running statistics"):
+        LargeBatchStep(model, LOSSES["recall"](), 6)(some_images(), some_labels())
+
+
+# Precision
+
+
+def precise_and_rough(
+    dtype: torch.dtype, scaler: torch.amp.GradScaler | None, keep: bool, outer: bool = False
+) -> tuple[nn.Module, nn.Module, list[Tensor | None]]:
+    """A model and a loss with gradients from a step in a lower precision, and the precise gradients."""
+    model, loss, images = make(conv_net, torch.float32), make(Proxies, torch.float32), some_images(dtype=torch.float32)
+    precise = plain(model, loss, images, 6)
+    step = LargeBatchStep(model, loss, 6, keep_graphs=keep, autocast=dtype, scaler=scaler)
+    with torch.autocast("cpu", dtype, enabled=outer):  # whose cache of casts must not lose gradients
+        out = step(images, some_labels())
+    assert out.embeddings.dtype == torch.float32
+    with torch.no_grad():
+        assert 1e-4 < (out.embeddings - model(images)).abs().max() < 0.05  # the lower precision was used
+    return model, loss, precise
+
+
+@pytest.mark.parametrize("keep", [False, True])
+@pytest.mark.parametrize("outer", [False, True])
+def test_bfloat16(keep: bool, outer: bool) -> None:
+    model, loss, precise = precise_and_rough(torch.bfloat16, None, keep, outer)
+    rough = take_gradients(model, loss)
+    assert 1e-5 < difference(rough, precise) < 0.05
+
+    def plain_model(chunk: Tensor) -> Tensor:
+        with torch.autocast("cpu", torch.bfloat16):
+            return model(chunk).float()
+
+    plain_step(plain_model, loss, some_images(dtype=torch.float32).split(6), some_labels())
+    assert difference(rough, take_gradients(model, loss)) < 1e-5
+
+
+@pytest.mark.parametrize("keep", [False, True])
+def test_float16_with_a_scaler(keep: bool) -> None:
+    scaler = torch.amp.GradScaler("cpu", init_scale=2.0**12)
+    model, loss, precise = precise_and_rough(torch.float16, scaler, keep)
+    optimizer = torch.optim.SGD([*model.parameters(), *loss.parameters()])
+    scaled = [parameter.grad.clone() for parameter in optimizer.param_groups[0]["params"]]
+    scaler.unscale_(optimizer)
+    found = take_gradients(model, loss)
+    assert difference(found, precise) < 0.01
+    assert difference(scaled, [gradient * 2.0**12 for gradient in found]) < 1e-6
+
+
+def test_float16_without_a_scaler_is_refused() -> None:
+    with pytest.raises(ValueError, match="pass scaler"):
+        LargeBatchStep(mlp(), LOSSES["recall"](), autocast=torch.float16)
+
+
+def test_without_autocast_the_model_is_precise_whatever_the_caller_says() -> None:
+    model, images = make(conv_net, torch.float32), some_images(dtype=torch.float32)
+    with torch.autocast("cpu", torch.bfloat16):
+        out = LargeBatchStep(model, LOSSES["recall"](), 20)(images, some_labels())
+    with torch.no_grad():
+        torch.testing.assert_close(out.embeddings, model(images), atol=1e-6, rtol=0)
+
+
+# Wrong arguments
+
+
+@pytest.mark.parametrize("chunk_size", [0, -1, 2.5, "all"])
+def test_bad_chunk_size(chunk_size: object) -> None:
+    with pytest.raises(ValueError, match=f"chunk_size must be at least 1.*not {chunk_size!r}"):
+        LargeBatchStep(mlp(), LOSSES["recall"](), chunk_size)
+
+
+@pytest.mark.parametrize("keep", [-1, "all", None])
+def test_bad_keep_graphs(keep: object) -> None:
+    with pytest.raises(ValueError, match=f"keep_graphs must be True.*not {keep!r}"):
+        LargeBatchStep(mlp(), LOSSES["recall"](), keep_graphs=keep)
+
+
+class Pair(nn.Module):
+    def forward(self, vectors: Tensor) -> tuple[Tensor, Tensor]:
+        return vectors, vectors
+
+
+@pytest.mark.parametrize(("last", "found"), [(Pair(), "tuple"), (nn.Flatten(0), r"\[36\]")], ids=["pair", "flat"])
+@pytest.mark.parametrize("as_list", [False, True])
+def test_a_model_that_gives_no_vectors(last: nn.Module, found: str, as_list: bool) -> None:
+    model = make(lambda: nn.Sequential(mlp(), Unit(), last))
+    images = list(some_images()) if as_list else some_images()
+    with pytest.raises(ModelError, match=f"one vector for each of 6 images; it gave {found}"):
+        LargeBatchStep(model, LOSSES["recall"](), 6)(images, some_labels())

@@ -1,0 +1,201 @@
+"""What memory there is, what a graph takes, and which graphs are kept."""
+
+from __future__ import annotations
+
+import math
+import subprocess
+import sys
+from pathlib import Path
+
+import psutil
+import pytest
+import torch
+from torch import Tensor, nn
+
+from shortlist.training import memory
+from shortlist.training.memory import GraphBudget, GraphSize, available_memory, is_out_of_memory
+
+FLOAT = 4  # bytes
+
+# The size of a graph
+
+
+def test_what_the_backward_pass_needs_is_counted() -> None:
+    weight, images = torch.ones(100, requires_grad=True), torch.ones(7, 100)
+    with GraphSize([weight]) as graph:
+        product = images * weight  # needs the images
+        result = product.exp()  # needs its result
+        half = result[:, :50].sin()  # needs half of the same storage, which is held already
+        half.sum()
+    assert graph.bytes == 2 * 700 * FLOAT
+    with GraphSize([weight, images]) as graph:
+        (images * weight).exp()
+    assert graph.bytes == 700 * FLOAT
+    with GraphSize([]) as graph:
+        (weight * weight).sum()
+    assert graph.bytes == 100 * FLOAT
+
+
+def test_what_it_does_not_need_is_not() -> None:
+    layer, images = nn.Linear(10, 20), torch.ones(7, 10)
+    with GraphSize([*layer.parameters(), images]) as graph:
+        layer(images) + 1
+        with torch.no_grad():
+            layer(images).exp().sin()
+        images.exp().sin()  # nothing here is to be differentiated
+    assert graph.bytes == 0
+    layer(images).exp()  # after the context
+    assert graph.bytes == 0
+
+
+def test_a_chunk_of_a_batch_is_not_the_batch() -> None:
+    """The first layer keeps its input, a view of all images: those are held anyway."""
+    layer, images = nn.Conv2d(3, 4, 3), torch.ones(64, 3, 9, 9)
+    with GraphSize([*layer.parameters(), images[:2]]) as graph:
+        layer(images[:2]).sigmoid()
+    assert graph.bytes == 2 * 4 * 7 * 7 * FLOAT
+
+
+def test_counting_changes_no_gradient() -> None:
+    layer, images = nn.Sequential(nn.Linear(10, 20), nn.GELU(), nn.Linear(20, 3)), torch.randn(7, 10)
+    layer(images).square().sum().backward()
+    expected = [parameter.grad for parameter in layer.parameters()]
+    layer.zero_grad()
+    with GraphSize([]) as graph:
+        result = layer(images).square().sum()
+    result.backward()
+    assert graph.bytes > 0
+    assert all(torch.equal(one.grad, other) for one, other in zip(layer.parameters(), expected, strict=True))
+
+
+def test_values_that_were_written_over_are_noticed() -> None:
+    weight = torch.ones(3, requires_grad=True)
+    with GraphSize([]):
+        kept = weight.exp()
+        result = kept.sum()
+    kept.detach().add_(1)
+    with pytest.raises(RuntimeError, match=r"\[3\], has been modified by an inplace operation"):
+        result.backward()
+
+
+# Which graphs are kept
+
+
+def run_chunks(room: float, sizes: list[int]) -> list[bool]:
+    """For chunks of so many images, whose graphs take 8 bytes an image, whether the graph was kept."""
+    weight = torch.ones(2, requires_grad=True)
+    budget, calls = GraphBudget(room, [weight]), []
+
+    def forward(size: int) -> Tensor:
+        calls.append(size)
+        return (torch.ones(size, 2) * weight).exp() if size % 2 == 0 else (weight * torch.ones(size, 2)).exp()
+
+    results = []
+    for size in sizes:
+        images = torch.ones(size, 2)
+        results.append(budget.run(lambda images=images: (calls.append(1), (images * weight).exp())[1], held=[images]))
+    assert len(calls) == len(sizes)  # each is run once, kept or not
+    return [result.requires_grad for result in results]
+
+
+@pytest.mark.parametrize(
+    ("room", "kept"), [(0, 0), (1, 0), (79, 0), (80, 1), (239, 2), (240, 3), (399, 4), (400, 5), (math.inf, 5)]
+)
+def test_budget_keeps_what_fits(room: float, kept: int) -> None:
+    assert run_chunks(room, [10] * 5) == [True] * kept + [False] * (5 - kept)
+
+
+def test_budget_with_chunks_of_several_sizes() -> None:
+    assert run_chunks(200, [10, 20, 10, 10]) == [True, False, False, False]  # what may not fit is not tried again
+    assert run_chunks(160, [10, 5, 5]) == [True, True, False] or run_chunks(160, [10, 5, 5])[:2] == [True, True]
+
+
+@pytest.mark.parametrize("outer", [torch.no_grad, torch.enable_grad])
+def test_budget_does_not_depend_on_the_caller(outer: type) -> None:
+    with outer():
+        assert run_chunks(80, [10, 10]) == [True, False]
+        assert run_chunks(0, [10]) == [False]
+        assert run_chunks(math.inf, [10]) == [True]
+
+
+# Memory that is left
+
+
+def write_container(folder: Path, limit: str, used: int = 600, reclaimable: int = 100) -> Path:
+    (folder / "memory.max").write_text(f"{limit}\n")
+    (folder / "memory.current").write_text(f"{used}\n")
+    (folder / "memory.stat").write_text(f"anon 300\ninactive_anon 7\ninactive_file {reclaimable}\nactive_file 9\n")
+    return folder
+
+
+def test_left_in_container(tmp_path: Path) -> None:
+    assert memory._left_in_container(write_container(tmp_path, "1000")) == 1000 - 600 + 100
+    assert memory._left_in_container(write_container(tmp_path, "max")) == sys.maxsize
+    assert memory._left_in_container(write_container(tmp_path, "400")) == 0  # and not less than nothing
+
+
+@pytest.mark.parametrize("damage", ["memory.max", "memory.current", "memory.stat"])
+def test_where_no_limit_can_be_read_there_is_none(tmp_path: Path, damage: str) -> None:
+    write_container(tmp_path, "1000")
+    (tmp_path / damage).write_text("?\n")
+    assert memory._left_in_container(tmp_path) == sys.maxsize
+    (tmp_path / damage).unlink()
+    assert memory._left_in_container(tmp_path) == sys.maxsize
+
+
+def test_available_memory_is_the_smaller_of_system_and_container(monkeypatch: pytest.MonkeyPatch) -> None:
+    cpu = torch.device("cpu")
+    assert 0 < available_memory(cpu) <= psutil.virtual_memory().total
+    monkeypatch.setattr(memory, "_free_in_heap", lambda: 10)
+    monkeypatch.setattr(memory, "_left_in_container", lambda: 1000)
+    assert available_memory(cpu) == 1010
+    monkeypatch.setattr(memory, "_left_in_container", lambda: sys.maxsize)
+    assert 1010 < available_memory(cpu) < 2**60
+
+
+CHILD = """
+import torch
+from shortlist.training.memory import _free_in_heap, reuse_freed_memory
+{call}
+torch.ones(10)
+before = _free_in_heap()
+many = [torch.ones(2**22) for _ in range(16)]  # 16 MB each
+held = _free_in_heap()
+del many
+print(held - before, _free_in_heap() - before)
+"""
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="needs glibc")
+@pytest.mark.parametrize("reuse", [False, True])
+def test_memory_that_is_freed_and_kept_counts_as_available(reuse: bool) -> None:
+    """Else graphs that fitted once would find less room in every later step."""
+    code = CHILD.format(call="reuse_freed_memory()" if reuse else "")
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    held, freed = map(int, done.stdout.split())
+    assert held < 2**24
+    assert (freed > 250 * 2**20) == reuse
+
+
+# Failed allocations
+
+
+def test_a_real_failure_is_out_of_memory() -> None:
+    with pytest.raises(RuntimeError) as caught:
+        torch.empty(2**50, dtype=torch.uint8)
+    assert is_out_of_memory(caught.value)
+
+
+@pytest.mark.parametrize(
+    "error",
+    [torch.OutOfMemoryError(), MemoryError(), RuntimeError("std::bad_alloc"), RuntimeError("a\nDefaultCPUAllocator")],
+)
+def test_out_of_memory(error: Exception) -> None:
+    assert is_out_of_memory(error)
+
+
+@pytest.mark.parametrize(
+    "error", [RuntimeError("shapes"), ValueError("DefaultCPUAllocator"), KeyboardInterrupt(), OSError("memory")]
+)
+def test_not_out_of_memory(error: BaseException) -> None:
+    assert not is_out_of_memory(error)
