@@ -1,6 +1,7 @@
+# make demo      set up, then train on glyphs and show what was learned
 # make test      set up, then lint, types, contracts and all tests
 # make check     lint, types, contracts
-# make bench     measure the losses (about two hours on 2 cores; BENCH="--bars" for the bars only)
+# make bench     measure the losses and the large-batch step (hours on 2 cores; BENCH="--bars" for the bars only)
 # make figures   draw docs/images
 PYTHON ?= $(shell command -v python3.11 || command -v python3)
 VENV := .venv
@@ -10,7 +11,7 @@ BENCH ?=
 export PIP_CONSTRAINT := $(CURDIR)/constraints.txt
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
-.PHONY: setup check test bench figures clean
+.PHONY: setup demo check test bench figures clean
 
 setup: $(READY)
 
@@ -21,6 +22,9 @@ $(READY): pyproject.toml constraints.txt
 	$(BIN)/python -m pip install --quiet --upgrade pip setuptools
 	$(BIN)/python -m pip install --quiet --no-build-isolation -e ".[dev]"
 	touch $@
+
+demo: $(READY)
+	$(BIN)/shortlist demo
 
 check: $(READY)
 	$(BIN)/ruff check .
@@ -33,6 +37,7 @@ test: check
 
 bench: $(READY)
 	$(BIN)/python benchmarks/loss.py $(BENCH)
+	$(BIN)/python benchmarks/step.py $(BENCH)
 
 figures: $(READY)
 	$(BIN)/python docs/figures.py

@@ -15,7 +15,7 @@ from rich.console import Console
 from rich.table import Table
 
 from shortlist.config import RunConfig
-from shortlist.errors import ConfigError, ShortlistError
+from shortlist.errors import ConfigError, Interrupted, ShortlistError
 
 app = typer.Typer(
     help="Train image embeddings so that the right answers land in the first k results.",
@@ -57,7 +57,7 @@ def train(
 
     display = display_for(sys.stdout)
     if resume is not None:
-        if recipe is not None or dry_run:
+        if recipe is not None or run is not None or dry_run:
             raise ConfigError("--resume takes a run's folder and nothing else: its settings are in it.")
         done = training.resume(resume, display)
     else:
@@ -80,9 +80,11 @@ def evaluate(
 ) -> None:
     """Measure a run: r@k, recall@k, mAP@R and R-precision, with 95 % intervals."""
     from shortlist.training import evaluate_run
-    from shortlist.training.display import Display, display_for
+    from shortlist.training.display import display_for
 
-    measured = evaluate_run(run, data, root=root, display=Display() if as_json else display_for(sys.stderr))
+    if root is not None and data is None:
+        raise ConfigError("--root says where other images lie: it goes with --data.")
+    measured = evaluate_run(run, data, root=root, display=display_for(sys.stderr))
     if as_json:
         print(json.dumps(measured.to_dict(), indent=2))
         return
@@ -93,8 +95,8 @@ def evaluate(
     console = Console()
     console.print(table)
     console.print(
-        f"{measured.queries:,} queries, each against {measured.gallery:,} images; left out, for want of anything to find: "
-        f"{measured.left_out:,}"
+        f"{measured.queries:,} queries, each against {measured.gallery:,} images; left out, for want of anything to "
+        f"find: {measured.left_out:,}"
     )
 
 
@@ -147,10 +149,10 @@ def show(source: Source, root: Root = None, as_json: AsJson = False) -> None:
 def check(source: Source, root: Root = None, as_json: AsJson = False) -> None:
     """Open every image, and list missing and unreadable files and duplicates. Ends with 1 if there is any problem."""
     from shortlist.data import inspection, open_catalog
-    from shortlist.training.display import Display, Terminal
+    from shortlist.training.display import display_for
 
     catalog = open_catalog(source, root=root, on_missing="skip")
-    display = Terminal() if sys.stderr.isatty() and not as_json else Display()
+    display = display_for(sys.stderr)
     with display.task(f"opening {len(catalog):,} images") as progress:
         report = inspection.check(catalog, progress=progress)
     if as_json:
@@ -203,6 +205,9 @@ def main() -> None:
     logging.getLogger("accelerate").setLevel(logging.ERROR)
     try:
         app()
+    except Interrupted as stopped:
+        print(stopped, file=sys.stderr)
+        raise SystemExit(130) from None
     except ShortlistError as error:
         print(f"Error: {error}", file=sys.stderr)
         raise SystemExit(1) from None

@@ -2,30 +2,56 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+import difflib
+import re
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
 import yaml
 from pydantic import (
+    AfterValidator,
     BaseModel,
+    BeforeValidator,
     ConfigDict,
     Field,
     StrictBool,
     StringConstraints,
     ValidationError,
-    field_validator,
     model_validator,
 )
 
 from shortlist.errors import ConfigError, did_you_mean
 
-Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]
-NotNegative = Annotated[float, Field(ge=0, allow_inf_nan=False)]
-Share = Annotated[float, Field(gt=0, lt=1)]
-Count = Annotated[int, Field(ge=1)]
-CutOffs = Annotated[tuple[Count, ...], Field(min_length=1)]
-Colour = tuple[float, float, float]
+
+def _number(value: Any) -> Any:
+    if isinstance(value, bool):  # which Python takes for 0 or 1
+        raise ValueError("should be a number")  # noqa: TRY004 - pydantic collects ValueErrors
+    return value
+
+
+def _rising(values: tuple[int, ...]) -> tuple[int, ...]:
+    if list(values) != sorted(set(values)):
+        raise ValueError("should rise from number to number")
+    return values
+
+
+def _range(values: tuple[float, float]) -> tuple[float, float]:
+    if values[0] > values[1]:
+        raise ValueError("should have the smaller number first")
+    return values
+
+
+Number = Annotated[float, BeforeValidator(_number), Field(allow_inf_nan=False)]
+Positive = Annotated[Number, Field(gt=0)]
+NotNegative = Annotated[Number, Field(ge=0)]
+Share = Annotated[Number, Field(ge=0, le=1)]
+PositiveShare = Annotated[Share, Field(gt=0)]
+Decay = Annotated[Share, Field(lt=1)]
+Whole = Annotated[int, BeforeValidator(_number), Field(ge=0)]
+Count = Annotated[Whole, Field(ge=1)]
+Rising = Annotated[tuple[Count, ...], AfterValidator(_rising)]
+CutOffs = Annotated[Rising, Field(min_length=1)]
 
 PAPER_K = (1, 2, 4, 8, 16)
 PAPER_K_WITH_SIMIX = (1, 2, 4, 8, 12, 16, 20, 24, 28, 32)
@@ -34,6 +60,12 @@ PAPER_K_WITH_SIMIX = (1, 2, 4, 8, 12, 16, 20, 24, 28, 32)
 class Section(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True)
 
+    def _refuse(self, unused: Iterable[str], beside: str) -> None:
+        """Settings that mean nothing beside another must be left as they are."""
+        for key in unused:
+            if getattr(self, key) != type(self).model_fields[key].default:
+                raise ValueError(f"{key} means nothing for {beside}; leave it out")
+
 
 class DataConfig(Section):
     """Which images; see `shortlist data show`."""
@@ -41,10 +73,10 @@ class DataConfig(Section):
     source: str  # a benchmark's name, a folder with a sub-folder a class, or a .csv or .parquet file
     root: Path | None = None  # where a benchmark lies, or what a table's paths are relative to
     on_missing: Literal["error", "skip"] = "error"  # what becomes of missing and unreadable images
-    train_share: Annotated[float, Field(ge=0, le=1)] = 0.5  # of the classes, where the source has no split
+    train_share: Share = 0.5  # of the classes, where the source has no split
     split_seed: int | None = None  # None: the first classes by name train; a number: shuffled by it
     validation: Literal["none", "half"] = "none"  # half: the second half of the training classes, as the paper
-    workers: Annotated[int, Field(ge=0)] | Literal["auto"] = "auto"  # processes that decode; changes no pixel
+    workers: Whole | Literal["auto"] = "auto"  # processes that decode; changes no pixel
 
 
 class ImagesConfig(Section):
@@ -52,19 +84,18 @@ class ImagesConfig(Section):
 
     size: Count | None = None  # pixels, square
     resize: Count | None = None  # shorter side before the centre crop of a test image
-    scale: tuple[Positive, Positive] = (0.08, 1.0)  # area of a random crop
-    ratio: tuple[Positive, Positive] = (3 / 4, 4 / 3)  # its width / height
-    flip: Annotated[float, Field(ge=0, le=1)] = 0.5
+    scale: Annotated[tuple[PositiveShare, PositiveShare], AfterValidator(_range)] = (0.08, 1.0)  # area of a random crop
+    ratio: Annotated[tuple[Positive, Positive], AfterValidator(_range)] = (3 / 4, 4 / 3)  # its width / height
+    flip: Share = 0.5
     interpolation: Literal["bilinear", "bicubic"] | None = None
-    mean: Colour | None = None
-    std: Colour | None = None
+    mean: tuple[Number, Number, Number] | None = None  # of red, green and blue, from 0 to 1
+    std: tuple[Positive, Positive, Positive] | None = None
 
-    @field_validator("scale", "ratio")
-    @classmethod
-    def _ordered(cls, value: tuple[float, float]) -> tuple[float, float]:
-        if value[0] > value[1]:
-            raise ValueError(f"the smaller number comes first, not {value[0]}, {value[1]}")
-        return value
+    @model_validator(mode="after")
+    def _enough_to_crop(self) -> ImagesConfig:
+        if self.size and self.resize and self.resize < self.size:
+            raise ValueError(f"resize {self.resize} is too small to cut images of size {self.size} from it")
+        return self
 
 
 class ModelConfig(Section):
@@ -95,23 +126,27 @@ class LossConfig(Section):
 
     @model_validator(mode="after")
     def _only_what_is_used(self) -> LossConfig:
-        unused = {"k", "rank_temperature", "count_query"} & self.model_fields_set
-        if self.name == "smooth_ap" and unused:
-            raise ValueError(f"smooth_ap has no {', '.join(sorted(unused))}; leave it out")
+        if self.name == "smooth_ap":
+            self._refuse(("k", "rank_temperature", "count_query"), self.name)
         return self
 
 
 class BatchConfig(Section):
-    size: Count = 392
-    per_class: Annotated[int, Field(ge=2)] = 4  # a query needs a positive
+    size: Count | Literal["auto"] = "auto"  # auto: the largest possible up to 392, the paper's for Cars196
+    per_class: Annotated[Count, Field(ge=2)] = 4  # a query needs a positive
     chunk_size: Count | Literal["auto"] = "auto"  # images embedded at once
     keep_graphs: StrictBool | Literal["auto"] | Positive = "auto"  # a number: GB; see LargeBatchStep
 
     @model_validator(mode="after")
     def _whole_classes(self) -> BatchConfig:
+        if self.size == "auto":
+            return self
+        classes = max(self.size // self.per_class, 2)
         if self.size % self.per_class:
-            near = max(self.size // self.per_class, 1) * self.per_class
+            near = classes * self.per_class
             raise ValueError(f"size {self.size} is not a multiple of per_class {self.per_class}; {near} would be")
+        if self.size < classes * self.per_class:
+            raise ValueError(f"size {self.size} is one class of {self.per_class}: there is nothing to tell it from")
         return self
 
 
@@ -130,15 +165,21 @@ class OptimizerConfig(Section):
     name: Literal["adam", "adamw", "sgd"] = "adam"
     lr: Positive = 1e-4
     weight_decay: NotNegative = 4e-4
-    momentum: Annotated[float, Field(ge=0, lt=1)] = 0.9  # of SGD
+    momentum: Decay = 0.9  # of SGD
     parts: PartsConfig = PartsConfig()
+
+    @model_validator(mode="after")
+    def _only_what_is_used(self) -> OptimizerConfig:
+        if self.name != "sgd":
+            self._refuse(["momentum"], self.name)
+        return self
 
 
 class ScheduleConfig(Section):
     """The learning rate over the epochs."""
 
     name: Literal["constant", "multistep", "cosine", "exponential"] = "constant"
-    milestones: tuple[Count, ...] = ()  # multistep: epochs after which the rate is multiplied by gamma
+    milestones: Rising = ()  # multistep: epochs after which the rate is multiplied by gamma
     gamma: Positive = 0.3  # multistep, and for each epoch exponential
     warmup: NotNegative = 0.0  # epochs (a fraction is fine) over which the rate rises from 0
 
@@ -146,20 +187,20 @@ class ScheduleConfig(Section):
     def _only_what_is_used(self) -> ScheduleConfig:
         if self.name == "multistep" and not self.milestones:
             raise ValueError("multistep needs milestones, such as [80, 140]")
-        if self.name != "multistep" and self.milestones:
-            raise ValueError(f"milestones are for multistep, not for {self.name}")
-        if list(self.milestones) != sorted(set(self.milestones)):
-            raise ValueError(f"milestones must rise, not {list(self.milestones)}")
+        if self.name != "multistep":
+            self._refuse(["milestones"], self.name)
+        if self.name not in ("multistep", "exponential"):
+            self._refuse(["gamma"], self.name)
         return self
 
 
 class TrainingConfig(Section):
     epochs: Count | None = None
     steps: Count | None = None
-    seed: Annotated[int, Field(ge=0)] = 0
+    seed: Whole = 0
     precision: Literal["float32", "bfloat16", "float16"] = "float32"
     clip_norm: Positive | None = None  # of the whole gradient
-    ema: Share | None = None  # decay of a moving average of the weights, which is then what is evaluated and kept
+    ema: Decay | None = None  # decay of a moving average of the weights, which is then what is evaluated and kept
     validate_every: Count = 1  # epochs
     checkpoint_every: Count | None = None  # steps; None: every epoch
 
@@ -173,7 +214,7 @@ class TrainingConfig(Section):
 class EvaluationConfig(Section):
     k: CutOffs | None = None  # None: those the benchmark reports, or 1, 2, 4, 8
     before: bool = True  # also once before training
-    bootstrap: Annotated[int, Field(ge=0)] = 1000  # resamples behind the 95 % intervals; 0: none
+    bootstrap: Whole = 1000  # resamples behind the 95 % intervals; 0: none
 
 
 class RunConfig(Section):
@@ -191,8 +232,16 @@ class RunConfig(Section):
     training: TrainingConfig
     evaluation: EvaluationConfig = EvaluationConfig()
 
-    def to_json(self) -> str:
-        return self.model_dump_json(indent=2) + "\n"
+
+class _Yaml(yaml.SafeLoader):
+    """YAML in which 1e-4 is a number, as in its version 1.2; PyYAML's asks for a dot and a sign."""
+
+
+_Yaml.add_implicit_resolver(
+    "tag:yaml.org,2002:float",
+    re.compile(r"[-+]?(?:[0-9]+\.?[0-9]*|\.[0-9]+)[eE][-+]?[0-9]+$"),
+    list("-+.0123456789"),
+)
 
 
 def read_config(text: str, where: str, overrides: Iterable[str] = ()) -> RunConfig:
@@ -202,7 +251,7 @@ def read_config(text: str, where: str, overrides: Iterable[str] = ()) -> RunConf
         ConfigError: everything that is wrong with it, a line each.
     """
     try:
-        values = yaml.safe_load(text)
+        values = yaml.load(text, _Yaml)
     except yaml.YAMLError as error:
         raise ConfigError(f"{where} is not YAML: {' '.join(str(error).split())}") from None
     if not isinstance(values, Mapping):
@@ -231,7 +280,7 @@ def _override(values: dict[str, Any], override: str) -> None:
         values[section] = dict(inner) if isinstance(inner, Mapping) else {}
         values = values[section]
     try:
-        values[last] = yaml.safe_load(text)
+        values[last] = yaml.load(text, _Yaml)
     except yaml.YAMLError:
         values[last] = text
 
@@ -248,8 +297,26 @@ def _describe(problem: dict[str, Any]) -> tuple[str, str]:
         section = inner
     key = ".".join(names)
     if problem["type"] == "extra_forbidden":
-        return key, f"unknown; {did_you_mean(names[-1], section.model_fields)}"
+        return key, f"unknown; {_nearest(names[-1], section)}"
     if problem["type"] == "missing":
         return key, "is needed"
+    if problem["type"] == "model_type":
+        return key, f"has settings of its own: {', '.join(section.model_fields)} (given: {problem['input']!r})"
     given = "" if isinstance(problem["input"], Mapping | BaseModel) else f" (given: {problem['input']!r})"
     return key, problem["msg"].removeprefix("Value error, ").removeprefix("Input ") + given
+
+
+def _nearest(name: str, section: type[BaseModel]) -> str:
+    """The nearest name in the section, or else the same name in another one."""
+    elsewhere = [key for key in _keys(RunConfig) if key.rpartition(".")[2] == name]
+    if elsewhere and not difflib.get_close_matches(name, section.model_fields):
+        return f"did you mean {elsewhere[0]!r}?"
+    return did_you_mean(name, section.model_fields)
+
+
+def _keys(section: type[BaseModel], prefix: str = "") -> Iterator[str]:
+    """Every dotted name."""
+    for name, field in section.model_fields.items():
+        yield prefix + name
+        if isinstance(field.annotation, type) and issubclass(field.annotation, BaseModel):
+            yield from _keys(field.annotation, f"{prefix}{name}.")

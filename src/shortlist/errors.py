@@ -26,6 +26,10 @@ class RunError(ShortlistError):
     """A run's folder, its checkpoints or the training itself cannot go on."""
 
 
+class Interrupted(ShortlistError):  # noqa: N818 - no error: someone asked for it
+    """A run was stopped by hand, and says how to go on."""
+
+
 def did_you_mean(name: str, known: Iterable[str]) -> str:
     """A sentence part that names the nearest known name, or all of them where none is near.
 

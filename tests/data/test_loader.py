@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import itertools
+import multiprocessing
 import os
 import signal
+import time
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from random import Random
@@ -14,6 +17,7 @@ import torch
 from torch.utils.data.dataloader import _MultiProcessingDataLoaderIter
 
 from shortlist.data import Catalog, ImageDataset, ImageError, TrainTransform, image_chunks, open_catalog
+from shortlist.data.loader import _start, process_context
 from shortlist.data.transforms import Crop
 from shortlist.errors import DataError
 from tests.data.pictures import class_folders
@@ -102,6 +106,59 @@ def test_a_killed_worker_is_reported(catalog: Catalog, monkeypatch: pytest.Monke
     monkeypatch.setattr(_MultiProcessingDataLoaderIter._try_get_data, "__defaults__", (0.2,))  # torch looks every 5 s
     with pytest.raises(DataError, match="was killed, often because memory ran out: use fewer workers"):
         list(image_chunks(ImageDataset(catalog, Deadly()), KEYS, workers=1))
+
+
+class Faulty(ImageDataset):
+    def __getitem__(self, key: tuple[int, int]) -> torch.Tensor:
+        raise RuntimeError("a mistake in the program")
+
+
+def test_a_mistake_in_the_program_is_not_taken_for_one_of_the_data(catalog: Catalog):
+    with pytest.raises(RuntimeError, match="a mistake in the program"):
+        list(image_chunks(Faulty(catalog, TrainTransform(16)), KEYS, workers=1))
+
+
+def start_two(register: Path) -> None:
+    """A process that starts as our workers do, and one that does not (first: it would hold the other's line to us)."""
+    for name, start in (("other", int), ("worker", _start)):
+        multiprocessing.get_context("fork").Process(target=stay, args=(start, register / name)).start()
+    time.sleep(60)
+
+
+def stay(start: Callable[[int], object], file: Path) -> None:
+    start(0)
+    file.with_suffix(".new").write_text(str(os.getpid()))
+    file.with_suffix(".new").rename(file)
+    time.sleep(60)
+
+
+def alive(process: int) -> bool:
+    try:
+        os.kill(process, 0)
+    except ProcessLookupError:
+        return False
+    return True
+
+
+def wait(until: Callable[[], bool], seconds: float = 30) -> bool:
+    end = time.monotonic() + seconds
+    while not until() and time.monotonic() < end:
+        time.sleep(0.05)
+    return until()
+
+
+def test_workers_do_not_outlive_a_parent_that_is_killed(tmp_path: Path):
+    parent = process_context().Process(target=start_two, args=(tmp_path,))
+    parent.start()
+    files = [tmp_path / "worker", tmp_path / "other"]
+    assert wait(lambda: all(file.exists() for file in files))
+    worker, other = (int(file.read_text()) for file in files)
+    assert alive(worker)
+    parent.kill()
+    parent.join()
+    assert wait(lambda: not alive(worker))
+    assert alive(other)
+    os.kill(other, signal.SIGKILL)
 
 
 @dataclass(frozen=True)

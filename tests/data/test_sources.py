@@ -283,6 +283,8 @@ def test_a_folder_or_a_dead_link_is_not_a_file(toys: Path):
         ["pics/dir.jpg", "pics/dead.jpg", "pics/link.jpg", "pics/0.jpg", "no/0.jpg", "0.jpg"], dtype=object
     )
     assert absent_files(toys, paths).tolist() == [True, True, False, False, True, True]
+    strange = np.array(["x" * 5000, "a\0b/0.jpg", "pics/0.jpg/0.jpg"], dtype=object)
+    assert absent_files(toys, strange).tolist() == [True, True, True]
 
 
 def test_on_missing_is_error_or_skip(toys: Path):
@@ -295,11 +297,24 @@ def test_on_missing_is_error_or_skip(toys: Path):
 
 def test_unknown_names(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.chdir(tmp_path)
-    refused("cars169", r"unknown source 'cars169': did you mean 'cars196'\?")
+    refused("cars169", r"unknown source 'cars169', did you mean 'cars196'\? \(a source is a benchmark")
+    refused("xyz", r"unknown source 'xyz', known: cars196, glyphs, omniglot \(a source is")
     refused("./cars196", r"there is no .*cars196; a source is a benchmark, a folder")
     refused("list.csv", r"there is no .*list.csv; a source is")
     (tmp_path / "notes.txt").touch()
     refused("notes.txt", "notes.txt is none of these: a benchmark, a folder")
+
+
+def test_what_the_system_refuses_is_one_line_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    refused("x" * 5000, "cannot open x+: File name too long")
+    refused("cars196", "cannot open cars196: File name too long", root="x" * 5000)
+
+    def denied(folder: object) -> None:
+        raise PermissionError(13, "Permission denied", str(folder))
+
+    root = class_folders(tmp_path / "toys", {"a": 1, "b": 1})
+    monkeypatch.setattr("os.scandir", denied)
+    refused(root, r"cannot look into the folder .*toys: Permission denied")
 
 
 def test_a_benchmark_needs_its_folder(tmp_path: Path):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import subprocess
 import sys
+from functools import partial
 from pathlib import Path
 
 import psutil
@@ -83,18 +84,16 @@ def test_values_that_were_written_over_are_noticed() -> None:
 
 def run_chunks(room: float, sizes: list[int]) -> list[bool]:
     """For chunks of so many images, whose graphs take 8 bytes an image, whether the graph was kept."""
-    weight = torch.ones(2, requires_grad=True)
-    budget, calls = GraphBudget(room, [weight]), []
+    weight, calls = torch.ones(2, requires_grad=True), []
+    budget = GraphBudget(room, [weight])
 
-    def forward(size: int) -> Tensor:
-        calls.append(size)
-        return (torch.ones(size, 2) * weight).exp() if size % 2 == 0 else (weight * torch.ones(size, 2)).exp()
+    def forward(images: Tensor) -> Tensor:
+        calls.append(len(images))
+        return (images * weight).exp()
 
-    results = []
-    for size in sizes:
-        images = torch.ones(size, 2)
-        results.append(budget.run(lambda images=images: (calls.append(1), (images * weight).exp())[1], held=[images]))
-    assert len(calls) == len(sizes)  # each is run once, kept or not
+    chunks = [torch.ones(size, 2) for size in sizes]
+    results = [budget.run(partial(forward, images), held=[images]) for images in chunks]
+    assert calls == sizes  # each is run once, kept or not
     return [result.requires_grad for result in results]
 
 
@@ -106,8 +105,9 @@ def test_budget_keeps_what_fits(room: float, kept: int) -> None:
 
 
 def test_budget_with_chunks_of_several_sizes() -> None:
-    assert run_chunks(200, [10, 20, 10, 10]) == [True, False, False, False]  # what may not fit is not tried again
-    assert run_chunks(160, [10, 5, 5]) == [True, True, False] or run_chunks(160, [10, 5, 5])[:2] == [True, True]
+    assert run_chunks(200, [10, 5, 10]) == [True, True, True]
+    assert run_chunks(199, [10, 5, 10]) == [True, True, False]
+    assert run_chunks(200, [10, 20, 10]) == [True, False, False]  # with less room than the largest took, none is tried
 
 
 @pytest.mark.parametrize("outer", [torch.no_grad, torch.enable_grad])
@@ -154,27 +154,28 @@ def test_available_memory_is_the_smaller_of_system_and_container(monkeypatch: py
 
 
 CHILD = """
-import torch
-from shortlist.training.memory import _free_in_heap, reuse_freed_memory
-{call}
-torch.ones(10)
-before = _free_in_heap()
-many = [torch.ones(2**22) for _ in range(16)]  # 16 MB each
-held = _free_in_heap()
-del many
-print(held - before, _free_in_heap() - before)
+import runpy, sys, torch
+memory = runpy.run_path(sys.argv[1])
+def growth():
+    before = memory["_free_in_heap"]()
+    many = [torch.ones(2**22) for _ in range(16)]  # 16 MB each
+    held = memory["_free_in_heap"]() - before
+    del many
+    return held, memory["_free_in_heap"]() - before
+print(*growth())
+memory["reuse_freed_memory"]()
+print(*growth())
 """
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="needs glibc")
-@pytest.mark.parametrize("reuse", [False, True])
-def test_memory_that_is_freed_and_kept_counts_as_available(reuse: bool) -> None:
+def test_memory_that_is_freed_and_kept_counts_as_available() -> None:
     """Else graphs that fitted once would find less room in every later step."""
-    code = CHILD.format(call="reuse_freed_memory()" if reuse else "")
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    held, freed = map(int, done.stdout.split())
-    assert held < 2**24
-    assert (freed > 250 * 2**20) == reuse
+    command = [sys.executable, "-c", CHILD, str(memory.__file__)]
+    done = subprocess.run(command, capture_output=True, text=True, check=True)
+    (held, freed), (held_to_reuse, freed_to_reuse) = (map(int, line.split()) for line in done.stdout.splitlines())
+    assert max(held, held_to_reuse, freed) < 2**25  # handed back to the system, which counts it itself
+    assert freed_to_reuse > 2**28 - 2**25
 
 
 # Failed allocations
@@ -188,7 +189,10 @@ def test_a_real_failure_is_out_of_memory() -> None:
 
 @pytest.mark.parametrize(
     "error",
-    [torch.OutOfMemoryError(), MemoryError(), RuntimeError("std::bad_alloc"), RuntimeError("a\nDefaultCPUAllocator")],
+    [
+        *(torch.OutOfMemoryError(), MemoryError(), RuntimeError("std::bad_alloc")),
+        *(RuntimeError("a\nDefaultCPUAllocator: no"), RuntimeError("could not create a primitive")),
+    ],
 )
 def test_out_of_memory(error: Exception) -> None:
     assert is_out_of_memory(error)

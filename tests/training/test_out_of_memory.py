@@ -95,7 +95,7 @@ def test_chunks_are_halved_until_they_fit(error: Exception, with_graph_only: boo
     model, loss = make(net(holds)), make(Proxies)
     step = LargeBatchStep(model, loss, 16, keep_graphs=keep)
     random_state = torch.get_rng_state()
-    with pytest.warns(RuntimeWarning, match="chunk_size is now 4, and the step is taken again") as warned:
+    with pytest.warns(RuntimeWarning) as warned:
         out = step(some_images(), some_labels())
     assert [str(warning.message).split(",")[0] for warning in warned] == [
         *([] if keep is False else ["Out of memory; no more graphs are kept"]),
@@ -164,7 +164,7 @@ def test_when_not_even_one_image_fits(error: Exception, chunk_size: int | str) -
     model, loss = make(net(Holds(0, error))), make(Proxies)
     with (
         pytest.warns(RuntimeWarning, match="Out of memory"),
-        pytest.raises(RunError, match="chunks of one image. Use smaller images or a smaller model"),
+        pytest.raises(RunError, match=r"chunks of one image\. Use smaller images"),
     ):
         LargeBatchStep(model, loss, chunk_size)(some_images(), some_labels())
     assert all(gradient is None for gradient in take_gradients(model, loss))
@@ -185,7 +185,7 @@ def test_when_the_loss_does_not_fit() -> None:
         step(some_images(), some_labels())
     assert difference(take_gradients(model, proxies), expected_gradients(model, proxies, 6)) < EXACT
     enough = False
-    with pytest.raises(RunError, match="Out of memory in the loss.*Use a smaller batch"):
+    with pytest.raises(RunError, match=r"Out of memory in the loss.*Use a smaller batch"):
         step(some_images(), some_labels())
     assert step.chunk_size == 6
 
@@ -209,11 +209,11 @@ def graph_of(model: nn.Module, images: Tensor) -> int:
 
 
 def test_automatic_chunk_size(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Half of the memory is for a chunk, whatever the batch it is cut from takes, and however small the first one is."""
+    """Half of the memory is for a chunk, however large the tensor it is cut from, however small the first batch."""
     model, images, loss = make(conv_net), some_images(), make(Proxies)
     of_two = graph_of(model, images[:2])
     monkeypatch.setattr(large_batch, "available_memory", lambda device: 5 * of_two)
-    for batch in (images, list(images), torch.cat((images, images.repeat(50, 1, 1, 1)))[:20], iter(images.split(9))):
+    for batch in (images, images.repeat(50, 1, 1, 1)[:20], iter(images.split(10))):
         random_state = torch.get_rng_state()
         step = LargeBatchStep(model, loss, "auto")
         step(batch, some_labels())

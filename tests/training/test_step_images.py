@@ -48,8 +48,7 @@ def gradients_of(
 
 
 @each_keep
-@pytest.mark.parametrize("kind", [list, tuple])
-@pytest.mark.parametrize("chunk_size", [1, 6, 20])
+@pytest.mark.parametrize(("kind", "chunk_size"), [(list, 1), (tuple, 6), (list, 20)])
 def test_images_of_different_sizes(kind: type, keep: bool | int | str, chunk_size: int) -> None:
     model = make(conv_net)
     out = plain_step(model, LOSSES["recall"](), [image.unsqueeze(0) for image in some_sizes()], some_labels())

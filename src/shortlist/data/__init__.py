@@ -6,6 +6,7 @@ from shortlist.data.catalog import ROLES, SPLITS, Catalog
 from shortlist.data.images import ImageDataset, ImageError, load_image
 from shortlist.data.inspection import CheckReport, check, drop_unreadable, summary
 from shortlist.data.loader import image_chunks
+from shortlist.data.sampler import ClassBalancedSampler
 from shortlist.data.sources import open_catalog
 from shortlist.data.splits import half_validation, open_set_split
 from shortlist.data.transforms import TestTransform, TrainTransform, augmentation_rng
@@ -16,6 +17,7 @@ __all__ = [
     "SPLITS",
     "Benchmark",
     "Catalog",
+    "ClassBalancedSampler",
     "CheckReport",
     "ImageDataset",
     "ImageError",

@@ -1,12 +1,13 @@
 """Characters as outlines: read from the fonts that matplotlib ships, filled, and told apart.
 
-Nothing here leaves room for another result on another machine: font units are integers, no hinting, only the operations that
-IEEE 754 rounds in one way (no sine, no matrix library on fractions), and a fill in integers.
+Nothing here leaves room for another result on another machine: font units are integers, there is no hinting, fractions
+only meet the operations that IEEE 754 rounds in one way (no sine, no matrix library), and the fill is in integers.
 """
 
 from __future__ import annotations
 
 import hashlib
+import io
 import unicodedata
 from collections import Counter
 from pathlib import Path
@@ -40,7 +41,7 @@ class Face(NamedTuple):
     def outline(self, character: str) -> Outline:
         """The closed contours of a character as straight edges, in font units."""
         coordinates, ends, flags = self.glyphs[self.characters[ord(character)]].getCoordinates(self.glyphs)[:3]
-        points = np.array(coordinates, dtype=np.float64) * (1, -1)
+        points = np.array(coordinates.array, dtype=np.float64).reshape(-1, 2) * (1, -1)
         on_curve = np.array(flags, dtype=np.uint8) & 1 == 1
         starts = [0, *(end + 1 for end in ends[:-1])]
         contours = [slice(start, end + 1) for start, end in zip(starts, ends, strict=True)]
@@ -70,7 +71,8 @@ def fonts_digest() -> str:
 def open_faces() -> dict[str, Face]:
     from fontTools.ttLib import TTFont
 
-    fonts = {name: TTFont(file, lazy=True) for name, file in zip(FACES, font_files(), strict=True)}
+    files = [io.BytesIO(file.read_bytes()) for file in font_files()]  # in memory: fontTools would keep a file open
+    fonts = {name: TTFont(file, lazy=True) for name, file in zip(FACES, files, strict=True)}
     return {name: Face(font.getBestCmap(), font["glyf"]) for name, font in fonts.items()}
 
 
@@ -156,7 +158,7 @@ def _candidates(faces: dict[str, Face]) -> list[str]:
 
 
 def _shapes(face: Face, characters: list[str], size: int = 24) -> tuple[NDArray[np.bool_], NDArray[np.float64]]:
-    """Each character as large as fits (n, size, size), empty where the face lacks it, and its shorter side / longer side."""
+    """Each character as large as fits (n, size, size), empty where the face lacks it; its shorter / its longer side."""
     shapes, narrowness = np.zeros((len(characters), size, size), dtype=bool), np.ones(len(characters))
     for index, character in enumerate(characters):
         if ord(character) not in face.characters:
@@ -176,4 +178,5 @@ def _alike(shapes: NDArray[np.bool_], share: float = 0.95) -> NDArray[np.bool_]:
     near = grown(shapes, by=1).reshape(len(shapes), -1).astype(np.float32)
     covered = ink @ near.T  # counts of samples: whole numbers, exact in float32 in any order
     enough = covered > share * ink.sum(axis=1, keepdims=True)
-    return enough & enough.T
+    both: NDArray[np.bool_] = enough & enough.T
+    return both

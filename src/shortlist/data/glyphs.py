@@ -1,8 +1,9 @@
 """The embedded default: a retrieval benchmark rendered on the spot, nothing to download.
 
 Each class is a character, each image that character in another font, size, place, rotation, stroke and background, with
-noise. The characters of the test split are not in the train split. The same seed gives the same bytes everywhere: outlines
-are filled in integers, colours are integers, the random stream is numpy's frozen one, and a BMP file has no compression.
+noise; always dark on light. The characters of the test split are not in the train split. The same seed gives the same
+bytes everywhere: outlines are filled in integers, colours are integers, the random stream is numpy's frozen one, and a
+BMP file has no compression.
 """
 
 from __future__ import annotations
@@ -35,9 +36,10 @@ VERSION = 1  # of the rendering: raise it with every change to the pixels
 SIZE = 48  # pixels, both ways
 SAMPLES = 4  # to a pixel, both ways
 MARGIN = 2  # pixels that stay free on every side, for the stroke
-SMALLEST, LARGEST = 22, 42  # pixels of the character's longer side
+SMALLEST, LARGEST = 28, 42  # pixels of the character's longer side
 HALF_TURN = 0.1763  # tangent of 10 degrees, half of the largest rotation
-NOISE = 40  # the most that is added to a channel, each way
+PATTERN = 102  # of 255: how far the background goes from its first colour to its second
+NOISE = 24  # the most that is added to a channel, each way
 
 
 def glyphs(
@@ -115,7 +117,7 @@ def class_name(character: str) -> str:
 
 def stream(*key: int | str) -> np.random.RandomState:
     """Random numbers for one purpose; numpy promises that RandomState's never change (Generator's may)."""
-    return np.random.RandomState(derived_seed("glyphs", *key) % 2**32)  # noqa: NPY002
+    return np.random.RandomState(derived_seed("glyphs", *key) % 2**32)
 
 
 def images(character: str, faces: dict[str, Face], seed: int, count: int) -> list[NDArray[np.uint8]]:
@@ -131,14 +133,20 @@ def draw(outline: Outline, random: np.random.RandomState) -> NDArray[np.uint8]:
     ink = stroke(fill(placed(outline, random), SIZE * SAMPLES), random)
     rows = ink.reshape(SIZE, SAMPLES, -1).view(np.uint8).sum(axis=1, dtype=np.uint8)
     coverage = rows.reshape(SIZE, SIZE, SAMPLES).sum(axis=2, dtype=np.int64)[..., None]  # 0 to SAMPLES squared
-    dark, light = random.randint(0, 100, (3, 3)), random.randint(156, 256, (3, 3))  # three colours each
-    paper, pen = (dark, light) if random.randint(2) else (light, dark)
+    paper, second, pen = colour(156, 256, random), colour(156, 256, random), colour(0, 100, random)
     pattern = background(random)[..., None]  # 0 to 255
-    ground = (paper[0] * (255 - pattern) + paper[1] * pattern) // 255
-    clean = (pen[0] * coverage + ground * (SAMPLES**2 - coverage)) // SAMPLES**2
+    ground = (paper * (255 - pattern) + second * pattern) // 255
+    clean = (pen * coverage + ground * (SAMPLES**2 - coverage)) // SAMPLES**2
     level = random.randint(NOISE // 4, NOISE + 1)
     noise = np.frombuffer(random.bytes(2 * clean.size), np.uint8).reshape(2, *clean.shape).sum(axis=0, dtype=np.int64)
-    return np.clip(clean + (noise - 255) * level // 255, 0, 255).astype(np.uint8)
+    pixels: NDArray[np.uint8] = np.clip(clean + (noise - 255) * level // 255, 0, 255).astype(np.uint8)
+    return pixels
+
+
+def colour(low: int, high: int, random: np.random.RandomState) -> NDArray[np.int64]:
+    """Red, green and blue from `low` to below `high`, half way to grey."""
+    vivid = random.randint(low, high, 3).astype(np.int64)
+    return (3 * vivid + int(vivid.sum())) // 6
 
 
 def placed(outline: Outline, random: np.random.RandomState) -> NDArray[np.int64]:
@@ -152,35 +160,34 @@ def placed(outline: Outline, random: np.random.RandomState) -> NDArray[np.int64]
     scale = (SMALLEST + (LARGEST - SMALLEST) * size) / (high - low).max()
     free = SIZE - 2 * MARGIN - (high - low) * scale
     pixels = (turned - low) * scale + free * (right, down) + MARGIN
-    return np.rint(pixels * (SAMPLES * UNITS)).astype(np.int64)
+    on_grid: NDArray[np.int64] = np.rint(pixels * (SAMPLES * UNITS)).astype(np.int64)
+    return on_grid
 
 
 def stroke(mask: NDArray[np.bool_], random: np.random.RandomState) -> NDArray[np.bool_]:
-    """The character as the font has it, thickened, or only a line around it."""
-    kind, width = random.randint(3), random.randint(3, 6)
-    if kind == 0:
-        return mask
-    thick = grown(mask, width)
-    return thick if kind == 1 else thick & ~mask
+    """The character as the font has it, or thickened."""
+    thicken, width = random.randint(2), random.randint(3, 6)
+    return grown(mask, width) if thicken else mask
 
 
 def background(random: np.random.RandomState) -> NDArray[np.int64]:
-    """How much of the paper's second colour is where, 0 to 255: flat, a gradient, stripes or dots; (SIZE, SIZE)."""
+    """How much of the second colour is where, 0 to PATTERN: flat, a gradient, stripes or dots; (SIZE, SIZE)."""
     kind, period, across, down = random.randint(4), random.randint(6, 13), *random.randint(-8, 9, 2)
-    y, x = np.mgrid[:SIZE, :SIZE]
+    y, x = np.mgrid[:SIZE, :SIZE].astype(np.int64)
     slope = x * across + y * (down or 1)
-    if kind == 0:
-        return np.zeros((SIZE, SIZE), dtype=np.int64)
+    share = np.zeros((SIZE, SIZE), dtype=np.int64)
     if kind == 1:
-        return 255 * (slope - slope.min()) // (slope.max() - slope.min())
-    if kind == 2:
-        return np.where(slope // 8 % period < period // 2, 255, 0)
-    dots = ((x + across) % period - period // 2) ** 2 + ((y + down) % period - period // 2) ** 2
-    return np.where(dots * 12 < period**2, 255, 0)
+        share = PATTERN * (slope - slope.min()) // (slope.max() - slope.min())
+    elif kind == 2:
+        share[slope // 8 % period < period // 2] = PATTERN
+    elif kind == 3:
+        distance = ((x + across) % period - period // 2) ** 2 + ((y + down) % period - period // 2) ** 2
+        share[distance * 12 < period**2] = PATTERN
+    return share
 
 
 def bmp(pixels: NDArray[np.uint8]) -> bytes:
-    """An uncompressed 24-bit BMP file of (height, width, 3); the width a multiple of 4, so that rows need no padding."""
+    """An uncompressed 24-bit BMP file of (height, width, 3); the width a multiple of 4, as rows have no padding."""
     height, width, _ = pixels.shape
     rows = np.ascontiguousarray(pixels[::-1, :, ::-1]).tobytes()  # from the lowest row, blue green red
     header = struct.pack("<2sIHHI", b"BM", 54 + len(rows), 0, 0, 54)

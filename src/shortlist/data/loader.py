@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import multiprocessing.context
+import os
 import signal
 import sys
+import threading
 import warnings
 from collections.abc import Iterable, Iterator, Sequence
 
@@ -37,6 +39,9 @@ def image_chunks(
     pin_memory: bool = False,
 ) -> Iterator[Tensor]:
     """Decoded images, a chunk for each list of keys, in the order of the lists.
+
+    Worker processes start when the first chunk is asked for and end with the iterator: give it all lists of an epoch or
+    of a run.
 
     Args:
         dataset: what the keys (epoch, index) belong to.
@@ -106,12 +111,21 @@ def _from_workers(
             "or decode without processes (workers=0)"
         ) from error
     except RuntimeError as error:
-        if "DataLoader worker" not in str(error):
+        if "DataLoader worker (pid" not in str(error):  # an error inside a worker, not its end
             raise
+        how = str(error).partition("\n")[0]
         raise DataError(
-            f"a process that decodes images was killed, often because memory ran out: use fewer workers ({error})"
+            f"a process that decodes images was killed, often because memory ran out: use fewer workers ({how})"
         ) from error
 
 
 def _start(worker: int) -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the parent, which then ends its workers
+    threading.Thread(target=_end_with_parent, daemon=True).start()
+
+
+def _end_with_parent() -> None:
+    """A parent that is killed cannot end its workers, and torch watches the server, which lives as long as they do."""
+    if (parent := multiprocessing.parent_process()) is not None:
+        parent.join()
+        os._exit(1)

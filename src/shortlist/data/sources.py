@@ -39,18 +39,23 @@ def open_catalog(
     """
     check_on_missing(on_missing)
     place = None if root is None else Path(root).expanduser()
-    if isinstance(source, str) and source in BENCHMARKS:
-        return BENCHMARKS[source].load(place, on_missing, progress)
-    path = Path(source).expanduser()
-    if path.is_dir():
-        if place is not None:
-            raise DataError(f"data.root={root} has no meaning for a folder: the images of {path} are in it")
-        catalog = folder_catalog(path, on_missing)
-    elif path.suffix.lower() in (".csv", ".parquet") and path.is_file():
-        catalog = without_missing(table_catalog(path, place), on_missing)
-    else:
-        raise _unknown(str(source), path)
+    try:
+        if isinstance(source, str) and source in BENCHMARKS:
+            return BENCHMARKS[source].load(place, on_missing, progress)
+        catalog = _open(source, Path(source).expanduser(), place, on_missing)
+    except OSError as error:  # no permission, a network drive that went away, ...
+        raise DataError(f"cannot open {source}: {error.strerror} ({error.filename})") from error
     return catalog if catalog.splits.all() else open_set_split(catalog, train_share, split_seed)
+
+
+def _open(source: str | Path, path: Path, root: Path | None, on_missing: str) -> Catalog:
+    if path.is_dir():
+        if root is not None:
+            raise DataError(f"data.root={root} has no meaning for a folder: the images of {path} are in it")
+        return folder_catalog(path, on_missing)
+    if path.suffix.lower() in (".csv", ".parquet") and path.is_file():
+        return without_missing(table_catalog(path, root), on_missing)
+    raise _unknown(str(source), path)
 
 
 def _unknown(source: str, path: Path) -> DataError:
@@ -59,4 +64,4 @@ def _unknown(source: str, path: Path) -> DataError:
         return DataError(f"{path} is none of these: {kinds}")
     if os.sep in source or "/" in source or path.suffix.lower() in (".csv", ".parquet"):
         return DataError(f"there is no {path.absolute()}; a source is {kinds}")
-    return DataError(f"unknown source {source!r}: {did_you_mean(source, BENCHMARKS)} Or give {kinds}")
+    return DataError(f"unknown source {source!r}, {did_you_mean(source, BENCHMARKS)} (a source is {kinds})")

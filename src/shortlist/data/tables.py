@@ -110,8 +110,8 @@ def _read_csv(file: Path) -> _Table:
 
 def _read_parquet(file: Path) -> _Table:
     try:
-        import pyarrow as pa  # type: ignore[import-untyped]
-        import pyarrow.parquet as pq  # type: ignore[import-untyped]
+        import pyarrow as pa
+        import pyarrow.parquet as pq
     except ImportError as error:
         raise DataError(f"reading {file} needs pyarrow: pip install pyarrow, or make it a CSV file") from error
     try:

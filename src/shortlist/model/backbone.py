@@ -59,7 +59,7 @@ def create_backbone(
                 layout = _look(name, backbone, config.input_size[1:], torch.zeros(1, 3, height, width), bool(pooling))
             except ModelError as error:  # it was built and does not do: more telling than that it was not built
                 problem = problem if isinstance(problem, ModelError) else error
-            except (AssertionError, AttributeError, KeyError, RuntimeError, TypeError, ValueError) as error:
+            except (AssertionError, AttributeError, LookupError, RuntimeError, TypeError, ValueError) as error:
                 problem = problem or (None if size else error)
             else:
                 return backbone, layout, replace(config, input_size=(3, height, width))
@@ -124,14 +124,14 @@ def _data_config(backbone: nn.Module) -> DataConfig:
 def _look(name: str, backbone: nn.Module, made_for: tuple[int, int], image: Tensor, whole: bool) -> Layout:
     """Show the backbone an image of the size it will get, and see what comes out."""
     backbone.eval()
-    with torch.no_grad():
-        try:
+    try:
+        with torch.no_grad():
             features = backbone(image) if whole else backbone.forward_features(image)  # type: ignore[operator]
-            if whole and isinstance(features, Tensor) and features.ndim == 2:  # flattens what it was not to pool
-                return _look(name, backbone, made_for, image, whole=False)
-        except (AssertionError, RuntimeError, ValueError) as error:
-            problem = size_problem(name, backbone, made_for, image, error)
-            raise ModelError(problem or f"the backbone {name!r} does not run: {error}") from error
+    except (AssertionError, RuntimeError, ValueError) as error:
+        problem = size_problem(name, backbone, made_for, image, error)
+        raise ModelError(problem or f"the backbone {name!r} does not run: {error}") from error
+    if whole and isinstance(features, Tensor) and features.ndim == 2:  # it flattens what it was not to pool
+        return _look(name, backbone, made_for, image, whole=False)
     layout = _layout(name, backbone, features, whole)
     if not whole:
         _freeze_unused(backbone, layout, image)

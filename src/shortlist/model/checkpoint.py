@@ -8,6 +8,7 @@ tools. It is replaced first; where a save ended between the two, its hash is not
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import json
 import os
@@ -43,7 +44,8 @@ def write(folder: Path, state: Mapping[str, Tensor], config: Mapping[str, Any]) 
         _to_disk(folder)
     except (OSError, SafetensorError) as error:
         for file in (weights, readable):
-            file.unlink(missing_ok=True)
+            with contextlib.suppress(OSError):
+                file.unlink(missing_ok=True)
         raise ModelError(f"the model cannot be written to {folder}: {error}") from error
     return folder
 

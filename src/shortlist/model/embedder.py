@@ -39,7 +39,7 @@ class Embedder(nn.Module):
 
     Shapes:
         (B, 3, H, W) -> (B, dim), float32 (float64 where the module is). uint8 images are normalised here, on their
-        device; floating-point images are taken as normalised already. B may be 0.
+        device; floating-point images are taken as normalised already.
 
     Raises:
         ModelError: for a backbone that does not exist, weights that do not fit, an impossible combination.
@@ -133,8 +133,8 @@ class Embedder(nn.Module):
 
     def normalise(self, images: Tensor) -> Tensor:
         """Images as the backbone takes them: uint8 as (x / 255 - mean) / std; floating-point ones are so already."""
-        if images.ndim != 4 or images.shape[1] != 3:
-            raise ValueError(f"images must be (B, 3, H, W), not {tuple(images.shape)}")
+        if images.ndim != 4 or images.shape[1] != 3 or 0 in images.shape:
+            raise ValueError(f"images must be (B, 3, H, W) and not empty, not {tuple(images.shape)}")
         if images.dtype == torch.uint8:
             images = images.to(self.mean.dtype, memory_format=self.memory_format)
             return images.div_(255).sub_(self.mean).div_(self.std)  # in place: the copy is ours

@@ -32,9 +32,9 @@ def run_demo(config: RunConfig, path: Path, display: Display) -> Path:
         json.loads(file.read_text(encoding="utf-8"))["metrics"]["r@1"]["value"]
         for file in (folder.before_file, folder.evaluation_file)
     ]
+    workers = decoding_workers(config)
     columns = [
         Column(f"{when} training: r@1 {100 * value:.1f} %", embed_images(each, test, transform, workers=workers))
-        for workers in [decoding_workers(config)]
         for when, value, each in zip(("before", "after"), r1, (build_embedder(config), after), strict=True)
     ]
     title = (
@@ -44,8 +44,8 @@ def run_demo(config: RunConfig, path: Path, display: Display) -> Path:
         test, sample_queries(test, QUERIES), columns, folder.path / "before-and-after.png", title=title
     )
     display.message(
-        f"r@1 on {len(test.classes())} characters never seen in training: {100 * r1[0]:.1f} % before, {100 * r1[1]:.1f} % "
-        f"after ({time.perf_counter() - started:.0f} s). Look at {picture}",
+        f"r@1 on {len(test.classes())} characters never seen in training: {100 * r1[0]:.1f} % before, "
+        f"{100 * r1[1]:.1f} % after ({time.perf_counter() - started:.0f} s). Look at {picture}",
         before=r1[0],
         after=r1[1],
         picture=str(picture),

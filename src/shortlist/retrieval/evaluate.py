@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from shortlist.data import Catalog
+from shortlist.data import ROLES, Catalog
 from shortlist.errors import DataError
 from shortlist.ranking.metrics import QueryScores, query_scores
 
@@ -60,14 +60,14 @@ def evaluate(
     Raises:
         DataError: no query has a positive.
     """
-    labels = torch.from_numpy(catalog.labels.copy())
+    labels = torch.from_numpy(catalog.labels.copy()).to(embeddings.device)
     if catalog.roles is None:
         protocol, asked = "leave-one-out", len(catalog)
         scores = query_scores(embeddings, labels, k)
         gallery = len(catalog) - 1
     else:
         protocol = "query/gallery"
-        queries, database = torch.from_numpy(catalog.roles == "query"), torch.from_numpy(catalog.roles == "gallery")
+        queries, database = (torch.from_numpy(catalog.roles == role).to(labels.device) for role in ROLES)
         asked, gallery = int(queries.sum()), int(database.sum())
         scores = query_scores(embeddings[queries], labels[queries], k, embeddings[database], labels[database])
     if not len(scores.queries):

@@ -4,12 +4,11 @@ from shortlist.training.display import Display
 from shortlist.training.evaluation import evaluate_run, open_embedder
 from shortlist.training.folder import RunFolder
 from shortlist.training.large_batch import LargeBatchStep, StepOutput
-from shortlist.training.loop import Interrupted, resume, train
+from shortlist.training.loop import resume, train
 from shortlist.training.plan import Plan, describe, make_plan
 
 __all__ = [
     "Display",
-    "Interrupted",
     "LargeBatchStep",
     "Plan",
     "RunFolder",

@@ -34,7 +34,7 @@ class TrainingState:
 
 
 def save_state(folder: Path, state: TrainingState) -> Path:
-    """Write a checkpoint, and delete those that are no longer needed.
+    """Write a checkpoint, and delete those that are no longer needed, and what a killed process left half written.
 
     Raises:
         RunError: it could not be written; the earlier checkpoints are as they were.
@@ -53,10 +53,10 @@ def save_state(folder: Path, state: TrainingState) -> Path:
     except (OSError, SafetensorError) as error:
         temporary.unlink(missing_ok=True)
         raise RunError(
-            f"The checkpoint of step {state.step} cannot be written to {folder}: {error}. The one before is unharmed: "
-            "make room, and go on with --resume."
+            f"The checkpoint of step {state.step} cannot be written to {folder}: {error}. The earlier ones are "
+            "unharmed. Put that right, and go on with shortlist train --resume RUN."
         ) from None
-    for old in _checkpoints(folder)[KEPT:]:
+    for old in [*_checkpoints(folder)[KEPT:], *folder.glob(".step-*")]:
         old.unlink(missing_ok=True)
     return path
 
@@ -93,7 +93,7 @@ def _digest(tensors: dict[str, Tensor], facts: str) -> str:
     for name in sorted(tensors):
         tensor = tensors[name]
         digest.update(f"{name} {tensor.dtype} {tuple(tensor.shape)}".encode())
-        digest.update(memoryview(tensor.reshape(-1).view(torch.uint8).numpy()))
+        digest.update(tensor.reshape(-1).view(torch.uint8).numpy().data)
     return digest.hexdigest()
 
 

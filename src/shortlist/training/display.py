@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import json
-import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, TextIO
 
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
@@ -37,15 +36,18 @@ class Display:
 class Lines(Display):
     """A JSON object a line, for programs: messages only; the steps are in the run's metrics.jsonl."""
 
+    def __init__(self, stream: TextIO) -> None:
+        self.stream = stream
+
     def message(self, text: str, **facts: Any) -> None:
-        print(json.dumps({"message": text, **facts}), flush=True)
+        print(json.dumps({"message": text, **facts}), file=self.stream, flush=True)
 
 
 class Terminal(Display):
     """Progress bars."""
 
-    def __init__(self) -> None:
-        self.console = Console(highlight=False)
+    def __init__(self, stream: TextIO) -> None:
+        self.console = Console(file=stream, highlight=False)
         self._progress = Progress(
             TextColumn("{task.description}"),
             BarColumn(),
@@ -101,5 +103,5 @@ class Terminal(Display):
         self._progress.update(self._steps, description=f"epoch {record['epoch']}", completed=within, note=note)
 
 
-def display_for(stream: Any = sys.stdout) -> Display:
-    return Terminal() if stream.isatty() else Lines()
+def display_for(stream: TextIO) -> Display:
+    return Terminal(stream) if stream.isatty() else Lines(stream)

@@ -6,14 +6,13 @@ from pathlib import Path
 
 from accelerate import Accelerator
 
-from shortlist.data import BENCHMARKS, open_catalog
 from shortlist.errors import RunError
 from shortlist.model import Embedder
 from shortlist.retrieval import Evaluation, embed_images, evaluate
 from shortlist.training.display import Display
 from shortlist.training.folder import RunFolder
 from shortlist.training.parts import build_transforms
-from shortlist.training.plan import decoding_workers, open_images
+from shortlist.training.plan import decoding_workers, open_images, reported_k
 
 
 def evaluate_run(
@@ -30,17 +29,15 @@ def evaluate_run(
     folder, display = RunFolder.open(Path(path)), display or Display()
     config = folder.config()
     embedder = open_embedder(folder).to(Accelerator().device)
-    if data is None:
-        catalog, _ = open_images(config, display, folder)
-    else:
-        catalog = open_catalog(data, root=root, on_missing=config.data.on_missing, train_share=0)
+    if data is not None:
+        other = {"source": data, "root": root, "train_share": 0.0}
+        config = config.model_copy(update={"data": config.data.model_copy(update=other)})
+    catalog, _ = open_images(config, display, folder if data is None else None)
     test = catalog.split("test")
     _, transform = build_transforms(config, embedder)
     with display.task(f"embedding {len(test):,} images") as progress:
         vectors = embed_images(embedder, test, transform, workers=decoding_workers(config), progress=progress)
-    benchmark = BENCHMARKS.get(data or config.data.source)
-    k = config.evaluation.k or (benchmark.k if benchmark else (1, 2, 4, 8))
-    return evaluate(vectors, test, k=k, bootstrap=config.evaluation.bootstrap)
+    return evaluate(vectors, test, k=reported_k(config), bootstrap=config.evaluation.bootstrap)
 
 
 def open_embedder(folder: RunFolder) -> Embedder:
@@ -51,7 +48,6 @@ def open_embedder(folder: RunFolder) -> Embedder:
     """
     if not (folder.path / "embedder.json").exists():
         raise RunError(
-            f"The run in {folder.path} is not finished, so it has no embedder yet. "
-            f"Finish it: shortlist train --resume {folder.path}"
+            f"The run in {folder.path} is not finished, so it has no embedder yet. Finish it: {folder.resume_command}"
         )
     return Embedder.load(folder.path)

@@ -5,10 +5,12 @@ from __future__ import annotations
 import json
 import os
 import platform
+import shlex
 import sys
 import time
+import warnings
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
@@ -26,7 +28,8 @@ PACKAGES = ("shortlist", "torch", "torchvision", "timm", "accelerate", "numpy", 
 class RunFolder:
     """
     config.yaml             the resolved config: `shortlist train config.yaml` repeats the run
-    facts.json              catalog fingerprint, versions, seed, threads, command
+    facts.json              catalog fingerprint, what was left out, versions, seed, threads, command
+    unreadable.json         images left out because they cannot be read, and why (data.on_missing: skip)
     metrics.jsonl           a line for each step and each validation
     tensorboard/            the same for TensorBoard
     checkpoints/            the last two training states
@@ -34,6 +37,7 @@ class RunFolder:
     embedder.*              the result
     evaluation-before.json  the test classes before the first step
     evaluation.json         and with the result
+    failed/                 the step that had no finite loss, if there was one
     """  # fmt: skip
 
     def __init__(self, path: Path) -> None:
@@ -42,27 +46,7 @@ class RunFolder:
         self.metrics_file, self.unreadable_file = path / "metrics.jsonl", path / "unreadable.json"
         self.checkpoints, self.best, self.failed = path / "checkpoints", path / "best", path / "failed"
         self.before_file, self.evaluation_file = path / "evaluation-before.json", path / "evaluation.json"
-
-    @classmethod
-    def create(cls, path: Path, config: RunConfig) -> RunFolder:
-        """A new run's folder.
-
-        Raises:
-            RunError: there is a run already, or the folder cannot be written to.
-        """
-        folder = cls(path)
-        if folder.config_file.exists():
-            raise RunError(
-                f"{path} holds a run already. Go on with it: shortlist train --resume {path}. Or choose another folder."
-            )
-        try:
-            path.mkdir(parents=True, exist_ok=True)
-            with folder.locked():
-                text = yaml.safe_dump(config.model_dump(mode="json"), sort_keys=False, allow_unicode=True)
-                write_atomically(folder.config_file, text)
-        except OSError as error:
-            raise RunError(f"The run's folder {path} cannot be written to: {error.strerror}.") from None
-        return folder
+        self.lock_file = path / ".lock"
 
     @classmethod
     def open(cls, path: Path) -> RunFolder:
@@ -74,41 +58,82 @@ class RunFolder:
     def config(self) -> RunConfig:
         return read_config(self.config_file.read_text(encoding="utf-8"), str(self.config_file))
 
+    @property
+    def resume_command(self) -> str:
+        return f"shortlist train --resume {shlex.quote(str(self.path))}"
+
     @contextmanager
     def locked(self) -> Iterator[None]:
-        """Hold the folder for this process alone; a killed process lets go of it."""
-        lock = filelock.FileLock(self.path / ".lock")
+        """Hold the folder, made if need be, for this process alone; a killed process lets go of it.
+
+        Raises:
+            RunError: another process holds it, or it cannot be written to.
+        """
+        lock = filelock.FileLock(self.lock_file)
         try:
+            self.path.mkdir(parents=True, exist_ok=True)
             lock.acquire(timeout=0)
         except filelock.Timeout:
             raise RunError(
                 f"Another training is at work in {self.path}. Wait for it, or choose another folder."
             ) from None
+        except OSError as error:
+            raise RunError(f"The run's folder {self.path} cannot be written to: {error.strerror}.") from None
         try:
             yield
         finally:
             lock.release()
 
-    def check_facts(self, fingerprint: str, seed: int) -> None:
+    def begin(self, config: RunConfig) -> None:
+        """Make the (locked) folder that of a new run.
+
+        Raises:
+            RunError: there is a run in it already.
+        """
+        if self.config_file.exists():
+            raise RunError(
+                f"{self.path} holds a run already. Go on with it: {self.resume_command} - or choose another folder."
+            )
+        text = yaml.safe_dump(config.model_dump(mode="json"), sort_keys=False, allow_unicode=True)
+        write_atomically(self.config_file, text)
+
+    def abandon(self) -> None:
+        """Undo `begin`: a run that could not be set up leaves nothing behind."""
+        with suppress(OSError):
+            for file in (self.config_file, self.unreadable_file, self.facts_file, self.lock_file):
+                file.unlink(missing_ok=True)
+            self.path.rmdir()  # unless it holds something of others
+
+    def check_facts(self, fingerprint: str, **others: Any) -> None:
         """Write down what the run stands on, or compare with what was written when it began.
 
         Raises:
             RunError: the images are not those that the run began with.
         """
+        versions = {"python": platform.python_version(), **{name: _version(name) for name in PACKAGES}}
+        threads = torch.get_num_threads()
         if self.facts_file.exists():
-            before = json.loads(self.facts_file.read_text(encoding="utf-8"))["catalog"]
-            if before != fingerprint:
+            before = json.loads(self.facts_file.read_text(encoding="utf-8"))
+            if before["catalog"] != fingerprint:
                 raise RunError(
                     f"The images, classes or splits are not those that {self.path} began with (fingerprint "
-                    f"{fingerprint[:12]}, then {before[:12]}). Put them back, or start a new run."
+                    f"{fingerprint[:12]}, then {before['catalog'][:12]}). Put them back, or start a new run."
+                )
+            then, now = {**before["versions"], "threads": before["threads"]}, {**versions, "threads": threads}
+            changes = [f"{name} {then.get(name)}, now {now[name]}" for name in now if then.get(name) != now[name]]
+            if changes:
+                warnings.warn(
+                    f"The run began with {'; '.join(changes)}: the last digits of its weights may differ from those of "
+                    "a run that was never stopped.",
+                    stacklevel=2,
                 )
             return
         facts = {
             "catalog": fingerprint,
-            "seed": seed,
-            "versions": {"python": platform.python_version(), **{name: _version(name) for name in PACKAGES}},
+            **others,
+            "versions": versions,
             "platform": platform.platform(),
-            "threads": torch.get_num_threads(),
+            "threads": threads,
             "device": torch.cuda.get_device_name() if torch.cuda.is_available() else platform.processor() or "cpu",
             "started": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
             "command": " ".join([Path(sys.argv[0]).name, *sys.argv[1:]]),
@@ -127,8 +152,9 @@ class RunFolder:
         return [json.loads(line) for line in lines]
 
     def forget_after(self, step: int) -> None:
-        """Drop the records of steps that a resumed run takes again."""
-        kept = [json.dumps(record) + "\n" for record in self.metrics() if record["step"] <= step]
+        """Drop the records of what a resumed run does again: later steps, and the test."""
+        records = [record for record in self.metrics() if record["step"] <= step and record["kind"] != "test"]
+        kept = [json.dumps(record) + "\n" for record in records]
         write_atomically(self.metrics_file, "".join(kept))
 
 

@@ -47,12 +47,19 @@ class Learner:
         gigabytes = isinstance(batch.keep_graphs, float)
         self.large_batch = LargeBatchStep(
             self.embedder,
-            self.loss,
+            self._loss_of,
             batch.chunk_size,
             keep_graphs=int(batch.keep_graphs * 2**30) if gigabytes else batch.keep_graphs,  # type: ignore[arg-type]
             autocast=AUTOCAST[config.training.precision],
             scaler=self.scaler,
         )
+
+    def _loss_of(self, embeddings: Tensor, labels: Tensor) -> Tensor:
+        """Not finite where the embeddings are not; the loss itself refuses them as a mistake of its caller."""
+        if not embeddings.isfinite().all():
+            return embeddings.sum() * math.nan
+        loss: Tensor = self.loss(embeddings, labels)
+        return loss
 
     @property
     def result(self) -> Embedder:

@@ -5,23 +5,19 @@ from __future__ import annotations
 import itertools
 import json
 import math
-import signal
-import threading
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import torch
 from accelerate import Accelerator
-from safetensors.torch import save_file
 from torch import Tensor
 
 from shortlist.config import RunConfig
-from shortlist.data import Catalog, ImageDataset, image_chunks
-from shortlist.errors import ConfigError, RunError
+from shortlist.data import BENCHMARKS, Catalog, ImageDataset, image_chunks
+from shortlist.errors import ConfigError, Interrupted, RunError
 from shortlist.model import Embedder, GeM
 from shortlist.retrieval import Evaluation, embed_images, evaluate
 from shortlist.training.checkpoint import latest_state, save_state
@@ -33,12 +29,10 @@ from shortlist.training.memory import reuse_freed_memory
 from shortlist.training.parts import build_transforms
 from shortlist.training.plan import decoding_workers, make_plan
 from shortlist.training.schedule import learning_rate_factor
+from shortlist.training.stopping import StopRequest, saying_how_to_go_on
 
 Batch = tuple[Tensor, Iterator[Tensor]]  # indices of the images in the training catalog, and their pixels by chunks
-
-
-class Interrupted(RunError):  # noqa: N818
-    """Someone asked to stop, and everything is saved."""
+REMEDY = "A smaller optimizer.lr, schedule.warmup or training.clip_norm often helps."
 
 
 def train(config: RunConfig, path: Path | str, display: Display | None = None) -> RunFolder:
@@ -48,19 +42,39 @@ def train(config: RunConfig, path: Path | str, display: Display | None = None) -
         ShortlistError: something that a user can put right.
         Interrupted: by Ctrl-C; `resume` goes on.
     """
-    folder = RunFolder.create(Path(path), config)
-    with folder.locked():
-        Trainer(config, folder, display or Display()).run()
+    folder, config = RunFolder(Path(path)), _with_absolute_paths(config)
+    with folder.locked(), saying_how_to_go_on(folder):
+        folder.begin(config)
+        try:
+            trainer = Trainer(config, folder, display or Display())
+        except BaseException:
+            folder.abandon()
+            raise
+        trainer.run()
     return folder
 
 
 def resume(path: Path | str, display: Display | None = None) -> RunFolder:
     """Go on with a run from its last checkpoint, to the end, as if it had never stopped."""
-    folder = RunFolder.open(Path(path))
-    with folder.locked():
-        if not folder.evaluation_file.exists():
-            Trainer(folder.config(), folder, display or Display()).run()
+    folder, display = RunFolder.open(Path(path)), display or Display()
+    with folder.locked(), saying_how_to_go_on(folder):
+        if folder.evaluation_file.exists():
+            display.message("This run is finished already.")
+        else:
+            Trainer(folder.config(), folder, display).run()
     return folder
+
+
+def _with_absolute_paths(config: RunConfig) -> RunConfig:
+    """The config of a run that can be gone on with and evaluated from any folder."""
+    data, model = config.data, config.model
+    source, weights = Path(data.source).expanduser(), Path(model.weights or "").expanduser()
+    paths = {
+        "source": str(source.absolute()) if data.source not in BENCHMARKS and source.exists() else data.source,
+        "root": data.root and data.root.expanduser().absolute(),
+    }
+    file = {"weights": str(weights.absolute()) if weights.is_file() else model.weights}
+    return config.model_copy(update={"data": data.model_copy(update=paths), "model": model.model_copy(update=file)})
 
 
 class Trainer:
@@ -76,33 +90,42 @@ class Trainer:
             if config.training.precision == "float16":
                 raise ConfigError("training.precision=float16 needs a GPU. Use float32 or bfloat16.")
             reuse_freed_memory()
-        self.plan = make_plan(config, display, folder)
-        folder.check_facts(self.plan.catalog.fingerprint(), config.training.seed)
         self.learner = Learner(config, self.device)
         self.train_transform, self.test_transform = build_transforms(config, self.learner.embedder)
+        self.plan = plan = make_plan(config, display, folder)
+        left_out = {"missing": list(plan.catalog.missing), "classes_too_small": plan.classes_left_out}
+        folder.check_facts(plan.catalog.fingerprint(), seed=config.training.seed, **left_out)
+        display.message(f"{plan.total_steps:,} steps; {plan.sampler}", steps=plan.total_steps)
+        missing, unreadable = len(plan.catalog.missing), len(plan.unreadable)
+        if missing or unreadable:
+            text = f"Left out, as data.on_missing=skip says: {missing} missing, {unreadable} unreadable images."
+            display.message(text, missing=missing, unreadable=unreadable)
         self.step = 0  # steps taken
         self.best: float | None = None  # the first r@k of the best validation
-        self._stop = False
 
     def run(self) -> None:
         """Take the remaining steps, then test."""
-        self._restore()
-        if self.step == 0 and self.config.evaluation.before:
-            self._test(self.learner.result, self.folder.before_file, "before training")
+        try:
+            self._restore()
+            if self.step == 0 and self.config.evaluation.before:
+                self._test(self.learner.result, self.folder.before_file, "before training")
+            self._train()
+            self._finish()
+        finally:
+            self.accelerator.end_training()
+
+    def _train(self) -> None:
         plan, every = self.plan, self.config.training.checkpoint_every
-        with self._stoppable(), self.display.training(self.step, plan.steps_an_epoch, plan.total_steps):
+        with StopRequest(self.display) as stop, self.display.training(self.step, plan.steps_an_epoch, plan.total_steps):
             for batch, chunks in self._batches():
                 self._train_step(batch, chunks)
                 end_of_epoch = self.step % plan.steps_an_epoch == 0 or self.step == plan.total_steps
                 if end_of_epoch:
                     self._end_epoch()
-                if self._stop or end_of_epoch or (every and self.step % every == 0):
+                if stop.asked or end_of_epoch or (every and self.step % every == 0):
                     self._save()
-                if self._stop:
-                    raise Interrupted(
-                        f"Stopped after step {self.step}. To go on: shortlist train --resume {self.folder.path}"
-                    )
-        self._finish()
+                if stop.asked:
+                    raise Interrupted(f"Stopped after step {self.step}. To go on: {self.folder.resume_command}")
 
     def _batches(self) -> Iterator[Batch]:
         """The batches from the present step to the last, decoded ahead, also over the ends of epochs."""
@@ -176,15 +199,14 @@ class Trainer:
             write_atomically(self.folder.evaluation_file, "null\n")
         else:
             self._test(result, self.folder.evaluation_file, "test")
-        self.accelerator.end_training()
 
     def _test(self, embedder: Embedder, file: Path, name: str) -> None:
         if self.plan.test is None:
             return
         measured = self._measure(embedder, self.plan.test, self.config.evaluation.bootstrap)
-        write_atomically(file, json.dumps(measured.to_dict(), indent=2) + "\n")
         values = {each: estimate.value for each, estimate in measured.metrics.items()}
         self._record({"kind": name, "step": self.step, **values})
+        write_atomically(file, json.dumps(measured.to_dict(), indent=2) + "\n")  # the last thing that a run does
         reported = ", ".join(f"r@{k} {measured.metrics[f'r@{k}']}" for k in self.plan.k)
         self.display.message(f"{name}: {reported}", evaluation=name, **values)
 
@@ -192,6 +214,12 @@ class Trainer:
         workers = decoding_workers(self.config)
         with self.display.task(f"embedding {len(catalog):,} images") as progress:
             vectors = embed_images(embedder, catalog, self.test_transform, workers=workers, progress=progress)
+        if not vectors.isfinite().all():
+            file = save_state(self.folder.failed, self.learner.state(self.step))
+            raise RunError(
+                f"After step {self.step} the embeddings are not finite, and the run was stopped. The weights are in "
+                f"{file}. {REMEDY}"
+            )
         return evaluate(vectors.to(self.device), catalog, k=self.plan.k, bootstrap=bootstrap)
 
     def _record(self, record: dict[str, Any]) -> None:
@@ -203,6 +231,7 @@ class Trainer:
     def _save(self) -> None:
         state = self.learner.state(self.step)
         save_state(self.folder.checkpoints, replace(state, facts={**state.facts, "best": self.best}))
+        self.accelerator.get_tracker("tensorboard", unwrap=True).flush()
 
     def _restore(self) -> None:
         """Go to the last checkpoint, where there is one, and forget what was logged after it."""
@@ -217,39 +246,21 @@ class Trainer:
 
     def _failure(self, learned: Learned, batch: Tensor) -> RunError:
         """Save what is needed to look at a step without a finite loss or gradient; the weights are those before it."""
-        folder, train = self.folder.failed, self.plan.train
-        save_state(folder, self.learner.state(self.step))
-        tensors = {"embeddings": learned.out.embeddings.cpu(), "indices": batch.contiguous()}
-        save_file({**tensors, "labels": torch.from_numpy(train.labels[batch.numpy()])}, folder / "batch.safetensors")
+        state, train = self.learner.state(self.step), self.plan.train
+        tensors = {
+            "batch.embeddings": learned.out.embeddings,
+            "batch.labels": torch.from_numpy(train.labels[batch.numpy()]),
+        }
+        file = save_state(self.folder.failed, replace(state, tensors={**state.tensors, **tensors}))
+        loss, norm = learned.out.loss.item(), learned.gradient_norm.item()
         facts = {
             "step": self.step + 1,
-            "loss": learned.out.loss.item(),
-            "gradient_norm": learned.gradient_norm.item(),
+            "loss": str(loss),  # JSON has no nan
+            "gradient_norm": str(norm),
             "images": [str(train.paths[index]) for index in batch.tolist()],
         }
-        write_atomically(folder / "step.json", json.dumps(facts, indent=2) + "\n")
+        write_atomically(file.with_name("step.json"), json.dumps(facts, indent=2) + "\n")
         return RunError(
-            f"Step {self.step + 1} gave the loss {facts['loss']} and a gradient of length {facts['gradient_norm']}, "
-            f"and the run was stopped. The weights before it, its embeddings and its images are in {folder}. A smaller "
-            "optimizer.lr, schedule.warmup or training.clip_norm often helps."
+            f"Step {self.step + 1} gave the loss {loss} and a gradient of length {norm}, and the run was stopped. The "
+            f"weights before it, its embeddings and the names of its images are in {file.parent}. {REMEDY}"
         )
-
-    @contextmanager
-    def _stoppable(self) -> Iterator[None]:
-        """Ctrl-C (or SIGTERM) lets the step end, saves and stops; a second one stops at once."""
-        if threading.current_thread() is not threading.main_thread():
-            yield
-            return
-
-        def ask(number: int, frame: object) -> None:
-            if self._stop:
-                raise KeyboardInterrupt
-            self._stop = True
-            self.display.message("Stopping after this step. Again, to stop at once and lose it.")
-
-        before = {each: signal.signal(each, ask) for each in (signal.SIGINT, signal.SIGTERM)}
-        try:
-            yield
-        finally:
-            for each, handler in before.items():
-                signal.signal(each, handler)

@@ -12,7 +12,13 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-OUT_OF_MEMORY = ("DefaultCPUAllocator", "std::bad_alloc", "CUBLAS_STATUS_ALLOC_FAILED", "MPS backend out of memory")
+OUT_OF_MEMORY = (  # signs of it in messages of torch, the C++ library, cuBLAS, MPS, and oneDNN, whose is vague
+    "DefaultCPUAllocator",
+    "std::bad_alloc",
+    "CUBLAS_STATUS_ALLOC_FAILED",
+    "MPS backend out of memory",
+    "could not create a primitive",
+)
 
 
 def available_memory(device: torch.device) -> int:
@@ -29,15 +35,17 @@ def _left_in_container(folder: Path = Path("/sys/fs/cgroup")) -> int:
     """Bytes left under a container's limit (cgroup 2), which the system's own figure does not know of."""
     try:
         limit = (folder / "memory.max").read_text().strip()
+        if limit == "max":
+            return sys.maxsize
         used = int((folder / "memory.current").read_text())
         reclaimable = next(
             int(line.split()[1])
             for line in (folder / "memory.stat").read_text().splitlines()
             if line.startswith("inactive_file ")
         )
+        return max(0, int(limit) - used + reclaimable)
     except (OSError, StopIteration, ValueError):
         return sys.maxsize
-    return sys.maxsize if limit == "max" else max(0, int(limit) - used + reclaimable)
 
 
 def _free_in_heap() -> int:

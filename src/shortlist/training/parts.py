@@ -28,6 +28,7 @@ def build_embedder(config: RunConfig, *, weights: bool = True) -> Embedder:
             freeze_batch_norm=model.freeze_batch_norm,
             backbone_args=model.backbone_args,
             pretrained=_pretrained(model.weights) if weights else False,
+            image_size=images.size,
             mean=images.mean,
             std=images.std,
         )

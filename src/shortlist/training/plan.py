@@ -21,6 +21,7 @@ from shortlist.training.folder import RunFolder, write_atomically
 from shortlist.training.memory import GraphSize
 from shortlist.training.parts import build_transforms
 
+AUTOMATIC_BATCH = 392
 STATES = {"adam": 2, "adamw": 2, "sgd": 1}  # numbers that an optimizer keeps for each parameter
 
 
@@ -41,6 +42,11 @@ class Plan:
         return len(self.sampler)
 
     @property
+    def classes_left_out(self) -> list[str]:
+        """Training classes with too few images for a batch."""
+        return [self.catalog.class_names[label] for label in self.sampler.left_out]
+
+    @property
     def total_steps(self) -> int:
         training = self.config.training
         return training.steps or (training.epochs or 0) * self.steps_an_epoch
@@ -55,9 +61,13 @@ class Plan:
 
     @property
     def k(self) -> tuple[int, ...]:
-        """The cut-offs to report: the config's, or the benchmark's own."""
-        benchmark = BENCHMARKS.get(self.config.data.source)
-        return self.config.evaluation.k or (benchmark.k if benchmark else (1, 2, 4, 8))
+        return reported_k(self.config)
+
+
+def reported_k(config: RunConfig) -> tuple[int, ...]:
+    """The cut-offs to report: the config's, or the benchmark's own."""
+    benchmark = BENCHMARKS.get(config.data.source)
+    return config.evaluation.k or (benchmark.k if benchmark else (1, 2, 4, 8))
 
 
 def make_plan(config: RunConfig, display: Display, folder: RunFolder | None = None) -> Plan:
@@ -67,7 +77,11 @@ def make_plan(config: RunConfig, display: Display, folder: RunFolder | None = No
         catalog = half_validation(catalog)
     batch = config.batch
     train = catalog.split("train")
-    sampler = ClassBalancedSampler(train.labels.tolist(), batch.size, batch.per_class, config.training.seed)
+    size = batch.size
+    if size == "auto":
+        classes = int((train.class_sizes() >= batch.per_class).sum())
+        size = batch.per_class * max(1, min(classes, AUTOMATIC_BATCH // batch.per_class))
+    sampler = ClassBalancedSampler(train.labels.tolist(), size, batch.per_class, config.training.seed)
     validation, test = (catalog.split(name) if name in catalog.splits else None for name in ("validation", "test"))
     return Plan(config, catalog, train, validation, test, sampler, unreadable)
 
@@ -89,15 +103,14 @@ def open_images(
     if data.on_missing == "error":
         return catalog, []
     if folder is not None and folder.unreadable_file.exists():
-        known = [(path, why) for path, why in json.loads(folder.unreadable_file.read_text(encoding="utf-8"))]
-        left_out = {path for path, _ in known}
-        return catalog.subset([path not in left_out for path in catalog.paths]), known
-    with display.task("looking for unreadable images") as progress:
-        catalog, found = drop_unreadable(catalog, decoding_workers(config), progress)
-    unreadable = [(str(path), why) for path, why in found]
-    if folder is not None:
-        write_atomically(folder.unreadable_file, json.dumps(unreadable, indent=2) + "\n")
-    return catalog, unreadable
+        unreadable = [(path, why) for path, why in json.loads(folder.unreadable_file.read_text(encoding="utf-8"))]
+    else:
+        with display.task("looking for unreadable images") as progress:
+            _, unreadable = drop_unreadable(catalog, progress=progress)
+        if folder is not None:
+            write_atomically(folder.unreadable_file, json.dumps(unreadable, indent=2) + "\n")
+    left_out = {path for path, _ in unreadable}
+    return catalog.subset([path not in left_out for path in catalog.paths]), unreadable
 
 
 def decoding_workers(config: RunConfig) -> int:
@@ -119,9 +132,9 @@ def describe(plan: Plan, embedder: Embedder) -> dict[str, Any]:
     kept = 4 * sum(parts.values())  # weights; as much again for the gradient and for each state of the optimizer
     memory = {
         "weights, gradient, optimizer": kept * (2 + STATES[config.optimizer.name] + (config.training.ema is not None)),
-        "pixels of a batch": batch.size * 3 * transform.size**2,
+        "pixels of a batch": plan.sampler.batch_size * 3 * transform.size**2,
         f"graph of a chunk of {chunk}": graph.bytes // 2 * chunk,
-        "graphs of a whole batch, if all are kept": graph.bytes // 2 * batch.size,
+        "graphs of a whole batch, if all are kept": graph.bytes // 2 * plan.sampler.batch_size,
     }
     return {
         "data": {
@@ -132,7 +145,7 @@ def describe(plan: Plan, embedder: Embedder) -> dict[str, Any]:
             "fingerprint": plan.catalog.fingerprint(),
         },
         "batches": str(plan.sampler),
-        "classes left out": [plan.catalog.class_names[label] for label in plan.sampler.left_out],
+        "classes left out": plan.classes_left_out,
         "steps": plan.total_steps,
         "parameters": {**parts, "all": sum(parts.values())},
         "memory": {name: f"{size / 2**20:,.0f} MB" for name, size in memory.items()},

@@ -96,7 +96,7 @@ def _elsewhere(root: Path) -> str:
 
 
 def _read(file: Path) -> dict[str, Any]:
-    from scipy.io import loadmat  # type: ignore[import-untyped]  # here, because it takes a while to import
+    from scipy.io import loadmat  # here, because it takes a while to import
 
     try:
         content: dict[str, Any] = loadmat(file, squeeze_me=True)

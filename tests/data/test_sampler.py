@@ -1,0 +1,258 @@
+"""Batches of classes: what is in them, how many there are, and that nothing but seed and epoch decides."""
+
+from __future__ import annotations
+
+import random
+from collections import Counter
+from functools import cache
+from itertools import combinations
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import assume, given, settings
+from hypothesis import strategies as st
+from torch import Tensor
+from torch.utils.data import DataLoader
+
+from shortlist.data.sampler import ClassBalancedSampler
+from shortlist.data.seeds import derived_seed
+from shortlist.errors import ConfigError
+
+# Images of the 98 training classes of Cars196.
+CARS = [
+    *(89, 64, 86, 84, 81, 89, 78, 90, 82, 66, 76, 73, 82, 85, 86, 87, 81, 85, 81, 92, 84, 85, 79, 90, 79, 68, 71, 82),
+    *(85, 83, 88, 83, 84, 89, 82, 82, 77, 81, 73, 78, 71, 69, 92, 89, 65, 87, 70, 85, 75, 84, 86, 82, 89, 80, 79, 93),
+    *(75, 88, 89, 73, 86, 74, 88, 59, 90, 83, 77, 80, 76, 85, 70, 90, 89, 87, 88, 87, 81, 75, 97, 86, 90, 90, 81, 84),
+    *(87, 85, 88, 79, 88, 82, 77, 80, 78, 87, 91, 82, 84, 92),
+]
+
+
+def some_labels(sizes: list[int], seed: int = 0) -> Tensor:
+    """Labels of classes of these sizes, with gaps between their numbers, shuffled."""
+    labels = torch.tensor([7 * number - 20 for number, size in enumerate(sizes) for _ in range(size)])
+    return labels[torch.randperm(len(labels), generator=torch.Generator().manual_seed(seed))]
+
+
+@cache
+def most_batches(groups: tuple[int, ...], classes_a_batch: int) -> int:
+    """The literal answer: try every set of classes for the next batch."""
+    left = tuple(sorted((group for group in groups if group), reverse=True))
+    best = 0
+    for chosen in set(combinations(range(len(left)), classes_a_batch)):
+        rest = tuple(sorted(group - (place in chosen) for place, group in enumerate(left)))
+        best = max(best, 1 + most_batches(rest, classes_a_batch))
+    return best
+
+
+def batches_of_the_release(sizes: list[int], classes_a_batch: int, per_class: int, seed: int) -> int:
+    """Classes shuffled; a batch takes from each class that still has enough, until one cannot be filled."""
+    shuffle, left, batches = random.Random(seed), list(sizes), 0
+    while True:
+        order = shuffle.sample(range(len(left)), len(left))
+        chosen = [number for number in order if left[number] >= per_class][:classes_a_batch]
+        if len(chosen) < classes_a_batch:
+            return batches
+        for number in chosen:
+            left[number] -= per_class
+        batches += 1
+
+
+@st.composite
+def settings_of_a_sampler(draw: st.DrawFn, classes: int = 30, size: int = 25) -> tuple[list[int], int, int]:
+    """Class sizes, classes a batch, images a class; at least one batch can be filled."""
+    sizes = draw(st.lists(st.integers(1, size), min_size=1, max_size=classes))
+    per_class = draw(st.integers(1, 5))
+    usable = sum(size >= per_class for size in sizes)
+    assume(usable)
+    return sizes, draw(st.integers(1, usable)), per_class
+
+
+# What is in a batch
+
+
+@settings(max_examples=150, deadline=None)
+@given(settings_of_a_sampler(), st.integers(0, 10**6), st.integers(0, 100))
+def test_every_batch_is_balanced_and_no_image_comes_twice(
+    setting: tuple[list[int], int, int], seed: int, epoch: int
+) -> None:
+    sizes, classes, per_class = setting
+    labels = some_labels(sizes, seed)
+    sampler = ClassBalancedSampler(labels, classes * per_class, per_class, seed)
+    table = sampler.batches(epoch)
+    assert table.shape == (len(sampler), classes * per_class)
+    assert len(sampler) > 0
+    assert len(table.unique()) == table.numel()  # no image twice
+    for batch in labels[table]:
+        assert set(Counter(batch.tolist()).values()) == {per_class}
+        assert len(batch.unique()) == classes
+        together = batch.view(classes, per_class)  # images of a class lie together
+        assert (together == together[:, :1]).all()
+    too_small = [7 * number - 20 for number, size in enumerate(sizes) if size < per_class]
+    assert sampler.left_out == too_small
+    assert not set(labels[table].flatten().tolist()) & set(too_small)
+
+
+def test_images_of_a_class_are_different_ones_each_time() -> None:
+    sampler = ClassBalancedSampler(some_labels([11] * 6), 24, 4)
+    seen = Counter(image for epoch in range(40) for image in sampler.batches(epoch).flatten().tolist())
+    assert len(seen) == 66  # all images, although an epoch has room for 8 of the 11 of a class
+    assert max(seen.values()) - min(seen.values()) < 25
+    assert sampler.batches(0).numel() == 48
+
+
+def test_classes_meet_other_classes_in_each_of_their_batches() -> None:
+    """A batch is a fresh choice of classes, not the neighbours of the batch before."""
+    sampler = ClassBalancedSampler(torch.arange(60).repeat_interleave(20), 24, 4)
+    classes = (sampler.batches(0) // 20)[:, ::4]  # 5 batches for each class, with 5 others each
+    met = [len(classes[(classes == number).any(1)].unique()) - 1 for number in range(60)]
+    assert sum(met) / 60 > 15  # of 25; chance gives 20
+
+
+@pytest.mark.parametrize(("classes", "spread"), [(10, 1.0), (11, 1.1)])
+def test_every_class_comes_equally_often(classes: int, spread: float) -> None:
+    """A batch has 4 classes, a class 2 groups: all find a place in 5 batches, or other ones are left over each time."""
+    sampler = ClassBalancedSampler(torch.arange(classes).repeat_interleave(7), 12, 3)
+    assert len(sampler) == 5
+    epochs = torch.cat([sampler.batches(epoch)[:, ::3] // 7 for epoch in range(600)])
+    counts = epochs.flatten().bincount(minlength=classes)
+    assert counts.max() <= spread * counts.min()
+
+
+# How many there are
+
+
+@settings(max_examples=150, deadline=None)
+@given(st.data(), st.lists(st.integers(0, 4), min_size=1, max_size=6), st.integers(1, 3))
+def test_as_many_batches_as_can_be_made(data: st.DataObject, groups: list[int], per_class: int) -> None:
+    assume(any(groups))
+    classes = data.draw(st.integers(1, sum(group > 0 for group in groups)))
+    sizes = [group * per_class + data.draw(st.integers(0, per_class - 1)) for group in groups]
+    found = len(ClassBalancedSampler(some_labels(sizes), classes * per_class, per_class))
+    assert found == most_batches(tuple(sorted(groups)), classes)
+
+
+@settings(max_examples=100, deadline=None)
+@given(settings_of_a_sampler(), st.integers(0, 10**6))
+def test_never_fewer_batches_than_the_release(setting: tuple[list[int], int, int], seed: int) -> None:
+    sizes, classes, per_class = setting
+    ours = len(ClassBalancedSampler(some_labels(sizes), classes * per_class, per_class))
+    assert ours >= batches_of_the_release(sizes, classes, per_class, seed)
+
+
+def test_sometimes_more_than_the_release() -> None:
+    sizes = [4, 4, 4, 4, 16]
+    assert len(ClassBalancedSampler(some_labels(sizes), 8, 4)) == 4
+    assert {batches_of_the_release(sizes, 2, 4, seed) for seed in range(50)} == {2, 3, 4}
+
+
+def test_cars196() -> None:
+    assert (len(CARS), sum(CARS)) == (98, 8054)
+    sampler = ClassBalancedSampler(some_labels(CARS), 392)
+    assert len(sampler) == 14
+    assert str(sampler) == (
+        "14 batches an epoch, each of 98 classes x 4 images: 5488 of 8054 images; 0 of 98 classes left out "
+        "(fewer than 4 images)"
+    )
+    assert len(ClassBalancedSampler(some_labels(CARS), 588, per_class=6)) == 9
+
+
+def test_a_batch_for_each_image_of_a_class() -> None:
+    assert len(ClassBalancedSampler([3] * 9, 1, per_class=1)) == 9
+    assert len(ClassBalancedSampler([3] * 9, 9, per_class=9)) == 1
+
+
+# Seed and epoch
+
+
+def test_same_seed_and_epoch_same_batches() -> None:
+    def batches(seed: int, epoch: int) -> Tensor:
+        torch.manual_seed(random.randrange(2**32))  # torch's own random numbers do not matter
+        return ClassBalancedSampler(some_labels([9] * 12), 16, 4, seed).batches(epoch)
+
+    assert torch.equal(batches(3, 5), batches(3, 5))
+    assert not torch.equal(batches(3, 5), batches(3, 6))
+    assert not torch.equal(batches(3, 5), batches(4, 5))
+    assert not torch.equal(batches(0, 1), batches(1, 0))
+
+
+def test_batches_leave_the_random_numbers_of_torch_alone() -> None:
+    state = torch.get_rng_state()
+    ClassBalancedSampler(some_labels([9] * 12), 16).batches(0)
+    assert torch.equal(torch.get_rng_state(), state)
+
+
+def test_iteration_is_that_of_the_epoch() -> None:
+    sampler = ClassBalancedSampler(some_labels([9] * 12), 16)
+    assert list(sampler) == list(sampler) == sampler.batches(0).tolist()
+    sampler.set_epoch(3)
+    assert list(sampler) == sampler.batches(3).tolist() != sampler.batches(0).tolist()
+    assert len(list(sampler)) == len(sampler) == 6
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_as_batch_sampler_of_a_loader(workers: int) -> None:
+    sampler = ClassBalancedSampler(some_labels([9] * 12), 16, seed=1)
+    sampler.set_epoch(2)
+    loader = DataLoader(torch.arange(108), batch_sampler=sampler, num_workers=workers)
+    assert len(loader) == 6
+    assert torch.equal(torch.stack(list(loader)), sampler.batches(2))
+
+
+@pytest.mark.parametrize("kind", [list, np.array, torch.tensor, lambda labels: np.array(labels, dtype=np.uint8)])
+def test_kinds_of_labels(kind: type) -> None:
+    labels = [5, 5, 0, 0, 5, 9, 9, 0]
+    found = ClassBalancedSampler(kind(labels), 4, 2, seed=2)
+    assert torch.equal(found.batches(0), ClassBalancedSampler(labels, 4, 2, seed=2).batches(0))
+
+
+# Errors
+
+
+@pytest.mark.parametrize(
+    ("batch_size", "message"),
+    [
+        (
+            20,
+            "A batch of 20 cannot be filled. The largest batch possible is 12: 3 classes have 4 images or more (2 have",
+        ),
+        (10, "A batch of 10 is not a multiple of per_class 4. The largest batch possible is 12: 3 classes"),
+        (0, "A batch of 0 is not"),
+        (-4, "A batch of -4 is not"),
+    ],
+)
+def test_a_batch_that_cannot_be_filled(batch_size: int, message: str) -> None:
+    labels = some_labels([9, 3, 4, 1, 5])
+    with pytest.raises(ConfigError) as caught:
+        ClassBalancedSampler(labels, batch_size)
+    assert message in str(caught.value)
+    largest = ClassBalancedSampler(labels, 12)
+    assert len(largest) == 1
+    assert largest.left_out == [-13, 1]
+
+
+@pytest.mark.parametrize("labels", [[], [1, 2, 3], [1, 1, 1, 2, 2, 2]])
+def test_no_class_is_large_enough(labels: list[int]) -> None:
+    with pytest.raises(ConfigError, match=r"No class has 4 images.*Set a smaller per_class"):
+        ClassBalancedSampler(labels, 4)
+
+
+def test_other_errors() -> None:
+    with pytest.raises(ConfigError, match="per_class must be at least 1, not 0"):
+        ClassBalancedSampler([1, 1], 2, per_class=0)
+    with pytest.raises(ConfigError, match=r"one number for each image, \(N,\), not \(2, 2\)"):
+        ClassBalancedSampler([[1, 1], [1, 1]], 2, per_class=2)
+
+
+# Seeds
+
+
+def test_a_seed_depends_on_the_value_of_its_key_and_nothing_else() -> None:
+    expected = derived_seed("augment", 1, 2, 3)
+    assert expected == 6689706203504725388 == derived_seed("augment", np.int64(1), np.uint8(2), torch.tensor(3))
+    keys = [("augment", 1, 2, 3), ("augment", 1, 23), ("augment", 12, 3), ("augment", 3, 2, 1), ("batches", 1, 2, 3)]
+    assert len({derived_seed(*key) for key in keys}) == 5
+    assert derived_seed("1") != derived_seed(1)
+    assert all(0 <= derived_seed("range", number) < 2**63 for number in range(1000))
+    with pytest.raises(TypeError):
+        derived_seed("augment", 0.5)

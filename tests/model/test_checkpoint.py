@@ -1,0 +1,196 @@
+import json
+import os
+from pathlib import Path
+
+import pytest
+import safetensors.torch
+import timm
+import torch
+
+from shortlist.errors import ModelError
+from shortlist.model import Embedder, checkpoint
+
+
+@pytest.fixture
+def embedder() -> Embedder:
+    return Embedder("test_resnet", dim=8, image_size=64, mean=(0.1, 0.2, 0.3), backbone_args={"drop_rate": 0.25})
+
+
+def pixels(seed: int = 0) -> torch.Tensor:
+    generator = torch.Generator().manual_seed(seed)
+    return torch.randint(0, 256, (3, 3, 64, 64), dtype=torch.uint8, generator=generator)
+
+
+def same(a: Embedder, b: Embedder) -> bool:
+    ours, theirs = a.state_dict(), b.state_dict()
+    return ours.keys() == theirs.keys() and all(torch.equal(ours[name], theirs[name]) for name in ours)
+
+
+@pytest.mark.parametrize("arguments", [{}, {"dim": None, "layer_norm": False, "pooling": "average"}])
+@pytest.mark.parametrize("backbone", ["test_resnet", "test_vit"])
+def test_loads_bit_for_bit(tmp_path, backbone, arguments):
+    embedder = Embedder(backbone, **{"dim": 8, **arguments})
+    folder = embedder.save(tmp_path / "a folder" / "with ümlaut")
+    assert sorted(file.name for file in folder.iterdir()) == ["embedder.json", "embedder.safetensors"]
+    random_state = torch.get_rng_state()
+    loaded = Embedder.load(folder)
+    assert torch.equal(torch.get_rng_state(), random_state)
+    assert same(loaded, embedder)
+    assert loaded.config == embedder.config
+    assert not loaded.training
+    assert torch.equal(loaded(pixels()), embedder.eval()(pixels()))
+    assert not same(Embedder(backbone, **{"dim": 8, **arguments}), embedder)
+
+
+def test_every_argument_comes_back(tmp_path, embedder):
+    loaded = Embedder.load(embedder.save(tmp_path))
+    assert loaded.config == embedder.config
+    assert loaded.config.mean == (0.1, 0.2, 0.3)
+    assert loaded.config.backbone_args == {"drop_rate": 0.25}
+    assert loaded.backbone.drop_rate == 0.25
+    assert json.loads((tmp_path / "embedder.json").read_text())["config"]["backbone"] == "test_resnet"
+
+
+def test_precision_is_kept(tmp_path, embedder):
+    loaded = Embedder.load(embedder.double().save(tmp_path))
+    assert loaded.linear.weight.dtype == torch.float64
+    assert same(loaded, embedder)
+
+
+def test_where_weights_came_from_is_kept_and_not_needed(tmp_path):
+    weights = tmp_path / "weights.safetensors"
+    safetensors.torch.save_file(timm.create_model("test_resnet").state_dict(), weights)
+    embedder = Embedder("test_resnet", dim=8, pretrained=weights)
+    weights.unlink()
+    loaded = Embedder.load(embedder.save(tmp_path / "run"))
+    assert loaded.config.pretrained == str(weights)
+    assert same(loaded, embedder)
+
+
+@pytest.mark.parametrize("name", ["embedder.json", "embedder.safetensors"])
+def test_a_missing_file_is_named(tmp_path, embedder, name):
+    embedder.save(tmp_path)
+    (tmp_path / name).unlink()
+    with pytest.raises(ModelError, match=f"no {name} in"):
+        Embedder.load(tmp_path)
+
+
+@pytest.mark.parametrize("keep", [0, 4, 200, 0.5, -1])
+def test_truncated_weights_are_refused(tmp_path, embedder, keep):
+    file = embedder.save(tmp_path) / "embedder.safetensors"
+    content = file.read_bytes()
+    file.write_bytes(content[: int(keep * len(content)) if isinstance(keep, float) else keep])
+    with pytest.raises(ModelError, match=r"embedder.safetensors is damaged"):
+        Embedder.load(tmp_path)
+
+
+@pytest.mark.parametrize("where", [0.3, 0.6, 0.999])
+def test_one_wrong_bit_is_refused(tmp_path, embedder, where):
+    file = embedder.save(tmp_path) / "embedder.safetensors"
+    content = bytearray(file.read_bytes())
+    content[int(where * len(content))] ^= 1
+    file.write_bytes(content)
+    with pytest.raises(ModelError, match="damaged"):
+        Embedder.load(tmp_path)
+
+
+def test_a_damaged_or_changed_configuration_is_refused(tmp_path, embedder):
+    file = embedder.save(tmp_path) / "embedder.json"
+    content = file.read_text()
+    file.write_text(content[:50])
+    with pytest.raises(ModelError, match=r"embedder.json is damaged"):
+        Embedder.load(tmp_path)
+    file.write_text(content.replace('"gem"', '"max"'))
+    with pytest.raises(ModelError, match=r"embedder.json was changed after saving"):
+        Embedder.load(tmp_path)
+    file.write_text(content)
+    Embedder.load(tmp_path)
+
+
+def rewrite(folder: Path, **changes) -> None:
+    """Save tensors again under another description, as another program would."""
+    tensors = safetensors.torch.load_file(folder / "embedder.safetensors")
+    description = json.loads((folder / "embedder.json").read_text())
+    description["config"] = {**description["config"], **changes.pop("config", {})}
+    description["sha256"] = checkpoint.digest(tensors, description["config"])
+    description.update(changes)
+    safetensors.torch.save_file(
+        tensors, folder / "embedder.safetensors", metadata={"embedder": json.dumps(description)}
+    )
+    (folder / "embedder.json").write_text(json.dumps(description))
+
+
+def test_another_architecture_is_refused(tmp_path, embedder):
+    embedder.save(tmp_path)
+    rewrite(tmp_path)
+    assert same(Embedder.load(tmp_path), embedder)  # the control: rewriting alone harms nothing
+    rewrite(tmp_path, config={"backbone": "test_efficientnet", "backbone_args": {}})
+    with pytest.raises(ModelError, match=r"not of 'test_efficientnet' .* missing \(.*unexpected \(.*of another shape"):
+        Embedder.load(tmp_path)
+
+
+def test_a_newer_format_is_refused(tmp_path, embedder):
+    embedder.save(tmp_path)
+    rewrite(tmp_path, format=99)
+    with pytest.raises(ModelError, match=r"format 99; .* update shortlist"):
+        Embedder.load(tmp_path)
+
+
+def test_an_unknown_entry_is_refused(tmp_path, embedder):
+    embedder.save(tmp_path)
+    rewrite(tmp_path, config={"whitening": True})
+    with pytest.raises(ModelError, match=r"another version of shortlist: whitening"):
+        Embedder.load(tmp_path)
+
+
+def test_other_safetensors_are_refused(tmp_path, embedder):
+    embedder.save(tmp_path)
+    safetensors.torch.save_file({"linear.weight": torch.zeros(8, 96)}, tmp_path / "embedder.safetensors")
+    with pytest.raises(ModelError, match="its header has no configuration"):
+        Embedder.load(tmp_path)
+
+
+def test_a_save_that_fails_leaves_the_one_before(tmp_path, embedder, monkeypatch):
+    embedder.save(tmp_path)
+    before = {name: value.clone() for name, value in embedder.state_dict().items()}
+    with torch.no_grad():
+        embedder.linear.weight.zero_()
+
+    def full(*_: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(os, "fsync", full)
+    with pytest.raises(ModelError, match=r"cannot be written to .*No space left"):
+        embedder.save(tmp_path)
+    assert sorted(file.name for file in tmp_path.iterdir()) == ["embedder.json", "embedder.safetensors"]
+    assert torch.equal(Embedder.load(tmp_path).linear.weight, before["linear.weight"])
+
+
+@pytest.mark.parametrize("completed", [0, 1])
+def test_killed_between_the_two_files(tmp_path, embedder, monkeypatch, completed):
+    embedder.save(tmp_path)
+    before = embedder.linear.weight.detach().clone()
+    with torch.no_grad():
+        embedder.linear.weight.zero_()
+    replace, done = Path.replace, []
+
+    def killed(self: Path, target: Path) -> Path:
+        if len(done) == completed:
+            raise KeyboardInterrupt  # as SIGKILL: nothing after it runs
+        done.append(target)
+        return replace(self, target)
+
+    monkeypatch.setattr(Path, "replace", killed)
+    with pytest.raises(KeyboardInterrupt):
+        embedder.save(tmp_path)
+    monkeypatch.undo()
+    assert torch.equal(Embedder.load(tmp_path).linear.weight, before)
+    embedder.save(tmp_path)  # and the next one goes through
+    assert sorted(file.name for file in tmp_path.iterdir()) == ["embedder.json", "embedder.safetensors"]
+    assert same(Embedder.load(tmp_path), embedder)
+
+
+def test_a_file_in_the_way_is_said(tmp_path, embedder):
+    (tmp_path / "run").write_text("not a folder")
+    with pytest.raises(ModelError, match="cannot be written to"):
+        embedder.save(tmp_path / "run")

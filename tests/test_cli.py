@@ -1,0 +1,306 @@
+"""The command line, as a person meets it: what works, and what is said where it does not."""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import shutil
+import subprocess
+import sys
+import warnings
+from collections.abc import Callable
+from pathlib import Path
+
+import filelock
+import pytest
+import torch
+import yaml
+from PIL import Image
+
+from shortlist.cli import main
+from tests.processes import SOURCES
+from tests.training.runs import RECIPE, class_folders
+
+Call = Callable[..., tuple[int, str, str]]
+FAST = ("training.epochs=1", "data.validation=none")
+
+
+@pytest.fixture(scope="module", autouse=True)
+def one_thread() -> object:
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(threads)
+
+
+@pytest.fixture
+def call(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Call:
+    """Run a command in an empty folder; gives its exit code, its output and its error output."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("COLUMNS", "120")
+    monkeypatch.setattr(warnings, "showwarning", warnings.showwarning)  # main() has its own
+    monkeypatch.setattr(logging.getLogger("accelerate"), "level", logging.WARNING)
+    (tmp_path / "tiny.yaml").write_text(RECIPE)
+
+    def run(*args: str | Path) -> tuple[int, str, str]:
+        monkeypatch.setattr(sys, "argv", ["shortlist", *map(str, args)])
+        capsys.readouterr()
+        with pytest.raises(SystemExit) as end, warnings.catch_warnings():
+            warnings.simplefilter("default")
+            main()
+        out, err = capsys.readouterr()
+        return int(end.value.code or 0), out, err
+
+    return run
+
+
+@pytest.fixture(scope="module")
+def folders(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """`images`, and `run`: a finished run on them."""
+    root = tmp_path_factory.mktemp("Bilder und Läufe")
+    class_folders(root / "images")
+    (root / "tiny.yaml").write_text(RECIPE)
+    here = Path.cwd()
+    os.chdir(root)
+    try:
+        from shortlist.recipes import open_recipe
+        from shortlist.training import train
+
+        train(open_recipe("tiny.yaml", FAST), "run")
+    finally:
+        os.chdir(here)
+    return root
+
+
+def assert_error(found: tuple[int, str, str], *said: str) -> None:
+    """One message, exit code 1, no traceback."""
+    code, _, err = found
+    assert code == 1, err
+    assert "Traceback" not in err
+    assert err.startswith("Error: ")
+    assert err.count("\n") == 1
+    for each in said:
+        assert each in err
+
+
+class TestHelp:
+    @pytest.mark.parametrize(
+        ("command", "word"),
+        [
+            ([], "train"),
+            (["train"], "--resume"),
+            (["evaluate"], "--data"),
+            (["demo"], "glyphs"),
+            (["data"], "check"),
+            (["data", "show"], "SOURCE"),
+            (["data", "check"], "duplicates"),
+        ],
+    )
+    @pytest.mark.parametrize("option", ["--help", "-h"])
+    def test_every_command_answers(self, command: list[str], word: str, option: str, call: Call) -> None:
+        code, out, err = call(*command, option)
+        assert (code, err) == (0, "")
+        assert word in out
+
+    def test_a_command_that_does_not_exist(self, call: Call) -> None:
+        code, _, err = call("trian")
+        assert code == 2
+        assert "train" in err
+        assert "Traceback" not in err
+
+    def test_in_a_process_of_its_own(self, tmp_path: Path) -> None:
+        """`python -m shortlist`, with a mistake: what a person sees on the screen."""
+        (tmp_path / "tiny.yaml").write_text(RECIPE)
+        done = subprocess.run(
+            [sys.executable, "-m", "shortlist", "train", "tiny.yaml", "optimizer.lrr=1"],
+            capture_output=True,
+            text=True,
+            cwd=tmp_path,
+            env={**os.environ, "PYTHONPATH": str(SOURCES)},
+            check=False,
+        )
+        assert done.returncode == 1
+        assert done.stdout == ""
+        assert done.stderr == ("Error: tiny.yaml cannot be run:\n  optimizer.lrr: unknown; did you mean 'lr'?\n")
+
+
+class TestTrain:
+    def test_a_path_with_spaces_and_umlauts(self, call: Call, tmp_path: Path) -> None:
+        class_folders(tmp_path / "Bücher & Käse")
+        code, out, err = call("train", "tiny.yaml", "data.source=Bücher & Käse", "--run", "erster Lauf ß", *FAST)
+        assert (code, err) == (0, "")
+        messages = [json.loads(line) for line in out.splitlines()]  # a program can read all of it
+        assert messages[-1]["run"] == "erster Lauf ß"
+        assert any("test" == message.get("evaluation") for message in messages)
+        assert (tmp_path / "erster Lauf ß" / "evaluation.json").is_file()
+        code, out, _ = call("train", "--resume", "erster Lauf ß")
+        assert code == 0
+        assert "finished already" in out
+
+    def test_runs_have_names(self, call: Call, folders: Path, tmp_path: Path) -> None:
+        for name in ("tiny", "tiny-2"):
+            assert call("train", "tiny.yaml", f"data.source={folders / 'images'}", *FAST)[0] == 0
+            assert (tmp_path / "runs" / name / "evaluation.json").is_file()
+
+    def test_dry_run(self, call: Call, folders: Path, tmp_path: Path) -> None:
+        code, out, err = call(
+            "train", "tiny.yaml", f"data.source={folders / 'images'}", "optimizer.lr=1e-5", "--dry-run"
+        )
+        assert (code, err) == (0, "")
+        printed = yaml.safe_load(out)
+        assert printed["config"]["optimizer"]["lr"] == 1e-5
+        plan = printed["plan"]
+        assert plan["data"]["train"] == "18 images of 3 classes"
+        assert plan["data"]["validation"] == "18 images of 3 classes"
+        assert plan["data"]["test"] == "36 images of 6 classes"
+        assert plan["batches"].startswith("3 batches an epoch, each of 2 classes x 3 images")
+        assert plan["classes left out"] == []
+        assert plan["steps"] == 9
+        assert plan["parameters"]["all"] == sum(plan["parameters"][part] for part in ("backbone", "pooling", "head"))
+        assert set(plan["memory"]) >= {"pixels of a batch", "graph of a chunk of 4"}
+        assert sorted(file.name for file in tmp_path.iterdir()) == ["tiny.yaml"]  # nothing was begun
+
+    def test_dry_run_names_what_is_left_out(self, call: Call, tmp_path: Path) -> None:
+        images = class_folders(tmp_path / "images")
+        for number in range(4):
+            (images / "class 01" / f"{number}.png").unlink()
+        (images / "class 00" / "0.png").write_text("broken")
+        code, out, _ = call("train", "tiny.yaml", *FAST, "data.on_missing=skip", "--dry-run")
+        assert code == 0
+        plan = yaml.safe_load(out)["plan"]
+        assert plan["classes left out"] == ["class 01"]
+        assert (plan["data"]["missing"], plan["data"]["unreadable"]) == (0, 1)
+
+
+class TestEvaluate:
+    def test_json(self, call: Call, folders: Path) -> None:
+        code, out, err = call("evaluate", folders / "run", "--json")
+        assert (code, err) == (0, "")
+        assert json.loads(out) == json.loads((folders / "run" / "evaluation.json").read_text())
+
+    def test_table(self, call: Call, folders: Path) -> None:
+        code, out, _ = call("evaluate", folders / "run", "--data", folders / "images")
+        assert code == 0
+        measured = json.loads(call("evaluate", folders / "run", "--data", folders / "images", "--json")[1])
+        rows = {line.split()[1]: line for line in out.splitlines() if line.startswith("│")}
+        for name, estimate in measured["metrics"].items():
+            assert f"{100 * estimate['value']:.1f}" in rows[name]
+            assert f"[{100 * estimate['low']:.1f}, {100 * estimate['high']:.1f}]" in rows[name]
+        assert "72 queries, each against 71 images" in out
+
+    def test_errors(self, call: Call, folders: Path, tmp_path: Path) -> None:
+        assert_error(call("evaluate", tmp_path), "There is no run in")
+        assert_error(call("evaluate", folders / "run", "--data", "glyps"), "did you mean 'glyphs'")
+        assert_error(call("evaluate", folders / "run", "--root", "x"), "--data")
+        shutil.copytree(folders / "run", tmp_path / "run")
+        (tmp_path / "run" / "embedder.json").unlink()
+        assert_error(call("evaluate", "run"), "is not finished", "shortlist train --resume run")
+
+
+class TestData:
+    def test_show(self, call: Call, folders: Path) -> None:
+        code, out, err = call("data", "show", folders / "images")
+        assert (code, err) == (0, "")
+        rows = {line.split()[1]: line.split() for line in out.splitlines() if line.startswith("│")}
+        assert rows["train"][3:6:2] == rows["test"][3:6:2] == ["36", "6"]
+        assert rows["all"][3:6:2] == ["72", "12"]
+        assert "width: 36, 36, 36; height: 36, 36, 36" in out
+        facts = json.loads(call("data", "show", folders / "images", "--json")[1])
+        assert (facts["images"], facts["classes"]) == (72, 12)
+
+    def test_check(self, call: Call, folders: Path, tmp_path: Path) -> None:
+        code, out, err = call("data", "check", folders / "images")
+        assert (code, err) == (0, "")
+        assert out.startswith("72 images opened: 0 missing, 0 unreadable, 0 pairs across classes")
+        images = Path(shutil.copytree(folders / "images", tmp_path / "images"))
+        (images / "class 00" / "0.png").write_text("text")
+        shutil.copy(images / "class 01" / "1.png", images / "class 02" / "copy.png")
+        code, out, _ = call("data", "check", "images")
+        assert code == 1
+        assert "unreadable: class 00/0.png: it is not an image" in out
+        assert "the same image in two classes: class 01/1.png and class 02/copy.png" in out
+        code, out, _ = call("data", "check", "images", "--json")
+        assert code == 1
+        report = json.loads(out)
+        assert report["ok"] is False
+        assert report["unreadable"][0][0] == "class 00/0.png"
+
+
+class TestErrors:
+    """The issue's list."""
+
+    def train(self, call: Call, *args: str | Path) -> tuple[int, str, str]:
+        return call("train", "tiny.yaml", *FAST, *args)
+
+    def test_an_empty_folder(self, call: Call, tmp_path: Path) -> None:
+        (tmp_path / "images").mkdir()
+        assert_error(self.train(call), "no class folders in", "it is empty", "one sub-folder a class")
+        assert_error(call("data", "show", "images"), "it is empty")
+        assert_error(call("data", "check", "images"), "it is empty")
+        assert not (tmp_path / "runs" / "tiny").exists()
+
+    def test_one_class(self, call: Call, tmp_path: Path) -> None:
+        class_folders(tmp_path / "images", classes=1)
+        assert_error(self.train(call), "images has 1 class", "at least two")
+
+    def test_classes_of_one_image(self, call: Call, tmp_path: Path) -> None:
+        class_folders(tmp_path / "images", images=1)
+        assert_error(self.train(call), "No class has 3 images")
+
+    def test_a_text_file_named_jpg(self, call: Call, tmp_path: Path) -> None:
+        images = class_folders(tmp_path / "images")
+        for number in range(6):
+            (images / "class 00" / f"{number}.png").rename(images / "class 00" / f"{number}.jpg")
+            (images / "class 00" / f"{number}.jpg").write_text("text")
+        assert_error(self.train(call), "cannot read the image", "images/class 00/", "it is not an image")
+
+    def test_a_truncated_jpeg(self, call: Call, tmp_path: Path) -> None:
+        images = class_folders(tmp_path / "images")
+        file = images / "class 11" / "0.jpg"  # of a test class
+        Image.effect_noise((200, 200), 99).save(file)
+        file.write_bytes(file.read_bytes()[:2000])
+        assert_error(self.train(call), "cannot read the image", "images/class 11/0.jpg", "truncated")
+
+    def test_a_run_folder_that_cannot_be_written_to(self, call: Call, folders: Path) -> None:
+        found = self.train(call, f"data.source={folders / 'images'}", "--run", "/dev/null/run")
+        assert_error(found, "The run's folder /dev/null/run cannot be written to")
+
+    def test_a_misspelt_setting(self, call: Call) -> None:
+        code, _, err = self.train(call, "optimiser.lr=1")
+        assert code == 1
+        assert err == "Error: tiny.yaml cannot be run:\n  optimiser: unknown; did you mean 'optimizer'?\n"
+
+    def test_a_recipe_that_is_not_there(self, call: Call) -> None:
+        assert_error(call("train", "cars196-lite"), "did you mean 'cars196-lite0-cpu'")
+        assert_error(call("train"), "Which recipe?")
+
+    def test_a_checkpoint_from_another_architecture(self, call: Call, folders: Path, tmp_path: Path) -> None:
+        run = Path(shutil.copytree(folders / "run", tmp_path / "run"))
+        (run / "evaluation.json").unlink()
+        text = (run / "config.yaml").read_text()
+        (run / "config.yaml").write_text(text.replace("test_efficientnet", "test_resnet"))
+        assert_error(call("train", "--resume", "run"), "another architecture than the test_resnet")
+
+    def test_two_trainings_in_one_folder(self, call: Call, folders: Path, tmp_path: Path) -> None:
+        run = Path(shutil.copytree(folders / "run", tmp_path / "run"))
+        with filelock.FileLock(run / ".lock"):
+            assert_error(call("train", "--resume", "run"), "Another training is at work in run")
+            assert_error(self.train(call, "--run", "run"), "Another training is at work in run")
+        assert_error(self.train(call, "--run", "run"), "run holds a run already", "shortlist train --resume run")
+
+    def test_resuming_what_is_no_run(self, call: Call, folders: Path, tmp_path: Path) -> None:
+        assert_error(call("train", "--resume", tmp_path), "There is no run in", "config.yaml")
+        assert_error(call("train", "--resume", folders / "run", "--run", "x"), "--resume takes a run's folder")
+        assert_error(call("train", "optimizer.lr=1", "--resume", folders / "run"), "--resume takes a run's folder")
+
+    def test_a_damaged_checkpoint_is_a_warning(self, call: Call, folders: Path, tmp_path: Path) -> None:
+        run = Path(shutil.copytree(folders / "run", tmp_path / "run"))
+        (run / "evaluation.json").unlink()
+        (last,) = (run / "checkpoints").iterdir()
+        shutil.copy(last, last.with_name("step-00000099.safetensors"))
+        last.with_name("step-00000099.safetensors").write_bytes(b"short")
+        code, _, err = call("train", "--resume", "run")
+        assert code == 0
+        assert err.startswith("Warning: The checkpoint run/checkpoints/step-00000099.safetensors is damaged")
+        assert err.count("\n") == 1

@@ -1,0 +1,411 @@
+"""Runs that are killed, interrupted, damaged or out of room end as if nothing had happened, bit for bit."""
+
+from __future__ import annotations
+
+import errno
+import os
+import random
+import shlex
+import shutil
+import signal
+import time
+import warnings
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+import torch
+import yaml
+from safetensors import SafetensorError
+from torch import Tensor
+
+from shortlist.errors import Interrupted, RunError
+from shortlist.training import Display, RunFolder, checkpoint, loop, resume, train
+from shortlist.training.checkpoint import TrainingState, latest_state, save_state
+from shortlist.training.stopping import StopRequest
+from tests.processes import Commands, commands
+from tests.training.runs import class_folders, config, records, same_weights, weights
+
+pytestmark = pytest.mark.skipif(not hasattr(os, "fork"), reason="the killed processes are forked")
+
+# Everything that is random in a step, a moving average, and checkpoints at the ends of epochs: after steps 3, 6 and 9.
+RANDOM = [
+    "model.backbone=test_vit",
+    "model.backbone_args={drop_path_rate: 0.2, proj_drop_rate: 0.1, attn_drop_rate: 0.1}",
+    "loss.simix=true",
+    "training.ema=0.7",
+    "schedule.name=cosine",
+    "schedule.warmup=1",
+    "batch.keep_graphs=false",
+]
+# A checkpoint after every step.
+OFTEN = ["training.checkpoint_every=1", "optimizer.name=sgd", "optimizer.lr=0.1"]
+
+
+@pytest.fixture(scope="module")
+def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Where the commands run: images and two recipes."""
+    path = tmp_path_factory.mktemp("resume")
+    images = class_folders(path / "images")
+    for name, settings in (("random", RANDOM), ("often", OFTEN)):
+        text = yaml.safe_dump(config(images, *settings).model_dump(mode="json"))
+        (path / f"{name}.yaml").write_text(text)
+    return path
+
+
+@pytest.fixture(scope="module")
+def shortlist(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Commands]:
+    with commands(tmp_path_factory.mktemp("commands")) as opened:
+        yield opened
+
+
+@pytest.fixture(scope="module")
+def whole(home: Path, shortlist: Commands) -> dict[str, Path]:
+    """Runs that were never stopped."""
+    for name in ("random", "often"):
+        code, _, error = shortlist.run("train", f"{name}.yaml", "--run", f"{name}-whole", cwd=home)
+        assert code == 0, error
+    return {name: home / f"{name}-whole" for name in ("random", "often")}
+
+
+@pytest.fixture(scope="module")
+def killed(home: Path, shortlist: Commands) -> Path:
+    """A run that was killed in its third epoch, with checkpoints of steps 3 and 6. Not to be changed: see `copy`."""
+    running = shortlist.start("train", "random.yaml", "--run", "killed", cwd=home)
+    assert running.kill(lambda: steps_of(home / "killed") >= 7) == -signal.SIGKILL
+    assert checkpoints(home / "killed") == [6, 3]
+    return home / "killed"
+
+
+@pytest.fixture
+def copy(killed: Path, tmp_path: Path) -> Path:
+    return Path(shutil.copytree(killed, tmp_path / "run"))
+
+
+def steps_of(run: Path) -> int:
+    file = run / "metrics.jsonl"
+    return file.read_text().count('"kind": "step"') if file.exists() else 0
+
+
+def checkpoints(run: Path) -> list[int]:
+    return sorted((int(file.stem[5:]) for file in (run / "checkpoints").glob("step-*")), reverse=True)
+
+
+def assert_same(run: Path, whole: Path) -> None:
+    """The same weights bit for bit, and the same history."""
+    assert same_weights(weights(run), weights(whole))
+    for kind in ("step", "validation", "test"):
+        assert records(run, kind) == records(whole, kind)
+    assert (run / "evaluation.json").read_text() == (whole / "evaluation.json").read_text()
+
+
+def hang(module: str, function: str, condition: str) -> str:
+    """Python that lets a function wait for ever, and make a file `here`, where a condition on its arguments holds."""
+    return f"""
+import importlib, pathlib, time
+module = importlib.import_module({module!r})
+real = getattr(module, {function!r})
+def hanging(*args, **kwargs):
+    if {condition}:
+        pathlib.Path("here").touch()
+        time.sleep(1000)
+    return real(*args, **kwargs)
+setattr(module, {function!r}, hanging)
+"""
+
+
+class TestKilled:
+    def test_with_another_seed_a_run_is_another(self, home: Path, whole: dict[str, Path], tmp_path: Path) -> None:
+        """Negative control: the comparison can fail."""
+        other = train(config(home / "images", *OFTEN, "training.seed=1"), tmp_path / "other")
+        assert not same_weights(weights(other), weights(whole["often"]))
+        assert records(other) != records(whole["often"])
+
+    def test_in_the_middle_of_an_epoch(self, copy: Path, whole: dict[str, Path]) -> None:
+        assert not (copy / "embedder.safetensors").exists()
+        resume(copy)
+        assert_same(copy, whole["random"])
+
+    def test_before_the_first_checkpoint(self, home: Path, shortlist: Commands, whole: dict[str, Path]) -> None:
+        run = home / "early"
+        running = shortlist.start("train", "random.yaml", "--run", run, cwd=home)
+        running.kill(lambda: steps_of(run) >= 1)
+        assert checkpoints(run) == []
+        code, out, error = shortlist.run("train", "--resume", run, cwd=home)
+        assert (code, error) == (0, "")
+        assert "Going on" not in out
+        assert_same(run, whole["random"])
+
+    def test_while_a_checkpoint_is_written(self, home: Path, shortlist: Commands, whole: dict[str, Path]) -> None:
+        """Half of its bytes are on the disk."""
+        run = home / "writing"
+        slowly = """
+import pathlib, time
+from shortlist.training import checkpoint
+real = checkpoint.save_file
+def half(tensors, path, metadata):
+    real(tensors, path, metadata=metadata)
+    if "00000006" in path.name:
+        content = path.read_bytes()
+        path.write_bytes(content[: len(content) // 2])
+        pathlib.Path("written").touch()
+        time.sleep(1000)
+checkpoint.save_file = half
+"""
+        running = shortlist.start("train", "random.yaml", "--run", run, cwd=home, before=slowly)
+        running.kill((home / "written").exists)
+        assert checkpoints(run) == [3]
+        assert list((run / "checkpoints").glob(".step-00000006*"))
+        with warnings.catch_warnings():
+            warnings.simplefilter("error")
+            resume(run)
+        assert not list((run / "checkpoints").glob(".*"))  # nothing half written is left
+        assert_same(run, whole["random"])
+
+    def test_while_it_tests(self, home: Path, shortlist: Commands, whole: dict[str, Path]) -> None:
+        """All is trained, saved and recorded, and evaluation.json not yet written."""
+        run = home / "testing"
+        slowly = hang("shortlist.training.loop", "write_atomically", 'args[0].name == "evaluation.json"')
+        running = shortlist.start("train", "often.yaml", "--run", run, cwd=home, before=slowly)
+        running.kill((home / "here").exists)
+        (home / "here").unlink()
+        assert len(records(run, "test")) == 1
+        resume(run)
+        assert_same(run, whole["often"])
+
+    def test_at_any_time_and_again_and_again(self, home: Path, shortlist: Commands, whole: dict[str, Path]) -> None:
+        chance = random.Random(0)
+        run, kills = home / "again", 0
+        order = ["train", "often.yaml", "--run", run]
+        for _ in range(8):
+            running = shortlist.start(*order, cwd=home)
+            running.until(lambda: (run / "config.yaml").exists())
+            moment = time.monotonic() + chance.random()
+            kills += running.kill(lambda moment=moment: time.monotonic() > moment or ended(run)) == -signal.SIGKILL
+            if ended(run):
+                break
+            order = ["train", "--resume", run]
+        assert kills
+        resume(run)
+        assert_same(run, whole["often"])
+
+    def test_with_two_threads(self, home: Path, shortlist: Commands) -> None:
+        two, order = "import torch; torch.set_num_threads(2)", ("train", "random.yaml", "training.epochs=2", "--run")
+        assert shortlist.run(*order, "two-whole", cwd=home, before=two)[0] == 0
+        shortlist.start(*order, "two", cwd=home, before=two).kill(lambda: steps_of(home / "two") >= 4)
+        code, _, error = shortlist.run("train", "--resume", "two", cwd=home, before=two)
+        assert (code, error) == (0, "")
+        assert_same(home / "two", home / "two-whole")
+
+
+def ended(run: Path) -> bool:
+    return (run / "evaluation.json").exists()
+
+
+class TestInterrupted:
+    def test_ctrl_c_saves_and_says_how_to_go_on(self, home: Path, shortlist: Commands, whole: dict[str, Path]) -> None:
+        run = home / "a run with spaces"
+        running = shortlist.start("train", "random.yaml", "--run", run, cwd=home)
+        assert running.kill(lambda: steps_of(run) >= 4, by=signal.SIGINT) == 130
+        (saved, *_) = checkpoints(run)
+        assert saved == steps_of(run) >= 4
+        said, _, command = running.err.partition(" To go on: ")
+        assert said == f"Stopped after step {saved}."
+        assert "Stopping after this step" in running.out
+        program, *args = shlex.split(command)
+        assert program == "shortlist"
+        code, out, error = shortlist.run(*args, cwd=home)
+        assert (code, error) == (0, "")
+        assert f"Going on after step {saved} of 9." in out
+        assert_same(run, whole["random"])
+
+    def test_twice_stops_at_once(self, home: Path, shortlist: Commands, whole: dict[str, Path]) -> None:
+        """In the middle of a step, which is lost."""
+        run = home / "twice"
+        slowly = hang("shortlist.training.loop", "learning_rate_factor", "args[1] == 5")
+        running = shortlist.start("train", "often.yaml", "--run", run, cwd=home, before=slowly)
+        running.until((home / "here").exists)
+        os.kill(running.pid, signal.SIGINT)
+        running.until(lambda: "Stopping after this step" in running.out)
+        assert running.kill(lambda: True, by=signal.SIGINT) == 130
+        (home / "here").unlink()
+        assert running.err.startswith("Stopped at once. To go on from the last checkpoint: shortlist train --resume")
+        assert checkpoints(run) == [5, 4]
+        resume(run)
+        assert_same(run, whole["often"])
+
+    def test_other_signals_and_what_was_there_before(self) -> None:
+        before = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
+        with StopRequest(Display()) as stop:
+            assert not stop.asked
+            os.kill(os.getpid(), signal.SIGTERM)
+            assert stop.asked
+            with pytest.raises(KeyboardInterrupt):
+                os.kill(os.getpid(), signal.SIGINT)
+        assert before == {number: signal.getsignal(number) for number in before}
+
+    def test_before_anything_was_trained(self, home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        def press(*_: object, **__: object) -> None:
+            raise KeyboardInterrupt
+
+        monkeypatch.setattr(loop, "make_plan", press)
+        with pytest.raises(KeyboardInterrupt):
+            train(config(home / "images"), tmp_path / "run")
+        assert not (tmp_path / "run").exists()
+        monkeypatch.undo()
+        monkeypatch.setattr(loop, "embed_images", press)
+        with pytest.raises(Interrupted, match="Stopped at once"):
+            train(config(home / "images", "evaluation.before=true"), tmp_path / "run")
+        assert (tmp_path / "run" / "config.yaml").exists()
+
+
+def truncate(file: Path) -> None:
+    file.write_bytes(file.read_bytes()[:-1000])
+
+
+def empty(file: Path) -> None:
+    file.write_bytes(b"")
+
+
+def flip_a_bit(file: Path) -> None:
+    content = bytearray(file.read_bytes())
+    content[len(content) // 2] ^= 1
+    file.write_bytes(content)
+
+
+def flip_a_bit_of_the_facts(file: Path) -> None:
+    content = file.read_bytes()
+    assert content.count(b'\\"chunk_size\\": 4') == 1
+    file.write_bytes(content.replace(b'\\"chunk_size\\": 4', b'\\"chunk_size\\": 5'))
+
+
+class TestDamaged:
+    @pytest.mark.parametrize("damage", [truncate, empty, flip_a_bit, flip_a_bit_of_the_facts])
+    def test_the_one_before_is_used(
+        self, damage: Callable[[Path], None], copy: Path, whole: dict[str, Path], monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        damage(copy / "checkpoints" / "step-00000006.safetensors")
+        if damage is flip_a_bit:  # the end is the same for all
+            with pytest.warns(UserWarning, match=r"step-00000006.safetensors is damaged .*; the one before is used"):
+                resume(copy)
+            assert_same(copy, whole["random"])
+            return
+        with pytest.warns(UserWarning, match=r"step-00000006.safetensors is damaged .*; the one before is used"):
+            state = latest_state(copy / "checkpoints")
+        assert state is not None
+        assert state.step == 3
+
+    def test_all_damaged(self, copy: Path) -> None:
+        for file in (copy / "checkpoints").iterdir():
+            truncate(file)
+        with pytest.warns(UserWarning, match="is damaged"), pytest.raises(RunError, match="All checkpoints in"):
+            resume(copy)
+
+    @pytest.mark.parametrize(
+        ("old", "new"),
+        [
+            ("dim: 8", "dim: 9"),
+            ("backbone: test_vit", "backbone: test_vit2"),
+            ("layer_norm: true", "layer_norm: false"),
+        ],
+    )
+    def test_another_architecture(self, old: str, new: str, copy: Path) -> None:
+        text = (copy / "config.yaml").read_text()
+        assert text.count(old) == 1
+        (copy / "config.yaml").write_text(text.replace(old, new))
+        with pytest.raises(
+            RunError, match="checkpoint of step 6 is of another architecture than the test_vit"
+        ) as error:
+            resume(copy)
+        assert "\n" not in str(error.value)
+
+
+class TestNoRoom:
+    @pytest.mark.parametrize(
+        "problem",
+        [OSError(errno.ENOSPC, "No space left on device"), SafetensorError("I/O error: No space left on device")],
+    )
+    def test_a_checkpoint_that_cannot_be_written(
+        self, problem: Exception, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        first = TrainingState(1, {"a": torch.arange(5.0)}, {"best": None})
+        save_state(tmp_path, first)
+
+        def full(tensors: dict[str, Tensor], path: Path, metadata: dict[str, str]) -> None:
+            path.write_bytes(b"half")
+            raise problem
+
+        monkeypatch.setattr(checkpoint, "save_file", full)
+        with pytest.raises(RunError, match=r"checkpoint of step 2 .*No space left.*unharmed.*--resume"):
+            save_state(tmp_path, TrainingState(2, {}, {}))
+        assert [file.name for file in tmp_path.iterdir()] == ["step-00000001.safetensors"]
+        state = latest_state(tmp_path)
+        assert state is not None
+        assert state.facts == {"best": None}
+        assert torch.equal(state.tensors["a"], torch.arange(5.0))
+
+    @pytest.mark.parametrize("what", ["checkpoint", "metrics"])
+    def test_a_disk_that_fills_up(self, what: str, home: Path, shortlist: Commands, whole: dict[str, Path]) -> None:
+        """For real: the system refuses larger files from the fifth step on."""
+        run = home / f"full-{what}"
+        largest = 50_000 if what == "checkpoint" else 1000
+        fill = f"""
+import resource, signal
+from shortlist.training import loop
+signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+real = loop.learning_rate_factor
+def filling(schedule, step, *rest):
+    if step == 4:
+        resource.setrlimit(resource.RLIMIT_FSIZE, ({largest}, resource.RLIM_INFINITY))
+    return real(schedule, step, *rest)
+loop.learning_rate_factor = filling
+"""
+        code, _, error = shortlist.run("train", "often.yaml", "--run", run, cwd=home, before=fill)
+        assert code == 1
+        assert error.startswith("Error: The ")
+        assert error.count("\n") == 1
+        assert "File too large" in error
+        assert "--resume" in error
+        assert checkpoints(run) == [4, 3]
+        assert not list((run / "checkpoints").glob(".*"))
+        resume(run)
+        assert_same(run, whole["often"])
+
+
+class TestStates:
+    def test_layouts_and_types_come_back(self, tmp_path: Path) -> None:
+        tensors = {
+            "channels_last": torch.randn(2, 3, 4, 5).to(memory_format=torch.channels_last),
+            "half": torch.randn(3).bfloat16(),
+            "number": torch.tensor(7),
+            "nothing": torch.empty(0, 3),
+            "nan": torch.tensor([torch.nan, -0.0]),
+        }
+        tensors["shared"] = tensors["channels_last"]
+        save_state(tmp_path, TrainingState(12, tensors, {"scaler": None, "best": 0.25}))
+        state = latest_state(tmp_path)
+        assert state is not None
+        assert (state.step, state.facts) == (12, {"scaler": None, "best": 0.25})
+        assert same_weights(state.tensors, {name: each.contiguous() for name, each in tensors.items()})
+
+    def test_the_last_two_are_kept(self, tmp_path: Path) -> None:
+        assert latest_state(tmp_path / "nothing yet") is None
+        for step in (1, 9, 10, 100):
+            save_state(tmp_path, TrainingState(step, {"step": torch.tensor(step)}, {}))
+        assert sorted(file.name for file in tmp_path.iterdir()) == [
+            "step-00000010.safetensors",
+            "step-00000100.safetensors",
+        ]
+        state = latest_state(tmp_path)
+        assert state is not None
+        assert state.tensors["step"] == 100
+
+    def test_names_under_a_prefix(self) -> None:
+        state = TrainingState(0, {"model.a.b": torch.ones(1), "modela": torch.ones(1)}, {})
+        assert list(state.under("model.")) == ["a.b"]
+
+
+def test_a_finished_run_keeps_two_checkpoints(whole: dict[str, Path]) -> None:
+    assert checkpoints(whole["often"]) == [9, 8]
+    assert checkpoints(whole["random"]) == [9, 6]
+    assert RunFolder.open(whole["often"]).config().training.checkpoint_every == 1

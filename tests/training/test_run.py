@@ -1,0 +1,521 @@
+"""A run, from a config to a folder with everything in it."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import yaml
+from safetensors import safe_open
+from torch import Tensor
+
+from shortlist.data import Catalog
+from shortlist.errors import ConfigError, DataError, ModelError, RunError
+from shortlist.retrieval import Estimate, Evaluation
+from shortlist.training import Display, RunFolder, evaluate_run, folder, loop, make_plan, plan, resume, train
+from tests.training.runs import CLASSES, IMAGES, STEPS_AN_EPOCH, class_folders, config, records, same_weights, weights
+
+
+@pytest.fixture(scope="module")
+def images(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return class_folders(tmp_path_factory.mktemp("data") / "images")
+
+
+@pytest.fixture(scope="module")
+def finished(images: Path, tmp_path_factory: pytest.TempPathFactory) -> RunFolder:
+    """A run that nobody may change; see `copy_of`."""
+    return train(config(images, "evaluation.before=true"), tmp_path_factory.mktemp("runs") / "finished")
+
+
+@pytest.fixture(scope="module")
+def last_weights(images: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Tensor]:
+    """Those of the last step, whatever the validation said: what one epoch of all training classes gives."""
+    settings = ["data.validation=none", "training.epochs=1"]
+    return weights(train(config(images, *settings), tmp_path_factory.mktemp("runs") / "last"))
+
+
+def copy_of(run: RunFolder, path: Path, *, unfinished: bool = True) -> RunFolder:
+    """The same run; unfinished, `resume` has only the end left to do."""
+    shutil.copytree(run.path, path)
+    if unfinished:
+        (path / "evaluation.json").unlink()
+    return RunFolder(path)
+
+
+class Listener(Display):
+    """Remembers what it was told."""
+
+    def __init__(self) -> None:
+        self.messages: list[str] = []
+        self.facts: dict[str, Any] = {}
+
+    def message(self, text: str, **facts: Any) -> None:
+        self.messages.append(text)
+        self.facts.update(facts)
+
+
+class TestFolder:
+    def test_everything_is_there(self, finished: RunFolder) -> None:
+        names = {file.name for file in finished.path.iterdir() if not file.name.startswith(".")}
+        assert names == {
+            "config.yaml",
+            "facts.json",
+            "metrics.jsonl",
+            "tensorboard",
+            "checkpoints",
+            "best",
+            "embedder.json",
+            "embedder.safetensors",
+            "evaluation-before.json",
+            "evaluation.json",
+        }
+        assert list((finished.path / "tensorboard").glob("events.*"))
+        assert sorted(file.name for file in finished.checkpoints.iterdir()) == [
+            "step-00000006.safetensors",
+            "step-00000009.safetensors",
+        ]
+
+    def test_facts(self, finished: RunFolder, images: Path) -> None:
+        facts = json.loads(finished.facts_file.read_text())
+        assert facts["catalog"] == make_plan(config(images), Display()).catalog.fingerprint()
+        assert facts["catalog"] != make_plan(config(images, "data.split_seed=1"), Display()).catalog.fingerprint()
+        assert facts["seed"] == 0
+        assert facts["threads"] == torch.get_num_threads()
+        assert facts["versions"]["torch"] == torch.__version__.partition("+")[0]
+        assert facts["missing"] == facts["classes_too_small"] == []
+
+    def test_metrics(self, finished: RunFolder) -> None:
+        steps = records(finished)
+        assert [each["step"] for each in steps] == list(range(1, 3 * STEPS_AN_EPOCH + 1))
+        assert [each["epoch"] for each in steps] == [1, 1, 1, 2, 2, 2, 3, 3, 3]
+        assert all(0 < each["loss"] < 1 and each["lr"] == 1e-3 and each["gradient_norm"] > 0 for each in steps)
+        assert len({each["loss"] for each in steps}) > 6
+        assert [each["step"] for each in records(finished, "validation")] == [3, 6, 9]
+        assert [each["step"] for each in records(finished, "before training")] == [0]
+        evaluation = json.loads(finished.evaluation_file.read_text())
+        (test,) = records(finished, "test")
+        assert test["r@1"] == evaluation["metrics"]["r@1"]["value"]
+        assert test["r@1"] != records(finished, "before training")[0]["r@1"]  # it learned, or forgot
+
+    def test_evaluation(self, finished: RunFolder) -> None:
+        evaluation = json.loads(finished.evaluation_file.read_text())
+        assert evaluation["split"] == "test"
+        assert evaluation["queries"] == CLASSES // 2 * IMAGES
+        assert list(evaluation["metrics"])[:4] == ["r@1", "r@2", "r@4", "r@8"]
+        for estimate in evaluation["metrics"].values():
+            assert 0 <= estimate["low"] <= estimate["value"] <= estimate["high"] <= 1
+
+    def test_tensorboard_has_the_same_numbers(self, finished: RunFolder) -> None:
+        from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+        events = EventAccumulator(str(finished.path / "tensorboard"))
+        events.Reload()
+        found = [(event.step, event.value) for event in events.Scalars("step/loss")]
+        assert found == [(each["step"], pytest.approx(each["loss"])) for each in records(finished)]
+        assert {"validation/r@1", "test/mAP@R", "step/lr"} <= set(events.Tags()["scalars"])
+
+    def test_its_config_repeats_it(self, finished: RunFolder, tmp_path: Path) -> None:
+        again = train(finished.config(), tmp_path / "again")
+        assert same_weights(weights(again), weights(finished))
+        assert records(again) == records(finished)
+        other = finished.config()
+        other = other.model_copy(update={"training": other.training.model_copy(update={"seed": 1})})
+        assert not same_weights(weights(train(other, tmp_path / "other")), weights(finished))
+
+    def test_it_goes_on_from_any_folder(self, images: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.chdir(images.parent)
+        run = train(config(Path(images.name), "training.epochs=1"), tmp_path / "run")
+        monkeypatch.chdir(tmp_path)
+        assert Path(yaml.safe_load(run.config_file.read_text())["data"]["source"]) == images
+        assert evaluate_run("run").queries == CLASSES // 2 * IMAGES
+
+    def test_a_run_that_is_there_already(self, finished: RunFolder, images: Path) -> None:
+        before = {file: file.stat().st_mtime_ns for file in finished.path.rglob("*") if file.name != ".lock"}
+        with pytest.raises(RunError, match=r"holds a run already.*shortlist train --resume"):
+            train(config(images), finished.path)
+        display = Listener()
+        resume(finished.path, display)
+        assert display.messages == ["This run is finished already."]
+        assert before == {file: file.stat().st_mtime_ns for file in finished.path.rglob("*") if file.name != ".lock"}
+
+    def test_a_folder_without_a_run(self, tmp_path: Path) -> None:
+        with pytest.raises(RunError, match=r"There is no run in .*: it has no config\.yaml"):
+            resume(tmp_path)
+        with pytest.raises(RunError, match="There is no run in"):
+            evaluate_run(tmp_path / "nothing")
+
+    def test_a_folder_that_cannot_be_written_to(
+        self, images: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        (tmp_path / "file").touch()
+        with pytest.raises(RunError, match="cannot be written to: Not a directory"):
+            train(config(images), tmp_path / "file" / "run")
+
+        def refuse(*_: object, **__: object) -> None:
+            raise PermissionError(13, "Permission denied")
+
+        monkeypatch.setattr(Path, "mkdir", refuse)
+        with pytest.raises(RunError, match="cannot be written to: Permission denied"):
+            train(config(images), tmp_path / "run")
+
+
+class TestLock:
+    HOLD = (
+        "import filelock, sys; a = filelock.FileLock(sys.argv[1]); a.acquire(); print(1, flush=True); sys.stdin.read()"
+    )
+
+    def test_two_trainings_in_one_folder(self, images: Path, finished: RunFolder, tmp_path: Path) -> None:
+        run, new = copy_of(finished, tmp_path / "run"), tmp_path / "new"
+        new.mkdir()
+        command = [sys.executable, "-c", self.HOLD]
+        pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
+        holders = [subprocess.Popen([*command, str(path / ".lock")], **pipes) for path in (run.path, new)]
+        for holder in holders:
+            assert holder.stdout.readline() == b"1\n"
+        with pytest.raises(RunError, match="Another training is at work in"):
+            resume(run.path)
+        with pytest.raises(RunError, match="Another training is at work in"):
+            train(config(images), new)
+        assert list(new.iterdir()) == [new / ".lock"]
+        for holder in holders:
+            holder.kill()  # a killed process lets go
+            holder.communicate()
+        resume(run.path)
+        assert run.evaluation_file.exists()
+
+
+class TestSetUp:
+    """What cannot be trained is refused before the first step, and leaves nothing behind."""
+
+    @pytest.mark.parametrize(
+        ("override", "kind", "said"),
+        [
+            ("model.backbone=resnet_50", ModelError, "resnet50"),
+            ("data.source=glyps", DataError, "did you mean 'glyphs'"),
+            ("batch.size=24", ConfigError, "The largest batch possible is 9: 3 classes"),
+            ("batch.per_class=7", ConfigError, "7 images"),
+            ("model.pooling=token", ModelError, "class token"),
+            ("training.precision=float16", ConfigError, "needs a GPU"),
+            ("model.weights=no/such/file.safetensors", ModelError, "no/such/file"),
+        ],
+    )
+    def test_refusals(self, override: str, kind: type[Exception], said: str, images: Path, tmp_path: Path) -> None:
+        settings = ["batch.size=14"] if "per_class" in override else []
+        with pytest.raises(kind, match=said):
+            train(config(images, override, *settings), tmp_path / "run")
+        assert not (tmp_path / "run").exists()
+
+    def test_a_folder_of_others_is_left_as_it_was(self, images: Path, tmp_path: Path) -> None:
+        (tmp_path / "notes.txt").write_text("mine")
+        with pytest.raises(ModelError):
+            train(config(images, "model.backbone=nothing"), tmp_path)
+        assert [file.name for file in tmp_path.iterdir()] == ["notes.txt"]
+
+    def test_a_misspelt_backbone_costs_no_look_at_the_images(
+        self, images: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr(plan, "open_catalog", lambda *_, **__: pytest.fail("the images were opened"))
+        with pytest.raises(ModelError):
+            train(config(images, "model.backbone=resnet_50"), tmp_path / "run")
+
+
+class TestBest:
+    """The embedder is chosen by the validation classes."""
+
+    def measured(self, monkeypatch: pytest.MonkeyPatch, validation: list[float], test: list[float]) -> list[str]:
+        """Have evaluations give these values of r@1 in turn; the list tells of which split each was."""
+        splits: list[str] = []
+        values = {"validation": iter(validation), "test": iter(test)}
+
+        def evaluate(vectors: Tensor, catalog: Catalog, *, k: tuple[int, ...], bootstrap: int) -> Evaluation:
+            (split,) = set(catalog.splits.tolist())
+            splits.append(split)
+            value = next(values[split])
+            return Evaluation("x", split, "x", 1, 1, 0, {f"r@{cut}": Estimate(value) for cut in k})
+
+        monkeypatch.setattr(loop, "evaluate", evaluate)
+        return splits
+
+    def test_by_validation_and_never_by_test(
+        self, images: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        splits = self.measured(monkeypatch, validation=[0.2, 0.9, 0.5], test=[0.1])
+        second = train(config(images), tmp_path / "second")
+        assert splits == ["validation", "validation", "validation", "test"]  # the test once, when all is decided
+        self.measured(monkeypatch, validation=[0.2, 0.5], test=[0.9])
+        short = train(config(images, "training.epochs=2"), tmp_path / "short")
+        assert same_weights(weights(second), weights(short))
+        assert same_weights(weights(second), weights(second.best))
+        self.measured(monkeypatch, validation=[0.2, 0.5, 0.9], test=[0.1])
+        third = train(config(images), tmp_path / "third")
+        assert not same_weights(weights(third), weights(second))
+
+    def test_the_first_of_equals(self, images: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.measured(monkeypatch, validation=[0.5], test=[0.5])
+        first = train(config(images, "training.epochs=1"), tmp_path / "first")
+        self.measured(monkeypatch, validation=[0.5, 0.5], test=[0.5])
+        both = train(config(images, "training.epochs=2"), tmp_path / "both")
+        assert same_weights(weights(first), weights(both))
+
+    def test_validation_now_and_then_and_at_the_end(
+        self, images: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        splits = self.measured(monkeypatch, validation=[0.5, 0.5], test=[0.5])
+        run = train(config(images, "training.validate_every=2"), tmp_path / "run")
+        assert splits == ["validation", "validation", "test"]
+        assert [each["epoch"] for each in records(run, "validation")] == [2, 3]
+
+    def test_without_validation_the_last_is_kept(
+        self, images: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, last_weights: dict[str, Tensor]
+    ) -> None:
+        splits = self.measured(monkeypatch, validation=[], test=[0.9, 0.1])
+        settings = ["data.validation=none", "training.epochs=1", "evaluation.before=true"]
+        run = train(config(images, *settings), tmp_path / "run")
+        assert splits == ["test", "test"]
+        assert not run.best.exists()
+        assert same_weights(weights(run), last_weights)
+        assert len(records(run)) == 2 * STEPS_AN_EPOCH  # all training classes
+
+    def test_the_halves(self, images: Path) -> None:
+        halves = make_plan(config(images), Display())
+        assert halves.train.classes().tolist() == [0, 1, 2]
+        assert halves.validation is not None
+        assert halves.validation.classes().tolist() == [3, 4, 5]
+        assert halves.test is not None
+        assert halves.test.classes().tolist() == [6, 7, 8, 9, 10, 11]
+        whole = make_plan(config(images, "data.validation=none"), Display())
+        assert whole.train.classes().tolist() == [0, 1, 2, 3, 4, 5]
+        assert whole.validation is None
+
+    def test_without_test_classes(self, images: Path, tmp_path: Path) -> None:
+        display = Listener()
+        run = train(config(images, "data.train_share=1", "training.epochs=1"), tmp_path / "run", display)
+        assert "There are no test classes, so nothing was tested." in display.messages
+        assert json.loads(run.evaluation_file.read_text()) is None
+        assert records(run, "test") == []
+        resume(run.path)
+        with pytest.raises(DataError, match="no test images"):
+            evaluate_run(run.path)
+
+
+class TestSettings:
+    @pytest.mark.parametrize(
+        "override",
+        [
+            "loss.simix=true",
+            "loss.name=smooth_ap",
+            "loss.count_query=true",
+            "training.precision=bfloat16",
+            "training.ema=0.5",
+            "training.seed=5",
+            "images.flip=0",
+            "schedule.name=cosine",
+            "optimizer.name=sgd",
+            "optimizer.name=adamw",
+        ],
+    )
+    def test_each_is_used(self, override: str, images: Path, tmp_path: Path, last_weights: dict[str, Tensor]) -> None:
+        run = train(config(images, "data.validation=none", "training.epochs=1", override), tmp_path / "run")
+        assert all(tensor.isfinite().all() for tensor in weights(run).values())
+        assert not same_weights(weights(run), last_weights)
+        assert run.config() == RunFolder.open(run.path).config()  # reads back
+
+    @pytest.mark.parametrize(
+        "override", ["batch.keep_graphs=true", "batch.keep_graphs=false", "batch.keep_graphs=0.001", "data.workers=1"]
+    )
+    def test_what_changes_no_bit(
+        self, override: str, images: Path, tmp_path: Path, last_weights: dict[str, Tensor]
+    ) -> None:
+        run = train(config(images, "data.validation=none", "training.epochs=1", override), tmp_path / "run")
+        assert same_weights(weights(run), last_weights)
+
+    def test_steps_instead_of_epochs(self, images: Path, tmp_path: Path) -> None:
+        run = train(config(images, "training.epochs=null", "training.steps=4"), tmp_path / "run")
+        assert [each["step"] for each in records(run)] == [1, 2, 3, 4]
+        assert [each["step"] for each in records(run, "validation")] == [3, 4]
+        assert [file.name for file in sorted(run.checkpoints.iterdir())] == [
+            "step-00000003.safetensors",
+            "step-00000004.safetensors",
+        ]
+
+    def test_checkpoints_every_so_many_steps(self, images: Path, tmp_path: Path) -> None:
+        settings = ["training.epochs=null", "training.steps=5", "training.checkpoint_every=2"]
+        written: list[int] = []
+        real = loop.save_state
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(loop, "save_state", lambda path, state: written.append(state.step) or real(path, state))
+            train(config(images, *settings), tmp_path / "run")
+        assert written == [2, 3, 4, 5]  # and the ends of epochs
+
+
+class TestNotFinite:
+    def test_a_loss_that_is_not_finite(self, images: Path, tmp_path: Path) -> None:
+        with pytest.raises(RunError, match=r"Step 2 gave the loss nan .*failed\. A smaller optimizer\.lr"):
+            train(config(images, "optimizer.lr=1e30"), tmp_path / "run")
+        run = RunFolder(tmp_path / "run")
+        assert [each["step"] for each in records(run)] == [1]
+        facts = json.loads((run.failed / "step.json").read_text())
+        assert facts["step"] == 2
+        assert facts["loss"] == "nan"
+        assert len(facts["images"]) == 6
+        assert all((images / path).is_file() for path in facts["images"])
+        with safe_open(run.failed / "step-00000001.safetensors", framework="pt") as file:
+            assert file.get_tensor("batch.embeddings").shape == (6, 8)
+            assert not file.get_tensor("batch.embeddings").isfinite().all()
+            assert file.get_tensor("batch.labels").tolist() == sorted(file.get_tensor("batch.labels").tolist())
+            assert any(name.startswith("model.") for name in file.keys())  # noqa: SIM118
+        with pytest.raises(RunError, match="Step 2 gave"):  # as often as one tries
+            resume(run.path)
+
+    def test_weights_that_are_not_finite_after_the_last_step(self, images: Path, tmp_path: Path) -> None:
+        settings = ["optimizer.lr=1e30", "training.epochs=null", "training.steps=1"]
+        with pytest.raises(RunError, match=r"After step 1 the embeddings are not finite"):
+            train(config(images, *settings), tmp_path / "run")
+        assert (tmp_path / "run" / "failed" / "step-00000001.safetensors").is_file()
+
+    def test_a_gradient_that_is_not_finite_leaves_the_weights_alone(
+        self, images: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        real = torch.nn.utils.clip_grad_norm_
+        calls: list[int] = []
+
+        def third_is_infinite(parameters: list[Tensor], most: float) -> Tensor:
+            calls.append(1)
+            return real(parameters, most) if len(calls) < 3 else torch.tensor(torch.inf)
+
+        monkeypatch.setattr(torch.nn.utils, "clip_grad_norm_", third_is_infinite)
+        with pytest.raises(RunError, match=r"Step 3 gave the loss 0.* and a gradient of length inf"):
+            train(config(images), tmp_path / "run")
+        monkeypatch.undo()
+        settings = ["training.epochs=null", "training.steps=2"]
+        two = train(config(images, "data.validation=half", *settings), tmp_path / "two")
+        with safe_open(tmp_path / "run" / "failed" / "step-00000002.safetensors", framework="pt") as file:
+            failed = {name: file.get_tensor(f"model.{name}") for name in weights(two)}
+        with safe_open(two.checkpoints / "step-00000002.safetensors", framework="pt") as file:
+            assert same_weights(failed, {name: file.get_tensor(f"model.{name}") for name in failed})
+
+
+class TestImages:
+    @pytest.fixture
+    def broken(self, images: Path, tmp_path: Path) -> Path:
+        """One truncated image, one that is text, and a class that is then too small, all of training classes."""
+        root = tmp_path / "broken images ü"
+        shutil.copytree(images, root)
+        file = root / "class 01" / "2.png"
+        file.write_bytes(file.read_bytes()[:60])
+        (root / "class 04" / "text.jpg").write_text("I am not an image")
+        for number in range(4):
+            (root / "class 05" / f"{number}.png").unlink()
+        return root
+
+    def test_a_broken_image_stops_a_training_with_its_path(self, broken: Path, tmp_path: Path) -> None:
+        with pytest.raises(DataError, match=r"broken images ü/class 0(1/2.png|4/text.jpg)"):
+            train(config(broken, "data.validation=none"), tmp_path / "run")
+
+    def test_or_is_left_out_with_a_count(self, broken: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        settings = ["data.validation=none", "data.on_missing=skip", "training.epochs=1"]
+        display = Listener()
+        run = train(config(broken, *settings), tmp_path / "run", display)
+        assert (display.facts["missing"], display.facts["unreadable"]) == (0, 2)
+        assert any("1 of 6 classes left out" in message for message in display.messages)
+        unreadable = json.loads(run.unreadable_file.read_text())
+        assert [path for path, _ in unreadable] == ["class 01/2.png", "class 04/text.jpg"]
+        assert json.loads(run.facts_file.read_text())["classes_too_small"] == ["class 05"]
+        monkeypatch.setattr(plan, "drop_unreadable", lambda *_, **__: pytest.fail("looked for again"))
+        run.evaluation_file.unlink()
+        again = Listener()
+        resume(run.path, again)
+        assert again.facts["unreadable"] == 2
+
+    def test_missing_files_of_a_table(self, images: Path, tmp_path: Path) -> None:
+        paths = sorted(path.relative_to(images).as_posix() for path in images.rglob("*.png"))
+        rows = [f"{path},{path.split('/')[0]}" for path in [*paths, "class 00/none.png"]]
+        table = tmp_path / "images.csv"
+        table.write_text("\n".join(["path,label", *rows]))
+        settings = [f"data.root={images}", "training.epochs=1"]
+        with pytest.raises(DataError, match=r"class 00/none\.png.*data\.on_missing=skip"):
+            train(config(table, *settings), tmp_path / "run")
+        run = train(config(table, *settings, "data.on_missing=skip"), tmp_path / "run")
+        assert json.loads(run.facts_file.read_text())["missing"] == ["class 00/none.png"]
+
+    def test_other_images_than_the_run_began_with(self, images: Path, finished: RunFolder, tmp_path: Path) -> None:
+        run = copy_of(finished, tmp_path / "run")
+        new = images / "class 03" / "new.png"
+        shutil.copy(images / "class 03" / "0.png", new)
+        try:
+            with pytest.raises(RunError, match="The images, classes or splits are not those that"):
+                resume(run.path)
+        finally:
+            new.unlink()
+        resume(run.path)
+        assert run.evaluation_file.read_text() == finished.evaluation_file.read_text()
+
+    def test_another_number_of_threads(self, finished: RunFolder, tmp_path: Path) -> None:
+        run = copy_of(finished, tmp_path / "run")
+        facts = json.loads(run.facts_file.read_text())
+        run.facts_file.write_text(json.dumps({**facts, "threads": 99}))
+        with pytest.warns(UserWarning, match=r"began with threads 99, now 1: the last digits"):
+            resume(run.path)
+
+
+class TestEvaluateRun:
+    def test_its_own_test_classes(self, finished: RunFolder) -> None:
+        assert evaluate_run(finished.path).to_dict() == json.loads(finished.evaluation_file.read_text())
+
+    def test_other_images(self, finished: RunFolder, tmp_path: Path) -> None:
+        other = class_folders(tmp_path / "others", classes=4, seed=9)
+        measured = evaluate_run(finished.path, str(other))
+        assert measured.data == "others"
+        assert measured.queries == 4 * IMAGES  # all of them, where nothing says which are the test
+        assert measured.metrics != evaluate_run(finished.path).metrics
+
+    def test_other_images_that_cannot_be_read(self, finished: RunFolder, tmp_path: Path) -> None:
+        other = class_folders(tmp_path / "others", classes=3)
+        (other / "class 00" / "0.png").write_text("text")
+        with pytest.raises(DataError, match=r"class 00/0\.png"):
+            evaluate_run(finished.path, str(other))
+        run = copy_of(finished, tmp_path / "run", unfinished=False)
+        run.config_file.write_text(run.config_file.read_text().replace("on_missing: error", "on_missing: skip"))
+        assert evaluate_run(run.path, str(other)).queries == 3 * IMAGES - 1
+        assert not run.unreadable_file.exists()  # those are not the run's images
+
+    def test_an_unfinished_run(self, finished: RunFolder, tmp_path: Path) -> None:
+        run = copy_of(finished, tmp_path / "run with spaces")
+        (run.path / "embedder.json").unlink()
+        with pytest.raises(RunError, match=r"is not finished.*--resume '.*run with spaces'"):
+            evaluate_run(run.path)
+
+
+def test_files_are_written_whole_or_not_at_all(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    file = tmp_path / "file.json"
+    folder.write_atomically(file, "first")
+
+    def full(_: int) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(folder.os, "fsync", full)
+    with pytest.raises(OSError, match="No space left"):
+        folder.write_atomically(file, "second")
+    assert file.read_text() == "first"
+    assert list(tmp_path.iterdir()) == [file]
+
+
+def test_a_line_that_was_cut_off_is_not_read(tmp_path: Path) -> None:
+    run = RunFolder(tmp_path)
+    assert run.metrics() == []
+    for step in range(3):
+        run.log({"kind": "step", "step": step})
+    with run.metrics_file.open("a") as file:
+        file.write('{"kind": "step", "st')
+    assert [record["step"] for record in run.metrics()] == [0, 1, 2]
+    run.forget_after(1)
+    run.log({"kind": "test", "step": 1})
+    assert [record["step"] for record in run.metrics()] == [0, 1, 1]
+    run.forget_after(1)
+    assert [record["step"] for record in run.metrics()] == [0, 1]
