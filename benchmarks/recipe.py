@@ -2,8 +2,8 @@
 
     python benchmarks/recipe.py cars196-lite0-cpu data.root=DATA data.on_missing=skip
 
-The run goes into runs/benchmark-RECIPE; a run that was stopped goes on, and one that is finished is only written down. The
-result, with the command, goes into results/RECIPE.json.
+The run goes into runs/benchmark-RECIPE; a run that was stopped goes on, and one that is finished is only written down.
+The result, with the command, goes into results/RECIPE.json.
 """
 
 from __future__ import annotations

@@ -97,6 +97,7 @@ class Commands:
         return self.parent.stdout.readline()
 
     def close(self) -> None:
+        self.parent.kill()  # it has nothing to tidy up, and takes long over it
         self.parent.communicate()
 
 

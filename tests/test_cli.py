@@ -46,9 +46,10 @@ def call(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tm
     def run(*args: str | Path) -> tuple[int, str, str]:
         monkeypatch.setattr(sys, "argv", ["shortlist", *map(str, args)])
         capsys.readouterr()
-        with pytest.raises(SystemExit) as end, warnings.catch_warnings():
+        with warnings.catch_warnings():
             warnings.simplefilter("default")
-            main()
+            with pytest.raises(SystemExit) as end:
+                main()
         out, err = capsys.readouterr()
         return int(end.value.code or 0), out, err
 
@@ -93,7 +94,7 @@ class TestHelp:
             (["evaluate"], "--data"),
             (["demo"], "glyphs"),
             (["data"], "check"),
-            (["data", "show"], "SOURCE"),
+            (["data", "show"], "--root"),
             (["data", "check"], "duplicates"),
         ],
     )
@@ -132,7 +133,7 @@ class TestTrain:
         assert (code, err) == (0, "")
         messages = [json.loads(line) for line in out.splitlines()]  # a program can read all of it
         assert messages[-1]["run"] == "erster Lauf ß"
-        assert any("test" == message.get("evaluation") for message in messages)
+        assert any(message.get("evaluation") == "test" for message in messages)
         assert (tmp_path / "erster Lauf ß" / "evaluation.json").is_file()
         code, out, _ = call("train", "--resume", "erster Lauf ß")
         assert code == 0

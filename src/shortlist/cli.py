@@ -51,19 +51,21 @@ def train(
 
         shortlist train folder data.source=my-images
     """
-    from shortlist import training
     from shortlist.recipes import open_recipe
+
+    if resume is not None and (recipe is not None or run is not None or dry_run):
+        raise ConfigError("--resume takes a run's folder and nothing else: its settings are in it.")
+    if resume is None and recipe is None:
+        raise ConfigError("Which recipe? Give its name or a YAML file, or --resume RUN.")
+    config = None if recipe is None else open_recipe(recipe, settings or [])
+
+    from shortlist import training  # takes seconds: a mistake is told before
     from shortlist.training.display import display_for
 
     display = display_for(sys.stdout)
     if resume is not None:
-        if recipe is not None or run is not None or dry_run:
-            raise ConfigError("--resume takes a run's folder and nothing else: its settings are in it.")
         done = training.resume(resume, display)
-    else:
-        if recipe is None:
-            raise ConfigError("Which recipe? Give its name or a YAML file, or --resume RUN.")
-        config = open_recipe(recipe, settings or [])
+    elif config is not None:
         if dry_run:
             _print_plan(config)
             return

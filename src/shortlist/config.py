@@ -199,6 +199,7 @@ class TrainingConfig(Section):
     steps: Count | None = None
     seed: Whole = 0
     precision: Literal["float32", "bfloat16", "float16"] = "float32"
+    threads: Count | None = None  # of torch on the CPU; None: its own choice
     clip_norm: Positive | None = None  # of the whole gradient
     ema: Decay | None = None  # decay of a moving average of the weights, which is then what is evaluated and kept
     validate_every: Count = 1  # epochs

@@ -71,9 +71,9 @@ def whole(home: Path, shortlist: Commands) -> dict[str, Path]:
 @pytest.fixture(scope="module")
 def killed(home: Path, shortlist: Commands) -> Path:
     """A run that was killed in its third epoch, with checkpoints of steps 3 and 6. Not to be changed: see `copy`."""
-    running = shortlist.start("train", "random.yaml", "--run", "killed", cwd=home)
-    assert running.kill(lambda: steps_of(home / "killed") >= 7) == -signal.SIGKILL
+    kill_after(7, shortlist, home, "train", "random.yaml", "--run", "killed")
     assert checkpoints(home / "killed") == [6, 3]
+    assert steps_of(home / "killed") == 7
     return home / "killed"
 
 
@@ -99,19 +99,34 @@ def assert_same(run: Path, whole: Path) -> None:
     assert (run / "evaluation.json").read_text() == (whole / "evaluation.json").read_text()
 
 
-def hang(module: str, function: str, condition: str) -> str:
-    """Python that lets a function wait for ever, and make a file `here`, where a condition on its arguments holds."""
+def wait_where(condition: str, module: str, function: str, seconds: float = 1000) -> str:
+    """Python that lets a function wait, having made a file `here`, where a condition on its arguments holds."""
     return f"""
 import importlib, pathlib, time
 module = importlib.import_module({module!r})
 real = getattr(module, {function!r})
-def hanging(*args, **kwargs):
+def waiting(*args, **kwargs):
     if {condition}:
         pathlib.Path("here").touch()
-        time.sleep(1000)
+        time.sleep({seconds})
     return real(*args, **kwargs)
-setattr(module, {function!r}, hanging)
+setattr(module, {function!r}, waiting)
 """
+
+
+def wait_after(steps: int, seconds: float = 1000) -> str:
+    return wait_where(f"args[1] == {steps}", "shortlist.training.loop", "learning_rate_factor", seconds)
+
+
+def kill_after(steps: int, shortlist: Commands, home: Path, *args: str | Path, before: str = "") -> None:
+    """SIGKILL when so many steps are taken and the next has begun."""
+    kill_where(wait_after(steps), shortlist, home, *args, before=before)
+
+
+def kill_where(waits: str, shortlist: Commands, home: Path, *args: str | Path, before: str = "") -> None:
+    running = shortlist.start(*args, cwd=home, before=before + waits)
+    assert running.kill((home / "here").exists) == -signal.SIGKILL
+    (home / "here").unlink()
 
 
 class TestKilled:
@@ -128,9 +143,9 @@ class TestKilled:
 
     def test_before_the_first_checkpoint(self, home: Path, shortlist: Commands, whole: dict[str, Path]) -> None:
         run = home / "early"
-        running = shortlist.start("train", "random.yaml", "--run", run, cwd=home)
-        running.kill(lambda: steps_of(run) >= 1)
+        kill_after(1, shortlist, home, "train", "random.yaml", "--run", run)
         assert checkpoints(run) == []
+        assert steps_of(run) == 1
         code, out, error = shortlist.run("train", "--resume", run, cwd=home)
         assert (code, error) == (0, "")
         assert "Going on" not in out
@@ -139,7 +154,7 @@ class TestKilled:
     def test_while_a_checkpoint_is_written(self, home: Path, shortlist: Commands, whole: dict[str, Path]) -> None:
         """Half of its bytes are on the disk."""
         run = home / "writing"
-        slowly = """
+        half = """
 import pathlib, time
 from shortlist.training import checkpoint
 real = checkpoint.save_file
@@ -148,12 +163,11 @@ def half(tensors, path, metadata):
     if "00000006" in path.name:
         content = path.read_bytes()
         path.write_bytes(content[: len(content) // 2])
-        pathlib.Path("written").touch()
+        pathlib.Path("here").touch()
         time.sleep(1000)
 checkpoint.save_file = half
 """
-        running = shortlist.start("train", "random.yaml", "--run", run, cwd=home, before=slowly)
-        running.kill((home / "written").exists)
+        kill_where(half, shortlist, home, "train", "random.yaml", "--run", run)
         assert checkpoints(run) == [3]
         assert list((run / "checkpoints").glob(".step-00000006*"))
         with warnings.catch_warnings():
@@ -165,10 +179,8 @@ checkpoint.save_file = half
     def test_while_it_tests(self, home: Path, shortlist: Commands, whole: dict[str, Path]) -> None:
         """All is trained, saved and recorded, and evaluation.json not yet written."""
         run = home / "testing"
-        slowly = hang("shortlist.training.loop", "write_atomically", 'args[0].name == "evaluation.json"')
-        running = shortlist.start("train", "often.yaml", "--run", run, cwd=home, before=slowly)
-        running.kill((home / "here").exists)
-        (home / "here").unlink()
+        waits = wait_where('args[0].name == "evaluation.json"', "shortlist.training.loop", "write_atomically")
+        kill_where(waits, shortlist, home, "train", "often.yaml", "--run", run)
         assert len(records(run, "test")) == 1
         resume(run)
         assert_same(run, whole["often"])
@@ -192,7 +204,7 @@ checkpoint.save_file = half
     def test_with_two_threads(self, home: Path, shortlist: Commands) -> None:
         two, order = "import torch; torch.set_num_threads(2)", ("train", "random.yaml", "training.epochs=2", "--run")
         assert shortlist.run(*order, "two-whole", cwd=home, before=two)[0] == 0
-        shortlist.start(*order, "two", cwd=home, before=two).kill(lambda: steps_of(home / "two") >= 4)
+        kill_after(4, shortlist, home, *order, "two", before=two)
         code, _, error = shortlist.run("train", "--resume", "two", cwd=home, before=two)
         assert (code, error) == (0, "")
         assert_same(home / "two", home / "two-whole")
@@ -205,25 +217,25 @@ def ended(run: Path) -> bool:
 class TestInterrupted:
     def test_ctrl_c_saves_and_says_how_to_go_on(self, home: Path, shortlist: Commands, whole: dict[str, Path]) -> None:
         run = home / "a run with spaces"
-        running = shortlist.start("train", "random.yaml", "--run", run, cwd=home)
-        assert running.kill(lambda: steps_of(run) >= 4, by=signal.SIGINT) == 130
+        running = shortlist.start("train", "random.yaml", "--run", run, cwd=home, before=wait_after(4, seconds=2))
+        assert running.kill((home / "here").exists, by=signal.SIGINT) == 130
+        (home / "here").unlink()
         (saved, *_) = checkpoints(run)
-        assert saved == steps_of(run) >= 4
+        assert saved == steps_of(run) == 5  # the step that had begun was taken to its end
         said, _, command = running.err.partition(" To go on: ")
-        assert said == f"Stopped after step {saved}."
+        assert said == "Stopped after step 5."
         assert "Stopping after this step" in running.out
         program, *args = shlex.split(command)
         assert program == "shortlist"
         code, out, error = shortlist.run(*args, cwd=home)
         assert (code, error) == (0, "")
-        assert f"Going on after step {saved} of 9." in out
+        assert "Going on after step 5 of 9." in out
         assert_same(run, whole["random"])
 
     def test_twice_stops_at_once(self, home: Path, shortlist: Commands, whole: dict[str, Path]) -> None:
         """In the middle of a step, which is lost."""
         run = home / "twice"
-        slowly = hang("shortlist.training.loop", "learning_rate_factor", "args[1] == 5")
-        running = shortlist.start("train", "often.yaml", "--run", run, cwd=home, before=slowly)
+        running = shortlist.start("train", "often.yaml", "--run", run, cwd=home, before=wait_after(5))
         running.until((home / "here").exists)
         os.kill(running.pid, signal.SIGINT)
         running.until(lambda: "Stopping after this step" in running.out)

@@ -310,14 +310,11 @@ class TestSettings:
         [
             "loss.simix=true",
             "loss.name=smooth_ap",
-            "loss.count_query=true",
             "training.precision=bfloat16",
             "training.ema=0.5",
-            "training.seed=5",
             "images.flip=0",
             "schedule.name=cosine",
             "optimizer.name=sgd",
-            "optimizer.name=adamw",
         ],
     )
     def test_each_is_used(self, override: str, images: Path, tmp_path: Path, last_weights: dict[str, Tensor]) -> None:

@@ -32,7 +32,7 @@ from shortlist.data.glyph_outlines import (
 from shortlist.data.seeds import derived_seed
 from shortlist.errors import DataError
 
-VERSION = 1  # of the rendering: raise it with every change to the pixels
+VERSION = 2  # of the rendering: raise it with every change to the pixels
 SIZE = 48  # pixels, both ways
 SAMPLES = 4  # to a pixel, both ways
 MARGIN = 2  # pixels that stay free on every side, for the stroke

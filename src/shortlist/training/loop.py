@@ -90,6 +90,8 @@ class Trainer:
             if config.training.precision == "float16":
                 raise ConfigError("training.precision=float16 needs a GPU. Use float32 or bfloat16.")
             reuse_freed_memory()
+        if config.training.threads is not None:
+            torch.set_num_threads(config.training.threads)
         self.learner = Learner(config, self.device)
         self.train_transform, self.test_transform = build_transforms(config, self.learner.embedder)
         self.plan = plan = make_plan(config, display, folder)

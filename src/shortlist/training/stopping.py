@@ -41,11 +41,11 @@ def saying_how_to_go_on(folder: RunFolder) -> Iterator[None]:
     """Whatever ends a run from outside leaves it as it was at its last checkpoint."""
     try:
         yield
-    except KeyboardInterrupt:
+    except (KeyboardInterrupt, OSError) as error:
         if not folder.config_file.exists():  # it had not begun
             raise
-        raise Interrupted(f"Stopped at once. To go on from the last checkpoint: {folder.resume_command}") from None
-    except OSError as error:
+        if isinstance(error, KeyboardInterrupt):
+            raise Interrupted(f"Stopped at once. To go on from the last checkpoint: {folder.resume_command}") from None
         raise RunError(
             f"The run in {folder.path} was stopped: {error}. Put that right, and go on: {folder.resume_command}"
         ) from error
