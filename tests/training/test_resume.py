@@ -217,7 +217,7 @@ def ended(run: Path) -> bool:
 class TestInterrupted:
     def test_ctrl_c_saves_and_says_how_to_go_on(self, home: Path, shortlist: Commands, whole: dict[str, Path]) -> None:
         run = home / "a run with spaces"
-        running = shortlist.start("train", "random.yaml", "--run", run, cwd=home, before=wait_after(4, seconds=2))
+        running = shortlist.start("train", "random.yaml", "--run", run, cwd=home, before=wait_after(4, seconds=1))
         assert running.kill((home / "here").exists, by=signal.SIGINT) == 130
         (home / "here").unlink()
         (saved, *_) = checkpoints(run)

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import multiprocessing.context
+import multiprocessing.forkserver
+import multiprocessing.resource_tracker
 import os
 import signal
 import sys
@@ -27,6 +29,13 @@ def process_context() -> multiprocessing.context.BaseContext:
         return multiprocessing.get_context("spawn")
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload(["__main__", __name__])
+    # Workers inherit a blocked SIGINT, or a Ctrl-C while they start would end them before they can ignore it.
+    multiprocessing.resource_tracker.ensure_running()  # first: it unblocks SIGINT itself
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGINT])
+    try:
+        multiprocessing.forkserver.ensure_running()
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
     return context
 
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import torch
-from PIL import Image, ImageDraw, ImageFont
+from PIL import Image, ImageDraw, ImageFont, ImageOps
 from torch import Tensor
 
 from shortlist.data import Catalog, load_image
@@ -77,8 +77,7 @@ def draw_results(
 
 
 def _paste(sheet: Image.Image, file: Path, corner: tuple[int, int]) -> None:
-    thumb = load_image(file, at_least=THUMB)
-    thumb.thumbnail((THUMB, THUMB))
+    thumb = ImageOps.contain(load_image(file, at_least=THUMB), (THUMB, THUMB))
     sheet.paste(thumb, (corner[0] + (THUMB - thumb.width) // 2, corner[1] + (THUMB - thumb.height) // 2))
 
 

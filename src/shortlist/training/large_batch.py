@@ -100,7 +100,7 @@ class LargeBatchStep:
                 list, which is read once, while the chunks are embedded. uint8 reaches the model as it is.
             labels: (B,).
         """
-        _refuse_batch_statistics(self.model)
+        refuse_batch_statistics(self.model)
         parts = Parts(images)
         undo = Undo(self._device)
         undo.remember_gradients(self.model.parameters())
@@ -248,7 +248,8 @@ class LargeBatchStep:
             )
 
 
-def _refuse_batch_statistics(model: nn.Module) -> None:
+def refuse_batch_statistics(model: nn.Module) -> None:
+    """Raise ModelError if the model normalises by statistics of what is embedded at once."""
     for name, module in model.named_modules():
         if isinstance(module, nn.modules.batchnorm._BatchNorm) and (module.training or module.running_mean is None):
             why = "is in training mode" if module.training else "has no running statistics"

@@ -15,7 +15,7 @@ from shortlist.data.seeds import derived_seed
 from shortlist.errors import RunError
 from shortlist.model import Embedder
 from shortlist.training.checkpoint import TrainingState, load_optimizer_tensors, optimizer_tensors
-from shortlist.training.large_batch import LargeBatchStep, StepOutput
+from shortlist.training.large_batch import LargeBatchStep, StepOutput, refuse_batch_statistics
 from shortlist.training.parts import build_embedder, build_loss, build_optimizer
 
 AUTOCAST = {"float32": None, "bfloat16": torch.bfloat16, "float16": torch.float16}
@@ -36,6 +36,7 @@ class Learner:
     def __init__(self, config: RunConfig, device: torch.device) -> None:
         self.config, batch = config, config.batch
         self.embedder = build_embedder(config).to(device).train()
+        refuse_batch_statistics(self.embedder)  # now, and not at the first step
         self.loss = build_loss(config.loss).to(device)
         self.optimizer = build_optimizer(config.optimizer, self.embedder.parts(), self.loss)
         half = config.training.precision == "float16"
