@@ -16,11 +16,8 @@ import argparse
 import ctypes
 import json
 import math
-import platform
 import resource
 import statistics
-import subprocess
-import sys
 import time
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import asdict, dataclass
@@ -28,6 +25,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from alone import run_alone
 from embeddings import PER_CLASS, STAGES, embeddings
 from torch import Tensor
 
@@ -214,17 +212,6 @@ def cases(batches: list[int], losses: list[str], stages: list[str], contenders: 
                         yield Case(loss, batch, stage, contender)
 
 
-def run_alone(case: Case) -> dict[str, Any]:
-    command = [sys.executable, __file__, "--case", json.dumps(asdict(case))]
-    done = subprocess.run(command, capture_output=True, text=True)
-    if done.returncode == -9:  # killed by the system for its memory
-        return {"out_of_memory": True}
-    if done.returncode:
-        sys.exit(f"{case} failed:\n{done.stderr}")
-    where = {"torch": torch.__version__, "threads": torch.get_num_threads(), "machine": platform.machine()}
-    return json.loads(done.stdout.splitlines()[-1]) | where
-
-
 def show(case: Case, result: dict[str, Any]) -> None:
     left = f"{case.loss:17} {case.batch:6} {case.stage:13} {case.contender:9}"
     if "out_of_memory" in result:
@@ -280,7 +267,7 @@ def main() -> None:
     results = load()
     for case in wanted:
         if arguments.again or case not in results:
-            results[case] = run_alone(case)
+            results[case] = run_alone(__file__, asdict(case))
             save(results)
         show(case, results[case])
     show_bars(results)

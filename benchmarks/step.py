@@ -21,12 +21,8 @@ from __future__ import annotations
 import argparse
 import ctypes
 import json
-import os
-import platform
 import resource
 import statistics
-import subprocess
-import sys
 import time
 import warnings
 from collections.abc import Callable, Iterator
@@ -35,6 +31,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from alone import run_alone
 
 RESULTS = Path(__file__).parent / "results" / "step.json"
 WAYS = ["plain", "twice", "kept"]
@@ -178,18 +175,6 @@ def time_case(batch: int, results: Results) -> Case:
     return Case("time", batch, tuple(name for name in WAYS if name == "plain" or fits(name, batch)), plain_batch)
 
 
-def run_alone(setting: Setting, case: Case) -> dict[str, Any]:
-    command = [sys.executable, __file__, "--case", json.dumps([asdict(setting), asdict(case)])]
-    environment = os.environ | (GIVE_BACK if case.measure == "memory" else {})
-    done = subprocess.run(command, capture_output=True, text=True, env=environment)
-    if done.returncode == -9:  # killed by the system for its memory
-        return {"out_of_memory": True}
-    if done.returncode:
-        sys.exit(f"{case} failed:\n{done.stderr}")
-    where = {"torch": torch.__version__, "threads": torch.get_num_threads(), "machine": platform.machine()}
-    return json.loads(done.stdout.splitlines()[-1]) | where
-
-
 def show(case: Case, result: dict[str, Any]) -> None:
     if "out_of_memory" in result:
         print(f"{case.measure:6} {case.batch:5} {' '.join(case.ways):6}   out of memory", flush=True)
@@ -257,7 +242,9 @@ def main() -> None:
 
     def run(case: Case) -> None:
         if arguments.again or case not in results:
-            results[case] = run_alone(setting, case)
+            results[case] = run_alone(
+                __file__, [asdict(setting), asdict(case)], GIVE_BACK if case.measure == "memory" else None
+            )
             if not arguments.quick:
                 save(setting, results)
         show(case, results[case])

@@ -1,0 +1,25 @@
+"""A case in a process of its own, so that its peak of memory is its own."""
+
+from __future__ import annotations
+
+import json
+import os
+import platform
+import subprocess
+import sys
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+
+
+def run_alone(script: str, case: Any, environment: Mapping[str, str] | None = None) -> dict[str, Any]:
+    """What `script --case CASE` prints as JSON in its last line, with where it was measured."""
+    command = [sys.executable, script, "--case", json.dumps(case)]
+    done = subprocess.run(command, capture_output=True, text=True, env=os.environ | dict(environment or {}))
+    if done.returncode == -9:  # killed by the system for its memory
+        return {"out_of_memory": True}
+    if done.returncode:
+        sys.exit(f"{case} failed:\n{done.stderr}")
+    where = {"torch": torch.__version__, "threads": torch.get_num_threads(), "machine": platform.machine()}
+    return json.loads(done.stdout.splitlines()[-1]) | where

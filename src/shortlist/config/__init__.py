@@ -1,0 +1,21 @@
+"""A run as typed, validated data."""
+
+from shortlist.config.reading import read_config
+from shortlist.config.schema import (
+    PAPER_K,
+    PAPER_K_WITH_SIMIX,
+    LossConfig,
+    OptimizerConfig,
+    RunConfig,
+    ScheduleConfig,
+)
+
+__all__ = [
+    "PAPER_K",
+    "PAPER_K_WITH_SIMIX",
+    "LossConfig",
+    "OptimizerConfig",
+    "RunConfig",
+    "ScheduleConfig",
+    "read_config",
+]
