@@ -206,17 +206,34 @@ class TrainingConfig(Section):
         return self
 
 
+class TestConfig(Section):
+    """One more thing to test on than the test classes of the training data."""
+
+    __test__ = False  # the name looks like a test's
+
+    source: str  # as data.source
+    root: Path | None = None  # None: data.root
+    distractors: Path | None = None  # a folder with R1M: tested without them, and with them
+
+
 class EvaluationConfig(Section):
     k: CutOffs | None = None  # None: those the benchmark reports, or 1, 2, 4, 8
     before: bool = True  # also once before training
     bootstrap: Whole = 1000  # resamples behind the 95 % intervals; 0: none
+    tests: tuple[TestConfig, ...] = ()  # none: the test classes of data.source
+    scales: Annotated[tuple[Positive, ...], Field(min_length=1)] = (1.0,)  # resolutions that a descriptor joins
+
+
+Figures = dict[str, dict[str, Number]]  # what was tested on -> metric -> %
 
 
 class RunConfig(Section):
-    """Everything that a run depends on."""
+    """Everything that a run depends on, and what others got from it."""
 
     name: Annotated[str, StringConstraints(pattern=r"^[\w.-]+$")]
     about: str = ""
+    paper: Figures = {}  # what the paper reports for it
+    measured: Figures = {}  # what we measured with it
     data: DataConfig
     images: ImagesConfig = ImagesConfig()
     model: ModelConfig = ModelConfig()

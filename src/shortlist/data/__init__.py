@@ -2,7 +2,7 @@
 
 from shortlist.data.benchmarks import BENCHMARKS, Benchmark
 from shortlist.data.cache import built_once, cache_folder
-from shortlist.data.catalog import ROLES, SPLITS, Catalog
+from shortlist.data.catalog import ROLES, SPLITS, Catalog, Judgement, Judgements
 from shortlist.data.images import ImageDataset, ImageError, load_image
 from shortlist.data.inspection import CheckReport, check, drop_unreadable, summary
 from shortlist.data.loader import image_chunks
@@ -21,6 +21,8 @@ __all__ = [
     "ClassBalancedSampler",
     "ImageDataset",
     "ImageError",
+    "Judgement",
+    "Judgements",
     "TestTransform",
     "TrainTransform",
     "augmentation_rng",
