@@ -5,7 +5,7 @@ from __future__ import annotations
 import difflib
 import re
 from collections.abc import Iterable, Iterator, Mapping
-from typing import Any
+from typing import Any, get_args
 
 import yaml
 from pydantic import BaseModel, ValidationError
@@ -72,10 +72,10 @@ def _describe(problem: dict[str, Any]) -> tuple[str, str]:
     names: list[str] = []
     for name in map(str, problem["loc"]):
         names.append(name)
-        inner = section.model_fields[name].annotation if name in section.model_fields else None
-        if not (isinstance(inner, type) and issubclass(inner, BaseModel)):
+        inner = _section_in(section.model_fields[name].annotation) if name in section.model_fields else None
+        if inner is None and not name.isdigit():  # a number is a place in a list of sections
             break
-        section = inner
+        section = inner or section
     key = ".".join(names)
     if problem["type"] == "extra_forbidden":
         return key, f"unknown; {_nearest(names[-1], section)}"
@@ -85,6 +85,14 @@ def _describe(problem: dict[str, Any]) -> tuple[str, str]:
         return key, f"has settings of its own: {', '.join(section.model_fields)} (given: {problem['input']!r})"
     given = "" if isinstance(problem["input"], Mapping | BaseModel) else f" (given: {problem['input']!r})"
     return key, problem["msg"].removeprefix("Value error, ").removeprefix("Input ") + given
+
+
+def _section_in(annotation: Any) -> type[BaseModel] | None:
+    """The section that a setting is: Section, Section | None, or tuple[Section, ...]."""
+    for each in (annotation, *get_args(annotation)):
+        if isinstance(each, type) and issubclass(each, BaseModel):
+            return each
+    return None
 
 
 def _nearest(name: str, section: type[BaseModel]) -> str:

@@ -17,6 +17,8 @@ from pydantic import (
     model_validator,
 )
 
+from shortlist.errors import did_you_mean
+
 
 def _number(value: Any) -> Any:
     if isinstance(value, bool):  # which Python takes for 0 or 1
@@ -106,22 +108,64 @@ class ModelConfig(Section):
     freeze_batch_norm: bool = True  # statistics stay, scale and shift are trained
 
 
+class NamedConfig(Section):
+    """Something of pytorch-metric-learning, by its class's name."""
+
+    name: str
+    args: dict[str, Any] = {}
+
+
+class MemoryConfig(Section):
+    """A memory of the embeddings of earlier batches (CrossBatchMemory), which a batch is compared with."""
+
+    size: Count  # embeddings, at least a batch
+
+
+OWN_LOSSES = {  # and the settings that each of them has
+    "recall_at_k": {"k", "rank_temperature", "similarity_temperature", "simix", "count_query"},
+    "smooth_ap": {"similarity_temperature", "simix"},
+    "binned_ap": {"bins"},
+    "blackbox_ap": {"blackbox_lambda", "margin"},
+}
+BORROWED = "pml."  # before a loss of pytorch-metric-learning
+
+
+def _known_loss(name: str) -> str:
+    if name not in OWN_LOSSES and not name.startswith(BORROWED):
+        near = did_you_mean(name, OWN_LOSSES)
+        raise ValueError(f"unknown; {near} A loss of pytorch-metric-learning is named pml.MultiSimilarityLoss")
+    return name
+
+
 class LossConfig(Section):
-    name: Literal["recall_at_k", "smooth_ap"] = "recall_at_k"
+    name: Annotated[str, AfterValidator(_known_loss)] = "recall_at_k"  # or one of OWN_LOSSES, or pml.X
     k: CutOffs | None = None  # None: the paper's, with or without SiMix
     rank_temperature: Positive = 1.0
     similarity_temperature: Positive = 0.01
     simix: bool = False
     count_query: bool = False  # as the authors' release counts ranks
+    bins: Annotated[Count, Field(ge=2)] = 20  # of binned_ap; as Revaud et al. 2019
+    blackbox_lambda: Positive = 4.0  # of blackbox_ap: how far scores are moved to see which ranks change
+    margin: NotNegative = 0.02  # of blackbox_ap: how far ahead of the negatives positives must be
+    args: dict[str, Any] = {}  # of pml.X, as its signature has them
+    miner: NamedConfig | None = None  # of pml.X
+    memory: MemoryConfig | None = None  # of pml.X
 
     @property
     def cut_offs(self) -> tuple[int, ...]:
         return self.k or (PAPER_K_WITH_SIMIX if self.simix else PAPER_K)
 
+    @property
+    def borrowed(self) -> str | None:
+        """The class of pytorch-metric-learning, None for a loss of ours."""
+        return self.name.removeprefix(BORROWED) if self.name.startswith(BORROWED) else None
+
     @model_validator(mode="after")
     def _only_what_is_used(self) -> LossConfig:
-        if self.name == "smooth_ap":
-            self._refuse(("k", "rank_temperature", "count_query"), self.name)
+        used = {"args", "miner", "memory"} if self.borrowed else OWN_LOSSES[self.name]
+        if self.simix and "simix" not in used:
+            raise ValueError(f"simix is for recall_at_k and smooth_ap only, not for {self.name}; leave it out")
+        self._refuse((key for key in type(self).model_fields if key not in {"name", *used}), self.name)
         return self
 
 
@@ -153,6 +197,7 @@ class PartsConfig(Section):
     backbone: PartConfig = PartConfig()
     pooling: PartConfig = PartConfig()
     head: PartConfig = PartConfig()
+    loss: PartConfig = PartConfig()  # the loss's own parameters, such as proxies
 
 
 class OptimizerConfig(Section):
