@@ -3,6 +3,7 @@
 from shortlist.model.backbone import DataConfig
 from shortlist.model.config import EmbedderConfig
 from shortlist.model.embedder import Embedder
+from shortlist.model.multiscale import MultiScale
 from shortlist.model.pooling import Average, ClassToken, GeM, Max
 
-__all__ = ["Average", "ClassToken", "DataConfig", "Embedder", "EmbedderConfig", "GeM", "Max"]
+__all__ = ["Average", "ClassToken", "DataConfig", "Embedder", "EmbedderConfig", "GeM", "Max", "MultiScale"]

@@ -1,0 +1,70 @@
+"""One descriptor from several resolutions of an image."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from shortlist.errors import ModelError
+from shortlist.model.embedder import Embedder
+from shortlist.model.pooling import GeM
+
+
+class MultiScale(nn.Module):
+    """An embedder that looks at each image in several sizes: v = (mean of v_s^m)^(1/m) over the scales s, then L2.
+
+    m is GeM's p where the vectors are what GeM pooled, which is positive; what a linear layer or a layer norm makes of
+    it has signs, which no power but m = 1 can take.
+
+    Args:
+        embedder: for each scale.
+        scales: factors of width and height, such as (1, sqrt 2, 1 / sqrt 2).
+
+    Shapes:
+        As of the embedder: (B, 3, H, W) -> (B, d). Images are normalised first, then resized bilinearly.
+
+    Raises:
+        ModelError: no scales, or one that is not positive.
+
+    Example:
+        >>> embedder = Embedder("test_resnet", dim=8).eval()
+        >>> MultiScale(embedder, (1, 2**0.5, 2**-0.5))(torch.zeros(2, 3, 64, 48, dtype=torch.uint8)).shape
+        torch.Size([2, 8])
+    """
+
+    def __init__(self, embedder: Embedder, scales: Sequence[float]) -> None:
+        super().__init__()
+        if not scales or not all(0 < scale < math.inf for scale in scales):
+            raise ModelError(f"scales must be one positive number or more, not {list(scales)}")
+        self.embedder, self.scales = embedder, tuple(float(scale) for scale in scales)
+
+    @property
+    def power(self) -> float:
+        """What the text above calls m."""
+        config, pooling = self.embedder.config, self.embedder.pooling
+        positive = config.dim is None and not config.layer_norm
+        return pooling.p.item() if positive and isinstance(pooling, GeM) else 1.0
+
+    def forward(self, images: Tensor) -> Tensor:
+        images = self.embedder.normalise(images)
+        vectors = torch.stack([self.embedder(_resized(images, scale)) for scale in self.scales])
+        return functional.normalize(_power_mean(vectors, self.power), dim=1)
+
+
+def _resized(images: Tensor, scale: float) -> Tensor:
+    if scale == 1:
+        return images
+    height, width = (max(1, int(side * scale)) for side in images.shape[2:])
+    return functional.interpolate(images, (height, width), mode="bilinear", align_corners=False)
+
+
+def _power_mean(vectors: Tensor, power: float) -> Tensor:
+    """(mean of v^m)^(1/m) over the first dimension; of shares of the largest, so that no power vanishes."""
+    if power == 1:
+        return vectors.mean(0)
+    largest = vectors.amax(0).clamp(min=torch.finfo(vectors.dtype).tiny)
+    return (vectors / largest).pow(power).mean(0).pow(1 / power) * largest
