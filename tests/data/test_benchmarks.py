@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import shutil
-import sys
-import types
 from pathlib import Path
 
 import numpy as np
@@ -12,33 +10,16 @@ import pytest
 from PIL import Image
 from scipy.io import savemat
 
-from shortlist.data import BENCHMARKS, Catalog, load_image, open_catalog
-from shortlist.data.benchmarks import cars196, omniglot
+from shortlist.data import Catalog, load_image, open_catalog
+from shortlist.data.benchmarks import benchmark, omniglot
 from shortlist.errors import DataError
 from tests.data.pictures import SHARED, picture, pixels, write
+from tests.miniatures import annotations, strings
 
 # Cars196
 
 CLASSES = [119, 1, 98, 99, 196, 1, 119, 42]  # in no order, as class 119 of the real one
 NAMES = [f"Maker Model {number} 2012" for number in range(1, 197)]
-
-
-def strings(values: list[str]) -> np.ndarray:
-    """MATLAB's cell array of strings, 1 x n."""
-    return np.array([np.array([value]) for value in values] + [None], dtype=object)[None, :-1]
-
-
-def annotations(**fields: list[object]) -> np.ndarray:
-    """MATLAB's struct array, 1 x n, with the fields of the real files."""
-    box = ["bbox_x1", "bbox_y1", "bbox_x2", "bbox_y2"]
-    number = len(next(iter(fields.values())))
-    table = np.empty((1, number), dtype=[(name, object) for name in [*box, *fields]])
-    for name in box:
-        table[name][0] = [np.array([[7]], dtype=np.uint8)] * number
-    for name, values in fields.items():
-        for index, value in enumerate(values):
-            table[name][0, index] = np.array([value]) if isinstance(value, str) else np.array([[value]], dtype=np.uint8)
-    return table
 
 
 @pytest.fixture
@@ -123,7 +104,10 @@ def test_cars_in_another_place(original: Path, newer: Path):
     refused("cars196", original.parent, r"does not hold .*; but .*/cars looks like it: set data.root to that")
     elsewhere = original / "empty" / "deeper"
     elsewhere.mkdir(parents=True)
-    refused("cars196", elsewhere, r"the devkit's \.mat files$")  # nothing near: no hint
+    refused("cars196", elsewhere, r"the devkit's \.mat files; but .*/cars looks like it")
+    deeper = elsewhere / "still"
+    deeper.mkdir()
+    refused("cars196", deeper, r"the devkit's \.mat files \(shortlist data about cars196\)$")  # too far: no hint
 
 
 def test_parts_of_cars_that_are_missing(original: Path, newer: Path):
@@ -157,7 +141,8 @@ def test_damaged_annotations(original: Path):
 @pytest.mark.skipif(not (SHARED / "cars196").is_dir(), reason="no real Cars196 in the folder shared beside the project")
 def test_the_real_cars():
     refused("cars196", SHARED / "cars196", r"29 of 16185 images are missing in .* and 26 more")
-    catalog = cars196.load(SHARED / "cars196", on_missing="skip")
+    catalog = open_catalog("cars196", root=SHARED / "cars196", on_missing="skip")
+    assert catalog.remarks == ()  # it lists what it should, although 29 are missing
     assert len(catalog) == 16156
     assert len(catalog.missing) == 29
     assert len(catalog.class_names) == 196
@@ -286,8 +271,8 @@ def test_omniglot_from_folders(folders: Path):
 
 
 def test_omniglot_in_another_place(arrays: Path, folders: Path):
-    refused("omniglot", folders.parent, r"must hold images_background .*; it holds neither; but .* looks like it")
-    refused("omniglot", folders / "images_background", r"it holds neither; but .*folders looks like it")
+    refused("omniglot", folders.parent, r"does not hold images_background .*; but .* looks like it")
+    refused("omniglot", folders / "images_background", r"does not hold .*; but .*folders looks like it")
     (arrays / "images_evaluation.npz").unlink()
     refused("omniglot", arrays, r"it holds only images_background.npz")
     shutil.rmtree(folders / "images_evaluation" / "Ge_ez")
@@ -296,7 +281,7 @@ def test_omniglot_in_another_place(arrays: Path, folders: Path):
 
 def test_a_character_on_both_sides(folders: Path):
     shutil.copytree(folders / "images_background" / "Greek", folders / "images_evaluation" / "Greek")
-    refused("omniglot", folders, "Greek/character01 is in both images_background and images_evaluation")
+    refused("omniglot", folders, r"class Greek/character01 both trains and tests \(2 such classes\)")
 
 
 def test_damaged_arrays(arrays: Path, cache: Path):
@@ -325,9 +310,10 @@ def test_the_real_omniglot(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     """Without the half minute of writing 32,460 files: the rest of the way is the same."""
     unpacked: list[Path] = []
     monkeypatch.setattr(omniglot, "_unpack", lambda root, folder, progress: unpacked.append(folder))
-    monkeypatch.setattr(omniglot, "without_missing", lambda catalog, on_missing: catalog)
+    monkeypatch.setattr(benchmark, "without_missing", lambda catalog, on_missing: catalog)
     catalog = open_catalog("omniglot", root=SHARED / "omniglot")
     assert len(unpacked) == 1
+    assert catalog.remarks == ()
     assert len(catalog) == 32460
     assert len(catalog.split("train").classes()) == 964
     assert len(catalog.split("test").classes()) == 659
@@ -336,26 +322,3 @@ def test_the_real_omniglot(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     assert images.shape == (19280, 105, 105)
     assert 0.9 < images[:100].mean() < 1  # mostly paper
     assert labels[[0, 19, 20]].tolist() == [0, 0, 1]
-
-
-# The list of benchmarks
-
-
-def test_each_benchmark_says_what_it_is():
-    assert set(BENCHMARKS) == {"cars196", "omniglot", "glyphs"}
-    assert BENCHMARKS["cars196"].k == (1, 2, 4, 8)
-    for name, benchmark in BENCHMARKS.items():
-        assert benchmark.name == name
-        assert benchmark.about
-    with pytest.raises(TypeError):
-        BENCHMARKS["mine"] = BENCHMARKS["glyphs"]
-
-
-def test_glyphs_need_no_folder_and_are_imported_when_asked_for(monkeypatch: pytest.MonkeyPatch, original: Path):
-    module = types.ModuleType("shortlist.data.glyphs")
-    asked: list[Path | None] = []
-    module.glyphs = lambda cache, progress: asked.append(cache) or "the catalog"
-    monkeypatch.setitem(sys.modules, "shortlist.data.glyphs", module)
-    assert open_catalog("glyphs") == "the catalog"
-    open_catalog("glyphs", root=original)
-    assert asked == [None, original]

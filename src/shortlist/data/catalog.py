@@ -47,6 +47,7 @@ class Catalog:
         protocol: what its results are to be called, where roles and judgements do not say enough.
         missing: what the source names and does not have, left out because someone said so.
         ignored: files beside the images that are no images by their ending.
+        remarks: what a person should know of it, such as counts that are not those of the benchmark.
     """
 
     name: str
@@ -61,6 +62,7 @@ class Catalog:
     protocol: str | None = None
     missing: tuple[str, ...] = ()
     ignored: tuple[str, ...] = ()
+    remarks: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         fields: dict[str, NDArray[Any]] = {

@@ -35,7 +35,7 @@ def summary(catalog: Catalog, per_class: int = 4, sample: int = SAMPLE) -> dict[
     Returns:
         `name, root, images, classes, splits` (images, classes and classes below `per_class` of each),
         `images_per_class` and `width`, `height` (min, median, max), `too_small` (classes below `per_class`), `sampled`
-        and `unreadable` (images whose headers were read, and of those that could not be), `missing, ignored`.
+        and `unreadable` (images whose headers were read, and of those that could not be), `missing, ignored, remarks`.
     """
     sizes, unreadable = _image_sizes(catalog, sample)
     return {
@@ -50,6 +50,7 @@ def summary(catalog: Catalog, per_class: int = 4, sample: int = SAMPLE) -> dict[
         "unreadable": unreadable,
         "missing": list(catalog.missing),
         "ignored": list(catalog.ignored),
+        "remarks": list(catalog.remarks),
     }
 
 

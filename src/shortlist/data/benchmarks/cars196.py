@@ -8,8 +8,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from shortlist.data.benchmarks.benchmark import Benchmark, Count, Progress
 from shortlist.data.catalog import Catalog
-from shortlist.data.presence import without_missing
 from shortlist.errors import DataError
 
 TRAINING_CLASSES = 98
@@ -17,24 +17,19 @@ EXPECTS = "cars_annos.mat and car_ims/, or cars_train/, cars_test/ and the devki
 TRAIN_ANNOTATIONS, TEST_ANNOTATIONS = "cars_train_annos.mat", "cars_test_annos_withlabels.mat"
 
 
-def load(root: Path, on_missing: str = "error") -> Catalog:
+def read(root: Path, progress: Progress | None = None) -> Catalog:
     """Cars196 in either of its layouts: the original one, or that of the newer download.
 
     Args:
         root: holds `cars_annos.mat` and `car_ims/`; or `cars_train/`, `cars_test/`, and (here or in `devkit/`)
             `cars_train_annos.mat`, `cars_test_annos_withlabels.mat` and, for the names, `cars_meta.mat`.
-        on_missing: "error", or "skip" to go on without images that are not there.
+        progress: it is read at once.
 
     Raises:
         DataError: something of that is missing or cannot be read.
     """
-    if (root / "cars_annos.mat").is_file():
-        paths, classes, names = _original(root)
-    elif (root / "cars_train").is_dir() or (root / "cars_test").is_dir():
-        paths, classes, names = _newer(root)
-    else:
-        raise DataError(f"cars196: {root} does not hold {EXPECTS}{_elsewhere(root)}")
-    catalog = Catalog(
+    paths, classes, names = _original(root) if (root / "cars_annos.mat").is_file() else _newer(root)
+    return Catalog(
         name="cars196",
         root=root,
         paths=paths,
@@ -42,7 +37,6 @@ def load(root: Path, on_missing: str = "error") -> Catalog:
         class_names=names,
         splits=np.where(classes <= TRAINING_CLASSES, "train", "test"),
     )
-    return without_missing(catalog, on_missing)
 
 
 _Content = tuple[NDArray[np.object_], NDArray[np.int64], tuple[str, ...]]  # paths, classes from 1, class names
@@ -84,17 +78,6 @@ def _annotations(root: Path, name: str) -> Path:
     raise DataError(f"cars196: no {name} in {root} or {root / 'devkit'}{hint}")
 
 
-def _elsewhere(root: Path) -> str:
-    """Where it seems to lie instead: a level up or down."""
-
-    def holds(folder: Path) -> bool:
-        return (folder / "cars_annos.mat").is_file() or (folder / "cars_train").is_dir()
-
-    below = sorted(folder for folder in root.iterdir() if folder.is_dir() and holds(folder))
-    near = [*below, *([root.absolute().parent] if holds(root.absolute().parent) else [])]
-    return f"; but {near[0]} looks like it: set data.root to that" if near else ""
-
-
 def _read(file: Path) -> dict[str, Any]:
     from scipy.io import loadmat  # here, because it takes a while to import
 
@@ -128,3 +111,27 @@ def _names(file: Path, content: dict[str, Any], classes: NDArray[np.int64]) -> t
     if len(names) < classes.max():
         raise DataError(f"cars196: {file} names {len(names)} classes, but there is a class {classes.max()}")
     return names
+
+
+BENCHMARK = Benchmark(
+    name="cars196",
+    about="196 models of cars, the first 98 train and the other 98 test",
+    read=read,
+    protocol="leave-one-out",
+    k=(1, 2, 4, 8),
+    download="https://ai.stanford.edu/~jkrause/cars/car_dataset.html (no longer served; mirrors have either layout)",
+    expects=EXPECTS,
+    tree="""\
+cars_annos.mat
+car_ims/000001.jpg, ...
+or
+cars_train/00001.jpg, ...
+cars_test/00001.jpg, ...
+devkit/cars_train_annos.mat
+devkit/cars_test_annos_withlabels.mat
+devkit/cars_meta.mat""",
+    marks=("cars_annos.mat", "cars_train", "cars_test"),
+    counts={"train": Count(8_054, 98), "test": Count(8_131, 98)},
+    note="The split for classification, which all downloads have, is not read.",
+    confused={"car_ims": "is there, but cars_annos.mat is not: it belongs beside it"},
+)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import hashlib
 import zipfile
 import zlib
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -13,22 +12,22 @@ import numpy as np
 from numpy.typing import NDArray
 from PIL import Image
 
+from shortlist.data.benchmarks.benchmark import Benchmark, Count, Progress
 from shortlist.data.cache import built_once, cache_folder
 from shortlist.data.catalog import Catalog
 from shortlist.data.folders import IMAGE_ENDINGS
-from shortlist.data.presence import without_missing
 from shortlist.errors import DataError
 
 PARTS = {"images_background": "train", "images_evaluation": "test"}
+MARKS = tuple(f"{part}{ending}" for part in PARTS for ending in ("", ".npz"))
 EXPECTS = "images_background and images_evaluation, as .npz files or as folders Alphabet/character01/*.png"
 
 
-def load(root: Path, on_missing: str = "error", progress: Callable[[int, int], None] | None = None) -> Catalog:
+def read(root: Path, progress: Progress | None = None) -> Catalog:
     """Omniglot from its folders, or from .npz files, which are unpacked to PNG files in the cache, once.
 
     Args:
         root: holds `images_background` and `images_evaluation`, as folders or with the ending `.npz`.
-        on_missing: "error", or "skip" to go on without files that someone took out of the cache.
         progress: called with (done, total) images while unpacking.
 
     Raises:
@@ -37,16 +36,9 @@ def load(root: Path, on_missing: str = "error", progress: Callable[[int, int], N
     if all((root / part).is_dir() for part in PARTS):
         return _from_folders(root)
     if all((root / f"{part}.npz").is_file() for part in PARTS):
-        return _from_arrays(root, on_missing, progress)
-    found = [entry.name for part in PARTS for entry in (root / part, root / f"{part}.npz") if entry.exists()]
-    has = f"only {' and '.join(found)}" if found else "neither"
-    near = [folder for folder in (*sorted(root.iterdir()), root.absolute().parent) if _holds(folder)]
-    hint = f"; but {near[0]} looks like it: set data.root to that" if near and not found else ""
-    raise DataError(f"omniglot: {root} must hold {EXPECTS}; it holds {has}{hint}")
-
-
-def _holds(folder: Path) -> bool:
-    return any((folder / f"{part}{ending}").exists() for part in PARTS for ending in ("", ".npz"))
+        return _from_arrays(root, progress)
+    found = [name for name in MARKS if (root / name).exists()]
+    raise DataError(f"omniglot: {root} must hold {EXPECTS}; it holds only {' and '.join(found)}")
 
 
 def _from_folders(root: Path) -> Catalog:
@@ -69,7 +61,7 @@ def _from_folders(root: Path) -> Catalog:
     return _catalog(root, paths, names, splits)
 
 
-def _from_arrays(root: Path, on_missing: str, progress: Callable[[int, int], None] | None) -> Catalog:
+def _from_arrays(root: Path, progress: Progress | None) -> Catalog:
     digest = hashlib.sha256()  # of the contents: another file of the same name is another folder in the cache
     for part in PARTS:
         digest.update((root / f"{part}.npz").read_bytes())
@@ -83,16 +75,12 @@ def _from_arrays(root: Path, on_missing: str, progress: Callable[[int, int], Non
         paths += _file_names(part, labels)
         names += [f"{part.removeprefix('images_')}/{label:04}" for label in labels.tolist()]
         splits += [PARTS[part]] * len(labels)
-    return without_missing(_catalog(folder, paths, names, splits), on_missing)
+    return _catalog(folder, paths, names, splits)
 
 
 def _catalog(root: Path, paths: list[str], names: list[str], splits: list[str]) -> Catalog:
     class_names, labels = np.unique(np.array(names, dtype=object), return_inverse=True)
-    catalog = Catalog("omniglot", root, np.array(paths, dtype=object), labels, tuple(class_names), np.array(splits))
-    shared = np.intersect1d(catalog.split("train").classes(), catalog.split("test").classes())
-    if len(shared):
-        raise DataError(f"omniglot: {class_names[shared[0]]} is in both images_background and images_evaluation")
-    return catalog
+    return Catalog("omniglot", root, np.array(paths, dtype=object), labels, tuple(class_names), np.array(splits))
 
 
 def _file_names(part: str, labels: NDArray[np.int64]) -> list[str]:
@@ -100,7 +88,7 @@ def _file_names(part: str, labels: NDArray[np.int64]) -> list[str]:
     return [f"{part}/{label:04}/{position:05}.png" for position, label in enumerate(labels.tolist())]
 
 
-def _unpack(root: Path, folder: Path, progress: Callable[[int, int], None] | None) -> None:
+def _unpack(root: Path, folder: Path, progress: Progress | None) -> None:
     contents = {part: _images(root / f"{part}.npz") for part in PARTS}
     total, done = sum(len(labels) for _, labels in contents.values()), 0
     for part, (images, labels) in contents.items():
@@ -140,3 +128,22 @@ def _array(file: Path, key: str) -> NDArray[Any]:
     except KeyError as error:
         raise DataError(f"omniglot: {file} has no array {key!r}") from error
     return content
+
+
+BENCHMARK = Benchmark(
+    name="omniglot",
+    about="1,623 handwritten characters of 50 alphabets, 20 drawings each",
+    read=read,
+    protocol="leave-one-out",
+    k=(1, 2, 4, 8),
+    download="https://github.com/brendenlake/omniglot (images_background.zip, images_evaluation.zip)",
+    expects=EXPECTS,
+    tree="""\
+images_background/Greek/character01/0394_01.png, ...
+images_evaluation/...
+or
+images_background.npz     images (classes, 20, 105, 105) bool, labels (classes, 20)
+images_evaluation.npz""",
+    marks=MARKS,
+    counts={"train": Count(19_280, 964), "test": Count(13_180, 659)},
+)

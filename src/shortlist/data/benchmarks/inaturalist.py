@@ -1,0 +1,90 @@
+"""iNaturalist 2018 as Smooth-AP splits it: 5,690 species train, 2,452 test. A class is a folder, with its parent."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import numpy as np
+
+from shortlist.data.benchmarks.benchmark import Benchmark, Count, Progress
+from shortlist.data.benchmarks.lists import read_lines
+from shortlist.data.catalog import Catalog
+from shortlist.errors import DataError
+
+IMAGES = "train_val2018"
+LISTS = {"Inaturalist_train_set1.txt": "train", "Inaturalist_test_set1.txt": "test"}
+FOLDER = "Inat_dataset_splits"
+EXAMPLE = f"{IMAGES}/Plantae/7477/0123abcd.jpg"
+
+
+def read(root: Path, progress: Progress | None = None) -> Catalog:
+    """All images of both lists; they are expected in `Inat_dataset_splits`, or in the root itself."""
+    paths: list[str] = []
+    names: list[str] = []  # of the class of each image
+    splits: list[str] = []
+    folder = root / FOLDER if (root / FOLDER).is_dir() else root
+    for name, split in LISTS.items():
+        listed = _paths(folder / name)
+        paths += listed
+        names += [path[len(IMAGES) + 1 : path.rindex("/")] for path in listed]
+        splits += [split] * len(listed)
+    class_names = sorted(set(names))
+    label_of = {name: label for label, name in enumerate(class_names)}
+    return Catalog(
+        name="inaturalist",
+        root=root,
+        paths=np.array(paths, dtype=object),
+        labels=np.array([label_of[name] for name in names]),
+        class_names=tuple(class_names),
+        splits=np.array(splits),
+    )
+
+
+def _paths(file: Path) -> list[str]:
+    lines = read_lines(file, "inaturalist")
+    for number, line in enumerate(lines, start=1):
+        if not line.startswith(f"{IMAGES}/") or line.count("/") != 3:
+            raise DataError(f"inaturalist: {file}, line {number}: {_wrong(line)}; expected a path such as {EXAMPLE}")
+    return lines
+
+
+def _wrong(line: str) -> str:
+    if year := re.match(r"(?:train_val|train|val|test)_?(20\d\d)\b|(20\d\d)_(?:train|valid)", line):
+        found = year[1] or year[2]
+        if found != "2018":
+            return f"{line!r} is of iNaturalist {found}, and the benchmark is of 2018"
+    if line.startswith(("train/", "val/", "train_mini/")):
+        return f"{line!r} looks like iNaturalist 2021, and the benchmark is of 2018"
+    return f"{line!r} is no path of an image of iNaturalist 2018"
+
+
+_CLASSIFICATION = "is the split for classification; the one for retrieval is Inat_dataset_splits of Smooth-AP"
+
+BENCHMARK = Benchmark(
+    name="inaturalist",
+    about="iNaturalist 2018 in Smooth-AP's split: photographs of plants and animals, a class a species",
+    read=read,
+    protocol="leave-one-out",
+    k=(1, 4, 16, 32),
+    download="images (train_val2018.tar.gz): https://github.com/visipedia/inat_comp/tree/master/2018; "
+    "lists (Inat_dataset_splits): https://github.com/Andrew-Brown1/Smooth_AP",
+    expects=f"{IMAGES}/ and {FOLDER}/ with {' and '.join(LISTS)}",
+    tree="""\
+Inat_dataset_splits/Inaturalist_train_set1.txt
+Inat_dataset_splits/Inaturalist_test_set1.txt
+train_val2018/Plantae/7477/*.jpg
+train_val2018/...""",
+    marks=(f"{FOLDER}/{next(iter(LISTS))}", f"{FOLDER}/Inaturalist_test_set1.txt", *LISTS),
+    counts={"train": Count(325_846, 5_690), "test": Count(136_093, 2_452)},
+    confused={
+        "train2018.json": _CLASSIFICATION,
+        "val2018.json": _CLASSIFICATION,
+        "train_val2017": "is of 2017, and the benchmark is of 2018",
+        "train_val2019": "is of 2019, and the benchmark is of 2018",
+        "train2019.json": "is of 2019, and the benchmark is of 2018",
+        "train_mini.json": "is of 2021, and the benchmark is of 2018",
+        "2021_train": "is of 2021, and the benchmark is of 2018",
+        IMAGES: f"is there, but the lists are not: put {FOLDER} beside it",
+    },
+)

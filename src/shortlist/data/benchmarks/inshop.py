@@ -1,0 +1,85 @@
+"""In-shop (DeepFashion): clothes in shops. Its test has queries and a gallery, and no image is in both."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+
+from shortlist.data.benchmarks.benchmark import Benchmark, Count, Progress
+from shortlist.data.benchmarks.lists import columns, read_lines
+from shortlist.data.benchmarks.places import first_with
+from shortlist.data.catalog import Catalog
+from shortlist.errors import DataError, did_you_mean
+
+LIST = "list_eval_partition.txt"
+HEADER = "image_name item_id evaluation_status"
+STATUSES = ("train", "query", "gallery")
+OTHER_HEADERS = {
+    "image_pair_name_1 image_pair_name_2 item_id evaluation_status": "Consumer-to-shop",
+    "image_name evaluation_status": "Category and Attribute Prediction",
+}
+
+
+def read(root: Path, progress: Progress | None = None) -> Catalog:
+    """All images of the list, which lies in the root or in `Eval`; images in the root or in `Img`."""
+    file = root / LIST if (root / LIST).is_file() else root / "Eval" / LIST
+    names, items, statuses = columns(file, "inshop", _rows(file), HEADER, first_line=3)
+    for line, value in enumerate(statuses, start=3):
+        if value not in STATUSES:
+            raise DataError(
+                f"inshop: {file}, line {line}: unknown evaluation_status {value!r}; {did_you_mean(value, STATUSES)}"
+            )
+    class_names, labels = np.unique(np.array(items), return_inverse=True)
+    status = np.array(statuses)
+    folder = first_with(root, ("", "Img"), names) or ""
+    return Catalog(
+        name="inshop",
+        root=root,
+        paths=np.array([f"{folder}/{name}" if folder else name for name in names], dtype=object),
+        labels=labels,
+        class_names=tuple(class_names.tolist()),
+        splits=np.where(status == "train", "train", "test"),
+        roles=np.where(status == "train", "", status),
+    )
+
+
+def _rows(file: Path) -> list[str]:
+    """The lines after the count and the header, which are both looked at."""
+    number, *lines = read_lines(file, "inshop")
+    header = " ".join(lines[0].split()) if lines else ""
+    if other := OTHER_HEADERS.get(header):
+        raise DataError(
+            f"inshop: {file} belongs to DeepFashion's benchmark {other}; that of In-shop Clothes Retrieval has the "
+            f"columns {HEADER}"
+        )
+    if not number.isdecimal() or header != HEADER:
+        raise DataError(
+            f"inshop: {file} must begin with the number of images and a line {HEADER!r}, not with {number!r} and "
+            f"{header!r}"
+        )
+    rows = lines[1:]
+    if len(rows) != int(number):
+        raise DataError(f"inshop: {file} says that it lists {number} images and lists {len(rows)}; download it again")
+    return rows
+
+
+BENCHMARK = Benchmark(
+    name="inshop",
+    about="In-shop Clothes Retrieval of DeepFashion: 7,982 pieces of clothing in several views",
+    read=read,
+    protocol="query/gallery",
+    k=(1, 10, 20, 30),
+    download="https://mmlab.ie.cuhk.edu.hk/projects/DeepFashion/InShopRetrieval.html (img.zip and Eval/)",
+    expects=f"{LIST} (or Eval/{LIST}) and img/",
+    tree="""\
+list_eval_partition.txt            or Eval/list_eval_partition.txt
+img/WOMEN/.../id_00000001/*.jpg    or Img/img/...
+img/MEN/...""",
+    marks=(LIST, f"Eval/{LIST}"),
+    counts={"train": Count(25_882, 3_997), "query": Count(14_218, 3_985), "gallery": Count(12_612, 3_985)},
+    confused={
+        "img": f"is there, but {LIST} is not: it comes in Eval/ of the download",
+        "Img": f"is there, but {LIST} is not: it comes in Eval/ of the download",
+    },
+)

@@ -1,0 +1,60 @@
+"""Stanford Online Products: photographs of things for sale, a class a thing. One list trains, another one tests."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+
+from shortlist.data.benchmarks.benchmark import Benchmark, Count, Progress
+from shortlist.data.benchmarks.lists import columns, read_lines, whole_numbers
+from shortlist.data.catalog import Catalog
+from shortlist.errors import DataError
+
+HEADER = "image_id class_id super_class_id path"
+LISTS = {"Ebay_train.txt": "train", "Ebay_test.txt": "test"}
+
+
+def read(root: Path, progress: Progress | None = None) -> Catalog:
+    """All images of both lists."""
+    paths: list[str] = []
+    numbers = []
+    splits: list[str] = []
+    for name, split in LISTS.items():
+        file = root / name
+        lines = read_lines(file, "sop")
+        if lines[0].split() != HEADER.split():
+            raise DataError(f"sop: {file} must begin with the line {HEADER!r}, not with {lines[0]!r}")
+        _, classes, _, listed = columns(file, "sop", lines[1:], HEADER, first_line=2)
+        paths += listed
+        numbers.append(whole_numbers(file, "sop", classes, "class_id", first_line=2))
+        splits += [split] * len(listed)
+    values, labels = np.unique(np.concatenate(numbers), return_inverse=True)
+    return Catalog(
+        name="sop",
+        root=root,
+        paths=np.array(paths, dtype=object),
+        labels=labels,
+        class_names=tuple(map(str, values.tolist())),
+        splits=np.array(splits),
+    )
+
+
+BENCHMARK = Benchmark(
+    name="sop",
+    about="Stanford Online Products: 22,634 things for sale, a few photographs each",
+    read=read,
+    protocol="leave-one-out",
+    k=(1, 10, 100, 1000),
+    download="https://cvgl.stanford.edu/projects/lifted_struct/ (Stanford_Online_Products.zip)",
+    expects="Ebay_train.txt, Ebay_test.txt and the folders bicycle_final/, cabinet_final/, ...",
+    tree="""\
+Ebay_train.txt
+Ebay_test.txt
+bicycle_final/111085122871_0.JPG, ...
+cabinet_final/...
+... (12 such folders)""",
+    marks=tuple(LISTS),
+    counts={"train": Count(59_551, 11_318), "test": Count(60_502, 11_316)},
+    confused={"Ebay_info.txt": "is the list of all images, without the split"},
+)
