@@ -135,7 +135,7 @@ def torchvision_fallback(width: int, height: int) -> np.ndarray:
 def test_the_pixels_of_a_crop_are_torchvisions(interpolation: str, flip: bool):
     image = picture(140, 110)
     box = (20, 10, 116, 90)  # 96 x 80 -> 64 x 64
-    ours = cut(image, Crop(box, flip), 64, interpolation)
+    ours = cut(image, Crop(box, (64, 64), flip), interpolation)
     theirs = v2.functional.resized_crop(
         image, 10, 20, 80, 96, [64, 64], interpolation=MODES[interpolation], antialias=True
     )

@@ -9,7 +9,7 @@ from shortlist.data.loader import image_chunks
 from shortlist.data.sampler import ClassBalancedSampler
 from shortlist.data.sources import open_catalog
 from shortlist.data.splits import half_validation, open_set_split
-from shortlist.data.transforms import TestTransform, TrainTransform, augmentation_rng
+from shortlist.data.transforms import FitTransform, TestTransform, TrainTransform, Transform, augmentation_rng
 
 __all__ = [
     "BENCHMARKS",
@@ -19,12 +19,14 @@ __all__ = [
     "Catalog",
     "CheckReport",
     "ClassBalancedSampler",
+    "FitTransform",
     "ImageDataset",
     "ImageError",
     "Judgement",
     "Judgements",
     "TestTransform",
     "TrainTransform",
+    "Transform",
     "augmentation_rng",
     "built_once",
     "cache_folder",

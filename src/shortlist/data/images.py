@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from math import isnan
 from pathlib import Path
 from random import Random
 from typing import BinaryIO
@@ -83,19 +84,38 @@ def opened(path: Path | str, content: BinaryIO | None = None) -> Iterator[Image.
         raise ImageError(path, reason) from error
 
 
-def load_crop(path: Path | str, transform: Transform, rng: Random) -> Tensor:
-    """What `transform` makes of the image in a file: uint8 (3, size, size).
+def load_crop(path: Path | str, transform: Transform, rng: Random, box: Sequence[float] | None = None) -> Tensor:
+    """What `transform` makes of the image in a file: uint8 (3, height, width).
 
-    A large JPEG of which only a small square is wanted is decoded at a fraction of its size.
+    A large JPEG of which only a small picture is wanted is decoded at a fraction of its size.
+
+    Args:
+        path: the file.
+        transform: is given the whole image, or what is inside the box.
+        rng: what a random transform draws from.
+        box: left, top, right, bottom in pixels of the upright image, rounded to whole ones; nothing outside it is seen.
     """
     with opened(path) as image:
-        if image.format not in ("JPEG", "MPO"):
+        if box is not None:  # rare, so that exact is better than fast: no JPEG at a fraction of its size
             whole = upright_rgb(image)
-            crop = transform.crop(*whole.size, rng)
+            part = whole.crop(_inside(box, whole.size))
+            crop = transform.crop(*part.size, rng, whole.size)
+        elif image.format not in ("JPEG", "MPO"):
+            part = upright_rgb(image)
+            crop = transform.crop(*part.size, rng)
         else:
             crop = transform.crop(*upright_size(image), rng)
-            whole, crop = _drafted(image, crop, max(1, int(crop.shrinks(transform.size) / COARSE)))
-    return cut(whole, crop, transform.size, transform.interpolation)
+            part, crop = _drafted(image, crop, max(1, int(crop.shrinks / COARSE)))
+    return cut(part, crop, transform.interpolation)
+
+
+def _inside(box: Sequence[float], size: tuple[int, int]) -> tuple[int, int, int, int]:
+    """The whole pixels of a box that the image has."""
+    left, top, right, bottom = (round(float(side)) for side in box)
+    inside = max(0, left), max(0, top), min(size[0], right), min(size[1], bottom)
+    if inside[0] >= inside[2] or inside[1] >= inside[3]:
+        raise ValueError(f"nothing of it is inside its box {(left, top, right, bottom)}: it has {size[0]} x {size[1]}")
+    return inside
 
 
 def _drafted(image: Image.Image, crop: Crop, shrink: int) -> tuple[Image.Image, Crop]:
@@ -154,7 +174,7 @@ def _grey(image: Image.Image, white: int) -> Image.Image:
 
 
 class ImageDataset(Dataset[Tensor]):
-    """The images of a catalog, transformed: `dataset[epoch, index]` is a uint8 tensor (3, size, size).
+    """The images of a catalog, or what is inside their boxes, transformed: `dataset[epoch, index]` is uint8 (3, H, W).
 
     The same key gives the same pixels in any process. Normalise on the device, where it is cheap.
     """
@@ -167,4 +187,6 @@ class ImageDataset(Dataset[Tensor]):
 
     def __getitem__(self, key: Key) -> Tensor:
         epoch, index = key
-        return load_crop(self.catalog.file(index), self.transform, augmentation_rng(self.seed, epoch, index))
+        box = None if self.catalog.boxes is None else self.catalog.boxes[index]
+        rng = augmentation_rng(self.seed, epoch, index)
+        return load_crop(self.catalog.file(index), self.transform, rng, None if box is None or isnan(box[0]) else box)

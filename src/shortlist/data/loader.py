@@ -11,7 +11,9 @@ import sys
 import threading
 import warnings
 from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
 
+import numpy as np
 import torch
 from torch import Tensor
 from torch.utils.data import DataLoader, Dataset
@@ -46,7 +48,7 @@ def image_chunks(
     *,
     prefetch: int = 2,
     pin_memory: bool = False,
-) -> Iterator[Tensor]:
+) -> Iterator[Tensor | list[Tensor]]:
     """Decoded images, a chunk for each list of keys, in the order of the lists.
 
     Worker processes start when the first chunk is asked for and end with the iterator: give it all lists of an epoch or
@@ -60,7 +62,8 @@ def image_chunks(
         pin_memory: for a GPU: chunks arrive in page-locked memory.
 
     Returns:
-        Iterator of uint8 tensors (len(list), 3, size, size).
+        Iterator of uint8 tensors (len(list), 3, size, size), or of lists of tensors (3, H, W) where the dataset's
+        transform lets images keep their shapes.
 
     Raises:
         ImageError: an image cannot be read; in this process, whoever found it.
@@ -70,38 +73,64 @@ def image_chunks(
         raise ValueError(f"workers must be 0 or more, not {workers}")
     chunks = _Chunks(dataset)
     if workers == 0:
-        loaded: Iterable[Tensor | ShortlistError] = (chunks[chunk] for chunk in keys)
+        loaded: Iterable[_Chunk | ShortlistError] = (chunks[chunk] for chunk in keys)
     else:
         loaded = _from_workers(chunks, keys, workers, prefetch, pin_memory)
     for chunk in loaded:
         if isinstance(chunk, ShortlistError):
             raise chunk
-        yield chunk.pin_memory() if pin_memory and not chunk.is_pinned() else chunk
+        yield (chunk.pin_memory() if pin_memory else chunk).images()
 
 
-class _Chunks(Dataset[Tensor | ShortlistError]):
+@dataclass(frozen=True)
+class _Chunk:
+    """Images in one block of memory, which is all that has to go from one process to another, or to be pinned."""
+
+    pixels: Tensor
+    sizes: list[tuple[int, int]] | None  # height and width of each; None where `pixels` is (n, 3, size, size)
+
+    def pin_memory(self) -> _Chunk:
+        """Also what a DataLoader calls."""
+        return self if self.pixels.is_pinned() else replace(self, pixels=self.pixels.pin_memory())
+
+    def images(self) -> Tensor | list[Tensor]:
+        if self.sizes is None:
+            return self.pixels
+        parts = torch.split(self.pixels, [3 * height * width for height, width in self.sizes])
+        return [part.view(3, *size) for part, size in zip(parts, self.sizes, strict=True)]
+
+
+class _Chunks(Dataset[_Chunk | ShortlistError]):
     """A chunk for a list of keys. Errors of ours are returned: raised in a worker, they would arrive as a traceback."""
 
     def __init__(self, dataset: ImageDataset) -> None:
         self.dataset = dataset
 
-    def __getitem__(self, keys: Sequence[Key]) -> Tensor | ShortlistError:
-        size = self.dataset.transform.size
-        images = torch.empty((len(keys), 3, size, size), dtype=torch.uint8)
+    def __getitem__(self, keys: Sequence[Key]) -> _Chunk | ShortlistError:
         try:
             with warnings.catch_warnings():
                 warnings.simplefilter("ignore")  # Pillow's, about damaged metadata, which we do not need
-                for image, key in zip(images.numpy(), keys, strict=True):
-                    image[:] = self.dataset[key].numpy()  # torch would wake all its threads for each copy
+                size = self.dataset.transform.size
+                return self._different(keys) if size is None else self._squares(keys, size)
         except ShortlistError as error:
             return error.with_traceback(None)
-        return images
+
+    def _squares(self, keys: Sequence[Key], size: int) -> _Chunk:
+        images = torch.empty((len(keys), 3, size, size), dtype=torch.uint8)
+        for image, key in zip(images.numpy(), keys, strict=True):
+            image[:] = self.dataset[key].numpy()  # torch would wake all its threads for each copy
+        return _Chunk(images, None)
+
+    def _different(self, keys: Sequence[Key]) -> _Chunk:
+        images = [self.dataset[key].numpy() for key in keys]
+        pixels = np.concatenate([np.empty(0, dtype=np.uint8), *(image.ravel() for image in images)])
+        return _Chunk(torch.from_numpy(pixels), [image.shape[1:] for image in images])
 
 
 def _from_workers(
     chunks: _Chunks, keys: Iterable[Sequence[Key]], workers: int, prefetch: int, pin_memory: bool
-) -> Iterator[Tensor | ShortlistError]:
-    loader: DataLoader[Tensor | ShortlistError] = DataLoader(
+) -> Iterator[_Chunk | ShortlistError]:
+    loader: DataLoader[_Chunk | ShortlistError] = DataLoader(
         chunks,
         sampler=keys,
         batch_size=None,

@@ -1,9 +1,9 @@
-"""From a decoded image to the square that the network sees. Randomness depends on seed, epoch and image alone."""
+"""From a decoded image to what the network sees of it. Randomness depends on seed, epoch and image alone."""
 
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from random import Random
 from typing import Protocol
 
@@ -32,37 +32,41 @@ class Crop:
     """The part of an image (left, top, right, bottom in its pixels) that becomes the output, mirrored or not."""
 
     box: tuple[float, float, float, float]
+    size: tuple[int, int]  # width and height of the output
     flip: bool = False
 
-    def shrinks(self, size: int) -> float:
-        """How many pixels of the part become one of a square of `size`, the smaller of both directions."""
+    @property
+    def shrinks(self) -> float:
+        """How many pixels of the part become one of the output, the smaller of both directions."""
         left, top, right, bottom = self.box
-        return min(right - left, bottom - top) / size
+        return min((right - left) / self.size[0], (bottom - top) / self.size[1])
 
     def scaled(self, by: float, x: float = 0.0, y: float = 0.0) -> Crop:
         """The same part of the image at `by` times its size, whose corner is then at (x, y)."""
         left, top, right, bottom = self.box
-        return Crop((x + left * by, y + top * by, x + right * by, y + bottom * by), self.flip)
+        return replace(self, box=(x + left * by, y + top * by, x + right * by, y + bottom * by))
 
 
 class Transform(Protocol):
     """Chooses a part of an image from its size alone, so that a decoder can be told how much of it is needed."""
 
     @property
-    def size(self) -> int: ...
+    def size(self) -> int | None:
+        """Side of the squares that it makes; None where images keep their shapes."""
 
     @property
     def interpolation(self) -> str: ...
 
-    def crop(self, width: int, height: int, rng: Random) -> Crop: ...
+    def crop(self, width: int, height: int, rng: Random, whole: tuple[int, int] | None = None) -> Crop:
+        """The part of an image of this size; `whole` is the size of what the image was itself cut from, if it was."""
 
 
-def cut(image: Image.Image, crop: Crop, size: int, interpolation: str) -> Tensor:
-    """The part `crop` of an RGB image as a uint8 tensor (3, size, size)."""
+def cut(image: Image.Image, crop: Crop, interpolation: str) -> Tensor:
+    """The part `crop` of an RGB image as a uint8 tensor (3, height, width)."""
     right, bottom = min(crop.box[2], image.width), min(crop.box[3], image.height)  # may be off by a rounding error
     box = (*crop.box[:2], right, bottom)
-    square = np.asarray(image.resize((size, size), INTERPOLATIONS[interpolation], box=box, reducing_gap=COARSE))
-    return torch.from_numpy((square[:, ::-1] if crop.flip else square).transpose(2, 0, 1).copy())
+    part = np.asarray(image.resize(crop.size, INTERPOLATIONS[interpolation], box=box, reducing_gap=COARSE))
+    return torch.from_numpy((part[:, ::-1] if crop.flip else part).transpose(2, 0, 1).copy())
 
 
 @dataclass(frozen=True)
@@ -89,10 +93,9 @@ class TrainTransform:
             raise ConfigError(f"the scale of a crop is two shares of the area, 0 < low <= high <= 1, not {self.scale}")
         if not 0 < self.ratio[0] <= self.ratio[1] < math.inf:
             raise ConfigError(f"the ratio of a crop is two numbers, 0 < low <= high, not {self.ratio}")
-        if not 0 <= self.flip <= 1:
-            raise ConfigError(f"the probability of a flip is a number from 0 to 1, not {self.flip}")
+        _check_flip(self.flip)
 
-    def crop(self, width: int, height: int, rng: Random) -> Crop:
+    def crop(self, width: int, height: int, rng: Random, whole: tuple[int, int] | None = None) -> Crop:
         """The random part of an image of this size."""
         flip = rng.random() < self.flip
         low, high = math.log(self.ratio[0]), math.log(self.ratio[1])
@@ -103,12 +106,12 @@ class TrainTransform:
             if 0 < across <= width and 0 < down <= height:
                 left = int(rng.random() * (width - across + 1))
                 top = int(rng.random() * (height - down + 1))
-                return Crop((left, top, left + across, top + down), flip)
-        return Crop(self._centre(width, height), flip)
+                return Crop((left, top, left + across, top + down), (self.size, self.size), flip)
+        return Crop(self._centre(width, height), (self.size, self.size), flip)
 
     def __call__(self, image: Image.Image, rng: Random) -> Tensor:
         """An RGB image of any size as a uint8 tensor (3, size, size)."""
-        return cut(image, self.crop(*image.size, rng), self.size, self.interpolation)
+        return cut(image, self.crop(*image.size, rng), self.interpolation)
 
     def _centre(self, width: int, height: int) -> tuple[int, int, int, int]:
         """The largest part in the middle whose ratio is allowed: for images too long for any random one."""
@@ -138,17 +141,48 @@ class TestTransform:
                 f"test images are resized to {self.resize} and cropped to {self.size}: resize must be at least size"
             )
 
-    def crop(self, width: int, height: int, rng: Random | None = None) -> Crop:
+    def crop(self, width: int, height: int, rng: Random | None = None, whole: tuple[int, int] | None = None) -> Crop:
         """The part in the middle of an image of this size."""
         shorter = min(width, height)
         new_width, new_height = self.resize * width // shorter, self.resize * height // shorter
         left, top = round((new_width - self.size) / 2), round((new_height - self.size) / 2)
         x, y = width / new_width, height / new_height
-        return Crop((left * x, top * y, (left + self.size) * x, (top + self.size) * y))
+        return Crop((left * x, top * y, (left + self.size) * x, (top + self.size) * y), (self.size, self.size))
 
     def __call__(self, image: Image.Image, rng: Random | None = None) -> Tensor:
         """An RGB image of any size as a uint8 tensor (3, size, size)."""
-        return cut(image, self.crop(*image.size), self.size, self.interpolation)
+        return cut(image, self.crop(*image.size), self.interpolation)
+
+
+@dataclass(frozen=True)
+class FitTransform:
+    """The whole image in its own shape: one with a side longer than `max_side` shrinks, none grows.
+
+    What was cut from a larger image shrinks as that one would.
+    """
+
+    max_side: int
+    flip: float = 0.0  # probability of a mirror image
+    interpolation: str = "bilinear"
+
+    def __post_init__(self) -> None:
+        _check(self.max_side, self.interpolation)
+        _check_flip(self.flip)
+
+    @property
+    def size(self) -> None:
+        """Images have different sizes."""
+        return
+
+    def crop(self, width: int, height: int, rng: Random, whole: tuple[int, int] | None = None) -> Crop:
+        """All of an image of this size."""
+        by = min(1.0, self.max_side / max(whole or (width, height)))
+        size = max(1, round(width * by)), max(1, round(height * by))
+        return Crop((0, 0, width, height), size, rng.random() < self.flip)
+
+    def __call__(self, image: Image.Image, rng: Random) -> Tensor:
+        """An RGB image of any size as a uint8 tensor (3, height, width)."""
+        return cut(image, self.crop(*image.size, rng), self.interpolation)
 
 
 def _check(size: int, interpolation: str) -> None:
@@ -156,3 +190,8 @@ def _check(size: int, interpolation: str) -> None:
         raise ConfigError(f"the size of an image is at least 1 pixel, not {size}")
     if interpolation not in INTERPOLATIONS:
         raise ConfigError(f"unknown interpolation {interpolation!r}: {did_you_mean(interpolation, INTERPOLATIONS)}")
+
+
+def _check_flip(flip: float) -> None:
+    if not 0 <= flip <= 1:
+        raise ConfigError(f"the probability of a flip is a number from 0 to 1, not {flip}")

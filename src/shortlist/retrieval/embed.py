@@ -7,13 +7,14 @@ from collections.abc import Callable
 import torch
 from torch import Tensor, nn
 
-from shortlist.data import Catalog, ImageDataset, TestTransform, image_chunks
+from shortlist.data import Catalog, ImageDataset, Transform, image_chunks
+from shortlist.model.sizes import by_size
 
 
 def embed_images(
     embedder: nn.Module,
     catalog: Catalog,
-    transform: TestTransform,
+    transform: Transform,
     *,
     batch_size: int = 64,
     workers: int = 0,
@@ -24,7 +25,7 @@ def embed_images(
     Args:
         embedder: works in evaluation mode here, and is put back into the mode it was in.
         catalog: the images.
-        transform: makes squares of them.
+        transform: makes squares of them, or lets them keep their shapes; those of one shape are then embedded at once.
         batch_size: images at a time.
         workers: processes that decode.
         progress: called with the number done and the number in all.
@@ -42,7 +43,8 @@ def embed_images(
     try:
         with torch.inference_mode():
             for images in image_chunks(dataset, keys, workers, pin_memory=device.type == "cuda"):
-                vectors.append(embedder(images.to(device, non_blocking=True)).float().cpu())
+                found = by_size(lambda same: embedder(same.to(device, non_blocking=True)), images)
+                vectors.append(found.float().cpu())
                 done += len(images)
                 if progress is not None:
                     progress(done, len(catalog))

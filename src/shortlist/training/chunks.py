@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 from torch import Tensor
 
 from shortlist.errors import RunError
+from shortlist.model.sizes import Images
 from shortlist.training.memory import is_out_of_memory
-
-Images = Tensor | Sequence[Tensor]  # one tensor (n, ...), or a list of n images that need not have one size
 
 
 class Parts:

@@ -14,7 +14,8 @@ import torch
 from torch import Tensor, nn
 
 from shortlist.errors import ModelError, RunError
-from shortlist.training.chunks import Images, Parts, split
+from shortlist.model.sizes import Images, by_size
+from shortlist.training.chunks import Parts, split
 from shortlist.training.memory import GraphBudget, GraphSize, available_memory, is_out_of_memory
 from shortlist.training.undo import Undo, cuda_devices, leaves, random_state, set_random_state
 
@@ -175,14 +176,7 @@ class LargeBatchStep:
 
     def _vectors(self, images: Images) -> Tensor:
         """Vectors of a chunk, (n, d); of images of different sizes, those of one size at a time."""
-        if isinstance(images, Tensor):
-            return self._vectors_of_one_size(images)
-        groups: dict[torch.Size, list[int]] = {}
-        for position, image in enumerate(images):
-            groups.setdefault(image.shape, []).append(position)
-        vectors = [self._vectors_of_one_size(torch.stack([images[i] for i in group])) for group in groups.values()]
-        order = torch.tensor(list(chain.from_iterable(groups.values())), device=self._device)
-        return torch.cat(vectors)[order.argsort()]
+        return by_size(self._vectors_of_one_size, images)
 
     def _vectors_of_one_size(self, images: Tensor) -> Tensor:
         # No cache: older torch hands the second pass weights cast without a graph, where the caller's context is open.
@@ -208,10 +202,11 @@ class LargeBatchStep:
         return chain(self.model.parameters(), self.model.buffers())
 
     def _chunk_that_fits(self, parts: Iterable[Images]) -> int:
-        """A size whose graph fills at most half of the free memory, going by the graph of one or two images."""
-        few = next(split(parts, 2), None)
-        if few is None:
+        """A size whose graph fills at most half of the free memory, going by the graph of one or two (large) images."""
+        some = next((part for part in parts if len(part)), None)
+        if some is None:
             return 1
+        few = some[:2] if isinstance(some, Tensor) else sorted(some, key=Tensor.numel)[-2:]
         with (
             torch.random.fork_rng(cuda_devices(self._device)),
             torch.enable_grad(),

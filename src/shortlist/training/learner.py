@@ -14,6 +14,7 @@ from shortlist.config import RunConfig
 from shortlist.data.seeds import derived_seed
 from shortlist.errors import RunError
 from shortlist.model import Embedder
+from shortlist.model.sizes import Images
 from shortlist.training.checkpoint import TrainingState, load_optimizer_tensors, optimizer_tensors
 from shortlist.training.large_batch import LargeBatchStep, StepOutput, refuse_batch_statistics
 from shortlist.training.parts import build_embedder, build_loss, build_optimizer
@@ -69,7 +70,7 @@ class Learner:
         assert isinstance(averaged, Embedder)
         return averaged
 
-    def learn(self, step: int, chunks: Iterable[Tensor], labels: Tensor, learning_rate_factor: float) -> Learned:
+    def learn(self, step: int, chunks: Iterable[Images], labels: Tensor, learning_rate_factor: float) -> Learned:
         """Step number `step`, from 0: one batch, one update of the weights."""
         torch.manual_seed(derived_seed("step", self.config.training.seed, step))
         for group in self.optimizer.param_groups:

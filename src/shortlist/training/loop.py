@@ -19,6 +19,7 @@ from shortlist.config import RunConfig
 from shortlist.data import BENCHMARKS, Catalog, ImageDataset, image_chunks
 from shortlist.errors import ConfigError, Interrupted, RunError
 from shortlist.model import Embedder, GeM
+from shortlist.model.sizes import Images
 from shortlist.retrieval import Evaluation, embed_images, evaluate
 from shortlist.training.checkpoint import latest_state, save_state
 from shortlist.training.display import Display
@@ -31,7 +32,7 @@ from shortlist.training.plan import decoding_workers, make_plan
 from shortlist.training.schedule import learning_rate_factor
 from shortlist.training.stopping import StopRequest, saying_how_to_go_on
 
-Batch = tuple[Tensor, Iterator[Tensor]]  # indices of the images in the training catalog, and their pixels by chunks
+Batch = tuple[Tensor, Iterator[Images]]  # indices of the images in the training catalog, and their pixels by chunks
 REMEDY = "A smaller optimizer.lr, schedule.warmup or training.clip_norm often helps."
 
 
@@ -143,7 +144,7 @@ class Trainer:
         for _, batch in self.plan.batches(first):
             yield batch, itertools.islice(chunks, math.ceil(len(batch) / decoded_at_once))
 
-    def _train_step(self, batch: Tensor, chunks: Iterator[Tensor]) -> None:
+    def _train_step(self, batch: Tensor, chunks: Iterator[Images]) -> None:
         started = time.perf_counter()
         plan, learner = self.plan, self.learner
         labels = torch.from_numpy(plan.train.labels[batch.numpy()])

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import torch
 from torch import nn
 
 from shortlist.config import LossConfig, OptimizerConfig, RunConfig
-from shortlist.data import TestTransform, TrainTransform
+from shortlist.data import FitTransform, TestTransform, TrainTransform, Transform
 from shortlist.data.seeds import derived_seed
 from shortlist.model import Embedder
 from shortlist.ranking import RecallAtKLoss, SiMix, SmoothAPLoss
@@ -38,12 +39,15 @@ def _pretrained(weights: str | None) -> bool | str:
     return {"timm": True, "none": False}.get(weights, weights) if weights else False
 
 
-def build_transforms(config: RunConfig, embedder: Embedder) -> tuple[TrainTransform, TestTransform]:
+def build_transforms(config: RunConfig, embedder: Embedder) -> tuple[Transform, Transform]:
     """Of the training and of the test images. What the config leaves open is the backbone's own."""
     images, native = config.images, embedder.data_config
+    interpolation = images.interpolation or ("bicubic" if native.interpolation == "bicubic" else "bilinear")
+    if images.max_side is not None:
+        fit = FitTransform(images.max_side, interpolation=interpolation)
+        return replace(fit, flip=images.flip), fit
     size = images.size or native.input_size[-1]
     resize = images.resize or round(size / native.crop_pct)
-    interpolation = images.interpolation or ("bicubic" if native.interpolation == "bicubic" else "bilinear")
     train = TrainTransform(size, images.scale, images.ratio, images.flip, interpolation)
     return train, TestTransform(size, resize, interpolation)
 

@@ -121,20 +121,25 @@ def decoding_workers(config: RunConfig) -> int:
 
 
 def describe(plan: Plan, embedder: Embedder) -> dict[str, Any]:
-    """The plan as `--dry-run` prints it; the memory is an estimate from the graph of two images."""
+    """The plan as `--dry-run` prints it; the memory is an estimate from the graph of two images.
+
+    Images that keep their shapes are counted as the largest possible, in proportion to their pixels.
+    """
     config, batch = plan.config, plan.config.batch
     parts = {name: sum(p.numel() for p in part if p.requires_grad) for name, part in embedder.parts().items()}
     transform, _ = build_transforms(config, embedder)
-    images = torch.zeros(2, 3, transform.size, transform.size, dtype=torch.uint8)
+    tried = transform.size or embedder.data_config.input_size[-1]
     with GraphSize(embedder.parameters()) as graph:
-        embedder(images)
+        embedder(torch.zeros(2, 3, tried, tried, dtype=torch.uint8))
+    side = config.images.max_side or tried
+    graph_of_one = graph.bytes * side**2 // tried**2 // 2
     chunk = 64 if batch.chunk_size == "auto" else batch.chunk_size
     kept = 4 * sum(parts.values())  # weights; as much again for the gradient and for each state of the optimizer
     memory = {
         "weights, gradient, optimizer": kept * (2 + STATES[config.optimizer.name] + (config.training.ema is not None)),
-        "pixels of a batch": plan.sampler.batch_size * 3 * transform.size**2,
-        f"graph of a chunk of {chunk}": graph.bytes // 2 * chunk,
-        "graphs of a whole batch, if all are kept": graph.bytes // 2 * plan.sampler.batch_size,
+        "pixels of a batch": plan.sampler.batch_size * 3 * side**2,
+        f"graph of a chunk of {chunk}": graph_of_one * chunk,
+        "graphs of a whole batch, if all are kept": graph_of_one * plan.sampler.batch_size,
     }
     return {
         "data": {
