@@ -74,3 +74,29 @@ def rankings(
         if positives(database):
             found[q] = database
     return found
+
+
+# Judged queries (Revisited Oxford and Paris), as the protocol's words say
+
+
+def ranks_of_positives(similarities: list[float], positives: list[int], junk: list[int]) -> list[int]:
+    """Ranks from 0 when the gallery is sorted and junk taken out; of equals, the wrong ones come first."""
+    right, neither = set(positives), set(junk)
+    order = sorted(range(len(similarities)), key=lambda image: (-similarities[image], image in right))
+    ranked = [image for image in order if image not in neither]
+    return [rank for rank, image in enumerate(ranked) if image in right]
+
+
+def trapezoidal_ap(ranks: list[int]) -> float:
+    """The j-th positive (from 0) at rank r adds the mean of j / r, which is 1 where r is 0, and (j + 1) / (r + 1)."""
+    area = 0.0
+    for j, r in enumerate(ranks):
+        before = 1.0 if r == 0 else j / r
+        area += (before + (j + 1) / (r + 1)) / 2 / len(ranks)
+    return area
+
+
+def precision_at_k(ranks: list[int], k: int) -> float:
+    """Of the first min(k, rank of the last positive from 1) results."""
+    shown = min(k, max(ranks) + 1)
+    return sum(r < shown for r in ranks) / shown

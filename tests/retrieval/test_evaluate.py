@@ -150,7 +150,7 @@ class TestIntervals:
     def test_blocks_change_nothing(self, monkeypatch: pytest.MonkeyPatch) -> None:
         labels, vectors = [index // 3 for index in range(30)], points(30)
         whole = evaluate(vectors, catalog(labels), bootstrap=100)
-        monkeypatch.setattr(sys.modules["shortlist.retrieval.evaluate"], "_DRAWS", 70)
+        monkeypatch.setattr(sys.modules["shortlist.retrieval.estimates"], "_DRAWS", 70)
         assert evaluate(vectors, catalog(labels), bootstrap=100) == whole
 
     def test_they_hold_the_mean(self) -> None:

@@ -15,6 +15,7 @@ from torch import Tensor
 
 from shortlist.ranking.inputs import check_database, check_k, check_tile_size, check_vectors
 from shortlist.ranking.precision import computed_dtype, full_precision
+from shortlist.ranking.reaching import count_reaching
 from shortlist.ranking.relevance import HIDDEN, SameLabel
 
 _TILE = 2**22  # similarities alive at once
@@ -98,6 +99,15 @@ def retrieval_metrics(
     return named | dict(zip(("mAP", "mAP@R", "R-precision"), others, strict=True))
 
 
+def rounding(dimensions: int, dtype: torch.dtype) -> float:
+    """How far roundings can move a dot product of unit vectors: nearer than that is a tie.
+
+    It grows with the number of terms where all are equal, by less than a sixteenth as measured: processors sum in
+    several lanes.
+    """
+    return max(8, dimensions / 16) * torch.finfo(dtype).eps
+
+
 class _ExactRanks(NamedTuple):
     overall: Tensor  # (T, P)
     among_positives: Tensor  # (T, P)
@@ -108,9 +118,7 @@ def _exact_ranks(
     queries: Tensor, database: Tensor, relevance: SameLabel, without_itself: bool, tile_size: int
 ) -> Iterator[_ExactRanks]:
     lengths = database.norm(dim=1)
-    # How far roundings can move a dot product of unit vectors. It grows with the number of terms where all are equal,
-    # by less than a sixteenth as measured: processors sum in several lanes.
-    roundings = max(8, queries.shape[1] / 16) * torch.finfo(queries.dtype).eps
+    roundings = rounding(queries.shape[1], queries.dtype)
     for start in range(0, len(relevance.queries), tile_size):
         rows = relevance.queries[start : start + tile_size]
         positives, present = relevance.positives(rows, relevance.counts[start : start + tile_size][-1])
@@ -120,11 +128,8 @@ def _exact_ranks(
         at = similarities.gather(1, positives)
         # From `tied` up an item is not behind. A positive counts itself: that is the 1 of its rank.
         tied = at - roundings * queries[rows].norm(dim=1, keepdim=True) * lengths[positives]
-        overall, among = torch.empty_like(positives), torch.empty_like(positives)
-        for column in range(at.shape[1]):
-            bar = tied[:, column : column + 1]
-            overall[:, column] = (similarities >= bar).sum(1, dtype=torch.int32)
-            among[:, column] = ((at >= bar) & present).sum(1)
+        overall = count_reaching(similarities, tied)
+        among = count_reaching(at.masked_fill(~present, HIDDEN), tied)
         yield _ExactRanks(overall, among, present)
 
 

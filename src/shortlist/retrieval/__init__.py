@@ -1,6 +1,18 @@
 """From an embedder to answers."""
 
 from shortlist.retrieval.embed import embed_images
-from shortlist.retrieval.evaluate import Estimate, Evaluation, evaluate
+from shortlist.retrieval.estimates import Estimate
+from shortlist.retrieval.evaluate import Evaluation, evaluate
+from shortlist.retrieval.judged import JudgedScores, judged_scores
+from shortlist.retrieval.vectors import Vectors, open_vectors
 
-__all__ = ["Estimate", "Evaluation", "embed_images", "evaluate"]
+__all__ = [
+    "Estimate",
+    "Evaluation",
+    "JudgedScores",
+    "Vectors",
+    "embed_images",
+    "evaluate",
+    "judged_scores",
+    "open_vectors",
+]
