@@ -1,6 +1,6 @@
 """A run as typed, validated data."""
 
-from shortlist.config.reading import read_config
+from shortlist.config.reading import read_config, read_yaml, validated
 from shortlist.config.schema import (
     PAPER_K,
     PAPER_K_WITH_SIMIX,
@@ -18,4 +18,6 @@ __all__ = [
     "RunConfig",
     "ScheduleConfig",
     "read_config",
+    "read_yaml",
+    "validated",
 ]

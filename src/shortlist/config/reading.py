@@ -31,13 +31,22 @@ def read_config(text: str, where: str, overrides: Iterable[str] = ()) -> RunConf
     Raises:
         ConfigError: everything that is wrong with it, a line each.
     """
+    return validated(read_yaml(text, where), where, overrides)
+
+
+def read_yaml(text: str, where: str) -> dict[str, Any]:
+    """The mapping in a YAML text, not yet validated."""
     try:
         values = yaml.load(text, _Yaml)
     except yaml.YAMLError as error:
         raise ConfigError(f"{where} is not YAML: {' '.join(str(error).split())}") from None
     if not isinstance(values, Mapping):
         raise ConfigError(f"{where} must be a mapping such as 'data: ...', not {type(values).__name__}.")
-    values = dict(values)
+    return dict(values)
+
+
+def validated(values: dict[str, Any], where: str, overrides: Iterable[str] = ()) -> RunConfig:
+    """The config of a mapping, which the overrides change."""
     for override in overrides:
         _override(values, override)
     try:

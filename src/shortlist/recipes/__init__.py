@@ -1,33 +1,77 @@
-"""Recipes by name: YAML files that carry every number of an experiment."""
+"""Recipes by name: YAML files that carry every number of an experiment, and inherit what they share.
+
+`inherits: NAME` or a list of names: what they hold is merged in their order, section by section, and what the recipe
+itself holds comes last. Its name, what it is about and the figures belong to a recipe alone.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from importlib import resources
+from collections.abc import Iterable, Mapping
 from pathlib import Path
+from typing import Any
 
-from shortlist.config import RunConfig, read_config
+from shortlist.config import RunConfig, read_yaml, validated
 from shortlist.errors import ConfigError, did_you_mean
 
 __all__ = ["open_recipe", "recipe_names"]
 
+OWN = ("name", "about", "paper", "measured")
+PARTS = "parts"  # the folder of what recipes inherit and nobody runs
+
 
 def recipe_names() -> list[str]:
     """The packaged recipes."""
-    return sorted(
-        item.name.removesuffix(".yaml") for item in resources.files(__name__).iterdir() if item.name.endswith(".yaml")
-    )
+    return sorted(_packaged(parts=False))
 
 
 def open_recipe(recipe: str, overrides: Iterable[str] = ()) -> RunConfig:
-    """A packaged recipe by its name, or a YAML file by its path, with `dotted.key=value` overrides."""
-    if recipe in recipe_names():
-        text = (resources.files(__name__) / f"{recipe}.yaml").read_text(encoding="utf-8")
-        return read_config(text, f"Recipe {recipe}", overrides)
-    path = Path(recipe)
-    if path.is_file():
-        try:
-            return read_config(path.read_text(encoding="utf-8"), str(path), overrides)
-        except UnicodeDecodeError:
-            raise ConfigError(f"{path} is not a text file.") from None
-    raise ConfigError(f"There is no recipe and no file {recipe!r}; {did_you_mean(recipe, recipe_names())}")
+    """A packaged recipe by its name, or a YAML file by its path, with `dotted.key=value` overrides.
+
+    Raises:
+        ConfigError: there is none, or it cannot be run; says why.
+    """
+    if recipe not in _packaged(parts=False) and not Path(recipe).is_file():
+        raise ConfigError(f"There is no recipe and no file {recipe!r}; {did_you_mean(recipe, recipe_names())}")
+    where = f"Recipe {recipe}" if recipe in _packaged(parts=False) else recipe
+    return validated({"name": Path(recipe).stem, **_resolved(recipe, ())}, where, overrides)
+
+
+def _resolved(recipe: str, heirs: tuple[str, ...]) -> dict[str, Any]:
+    """What a recipe holds, and what it inherits."""
+    if recipe in heirs:
+        raise ConfigError(f"These recipes inherit from each other in a circle: {' -> '.join((*heirs, recipe))}")
+    packaged = _packaged(parts=True)
+    file = packaged.get(recipe) or Path(recipe)
+    if not file.is_file():
+        known = did_you_mean(recipe, packaged)
+        raise ConfigError(f"{heirs[-1]} inherits from {recipe!r}, which is neither a recipe nor a file; {known}")
+    try:
+        values = read_yaml(file.read_text(encoding="utf-8"), recipe)
+    except UnicodeDecodeError:
+        raise ConfigError(f"{recipe} is not a text file.") from None
+    inherits = values.pop("inherits", [])
+    names = [inherits] if isinstance(inherits, str) else inherits
+    if not isinstance(names, list) or not all(isinstance(name, str) for name in names):
+        raise ConfigError(f"{recipe}: inherits must be a recipe's name, or a list of names, not {inherits!r}.")
+    merged: dict[str, Any] = {}
+    for name in names:
+        known = name if name in packaged else str(Path(recipe).parent / name)  # a file lies beside its heir
+        parent = _resolved(known, (*heirs, recipe))
+        merged = _merged(merged, {key: value for key, value in parent.items() if key not in OWN})
+    return _merged(merged, values)
+
+
+def _merged(old: Mapping[str, Any], new: Mapping[str, Any]) -> dict[str, Any]:
+    """Mappings are merged, key by key; of anything else the new one stands."""
+    both = {
+        key: _merged(old[key], value) if isinstance(value, Mapping) and isinstance(old.get(key), Mapping) else value
+        for key, value in new.items()
+    }
+    return {**old, **both}
+
+
+def _packaged(parts: bool) -> dict[str, Path]:
+    """The packaged files by name, with or without those that are only inherited."""
+    here = Path(__file__).parent
+    files = [*here.glob("*.yaml"), *here.glob("*/*.yaml")]
+    return {file.stem: file for file in files if parts or file.parent.name != PARTS}

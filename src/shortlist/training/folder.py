@@ -25,6 +25,10 @@ from shortlist.errors import RunError
 PACKAGES = ("shortlist", "torch", "torchvision", "timm", "accelerate", "numpy", "pillow")
 
 
+class Busy(RunError):
+    """Another process is at work in the run's folder."""
+
+
 class RunFolder:
     """
     config.yaml             the resolved config: `shortlist train config.yaml` repeats the run
@@ -67,14 +71,15 @@ class RunFolder:
         """Hold the folder, made if need be, for this process alone; a killed process lets go of it.
 
         Raises:
-            RunError: another process holds it, or it cannot be written to.
+            Busy: another process holds it.
+            RunError: it cannot be written to.
         """
         lock = filelock.FileLock(self.lock_file)
         try:
             self.path.mkdir(parents=True, exist_ok=True)
             lock.acquire(timeout=0)
         except filelock.Timeout:
-            raise RunError(
+            raise Busy(
                 f"Another training is at work in {self.path}. Wait for it, or choose another folder."
             ) from None
         except OSError as error:
