@@ -16,11 +16,19 @@ import pytest
 import torch
 from torch.utils.data.dataloader import _MultiProcessingDataLoaderIter
 
-from shortlist.data import Catalog, ImageDataset, ImageError, TrainTransform, image_chunks, open_catalog
+from shortlist.data import (
+    Catalog,
+    FitTransform,
+    ImageDataset,
+    ImageError,
+    TrainTransform,
+    image_chunks,
+    open_catalog,
+)
 from shortlist.data.loader import _start, process_context
 from shortlist.data.transforms import Crop
 from shortlist.errors import DataError
-from tests.data.pictures import class_folders
+from tests.data.pictures import class_folders, picture, write
 
 KEYS = [[(0, 0), (0, 1), (0, 2)], [(1, 2)], [(1, 0), (0, 5)], [], [(2, 3), (2, 3)]]
 
@@ -53,6 +61,39 @@ def test_the_same_pixels_from_any_number_of_workers(catalog: Catalog, here: list
     assert all(torch.equal(a, b) for a, b in zip(here, there, strict=True))
     other_seed = next(image_chunks(ImageDataset(catalog, TrainTransform(16), seed=4), KEYS))
     assert not torch.equal(other_seed, here[0])
+
+
+@pytest.fixture(scope="module")
+def shapes(tmp_path_factory: pytest.TempPathFactory) -> Catalog:
+    """Six images of different sizes."""
+    root = tmp_path_factory.mktemp("shapes")
+    for number in range(6):
+        write(root / "ab"[number % 2] / f"{number}.png", picture(20 + 3 * number, 30 - number, seed=number))
+    return open_catalog(root)
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_images_that_keep_their_shapes_are_lists(shapes: Catalog, workers: int):
+    dataset = ImageDataset(shapes, FitTransform(28, flip=0.5), seed=3)
+    chunks = list(image_chunks(dataset, KEYS, workers))
+    assert [len(chunk) for chunk in chunks] == [len(keys) for keys in KEYS]
+    for chunk, keys in zip(chunks, KEYS, strict=True):
+        assert isinstance(chunk, list)
+        for image, key in zip(chunk, keys, strict=True):
+            assert image.dtype == torch.uint8
+            assert torch.equal(image, dataset[key])
+    assert len({image.shape for image in chunks[0]}) == 3
+    assert len({image.untyped_storage().data_ptr() for image in chunks[0]}) == 1  # one block goes between processes
+
+
+def test_a_chunk_pins_all_its_images_at_once(shapes: Catalog, monkeypatch: pytest.MonkeyPatch):
+    pinned = []
+    monkeypatch.setattr(torch.Tensor, "pin_memory", lambda self: pinned.append(self.shape) or self.clone())
+    monkeypatch.setattr(torch.Tensor, "is_pinned", lambda self: False)
+    dataset = ImageDataset(shapes, FitTransform(28))
+    (chunk,) = image_chunks(dataset, KEYS[:1], pin_memory=True)
+    assert [image.shape for image in chunk] == [dataset[key].shape for key in KEYS[0]]
+    assert pinned == [(sum(image.numel() for image in chunk),)]
 
 
 @pytest.mark.parametrize("workers", [0, 1])
@@ -97,7 +138,7 @@ class Deadly:
     size: int = 16
     interpolation: str = "bilinear"
 
-    def crop(self, width: int, height: int, rng: Random) -> Crop:
+    def crop(self, width: int, height: int, rng: Random, whole: tuple[int, int] | None = None) -> Crop:
         os.kill(os.getpid(), signal.SIGKILL)
         raise AssertionError
 
@@ -165,7 +206,7 @@ def test_workers_do_not_outlive_a_parent_that_is_killed(tmp_path: Path):
 class Interrupted(TrainTransform):
     """Ctrl-C reaches every process of a terminal."""
 
-    def crop(self, width: int, height: int, rng: Random) -> Crop:
+    def crop(self, width: int, height: int, rng: Random, whole: tuple[int, int] | None = None) -> Crop:
         os.kill(os.getpid(), signal.SIGINT)
         return super().crop(width, height, rng)
 

@@ -15,7 +15,15 @@ from hypothesis import strategies as st
 from PIL import Image
 from torchvision.transforms import v2
 
-from shortlist.data import ImageDataset, TestTransform, TrainTransform, augmentation_rng
+from shortlist.data import (
+    Catalog,
+    FitTransform,
+    ImageDataset,
+    ImageError,
+    TestTransform,
+    TrainTransform,
+    augmentation_rng,
+)
 from shortlist.data.images import load_crop, load_image
 from shortlist.data.transforms import Crop, cut
 from shortlist.errors import ConfigError
@@ -205,13 +213,136 @@ def test_every_size_gives_a_square(width: int, height: int, size: int, more: int
         assert (pixels == torch.tensor([10, 200, 30]).view(3, 1, 1)).all()
 
 
+# Images that keep their shapes
+
+
+@pytest.mark.parametrize(
+    ("image", "output"),
+    [
+        ((300, 200), (100, 67)),
+        ((200, 300), (67, 100)),
+        ((100, 100), (100, 100)),
+        ((99, 40), (99, 40)),  # none grows
+        ((101, 101), (100, 100)),
+    ],
+)
+@pytest.mark.parametrize("interpolation", MODES)
+def test_the_longer_side_shrinks_and_the_shape_stays(
+    image: tuple[int, int], output: tuple[int, int], interpolation: str
+):
+    whole = picture(*image)
+    ours = FitTransform(100, interpolation=interpolation)(whole, Random(0))
+    assert ours.shape == (3, output[1], output[0])
+    mode = MODES[interpolation]
+    theirs = v2.functional.pil_to_tensor(v2.functional.resize(whole, list(output[::-1]), mode, antialias=True))
+    assert distance(ours, theirs) <= (0 if image == output else 3)
+    assert distance(ours, theirs.flip(1)) > 50
+    assert FitTransform(100)(picture(1000, 2), Random(0)).shape == (3, 1, 100)  # no side vanishes
+
+
+def test_flips_are_all_that_is_random_of_them():
+    image = picture(60, 40)
+    still, mirrored = (FitTransform(30, flip=flip)(image, Random(0)) for flip in (0.0, 1.0))
+    assert torch.equal(mirrored, still.flip(2))
+    assert not torch.equal(mirrored, still)
+    flips = [FitTransform(30, flip=0.5).crop(60, 40, augmentation_rng(0, 0, index)).flip for index in range(1000)]
+    assert abs(np.mean(flips) - 0.5) < 0.06
+    assert len({FitTransform(30, flip=0.5).crop(60, 40, augmentation_rng(0, 0, index)).box for index in range(9)}) == 1
+
+
+@given(width=sides, height=sides, max_side=st.integers(1, 100))
+def test_no_side_is_longer(width: int, height: int, max_side: int):
+    crop = FitTransform(max_side).crop(width, height, Random(0))
+    assert 1 <= min(crop.size) <= max(crop.size) == min(max_side, max(width, height))
+    assert crop.box == (0, 0, width, height)
+    by = min(1, max_side / max(width, height))
+    assert all(
+        abs(new - old * by) <= 0.5 + 1e-9 or new == 1 for new, old in zip(crop.size, (width, height), strict=True)
+    )
+
+
+# Boxes
+
+
+@pytest.mark.parametrize("transform", [FitTransform(60), TestTransform(24, 28), TrainTransform(24)])
+@pytest.mark.parametrize("ending", ["png", "jpg"])
+def test_a_box_is_cut_out_first(tmp_path: Path, transform: FitTransform | TestTransform | TrainTransform, ending: str):
+    file = write(tmp_path / f"a.{ending}", picture(600, 400))
+    found = load_crop(file, transform, Random(1), (100.4, 50, 339.6, 210))  # rounded to 100 ... 340
+    whole = load_image(file)
+    part = whole.crop((100, 50, 340, 210))
+    if isinstance(transform, FitTransform):  # as the whole image shrinks, by 10
+        assert found.shape == (3, 16, 24)
+        exact = v2.functional.pil_to_tensor(part.resize((24, 16), Image.Resampling.BILINEAR))
+        assert distance(found, exact) <= 3
+        assert transform(part, Random(1)).shape == (3, 40, 60)  # by its own size it would be this
+    else:
+        assert torch.equal(found, transform(part, Random(1)))
+    if isinstance(transform, FitTransform):
+        assert not torch.equal(found, load_crop(file, transform, Random(1), (100, 60, 340, 220)))
+    assert distance(found, load_crop(file, transform, Random(1), (10, 220, 250, 380))) > 20
+
+
+def test_nothing_outside_a_box_is_seen(tmp_path: Path):
+    image = Image.new("RGB", (400, 400), "white")
+    image.paste((0, 0, 0), (100, 100, 300, 300))
+    file = write(tmp_path / "a.png", image)
+    for transform in (FitTransform(37), TestTransform(16, 16), TrainTransform(16)):
+        assert load_crop(file, transform, Random(0), (100, 100, 300, 300)).max() == 0
+        assert load_crop(file, transform, Random(0), (98, 98, 302, 302)).max() > 0
+
+
+@pytest.mark.parametrize("orientation", range(1, 9))
+@pytest.mark.parametrize("size", [300, 20])
+def test_a_box_counts_in_upright_pixels(tmp_path: Path, orientation: int, size: int):
+    """Also where the JPEG, without a box, would be decoded at a fraction of its size."""
+    exif = Image.Exif()
+    exif[0x0112] = orientation
+    file = write(tmp_path / "big.jpg", picture(601, 457), quality=95, subsampling=0, exif=exif)
+    upright = load_image(file)
+    box = (40, 100, 300, 320)
+    found = load_crop(file, FitTransform(size), Random(0), box)
+    by = min(1, size / 601)
+    shape = (round(260 * by), round(220 * by))
+    assert found.shape == (3, shape[1], shape[0])
+    exact = v2.functional.pil_to_tensor(upright.crop(box).resize(shape, Image.Resampling.BILINEAR))
+    assert distance(found, exact) <= 3
+    moved = v2.functional.pil_to_tensor(upright.crop((60, 100, 320, 320)).resize(shape, Image.Resampling.BILINEAR))
+    assert distance(found, moved) > 3
+
+
+def test_a_box_over_the_edge_ends_there(tmp_path: Path):
+    file = write(tmp_path / "a.png", picture(50, 40))
+    assert load_crop(file, FitTransform(100), Random(0), (-3.2, 20, 30, 77)).shape == (3, 20, 30)
+    whole = load_crop(file, FitTransform(100), Random(0))
+    assert torch.equal(load_crop(file, FitTransform(100), Random(0), (-9, -9, 99, 99)), whole)
+
+
+@pytest.mark.parametrize("box", [(50, 0, 60, 10), (5, 5, 5, 9), (0, -8, 10, 0), (9, 9, 4, 20)])
+def test_a_box_with_nothing_in_it_is_refused(tmp_path: Path, box: tuple[int, int, int, int]):
+    file = write(tmp_path / "a.jpg", picture(50, 40))
+    with pytest.raises(ImageError, match=r"a\.jpg: nothing of it is inside its box .*: it has 50 x 40"):
+        load_crop(file, FitTransform(100), Random(0), box)
+
+
+def test_boxes_of_a_catalog(tmp_path: Path):
+    root = class_folders(tmp_path, {"a": 2}, ending="png")  # 24 x 18 pixels
+    nothing = [math.nan] * 4
+    catalog = Catalog("a", root, ["a/0.png", "a/1.png"], [0, 0], ("a",), ["test"] * 2, boxes=[nothing, [2, 3, 12, 10]])
+    dataset = ImageDataset(catalog, FitTransform(100))
+    assert torch.equal(dataset[0, 0], v2.functional.pil_to_tensor(load_image(catalog.file(0))))
+    assert torch.equal(dataset[0, 1], v2.functional.pil_to_tensor(load_image(catalog.file(1)).crop((2, 3, 12, 10))))
+
+
 # From the file
 
 
-@pytest.mark.parametrize("transform", [TestTransform(32, 36), TestTransform(100, 110), TrainTransform(32)])
+@pytest.mark.parametrize(
+    "transform", [TestTransform(32, 36), TestTransform(100, 110), TrainTransform(32), FitTransform(60, flip=0.5)]
+)
 @pytest.mark.parametrize("orientation", range(1, 9))
 def test_a_jpeg_decoded_small_gives_the_same_picture(
-    tmp_path: Path, transform: TestTransform | TrainTransform, orientation: int
+    tmp_path: Path, transform: TestTransform | TrainTransform | FitTransform, orientation: int
 ):
     exif = Image.Exif()
     exif[0x0112] = orientation
@@ -219,9 +350,11 @@ def test_a_jpeg_decoded_small_gives_the_same_picture(
     for index in range(3):
         small = load_crop(file, transform, augmentation_rng(0, 0, index))
         exact = transform(load_image(file), augmentation_rng(0, 0, index))
+        assert small.shape == exact.shape
         assert distance(small, exact) <= 5
         assert (small.int() - exact.int()).abs().float().mean() < 1
-    assert distance(small, transform(picture(601, 457, seed=1), augmentation_rng(0, 0, index))) > 50
+    other = write(tmp_path / "other.png", picture(601, 457, seed=1), exif=exif)
+    assert distance(small, transform(load_image(other), augmentation_rng(0, 0, index))) > 50
 
 
 def test_a_large_jpeg_is_decoded_small(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
@@ -231,11 +364,14 @@ def test_a_large_jpeg_is_decoded_small(tmp_path: Path, monkeypatch: pytest.Monke
     for size in (500, 200, 90, 20):
         load_crop(file, TestTransform(size, size), Random(0))
     assert sizes == [(800, 600), (400, 300), (200, 150), (100, 75)]
+    load_crop(file, FitTransform(200), Random(0))
+    load_crop(file, FitTransform(1024), Random(0))
+    assert sizes[4:] == [(400, 300), (800, 600)]
 
 
 def test_a_png_is_the_same_from_the_file(tmp_path: Path):
     file = write(tmp_path / "a.png", picture(90, 70))
-    for transform in (TestTransform(32, 36), TrainTransform(32)):
+    for transform in (TestTransform(32, 36), TrainTransform(32), FitTransform(80)):
         assert torch.equal(load_crop(file, transform, Random(3)), transform(picture(90, 70), Random(3)))
 
 
@@ -256,6 +392,9 @@ def test_a_png_is_the_same_from_the_file(tmp_path: Path):
         (lambda: TestTransform(8, 7), "resized to 7 and cropped to 8"),
         (lambda: TestTransform(0, 7), "at least 1 pixel"),
         (lambda: TestTransform(8, 8, "x"), "known: bicubic, bilinear"),
+        (lambda: FitTransform(0), "at least 1 pixel"),
+        (lambda: FitTransform(8, flip=-0.1), "probability of a flip"),
+        (lambda: FitTransform(8, interpolation="bilineal"), "did you mean 'bilinear'"),
     ],
 )
 def test_impossible_transforms(make: object, message: str):
