@@ -1,4 +1,4 @@
-"""The formulas of the paper, slow and literal: one query, one positive, one rival at a time. Autograd differentiates.
+"""The formulas of the losses, slow and literal: one query, one positive, one rival at a time. Autograd differentiates.
 
 Equation numbers are those of the paper (CVPR 2022, Recall@k Surrogate Loss with Large Batches and Similarity Mixup).
 """
@@ -78,6 +78,76 @@ def smooth_ap_loss(embeddings: Tensor, labels: Tensor, similarity_temperature: f
         precision = [rank(similarity, x, positives, step) / rank(similarity, x, database, step) for x in positives]
         losses.append(1 - sum(precision) / len(positives))
     return mean_over_queries(losses, embeddings)
+
+
+def binned_ap_loss(embeddings: Tensor, labels: Tensor, bins: int = 20) -> Tensor:
+    """Revaud et al. 2019: soft assignment of similarities to bins, precision and recall's increments by bins.
+
+    b_m = 1 - (m - 1) Delta with Delta = 2 / (M - 1); delta(s, m) = max(1 - |s - b_m| / Delta, 0);
+    AP = sum over m of (sum over m' <= m of positives in m' / of items in m') (positives in m / |P|).
+    """
+    width = 2 / (bins - 1)
+    centres = [1 - m * width for m in range(bins)]
+    losses = []
+    for q, (database, positives) in enumerate(databases(labels)):
+        if not positives:
+            continue
+        similarity = {z: (embeddings[q] @ embeddings[z]).clamp(-1, 1) for z in database}
+        share = {
+            (z, m): torch.relu(1 - (s - b).abs() / width) for z, s in similarity.items() for m, b in enumerate(centres)
+        }
+        average_precision = 0 * embeddings[q].sum()
+        for m in range(bins):
+            found = sum(share[x, n] for x in positives for n in range(m + 1))
+            seen = sum(share[z, n] for z in database for n in range(m + 1))
+            if seen > 0:
+                average_precision = average_precision + found / seen * sum(share[x, m] for x in positives) / len(
+                    positives
+                )
+        losses.append(1 - average_precision)
+    return mean_over_queries(losses, embeddings)
+
+
+def blackbox_ap(scores: list[float], positives: set[int], blackbox_lambda: float, margin: float) -> tuple[float, list]:
+    """1 - AP of one query's list, and its gradient at the scores, after Rolinek et al. 2020.
+
+    y has the margin in it: y_i = s_i - margin / 2 for a positive, s_i + margin / 2 otherwise. rank(y)_i counts i and
+    all at or above it; L = 1 - mean over positives of rank among the positives / rank. The gradient is
+    -(rank(y) - rank(y')) / lambda with y' = y + lambda dL/drank, and dL/drank_i = rank among positives / rank^2 / |P|.
+    """
+    items = range(len(scores))
+
+    def ranks(y: list[float], among: Sequence[int]) -> list[int]:
+        return [1 + sum(y[z] >= y[x] for z in among if z != x) for x in items]
+
+    y = [s - margin / 2 if i in positives else s + margin / 2 for i, s in enumerate(scores)]
+    rank, rank_among = ranks(y, items), ranks(y, sorted(positives))
+    loss = 1 - sum(rank_among[i] / rank[i] for i in positives) / len(positives)
+    by_rank = [rank_among[i] / rank[i] ** 2 / len(positives) if i in positives else 0.0 for i in items]
+    moved = ranks([y[i] + blackbox_lambda * by_rank[i] for i in items], items)
+    return loss, [-(rank[i] - moved[i]) / blackbox_lambda for i in items]
+
+
+def blackbox_ap_loss(
+    embeddings: Tensor, labels: Tensor, blackbox_lambda: float = 4.0, margin: float = 0.02
+) -> tuple[Tensor, Tensor]:
+    """The mean over the queries, and its gradient at the embeddings by the product rule on q . z."""
+    losses, gradients = [], []
+    for q, (database, positives) in enumerate(databases(labels)):
+        if not positives:
+            continue
+        scores = [float(embeddings[q] @ embeddings[z]) for z in database]
+        places = {place for place, z in enumerate(database) if z in positives}
+        loss, by_score = blackbox_ap(scores, places, blackbox_lambda, margin)
+        gradient = torch.zeros_like(embeddings)
+        for slope, z in zip(by_score, database, strict=True):
+            gradient[q] += slope * embeddings[z]
+            gradient[z] += slope * embeddings[q]
+        losses.append(torch.tensor(loss, dtype=embeddings.dtype))
+        gradients.append(gradient)
+    if not losses:
+        return embeddings.new_zeros(()), torch.zeros_like(embeddings)
+    return torch.stack(losses).mean(), torch.stack(gradients).mean(0)
 
 
 def with_virtual(embeddings: Tensor, labels: Tensor, pairs: Tensor, alphas: Tensor) -> tuple[Tensor, Tensor]:

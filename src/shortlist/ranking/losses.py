@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Any
+from functools import partial
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor, nn
@@ -10,11 +11,19 @@ from torch import Tensor, nn
 from shortlist.ranking.inputs import check_database, check_temperature, check_vectors
 from shortlist.ranking.precision import computed_dtype, full_precision
 from shortlist.ranking.relevance import ListedPairs, Relevance, SameLabel
-from shortlist.ranking.similarities import DotProducts, MixedProducts
+from shortlist.ranking.similarities import DotProducts, MixedProducts, Similarities
 from shortlist.ranking.simix import SiMix, VirtualBatch
 from shortlist.ranking.tiles import Engine, Head
 
 IndicesTuple = tuple[Tensor, ...]
+
+
+class Run(Protocol):
+    """One pass over the similarities of a batch."""
+
+    def __call__(self, similarities: Similarities, *, relevance: Relevance, backward: bool) -> Tensor:
+        """The mean loss over the queries that have a positive. With `backward`, its gradient is pulled back as well."""
+        ...
 
 
 def ranking_loss(
@@ -49,6 +58,21 @@ def ranking_loss(
         ValueError, TypeError: on bad input, with what is wrong and where.
     """
     check_temperature(similarity_temperature, "similarity_temperature")
+    run = partial((engine or Engine()).run, head, temperature=similarity_temperature)
+    return streamed_loss(run, embeddings, labels, virtual, count_query, indices_tuple, ref_emb, ref_labels)
+
+
+def streamed_loss(
+    run: Run,
+    embeddings: Tensor,
+    labels: Tensor,
+    virtual: VirtualBatch | None = None,
+    count_query: bool = False,
+    indices_tuple: IndicesTuple | None = None,
+    ref_emb: Tensor | None = None,
+    ref_labels: Tensor | None = None,
+) -> Tensor:
+    """What a run over tiles of similarities gives, as a scalar that differentiates once; see `ranking_loss`."""
     check_vectors(embeddings, labels)
     labels = labels.long()
     check_database(embeddings, ref_emb, ref_labels, "ref_emb")
@@ -68,17 +92,18 @@ def ranking_loss(
     backward = torch.is_grad_enabled() and any(
         each is not None and each.requires_grad for each in (embeddings, ref_emb)
     )
-    run = (head, relevance, similarity_temperature, virtual, engine or Engine(), backward)
-    loss: Tensor = _RankingLoss.apply(embeddings, ref_emb, run)
+    run_here = partial(run, relevance=relevance, backward=backward)
+    loss: Tensor = _StreamedLoss.apply(embeddings, ref_emb, virtual, run_here)
     return loss
 
 
-class _RankingLoss(torch.autograd.Function):
+class _StreamedLoss(torch.autograd.Function):
     """Loss and gradient come out of one stream in forward; backward only scales what forward found."""
 
     @staticmethod
-    def forward(ctx: Any, embeddings: Tensor, references: Tensor | None, run: tuple[Any, ...]) -> Tensor:
-        head, relevance, temperature, virtual, engine, backward = run
+    def forward(
+        ctx: Any, embeddings: Tensor, references: Tensor | None, virtual: VirtualBatch | None, run: partial[Tensor]
+    ) -> Tensor:
         dtype = computed_dtype(embeddings, references)
         queries, database = embeddings.to(dtype), None if references is None else references.to(dtype)
         if virtual is None:
@@ -86,7 +111,7 @@ class _RankingLoss(torch.autograd.Function):
         else:
             similarities = MixedProducts(queries, virtual)
         with full_precision(embeddings.device):
-            loss: Tensor = engine.run(head, similarities, relevance, temperature, backward)
+            loss = run(similarities)
         gradients = similarities.query_gradient, None if references is None else similarities.database_gradient
         # Keep what backward needs and nothing else: a memory of embeddings may have changed by then.
         needed = zip((embeddings, references), gradients, strict=True)
@@ -94,12 +119,12 @@ class _RankingLoss(torch.autograd.Function):
         return loss
 
     @staticmethod
-    def backward(ctx: Any, *outer: Tensor) -> tuple[Tensor | None, Tensor | None, None]:
+    def backward(ctx: Any, *outer: Tensor) -> tuple[Tensor | None, Tensor | None, None, None]:
         found: list[Tensor | None] = []
         for given, gradient in zip(ctx.saved_tensors[:2], ctx.saved_tensors[2:], strict=True):
             scaled = None if gradient is None else (outer[0] * gradient).to(given.dtype)
             found.append(_Once.apply(scaled, given) if scaled is not None and torch.is_grad_enabled() else scaled)
-        return found[0], found[1], None
+        return found[0], found[1], None, None
 
 
 class _Once(torch.autograd.Function):

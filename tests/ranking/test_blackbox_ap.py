@@ -1,0 +1,166 @@
+"""Blackbox AP: exact ranks forward, the ranks' answer to a push backward, one list at a time in the reference."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor
+
+from shortlist.ranking import BlackboxAPLoss, blackbox_ap_loss, query_scores
+from tests import reference
+from tests.ranking.listwise import Largest, assert_same, learned, unit, value_and_gradient
+
+some_labels = st.lists(st.integers(-3, 3), min_size=1, max_size=12)
+options = st.tuples(st.sampled_from([0.1, 1.0, 4.0, 50.0]), st.sampled_from([0.0, 0.02, 0.3]))
+
+
+@settings(max_examples=80, deadline=None)
+@given(labels=some_labels, seed=st.integers(0, 10**6), option=options, tile_size=st.integers(1, 13))
+def test_the_literal_formula(labels: list[int], seed: int, option: tuple[float, float], tile_size: int) -> None:
+    vectors, labels = unit(len(labels), 3, seed=seed), torch.tensor(labels)
+    want = reference.blackbox_ap_loss(vectors, labels, *option)
+    assert_same(value_and_gradient(blackbox_ap_loss, vectors, labels, *option, tile_size=tile_size), want)
+
+
+@settings(max_examples=40, deadline=None)
+@given(labels=some_labels, option=options, data=st.data())
+def test_ties(labels: list[int], option: tuple[float, float], data: st.DataObject) -> None:
+    """Whole numbers: items at the same similarity, which count against each other, whatever their order."""
+    number, labels = len(labels), torch.tensor(labels)
+    vectors = torch.tensor(
+        [data.draw(st.tuples(st.integers(-1, 1), st.integers(-1, 1))) for _ in range(number)], dtype=torch.float64
+    )
+    want = reference.blackbox_ap_loss(vectors, labels, option[0], 0.0)
+    assert_same(value_and_gradient(blackbox_ap_loss, vectors, labels, option[0], 0.0), want)
+
+
+def test_lambda_and_margin_matter() -> None:
+    vectors, labels = unit(30, 3), torch.arange(30) // 3
+    want = reference.blackbox_ap_loss(vectors, labels, 4.0, 0.02)
+    value, gradient = value_and_gradient(blackbox_ap_loss, vectors, labels, 1.0, 0.02)
+    assert value == pytest.approx(want[0].item())  # lambda is of the gradient alone
+    assert (gradient - want[1]).abs().max() > 1e-3
+    value, gradient = value_and_gradient(blackbox_ap_loss, vectors, labels, 4.0, 0.2)
+    assert abs(value - want[0]) > 1e-2
+    assert (gradient - want[1]).abs().max() > 1e-3
+
+
+def test_without_margin_it_is_exact_average_precision() -> None:
+    vectors, labels = unit(60, 4), torch.arange(60) // 5
+    exact = 1 - query_scores(vectors, labels).average_precision.mean()
+    assert blackbox_ap_loss(vectors, labels, margin=0.0).item() == pytest.approx(exact.item())
+    assert blackbox_ap_loss(vectors, labels, margin=0.1).item() > exact + 1e-2  # a margin makes it harder
+
+
+def one_list(scores: list[float], positive: list[int], **settings: float) -> tuple[float, Tensor]:
+    items = torch.tensor(scores, dtype=torch.float64)[:, None].requires_grad_()
+    query = torch.ones(1, 1, dtype=torch.float64)
+    loss = BlackboxAPLoss(**settings)(query, torch.tensor([1]), ref_emb=items, ref_labels=torch.tensor(positive))
+    loss.backward()
+    assert items.grad is not None
+    return loss.item(), items.grad[:, 0]
+
+
+def test_a_hand_made_list() -> None:
+    """The positive at rank 3 is pushed by lambda / 9 (rank among positives 1, rank 3, one positive)."""
+    scores, positive = [0.9, 0.8, 0.6, 0.1], [0, 0, 1, 0]
+    loss, gradient = one_list(scores, positive, blackbox_lambda=9 * 0.25, margin=0.0)  # to 0.85: past one rival
+    assert loss == pytest.approx(1 - 1 / 3)
+    assert gradient.tolist() == pytest.approx([0, 1 / 2.25, -1 / 2.25, 0])
+    _, gradient = one_list(scores, positive, blackbox_lambda=9 * 0.15, margin=0.0)  # to 0.75: past none
+    assert not gradient.any()
+    _, gradient = one_list(scores, positive, blackbox_lambda=9 * 0.15, margin=0.04)  # no nearer with a margin
+    assert not gradient.any()
+    _, gradient = one_list(scores, positive, blackbox_lambda=9 * 0.4, margin=0.0)  # to 1.0: past both
+    assert gradient.tolist() == pytest.approx([1 / 3.6, 1 / 3.6, -2 / 3.6, 0])
+
+
+def test_a_margin_speaks_where_the_ranking_is_perfect() -> None:
+    scores, positive = [0.6, 0.55], [1, 0]
+    assert one_list(scores, positive, blackbox_lambda=4.0, margin=0.0)[0] == 0
+    loss, gradient = one_list(scores, positive, blackbox_lambda=4.0, margin=0.06)
+    assert loss == pytest.approx(0.5)
+    assert gradient.tolist() == pytest.approx([-0.25, 0.25])
+
+
+def test_the_size_of_the_batch_does_not_change_lambda() -> None:
+    """The gradient of several queries is the mean of theirs alone."""
+    database, labels = unit(20, 3), torch.arange(20) % 4
+    queries, query_labels = unit(5, 3, seed=1), torch.arange(5) % 4
+    loss = BlackboxAPLoss(2.0)
+    together = value_and_gradient(loss, queries, query_labels, ref_emb=database, ref_labels=labels)
+    alone = [
+        value_and_gradient(loss, queries[i : i + 1], query_labels[i : i + 1], ref_emb=database, ref_labels=labels)
+        for i in range(5)
+    ]
+    want = torch.stack([value for value, _ in alone]).mean(), torch.cat([gradient for _, gradient in alone]) / 5
+    assert want[1].abs().max() > 1e-3
+    assert_same(together, want)
+
+
+@settings(max_examples=30, deadline=None)
+@given(data=st.data())
+def test_order_of_the_batch_and_names_of_labels_do_not_matter(data: st.DataObject) -> None:
+    labels = torch.tensor(data.draw(st.lists(st.integers(0, 4), min_size=2, max_size=20)))
+    order = torch.tensor(data.draw(st.permutations(range(len(labels)))))
+    names = torch.tensor(data.draw(st.lists(st.integers(-(2**62), 2**62), min_size=5, max_size=5, unique=True)))
+    vectors = unit(len(labels), 6, seed=3)
+    value, gradient = value_and_gradient(blackbox_ap_loss, vectors, labels)
+    assert 0 <= value < 1
+    assert_same(value_and_gradient(blackbox_ap_loss, vectors[order], names[labels][order]), (value, gradient[order]))
+
+
+def test_no_positive_pair() -> None:
+    value, gradient = value_and_gradient(blackbox_ap_loss, unit(4, 3), torch.arange(4))
+    assert value == 0
+    assert not gradient.any()
+
+
+def test_mined_pairs() -> None:
+    loss, vectors, labels = BlackboxAPLoss(), unit(12, 3), torch.arange(12) // 3
+    same = (labels[:, None] == labels) & ~torch.eye(12, dtype=torch.bool)
+    every = (*same.nonzero().T, *(labels[:, None] != labels).nonzero().T)
+    assert_same(value_and_gradient(loss, vectors, labels, every), value_and_gradient(loss, vectors, labels))
+    fewer = (*every[:2], every[2][:-30], every[3][:-30])
+    assert abs(loss(vectors, labels, fewer) - loss(vectors, labels)) > 1e-3
+
+
+def test_memory_stays_a_tile() -> None:
+    """Batch 4,096: nothing of the size of all its similarities ever exists."""
+    vectors, labels = unit(4096, 8, dtype=torch.float32).requires_grad_(), torch.arange(4096) // 4
+    with Largest() as largest:
+        value = BlackboxAPLoss()(vectors, labels)
+    assert largest.elements <= 512 * 4096 < vectors.shape[0] ** 2 / 4
+    value.backward()
+    assert vectors.grad is not None
+    assert vectors.grad.isfinite().all()
+    assert vectors.grad.any()
+    with Largest() as smaller, torch.no_grad():
+        BlackboxAPLoss(tile_size=4)(vectors[:400], labels[:400])
+    assert smaller.elements <= 400 * 8  # the embeddings themselves
+
+
+def test_it_learns() -> None:
+    before, after = learned(BlackboxAPLoss())
+    assert before < 0.4
+    assert after > 0.8
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"blackbox_lambda": 0}, "blackbox_lambda must be a finite number above 0"),
+        ({"blackbox_lambda": float("inf")}, "blackbox_lambda must be a finite number above 0"),
+        ({"margin": -0.1}, "margin must be a finite number from 0 up"),
+        ({"margin": True}, "margin must be a finite number from 0 up"),
+    ],
+)
+def test_settings_that_are_none(settings: dict[str, float], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        BlackboxAPLoss(**settings)
+
+
+def test_what_it_says_of_itself() -> None:
+    assert "margin=0.5" in repr(BlackboxAPLoss(margin=0.5))
