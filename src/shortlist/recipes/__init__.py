@@ -13,7 +13,7 @@ from typing import Any
 from shortlist.config import RunConfig, read_yaml, validated
 from shortlist.errors import ConfigError, did_you_mean
 
-__all__ = ["open_recipe", "recipe_names"]
+__all__ = ["describe_recipes", "open_recipe", "recipe_names"]
 
 OWN = ("name", "about", "paper", "measured")
 PARTS = "parts"  # the folder of what recipes inherit and nobody runs
@@ -34,6 +34,12 @@ def open_recipe(recipe: str, overrides: Iterable[str] = ()) -> RunConfig:
         raise ConfigError(f"There is no recipe and no file {recipe!r}; {did_you_mean(recipe, recipe_names())}")
     where = f"Recipe {recipe}" if recipe in _packaged(parts=False) else recipe
     return validated({"name": Path(recipe).stem, **_resolved(recipe, ())}, where, overrides)
+
+
+def describe_recipes() -> list[dict[str, Any]]:
+    """Name, about, figures of every packaged recipe, ready for JSON."""
+    configs = (open_recipe(name) for name in recipe_names())
+    return [config.model_dump(mode="json", include={"name", "about", "paper", "measured"}) for config in configs]
 
 
 def _resolved(recipe: str, heirs: tuple[str, ...]) -> dict[str, Any]:

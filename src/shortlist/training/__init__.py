@@ -1,5 +1,6 @@
 """From batches to a trained run."""
 
+from shortlist.training.ablation import ablate, collect
 from shortlist.training.display import Display
 from shortlist.training.evaluation import evaluate_run, open_embedder
 from shortlist.training.folder import RunFolder
@@ -13,6 +14,8 @@ __all__ = [
     "Plan",
     "RunFolder",
     "StepOutput",
+    "ablate",
+    "collect",
     "describe",
     "evaluate_run",
     "make_plan",
