@@ -5,6 +5,8 @@ from __future__ import annotations
 import difflib
 from collections.abc import Iterable
 
+FEW = 10  # names in a message
+
 
 class ShortlistError(Exception):
     """Something a user can put right."""
@@ -31,7 +33,7 @@ class Interrupted(ShortlistError):  # noqa: N818 - no error: someone asked for i
 
 
 def did_you_mean(name: str, known: Iterable[str]) -> str:
-    """A sentence part that names the nearest known name, or all of them where none is near.
+    """A sentence part that names the nearest known name, or all of them where none is near (the nearest of very many).
 
     >>> did_you_mean("optimiser", ["optimizer", "schedule"])
     "did you mean 'optimizer'?"
@@ -40,4 +42,7 @@ def did_you_mean(name: str, known: Iterable[str]) -> str:
     """
     known = sorted(known)
     near = difflib.get_close_matches(name, known, n=1, cutoff=0.6)
-    return f"did you mean {near[0]!r}?" if near else f"known: {', '.join(known)}"
+    if near:
+        return f"did you mean {near[0]!r}?"
+    some = sorted(difflib.get_close_matches(name, known, n=FEW, cutoff=0)) if len(known) > 2 * FEW else known
+    return f"known: {', '.join(some)}{', ...' if len(some) < len(known) else ''}"

@@ -49,8 +49,8 @@ def _resolved(recipe: str, heirs: tuple[str, ...]) -> dict[str, Any]:
     packaged = _packaged(parts=True)
     file = packaged.get(recipe) or Path(recipe)
     if not file.is_file():
-        known = did_you_mean(recipe, packaged)
-        raise ConfigError(f"{heirs[-1]} inherits from {recipe!r}, which is neither a recipe nor a file; {known}")
+        known = did_you_mean(Path(recipe).name, packaged)
+        raise ConfigError(f"{heirs[-1]} inherits from {Path(recipe).name!r}, which is no recipe and no file; {known}")
     try:
         values = read_yaml(file.read_text(encoding="utf-8"), recipe)
     except UnicodeDecodeError:

@@ -1,0 +1,65 @@
+"""The table and the plot of a study."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from PIL import Image
+
+from shortlist.errors import RunError
+from shortlist.report.ablation import PAPER, curves, draw, read_results, table
+
+SCORES = {("SAP", "16", 0): 0.5, ("SAP", "16", 1): 0.6, ("RS@k", "128", 0): 0.9, ("RS@k", "16", 0): 0.25}
+
+
+def results(study: str = "batch-size", scores: dict[tuple[str, str, int], float] = SCORES) -> dict[str, object]:
+    cases = [
+        {"method": method, "value": value, "seed": seed, "metrics": {"r@1": score}}
+        for (method, value, seed), score in scores.items()
+    ]
+    failed = {"method": "SAP", "value": "128", "seed": 0, "failed": True}
+    return {"study": study, "config": {"name": "tiny"}, "cases": [*cases, failed]}
+
+
+def test_curves_are_in_order() -> None:
+    found = curves(results())
+    assert found == {"RS@k": {"16": [25.0], "128": [90.0]}, "SAP": {"16": [50.0, 60.0]}}
+    assert list(found) == ["RS@k", "SAP"]
+    assert list(found["RS@k"]) == ["16", "128"]  # as numbers
+
+
+def test_the_table_has_mean_and_spread() -> None:
+    assert table(results()) == (["batch size", "RS@k", "SAP"], [["16", "25.0", "55.0 ± 7.1"], ["128", "90.0", "-"]])
+
+
+@pytest.mark.parametrize(
+    ("study", "values", "panels"),
+    [("batch-size", ("16", "3856"), 3), ("rank-temperature", ("0.1", "5"), 1), ("k", ("[1]", "[1,2]"), 1)],
+)
+def test_the_plot_has_the_papers_beside_it(study: str, values: tuple[str, str], panels: int, tmp_path: Path) -> None:
+    scores = {(method, value, 0): 0.5 for method in ("RS@k", "RS@k + SiMix") for value in values}
+    with Image.open(draw(results(study, scores), tmp_path / "plot.png")) as image:
+        assert image.width == pytest.approx(panels * 4.6 * 150, abs=2)
+        assert len(image.convert("RGB").getcolors(10**6) or []) > 50
+    assert [file.name for file in tmp_path.iterdir()] == ["plot.png"]
+
+
+def test_nothing_to_show(tmp_path: Path) -> None:
+    (tmp_path / "results.json").write_text(json.dumps({"study": "k", "cases": []}))
+    with pytest.raises(RunError, match="no case of this study is finished"):
+        read_results(tmp_path / "results.json")
+
+
+PLOT = Path(__file__).parents[2] / "../shared/paper/paper.tex"
+
+
+@pytest.mark.skipif(not PLOT.is_file(), reason="no paper in the folder shared beside the project")
+def test_the_papers_numbers() -> None:
+    lines = PLOT.read_text(encoding="utf-8").split("bs_sop", 1)[1].splitlines()[1:11]
+    rows = [[float(cell) for cell in line.split()] for line in lines]
+    cars, sop = PAPER["batch-size"].values()
+    expected = {str(int(row[2])): row[3:] for row in rows[:6]}
+    assert {size: [cars[method][size][0] for method in cars] for size in expected} == expected
+    assert {size: value for size, (value,) in sop["RS@k"].items()} == {str(int(row[0])): row[1] for row in rows}

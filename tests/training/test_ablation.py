@@ -1,0 +1,152 @@
+"""A study: every case is trained once, whoever stops it and however often."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+
+from shortlist.config import RunConfig
+from shortlist.errors import ConfigError, Interrupted, RunError
+from shortlist.training import ablate, ablation
+from shortlist.training.ablation import Case, batch_sizes
+from shortlist.training.display import Display
+from tests.training.runs import class_folders, config
+
+SHORT = ("data.validation=none", "training.epochs=1", "evaluation.bootstrap=0", "batch.per_class=2", "batch.size=4")
+
+
+class Heard(Display):
+    def __init__(self) -> None:
+        self.said: list[str] = []
+
+    def message(self, text: str, **facts: object) -> None:
+        self.said.append(text)
+
+
+@pytest.fixture(scope="module", autouse=True)
+def one_thread() -> object:
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(threads)
+
+
+@pytest.fixture(scope="module")
+def base(tmp_path_factory: pytest.TempPathFactory) -> RunConfig:
+    return config(class_folders(tmp_path_factory.mktemp("images"), classes=8, images=4), *SHORT)
+
+
+@pytest.fixture
+def trained(monkeypatch: pytest.MonkeyPatch) -> list[RunConfig]:
+    """The configs that were trained from their start."""
+    seen: list[RunConfig] = []
+    real = ablation.train
+    monkeypatch.setattr(ablation, "train", lambda one, *rest: seen.append(one) or real(one, *rest))
+    return seen
+
+
+def test_every_case_is_trained_and_collected(base: RunConfig, tmp_path: Path, trained: list[RunConfig]) -> None:
+    file = ablate("batch-size", base, tmp_path, values=["4", "8"], seeds=2)
+    results = json.loads(file.read_text())
+    cases = {(case["method"], case["value"], case["seed"]) for case in results["cases"]}
+    assert cases == {(m, v, s) for m in ("RS@k", "RS@k + SiMix", "SAP") for v in ("4", "8") for s in (0, 1)}
+    assert all(0 <= case["metrics"]["r@1"] <= 1 and case["steps"] >= 1 for case in results["cases"])
+    assert {(one.loss.name, one.loss.simix, one.batch.size, one.training.seed) for one in trained} == {
+        (name, simix, size, seed)
+        for name, simix in (("recall_at_k", False), ("recall_at_k", True), ("smooth_ap", False))
+        for size in (4, 8)
+        for seed in (0, 1)
+    }
+    before = len(trained)
+    assert ablate("batch-size", base, tmp_path, values=["4", "8"], seeds=2).read_text() == file.read_text()
+    assert len(trained) == before  # nothing twice
+    ablate("batch-size", base, tmp_path, values=["4", "8"], seeds=3)
+    assert len(trained) == before + 6  # only the third seed
+
+
+@pytest.mark.parametrize(
+    ("study", "value", "found"),
+    [
+        ("rank-temperature", "0.5", lambda one: one.loss.rank_temperature == 0.5),
+        ("k", "[1,2,4]", lambda one: one.loss.k == (1, 2, 4)),
+    ],
+)
+def test_other_studies(
+    study: str, value: str, found: object, base: RunConfig, tmp_path: Path, trained: list[RunConfig]
+) -> None:
+    ablate(study, base, tmp_path, values=[value], seeds=1)
+    assert [one.loss.simix for one in trained] == [False, True]
+    assert all(found(one) for one in trained)
+
+
+def test_it_goes_on_after_it_was_stopped(base: RunConfig, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    real = ablation.train
+
+    def stopped(one: RunConfig, *rest: object) -> object:
+        if one.loss.simix:
+            raise Interrupted("stopped by hand")
+        return real(one, *rest)
+
+    monkeypatch.setattr(ablation, "train", stopped)
+    with pytest.raises(Interrupted, match=r"RS@k \+ SiMix, 4, seed 0. To go on, give the same command"):
+        ablate("batch-size", base, tmp_path, values=["4"], seeds=1)
+    monkeypatch.setattr(ablation, "train", real)
+    assert len(json.loads(ablate("batch-size", base, tmp_path, values=["4"], seeds=1).read_text())["cases"]) == 3
+
+
+def test_a_case_of_another_process_is_left_to_it(base: RunConfig, tmp_path: Path) -> None:
+    heard = Heard()
+    with Case("SAP", "4", 0).folder(tmp_path).locked():
+        file = ablate("batch-size", base, tmp_path, values=["4"], seeds=1, display=heard)
+    assert "Another process is at it." in heard.said
+    assert [case["method"] for case in json.loads(file.read_text())["cases"]] == ["RS@k", "RS@k + SiMix"]
+
+
+def test_a_run_that_diverges_is_a_result(base: RunConfig, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def diverges(one: RunConfig, path: Path, *rest: object) -> None:
+        (path / "failed").mkdir()
+        raise RunError("not finite")
+
+    monkeypatch.setattr(ablation, "train", diverges)
+    cases = json.loads(ablate("k", base, tmp_path, values=["[1]"], seeds=1).read_text())["cases"]
+    assert [case["failed"] for case in cases] == [True, True]
+
+
+def test_the_learning_rate_may_follow_the_batch(base: RunConfig, tmp_path: Path, trained: list[RunConfig]) -> None:
+    for rule, factor in (("constant", 1), ("sqrt", 2**0.5), ("linear", 2)):
+        ablate("batch-size", base, tmp_path / rule, values=["8"], methods=["SAP"], seeds=1, learning_rate=rule)
+        assert trained[-1].optimizer.lr == pytest.approx(factor * base.optimizer.lr)
+
+
+def test_batch_sizes_go_up_to_the_largest(tmp_path: Path) -> None:
+    many = config(class_folders(tmp_path, classes=26, images=4), *SHORT, "data.train_share=0.8")
+    assert batch_sizes(many, Display()) == ("16", "32", "42")  # 21 classes of 2
+
+
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        ({"name": "batchsize"}, "no study 'batchsize'; did you mean 'batch-size'"),
+        ({"name": "k", "methods": ["SAP"]}, "no method 'SAP'; known: RS@k"),
+        ({"name": "k", "learning_rate": "sqrt"}, "follows the batch size, which the study k leaves"),
+        ({"name": "batch-size", "learning_rate": "cubic"}, "no learning-rate rule 'cubic'"),
+        ({"name": "batch-size", "values": ["5"]}, "RS@k, 5, seed 0 of tiny cannot be run"),
+        ({"name": "k", "values": ["[2,1]"]}, "loss.k: should rise"),
+    ],
+)
+def test_mistakes_are_told_before_anything_is_trained(
+    arguments: dict[str, object], says: str, base: RunConfig, tmp_path: Path, trained: list[RunConfig]
+) -> None:
+    with pytest.raises(ConfigError, match=says):
+        ablate(config=base, path=tmp_path / "study", **arguments)
+    assert not trained
+
+
+def test_a_folder_holds_one_study(base: RunConfig, tmp_path: Path) -> None:
+    ablate("k", base, tmp_path, values=["[1]"], methods=["RS@k"], seeds=1)
+    other = base.model_copy(update={"optimizer": base.optimizer.model_copy(update={"lr": 1.0})})
+    with pytest.raises(RunError, match="holds another study, or this one with other settings"):
+        ablate("k", other, tmp_path, values=["[1]"], methods=["RS@k"], seeds=1)
