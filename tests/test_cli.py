@@ -183,17 +183,19 @@ class TestEvaluate:
     def test_table(self, call: Call, folders: Path) -> None:
         code, out, _ = call("evaluate", folders / "run", "--data", folders / "images")
         assert code == 0
-        measured = json.loads(call("evaluate", folders / "run", "--data", folders / "images", "--json")[1])
+        (measured,) = json.loads(call("evaluate", folders / "run", "--data", folders / "images", "--json")[1])
         rows = {line.split()[1]: line for line in out.splitlines() if line.startswith("│")}
         for name, estimate in measured["metrics"].items():
             assert f"{100 * estimate['value']:.1f}" in rows[name]
             assert f"[{100 * estimate['low']:.1f}, {100 * estimate['high']:.1f}]" in rows[name]
         assert "72 queries, each against 71 images" in out
+        assert "paper" not in out
 
     def test_errors(self, call: Call, folders: Path, tmp_path: Path) -> None:
         assert_error(call("evaluate", tmp_path), "There is no run in")
         assert_error(call("evaluate", folders / "run", "--data", "glyps"), "did you mean 'glyphs'")
-        assert_error(call("evaluate", folders / "run", "--root", "x"), "--data")
+        assert_error(call("evaluate", folders / "run", "--root", "x"), "--root", "--data")
+        assert_error(call("evaluate", folders / "run", "--distractors", "x"), "--distractors", "--data")
         shutil.copytree(folders / "run", tmp_path / "run")
         (tmp_path / "run" / "embedder.json").unlink()
         assert_error(call("evaluate", "run"), "is not finished", "shortlist train --resume run")

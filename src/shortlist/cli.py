@@ -15,7 +15,7 @@ from rich.console import Console
 from rich.table import Table
 
 from shortlist.config import RunConfig
-from shortlist.errors import ConfigError, Interrupted, ShortlistError
+from shortlist.errors import ConfigError, Interrupted, ShortlistError, did_you_mean
 
 app = typer.Typer(
     help="Train image embeddings so that the right answers land in the first k results.",
@@ -25,7 +25,12 @@ app = typer.Typer(
 )
 data_app = typer.Typer(help="Look at images before training on them.", no_args_is_help=True)
 app.add_typer(data_app, name="data")
+recipes_app = typer.Typer(help="Look at the recipes before training one.", no_args_is_help=True)
+app.add_typer(recipes_app, name="recipes")
 
+Settings = Annotated[
+    list[str] | None, typer.Argument(metavar="[KEY=VALUE]...", help="Such as optimizer.lr=1e-4 data.root=cars.")
+]
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")]
 Source = Annotated[
     str, typer.Argument(help="A benchmark's name, a folder with a sub-folder a class, or a .csv or .parquet file.")
@@ -38,9 +43,7 @@ Root = Annotated[
 @app.command()
 def train(
     recipe: Annotated[str | None, typer.Argument(help="A packaged recipe's name, or a YAML file.")] = None,
-    settings: Annotated[
-        list[str] | None, typer.Argument(metavar="[KEY=VALUE]...", help="Such as optimizer.lr=1e-4 data.root=cars.")
-    ] = None,
+    settings: Settings = None,
     run: Annotated[Path | None, typer.Option(help="The run's folder. Default: runs/NAME, or NAME-2 and so on.")] = None,
     resume: Annotated[Path | None, typer.Option(metavar="RUN", help="Go on with a run that was stopped.")] = None,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Print the whole plan, and train nothing.")] = False,
@@ -78,28 +81,106 @@ def evaluate(
     run: Annotated[Path, typer.Argument(help="A finished run's folder.")],
     data: Annotated[str | None, typer.Option(help="Other images than the run's own test classes.")] = None,
     root: Root = None,
+    distractors: Annotated[
+        Path | None, typer.Option(help="A folder with R1M: --data is tested without it, and with it.")
+    ] = None,
     as_json: AsJson = False,
 ) -> None:
-    """Measure a run: r@k, recall@k, mAP@R and R-precision, with 95 % intervals."""
-    from shortlist.training import evaluate_run
+    """Measure a run, with 95 % intervals, beside what the paper reports where its recipe knows that.
+
+    By class: r@k, recall@k, mAP, mAP@R and R-precision. Judged queries (roxford5k, ...): mAP and mP@k of each setup.
+    """
+    from shortlist.report.tables import print_evaluations
+    from shortlist.training import RunFolder, evaluate_run
     from shortlist.training.display import display_for
 
-    if root is not None and data is None:
-        raise ConfigError("--root says where other images lie: it goes with --data.")
-    measured = evaluate_run(run, data, root=root, display=display_for(sys.stderr))
+    for option, value in {"--root": root, "--distractors": distractors}.items():
+        if value is not None and data is None:
+            raise ConfigError(f"{option} says where other images lie: it goes with --data.")
+    measured = evaluate_run(run, data, root=root, distractors=distractors, display=display_for(sys.stderr))
     if as_json:
-        print(json.dumps(measured.to_dict(), indent=2))
-        return
-    table = Table("metric", "%", "95 % interval", title=f"{measured.data}, {measured.split}: {measured.protocol}")
-    for name, estimate in measured.metrics.items():
-        value, _, interval = str(estimate).partition(" ")
-        table.add_row(name, value, interval)
-    console = Console()
-    console.print(table)
-    console.print(
-        f"{measured.queries:,} queries, each against {measured.gallery:,} images; left out, for want of anything to "
-        f"find: {measured.left_out:,}"
+        print(json.dumps([each.to_dict() for each in measured], indent=2))
+    else:
+        print_evaluations(measured, () if data else RunFolder.open(run).config().paper)
+
+
+@app.command()
+def ablate(
+    study: Annotated[str, typer.Argument(help="What varies: rank-temperature, batch-size or k.")],
+    recipe: Annotated[str, typer.Argument(help="A packaged recipe's name, or a YAML file.")],
+    settings: Settings = None,
+    out: Annotated[Path | None, typer.Option(help="The study's folder. Default: ablations/STUDY-RECIPE.")] = None,
+    values: Annotated[
+        str | None,
+        typer.Option(help="Of what varies, with blanks between: '16 64 256' or '[1] [1,2]'. Default: the paper's."),
+    ] = None,
+    methods: Annotated[
+        str | None, typer.Option(help="Some of 'RS@k, RS@k + SiMix, SAP', with commas between. Default: all that vary.")
+    ] = None,
+    seeds: Annotated[int, typer.Option(min=1, help="Runs of each case.")] = 3,
+    learning_rate: Annotated[
+        str, typer.Option(help="constant, or with the batch: linear or sqrt.", metavar="RULE")
+    ] = "constant",
+) -> None:
+    """Repeat a study of the paper: train a recipe for every value of one setting, with RS@k, RS@k + SiMix and SAP.
+
+    A study that was stopped goes on with the same command. Several processes may work on one. In the study's folder:
+    results.json, a plot beside the paper's own numbers, and a run for every case.
+    """
+    from shortlist.recipes import open_recipe
+
+    config = open_recipe(recipe, settings or [])
+
+    from shortlist import training  # takes seconds: a mistake is told before
+    from shortlist.report.ablation import draw, read_results, table
+    from shortlist.training.display import display_for
+
+    folder = out or Path("ablations") / f"{study}-{config.name}"
+    file = training.ablate(
+        study,
+        config,
+        folder,
+        values=(values or "").split(),
+        methods=[method.strip() for method in methods.split(",")] if methods else [],
+        seeds=seeds,
+        learning_rate=learning_rate,
+        display=display_for(sys.stdout),
     )
+    results = read_results(file)
+    header, rows = table(results)
+    shown = Table(*header, title="r@1 in %, mean ± standard deviation over the seeds")
+    for row in rows:
+        shown.add_row(*row)
+    Console().print(shown)
+    print(f"The plot is {draw(results, folder / 'plot.png')}, the results are in {file}.")
+
+
+@recipes_app.command("list")
+def list_recipes(as_json: AsJson = False) -> None:
+    """List the recipes with the r@1 (or mAP) that the paper reports, and what we measured."""
+    from shortlist.recipes import describe_recipes
+
+    facts = describe_recipes()
+    if as_json:
+        print(json.dumps(facts, indent=2))
+        return
+    table = Table("recipe", "about", "paper", "measured by us")
+    for each in facts:
+        table.add_row(each["name"], each["about"], _figures(each["paper"]) or "-", _figures(each["measured"]) or "no")
+    Console(highlight=False).print(table)
+
+
+@recipes_app.command("show")
+def show_recipe(
+    recipe: Annotated[str, typer.Argument(help="A packaged recipe's name, or a YAML file.")], settings: Settings = None
+) -> None:
+    """Print a recipe with everything that it inherits and every default: what `train` would run."""
+    import yaml
+
+    from shortlist.recipes import open_recipe
+
+    config = open_recipe(recipe, settings or [])
+    print(yaml.safe_dump(config.model_dump(mode="json"), sort_keys=False, allow_unicode=True, width=120), end="")
 
 
 @app.command()
@@ -112,6 +193,34 @@ def demo(
     from shortlist.training.display import display_for
 
     run_demo(open_recipe("glyphs"), run or _new_folder("demo"), display_for(sys.stdout))
+
+
+@data_app.command("list")
+def list_benchmarks(as_json: AsJson = False) -> None:
+    """List the benchmarks that are known by name."""
+    from shortlist.data.benchmarks import BENCHMARKS
+
+    if as_json:
+        print(json.dumps([benchmark.facts() for benchmark in BENCHMARKS.values()], indent=2))
+        return
+    table = Table("name", "what it is", "protocol", "reported")
+    for benchmark in BENCHMARKS.values():
+        protocol = benchmark.protocol.partition(":")[0]
+        table.add_row(benchmark.name, benchmark.about, protocol, ", ".join(benchmark.reported))
+    console = Console(highlight=False)
+    console.print(table)
+    console.print("shortlist data about NAME says what to download and where to put it.")
+
+
+@data_app.command()
+def about(name: Annotated[str, typer.Argument(help="A benchmark's name.")], as_json: AsJson = False) -> None:
+    """Print what a benchmark is, where to download it, and what its folder must look like."""
+    from shortlist.data.benchmarks import BENCHMARKS
+
+    if name not in BENCHMARKS:
+        raise ConfigError(f"there is no benchmark {name!r}, {did_you_mean(name, BENCHMARKS)}")
+    benchmark = BENCHMARKS[name]
+    print(json.dumps(benchmark.facts(), indent=2) if as_json else benchmark.description())
 
 
 @data_app.command()
@@ -145,6 +254,8 @@ def show(source: Source, root: Root = None, as_json: AsJson = False) -> None:
     for what in ("missing", "ignored"):
         if facts[what]:
             console.print(f"{what}: {_some(facts[what])}", markup=False)
+    for remark in facts["remarks"]:
+        console.print(f"note: {remark}", markup=False)
 
 
 @data_app.command()
@@ -183,6 +294,11 @@ def _print_plan(config: RunConfig) -> None:
     plan = make_plan(config, display_for(sys.stderr))
     facts = {"config": config.model_dump(mode="json"), "plan": describe(plan, build_embedder(config, weights=False))}
     print(yaml.safe_dump(facts, sort_keys=False, allow_unicode=True, width=120), end="")
+
+
+def _figures(figures: dict[str, dict[str, float]]) -> str:
+    """The first figure of each test."""
+    return ", ".join(f"{test} {name} {value}" for test, each in figures.items() for name, value in [*each.items()][:1])
 
 
 def _spread(values: dict[str, float] | None) -> str:

@@ -89,6 +89,17 @@ class TestProtocols:
         without = evaluate(vectors, catalog(labels), k=(1, 2), bootstrap=0)
         assert without.metrics != found.metrics
 
+    def test_roles_that_nobody_has_are_none(self) -> None:
+        """The training images of a benchmark whose test images have roles."""
+        labels, vectors = [0, 0, 1, 1, 1], points(5)
+        found = evaluate(vectors, catalog(labels, [""] * 5), bootstrap=0)
+        assert found == evaluate(vectors, catalog(labels), bootstrap=0)
+        assert found.protocol == "leave-one-out"
+
+    def test_an_array_is_as_good(self) -> None:
+        labels, vectors = [0, 0, 1, 1, 1], points(5)
+        assert evaluate(vectors.numpy(), catalog(labels)) == evaluate(vectors, catalog(labels))
+
     def test_the_same_as_the_metrics_themselves(self) -> None:
         labels, vectors = [index // 4 for index in range(80)], points(80, seed=3)
         found = evaluate(vectors, catalog(labels))
@@ -98,7 +109,7 @@ class TestProtocols:
     def test_nothing_to_measure(self) -> None:
         with pytest.raises(DataError, match="points: no query has another image of its class"):
             evaluate(points(3), catalog([0, 1, 2]))
-        for roles in (["query", "query", "query"], ["gallery", "gallery", "gallery"], ["", "", ""]):
+        for roles in (["query", "query", "query"], ["gallery", "gallery", "gallery"], ["query", "", ""]):
             with pytest.raises(DataError, match="points: no query has another image of its class"):
                 evaluate(points(3), catalog([0, 0, 0], roles))
 

@@ -9,7 +9,8 @@ import torch
 
 from shortlist.training import Display, Plan, describe, make_plan
 from shortlist.training.parts import build_embedder
-from shortlist.training.plan import decoding_workers, reported_k
+from shortlist.training.opening import reported_k
+from shortlist.training.plan import decoding_workers
 from tests.training.runs import STEPS_AN_EPOCH, class_folders, config
 
 
@@ -50,9 +51,10 @@ class TestBatches:
 
 
 def test_what_is_reported() -> None:
-    assert reported_k(config(Path("x"))) == (1, 2, 4, 8)
-    assert reported_k(config(Path("x"), "evaluation.k=[3]")) == (3,)
-    assert reported_k(config(Path("omniglot"))) != (3,)
+    assert reported_k(config(Path("x")), "x") == (1, 2, 4, 8)
+    assert reported_k(config(Path("x"), "evaluation.k=[3]"), "x") == (3,)
+    assert reported_k(config(Path("x")), "sop") == (1, 10, 100, 1000)
+    assert reported_k(config(Path("x")), "r1m") == (1, 2, 4, 8)  # of which nothing is reported
 
 
 def test_workers() -> None:

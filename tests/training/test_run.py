@@ -18,7 +18,7 @@ from torch import Tensor
 from shortlist.data import Catalog
 from shortlist.errors import ConfigError, DataError, ModelError, RunError
 from shortlist.retrieval import Estimate, Evaluation
-from shortlist.training import Display, RunFolder, evaluate_run, folder, loop, make_plan, plan, resume, train
+from shortlist.training import Display, RunFolder, evaluate_run, evaluation, folder, loop, make_plan, opening, resume, train
 from tests.training.runs import CLASSES, IMAGES, STEPS_AN_EPOCH, class_folders, config, records, same_weights, weights
 
 
@@ -98,13 +98,13 @@ class TestFolder:
         assert len({each["loss"] for each in steps}) > 6
         assert [each["step"] for each in records(finished, "validation")] == [3, 6, 9]
         assert [each["step"] for each in records(finished, "before training")] == [0]
-        evaluation = json.loads(finished.evaluation_file.read_text())
+        (evaluation,) = json.loads(finished.evaluation_file.read_text())
         (test,) = records(finished, "test")
         assert test["r@1"] == evaluation["metrics"]["r@1"]["value"]
         assert test["r@1"] != records(finished, "before training")[0]["r@1"]  # it learned, or forgot
 
     def test_evaluation(self, finished: RunFolder) -> None:
-        evaluation = json.loads(finished.evaluation_file.read_text())
+        (evaluation,) = json.loads(finished.evaluation_file.read_text())
         assert evaluation["split"] == "test"
         assert evaluation["queries"] == CLASSES // 2 * IMAGES
         assert list(evaluation["metrics"])[:4] == ["r@1", "r@2", "r@4", "r@8"]
@@ -133,7 +133,7 @@ class TestFolder:
         run = train(config(Path(images.name), "training.epochs=1"), tmp_path / "run")
         monkeypatch.chdir(tmp_path)
         assert Path(yaml.safe_load(run.config_file.read_text())["data"]["source"]) == images
-        assert evaluate_run("run").queries == CLASSES // 2 * IMAGES
+        assert [each.queries for each in evaluate_run("run")] == [CLASSES // 2 * IMAGES]
 
     def test_a_run_that_is_there_already(self, finished: RunFolder, images: Path) -> None:
         before = {file: file.stat().st_mtime_ns for file in finished.path.rglob("*") if file.name != ".lock"}
@@ -220,7 +220,7 @@ class TestSetUp:
     def test_a_misspelt_backbone_costs_no_look_at_the_images(
         self, images: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        monkeypatch.setattr(plan, "open_catalog", lambda *_, **__: pytest.fail("the images were opened"))
+        monkeypatch.setattr(opening, "open_catalog", lambda *_, **__: pytest.fail("the images were opened"))
         with pytest.raises(ModelError):
             train(config(images, "model.backbone=resnet_50"), tmp_path / "run")
 
@@ -233,13 +233,13 @@ class TestBest:
         splits: list[str] = []
         values = {"validation": iter(validation), "test": iter(test)}
 
-        def evaluate(vectors: Tensor, catalog: Catalog, *, k: tuple[int, ...], bootstrap: int) -> Evaluation:
+        def evaluate(vectors: Tensor, catalog: Catalog, *, k: tuple[int, ...], **_: object) -> Evaluation:
             (split,) = set(catalog.splits.tolist())
             splits.append(split)
             value = next(values[split])
             return Evaluation("x", split, "x", 1, 1, 0, {f"r@{cut}": Estimate(value) for cut in k})
 
-        monkeypatch.setattr(loop, "evaluate", evaluate)
+        monkeypatch.setattr(evaluation, "evaluate", evaluate)
         return splits
 
     def test_by_validation_and_never_by_test(
@@ -286,9 +286,9 @@ class TestBest:
         halves = make_plan(config(images), Display())
         assert halves.train.classes().tolist() == [0, 1, 2]
         assert halves.validation is not None
-        assert halves.validation.classes().tolist() == [3, 4, 5]
-        assert halves.test is not None
-        assert halves.test.classes().tolist() == [6, 7, 8, 9, 10, 11]
+        assert halves.validation.catalog.classes().tolist() == [3, 4, 5]
+        (exam,) = halves.exams
+        assert exam.catalog.classes().tolist() == [6, 7, 8, 9, 10, 11]
         whole = make_plan(config(images, "data.validation=none"), Display())
         assert whole.train.classes().tolist() == [0, 1, 2, 3, 4, 5]
         assert whole.validation is None
@@ -297,7 +297,7 @@ class TestBest:
         display = Listener()
         run = train(config(images, "data.train_share=1", "training.epochs=1"), tmp_path / "run", display)
         assert "There are no test classes, so nothing was tested." in display.messages
-        assert json.loads(run.evaluation_file.read_text()) is None
+        assert json.loads(run.evaluation_file.read_text()) == []
         assert records(run, "test") == []
         resume(run.path)
         with pytest.raises(DataError, match="no test images"):
@@ -424,7 +424,7 @@ class TestImages:
         unreadable = json.loads(run.unreadable_file.read_text())
         assert [path for path, _ in unreadable] == ["class 01/2.png", "class 04/text.jpg"]
         assert json.loads(run.facts_file.read_text())["classes_too_small"] == ["class 05"]
-        monkeypatch.setattr(plan, "drop_unreadable", lambda *_, **__: pytest.fail("looked for again"))
+        monkeypatch.setattr(opening, "drop_unreadable", lambda *_, **__: pytest.fail("looked for again"))
         run.evaluation_file.unlink()
         again = Listener()
         resume(run.path, again)
@@ -463,14 +463,15 @@ class TestImages:
 
 class TestEvaluateRun:
     def test_its_own_test_classes(self, finished: RunFolder) -> None:
-        assert evaluate_run(finished.path).to_dict() == json.loads(finished.evaluation_file.read_text())
+        found = [each.to_dict() for each in evaluate_run(finished.path)]
+        assert found == json.loads(finished.evaluation_file.read_text())
 
     def test_other_images(self, finished: RunFolder, tmp_path: Path) -> None:
         other = class_folders(tmp_path / "others", classes=4, seed=9)
-        measured = evaluate_run(finished.path, str(other))
+        (measured,) = evaluate_run(finished.path, str(other))
         assert measured.data == "others"
         assert measured.queries == 4 * IMAGES  # all of them, where nothing says which are the test
-        assert measured.metrics != evaluate_run(finished.path).metrics
+        assert measured.metrics != evaluate_run(finished.path)[0].metrics
 
     def test_other_images_that_cannot_be_read(self, finished: RunFolder, tmp_path: Path) -> None:
         other = class_folders(tmp_path / "others", classes=3)
@@ -479,7 +480,7 @@ class TestEvaluateRun:
             evaluate_run(finished.path, str(other))
         run = copy_of(finished, tmp_path / "run", unfinished=False)
         run.config_file.write_text(run.config_file.read_text().replace("on_missing: error", "on_missing: skip"))
-        assert evaluate_run(run.path, str(other)).queries == 3 * IMAGES - 1
+        assert evaluate_run(run.path, str(other))[0].queries == 3 * IMAGES - 1
         assert not run.unreadable_file.exists()  # those are not the run's images
 
     def test_an_unfinished_run(self, finished: RunFolder, tmp_path: Path) -> None:

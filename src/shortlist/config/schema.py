@@ -63,6 +63,16 @@ class Section(BaseModel):
                 raise ValueError(f"{key} means nothing for {beside}; leave it out")
 
 
+class TestConfig(Section):
+    """Images that are none of the training's, to test on or to validate with."""
+
+    __test__ = False  # the name looks like a test's
+
+    source: str  # as data.source
+    root: Path | None = None  # None: of a benchmark, data.root
+    distractors: Path | None = None  # a folder with R1M: tested without them, and with them
+
+
 class DataConfig(Section):
     """Which images; see `shortlist data show`."""
 
@@ -72,7 +82,16 @@ class DataConfig(Section):
     train_share: Share = 0.5  # of the classes, where the source has no split
     split_seed: int | None = None  # None: the first classes by name train; a number: shuffled by it
     validation: Literal["none", "half"] = "none"  # half: the second half of the training classes, as the paper
+    validation_source: TestConfig | None = None  # instead: other images, such as sfm120k-val, by their first metric
     workers: Whole | Literal["auto"] = "auto"  # processes that decode; changes no pixel
+
+    @model_validator(mode="after")
+    def _one_validation(self) -> DataConfig:
+        if self.validation_source is not None and self.validation != "none":
+            raise ValueError(f"validation {self.validation} and a validation_source exclude each other; leave one out")
+        if self.validation_source is not None and self.validation_source.distractors is not None:
+            raise ValueError("validation_source.distractors means nothing: distractors are for tests; leave it out")
+        return self
 
 
 class ImagesConfig(Section):
@@ -266,16 +285,6 @@ class TrainingConfig(Section):
         if (self.epochs is None) == (self.steps is None):
             raise ValueError("give either epochs or steps, and leave the other out or null")
         return self
-
-
-class TestConfig(Section):
-    """One more thing to test on than the test classes of the training data."""
-
-    __test__ = False  # the name looks like a test's
-
-    source: str  # as data.source
-    root: Path | None = None  # None: data.root
-    distractors: Path | None = None  # a folder with R1M: tested without them, and with them
 
 
 class EvaluationConfig(Section):

@@ -10,8 +10,9 @@ from shortlist.config import RunConfig
 from shortlist.report.pictures import Column, draw_results, sample_queries
 from shortlist.retrieval import embed_images
 from shortlist.training import Display, open_embedder, train
+from shortlist.training.opening import open_images
 from shortlist.training.parts import build_embedder, build_transforms
-from shortlist.training.plan import decoding_workers, open_images
+from shortlist.training.plan import decoding_workers
 
 QUERIES = 10
 
@@ -29,7 +30,7 @@ def run_demo(config: RunConfig, path: Path, display: Display) -> Path:
     after = open_embedder(folder)
     _, transform = build_transforms(config, after)
     r1 = [
-        json.loads(file.read_text(encoding="utf-8"))["metrics"]["r@1"]["value"]
+        json.loads(file.read_text(encoding="utf-8"))[0]["metrics"]["r@1"]["value"]
         for file in (folder.before_file, folder.evaluation_file)
     ]
     workers = decoding_workers(config)

@@ -1,6 +1,6 @@
 """From an embedder to answers."""
 
-from shortlist.retrieval.embed import embed_images
+from shortlist.retrieval.embed import embed_images, embed_to_file
 from shortlist.retrieval.estimates import Estimate
 from shortlist.retrieval.evaluate import Evaluation, evaluate
 from shortlist.retrieval.judged import JudgedScores, judged_scores
@@ -12,6 +12,7 @@ __all__ = [
     "JudgedScores",
     "Vectors",
     "embed_images",
+    "embed_to_file",
     "evaluate",
     "judged_scores",
     "open_vectors",

@@ -1,14 +1,23 @@
-"""Images to embeddings."""
+"""Images to embeddings: in memory, or in a file where they are many."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import hashlib
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from pathlib import Path
 
+import filelock
+import numpy as np
 import torch
+from numpy.typing import DTypeLike
 from torch import Tensor, nn
 
-from shortlist.data import Catalog, ImageDataset, Transform, image_chunks
+from shortlist.data import Catalog, ImageDataset, ImageError, Transform, image_chunks
+from shortlist.errors import DataError, RunError
 from shortlist.model.sizes import by_size
+from shortlist.retrieval.vector_file import VectorFile
+
+Progress = Callable[[int, int], None]  # done, total
 
 
 def embed_images(
@@ -18,7 +27,7 @@ def embed_images(
     *,
     batch_size: int = 64,
     workers: int = 0,
-    progress: Callable[[int, int], None] | None = None,
+    progress: Progress | None = None,
 ) -> Tensor:
     """Embeddings of all images of a catalog in their order, (n, d) float32 in the CPU's memory.
 
@@ -30,24 +39,136 @@ def embed_images(
         workers: processes that decode.
         progress: called with the number done and the number in all.
     """
-    dataset = ImageDataset(catalog, transform)
-    keys = [
-        [(0, index) for index in range(start, min(start + batch_size, len(catalog)))]
-        for start in range(0, len(catalog), batch_size)
-    ]
-    device = next(embedder.parameters()).device
-    training = embedder.training
-    embedder.eval()
     vectors: list[Tensor] = []
     done = 0
+    for found in _embedded(embedder, catalog, transform, _batches(0, len(catalog), batch_size), workers):
+        vectors.append(found)
+        done += len(found)
+        if progress is not None:
+            progress(done, len(catalog))
+    return torch.cat(vectors)  # outside inference mode, so that autograd may use them
+
+
+def embed_to_file(
+    embedder: nn.Module,
+    catalog: Catalog,
+    transform: Transform,
+    path: Path | str,
+    *,
+    dtype: DTypeLike = np.float16,
+    on_missing: str = "error",
+    batch_size: int = 64,
+    workers: int = 0,
+    progress: Progress | None = None,
+) -> Path:
+    """Embeddings of all images of a catalog in a .npy file, (n, d), for `open_vectors`; only a batch is in memory.
+
+    A file that is there already, of the same images and weights, is left as it is; one that was begun is gone on with.
+    Which images were left out is in a note beside it, PATH.json.
+
+    Args:
+        embedder: as of `embed_images`.
+        catalog: the images.
+        transform: as of `embed_images`.
+        path: of the file; its folder is made.
+        dtype: of the numbers in it.
+        on_missing: "skip" leaves out images that cannot be read; "error" does not.
+        batch_size: images at a time.
+        workers: processes that decode.
+        progress: called with the number done and the number in all.
+
+    Raises:
+        DataError: an image cannot be read (and "error"), or no image can.
+        RunError: another process is writing the file, or the embeddings are not finite.
+    """
+    path = Path(path)
+    file = VectorFile(path, _digest(embedder, catalog, transform, dtype), dtype)
+    if file.done:
+        return path
+    path.parent.mkdir(parents=True, exist_ok=True)
+    lock = filelock.FileLock(path.with_name(f".{path.name}.lock"))
     try:
-        with torch.inference_mode():
-            for images in image_chunks(dataset, keys, workers, pin_memory=device.type == "cuda"):
-                found = by_size(lambda same: embedder(same.to(device, non_blocking=True)), images)
-                vectors.append(found.float().cpu())
-                done += len(images)
-                if progress is not None:
-                    progress(done, len(catalog))
+        lock.acquire(timeout=0)
+    except filelock.Timeout:
+        raise RunError(f"Another process is writing {path}. Wait for it.") from None
+    try:
+        with file:
+            while file.seen < len(catalog):
+                _go_on(file, embedder, catalog, transform, on_missing, batch_size, workers, progress)
+            if not file.rows:
+                raise DataError(f"{catalog.name}: none of its {len(catalog)} images can be read")
+            file.finish()
+    finally:
+        lock.release()
+    return path
+
+
+def _go_on(
+    file: VectorFile,
+    embedder: nn.Module,
+    catalog: Catalog,
+    transform: Transform,
+    on_missing: str,
+    batch_size: int,
+    workers: int,
+    progress: Progress | None,
+) -> None:
+    """Write on, to the end or to an image that cannot be read, which is then left out."""
+    first, *rest = batches = _batches(file.seen, len(catalog), batch_size)
+    bad = set(file.left_out)
+    left = [index for index in first if str(catalog.file(index)) not in bad]
+    if not left:
+        file.seen = first[-1] + 1
+        return
+    try:
+        for batch, found in zip(batches, _embedded(embedder, catalog, transform, [left, *rest], workers), strict=True):
+            _append(file, found, seen=batch[-1] + 1)
+            if progress is not None:
+                progress(file.seen, len(catalog))
+    except ImageError as error:
+        if on_missing != "skip":
+            raise DataError(f"{error}. Leave such images out with data.on_missing=skip") from error
+        if str(error.path) in bad:
+            raise
+        file.left_out.append(str(error.path))
+
+
+def _append(file: VectorFile, vectors: Tensor, seen: int) -> None:
+    numbers = vectors.numpy().astype(file.dtype)
+    if not np.isfinite(numbers).all():
+        raise RunError(f"Embeddings for {file.path} are not finite, or too large for {file.dtype}.")
+    file.append(numbers, seen)
+
+
+def _batches(first: int, number: int, size: int) -> list[Sequence[int]]:
+    return [range(start, min(start + size, number)) for start in range(first, number, size)]
+
+
+def _embedded(
+    embedder: nn.Module, catalog: Catalog, transform: Transform, batches: Iterable[Sequence[int]], workers: int
+) -> Iterator[Tensor]:
+    """The embeddings of each batch of images, float32 in the CPU's memory."""
+    device = next(embedder.parameters()).device
+    keys = ([(0, index) for index in batch] for batch in tuple(batches))
+    training = embedder.training
+    embedder.eval()
+    try:
+        for images in image_chunks(ImageDataset(catalog, transform), keys, workers, pin_memory=device.type == "cuda"):
+            with torch.inference_mode():
+                found = by_size(lambda same: embedder(same.to(device, non_blocking=True)), images).float().cpu()
+            yield found
     finally:
         embedder.train(training)
-    return torch.cat(vectors).clone()  # outside inference mode, so that autograd may use them
+
+
+def _digest(embedder: nn.Module, catalog: Catalog, transform: Transform, dtype: DTypeLike) -> str:
+    """SHA-256 of all that the vectors depend on: images, transform, weights, and the modules' plain settings."""
+    digest = hashlib.sha256(f"{catalog.fingerprint()} {transform} {np.dtype(dtype)}".encode())
+    for name, module in embedder.named_modules():
+        plain = {key: value for key, value in vars(module).items() if isinstance(value, int | float | str | tuple)}
+        del plain["training"]
+        digest.update(f"{name} {type(module).__name__} {sorted(plain.items())}".encode())
+    for name, tensor in embedder.state_dict().items():
+        digest.update(name.encode())
+        digest.update(tensor.detach().cpu().contiguous().view(-1).view(torch.uint8).numpy().tobytes())
+    return digest.hexdigest()

@@ -49,6 +49,11 @@ class Evaluation:
     paper: Mapping[str, float] = field(default_factory=dict)
 
     @property
+    def values(self) -> dict[str, float]:
+        """The metrics without their intervals."""
+        return {name: estimate.value for name, estimate in self.metrics.items()}
+
+    @property
     def headline(self) -> dict[str, Estimate]:
         """The metrics by which the benchmark is known: r@k, or the mAP of each setup."""
         families = groupby(self.metrics, key=lambda name: name.partition("@")[0].partition(" ")[0])
@@ -109,7 +114,7 @@ def _labelled(embeddings: Vectors, catalog: Catalog, k: Sequence[int], bootstrap
     if not isinstance(embeddings, Tensor):
         embeddings = torch.from_numpy(np.array(embeddings))
     labels = torch.from_numpy(catalog.labels.copy()).to(embeddings.device)
-    if catalog.roles is None:
+    if catalog.roles is None or not catalog.roles.any():  # In-shop's training images have no roles
         protocol, asked, gallery = "leave-one-out", len(catalog), len(catalog) - 1
         scores = query_scores(embeddings, labels, k)
     else:

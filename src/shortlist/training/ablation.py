@@ -15,7 +15,7 @@ from shortlist.errors import ConfigError, Interrupted, RunError, did_you_mean
 from shortlist.training.display import Display
 from shortlist.training.folder import Busy, RunFolder, write_atomically
 from shortlist.training.loop import resume, train
-from shortlist.training.plan import open_images
+from shortlist.training.opening import open_images
 
 METHODS: Mapping[str, str] = {  # each with the paper's hyper-parameters
     "RS@k": "loss={name: recall_at_k}",

@@ -1,43 +1,123 @@
-"""The number of a run: on its own test classes, or on other images."""
+"""The numbers of a run: on its own test classes, or on other images."""
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 from accelerate import Accelerator
 
-from shortlist.errors import RunError
-from shortlist.model import Embedder
-from shortlist.retrieval import Evaluation, embed_images, evaluate
+from shortlist.config import RunConfig
+from shortlist.config.schema import TestConfig
+from shortlist.errors import ConfigError, DataError, RunError
+from shortlist.model import Embedder, MultiScale
+from shortlist.retrieval import Evaluation, Vectors, embed_images, embed_to_file, evaluate, open_vectors
 from shortlist.training.display import Display
 from shortlist.training.folder import RunFolder
+from shortlist.training.opening import Exam, open_exams, open_images
 from shortlist.training.parts import build_transforms
-from shortlist.training.plan import decoding_workers, open_images, reported_k
+from shortlist.training.plan import decoding_workers
+
+
+class NotFinite(RunError):  # noqa: N818 - says what the embeddings are
+    """The embedder gives vectors that are not finite."""
 
 
 def evaluate_run(
-    path: Path | str, data: str | None = None, *, root: Path | None = None, display: Display | None = None
-) -> Evaluation:
-    """Evaluate a run's embedder.
+    path: Path | str,
+    data: str | None = None,
+    *,
+    root: Path | None = None,
+    distractors: Path | None = None,
+    display: Display | None = None,
+) -> list[Evaluation]:
+    """Evaluate a run's embedder on all that its config names, each test with and without its distractors.
 
     Args:
         path: the run's folder.
-        data: other images than the run's own; where they have no splits, all of them are the test.
+        data: other images than the config's; where they have no splits, all of them are the test.
         root: as in `open_catalog`.
+        distractors: a folder with R1M, for `data`.
         display: for progress.
+
+    Raises:
+        DataError: the run's images have no test classes.
+        RunError: the run is not finished.
     """
     folder, display = RunFolder.open(Path(path)), display or Display()
     config = folder.config()
     embedder = open_embedder(folder).to(Accelerator().device)
     if data is not None:
-        other = {"source": data, "root": root, "train_share": 0.0}
-        config = config.model_copy(update={"data": config.data.model_copy(update=other)})
-    catalog, _ = open_images(config, display, folder if data is None else None)
-    test = catalog.split("test")
+        asked = (TestConfig(source=data, root=root, distractors=distractors),)
+        config = config.model_copy(
+            update={"evaluation": config.evaluation.model_copy(update={"tests": asked})},
+        )
+    exams = open_exams(config, display, lambda: open_images(config, display, folder).catalog)
+    if not exams:
+        raise DataError(f"{config.data.source} has no test images, and evaluation.tests of the run names no others")
+    return [each for exam in exams for each in examine(embedder, exam, config, display, folder)]
+
+
+def examine(
+    embedder: Embedder,
+    exam: Exam,
+    config: RunConfig,
+    display: Display,
+    folder: RunFolder | None = None,
+    *,
+    validation: bool = False,
+) -> list[Evaluation]:
+    """Measure an embedder: once, and once more with the exam's distractors if there are any and a folder is given.
+
+    Args:
+        embedder: on its device.
+        exam: what to measure it on.
+        config: resolutions, bootstrap, and the figures of the paper.
+        display: for progress.
+        folder: where the distractors' vectors are kept, since there are many.
+        validation: only to compare with others of its run: at one resolution, without intervals.
+
+    Raises:
+        NotFinite: an embedding is not finite.
+    """
+    if exam.distractors is not None and not exam.catalog.judgements:
+        raise ConfigError(
+            f"{exam.name} cannot be tested with distractors: they go with judged queries, as roxford5k's."
+        )
     _, transform = build_transforms(config, embedder)
-    with display.task(f"embedding {len(test):,} images") as progress:
-        vectors = embed_images(embedder, test, transform, workers=decoding_workers(config), progress=progress)
-    return evaluate(vectors, test, k=reported_k(config), bootstrap=config.evaluation.bootstrap)
+    scales, workers = config.evaluation.scales, decoding_workers(config)
+    describer = embedder if validation or scales == (1.0,) else MultiScale(embedder, scales)
+    with display.task(f"embedding {len(exam.catalog):,} images of {exam.name}") as progress:
+        vectors = embed_images(describer, exam.catalog, transform, workers=workers, progress=progress)
+    if not vectors.isfinite().all():
+        raise NotFinite("The embeddings are not finite.")
+    galleries: list[dict[str, Vectors]] = [{}]
+    if exam.distractors is not None and folder is not None:
+        more = exam.distractors
+        with display.task(f"embedding {len(more):,} images of {more.name}") as progress:
+            file = embed_to_file(
+                describer,
+                more,
+                transform,
+                folder.vectors / f"{more.name}.npy",
+                on_missing=config.data.on_missing,
+                workers=workers,
+                progress=progress,
+            )
+        galleries.append({more.name: open_vectors(file)})
+    found = []
+    for distractors in galleries:
+        with display.task("ranking") as progress:
+            measured = evaluate(
+                vectors.to(next(embedder.parameters()).device),
+                exam.catalog,
+                k=exam.k,
+                bootstrap=0 if validation else config.evaluation.bootstrap,
+                distractors=distractors,
+                progress=progress,
+            )
+        found.append(replace(measured, paper=config.paper.get(measured.data, {})))
+    return found
 
 
 def open_embedder(folder: RunFolder) -> Embedder:

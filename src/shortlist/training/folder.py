@@ -39,7 +39,8 @@ class RunFolder:
     checkpoints/            the last two training states
     best/                   the embedder that was best on the validation classes
     embedder.*              the result
-    evaluation-before.json  the test classes before the first step
+    vectors/                embeddings of distractors, where something is tested with them
+    evaluation-before.json  a list of all tests before the first step
     evaluation.json         and with the result
     failed/                 the step that had no finite loss, if there was one
     """  # fmt: skip
@@ -50,7 +51,7 @@ class RunFolder:
         self.metrics_file, self.unreadable_file = path / "metrics.jsonl", path / "unreadable.json"
         self.checkpoints, self.best, self.failed = path / "checkpoints", path / "best", path / "failed"
         self.before_file, self.evaluation_file = path / "evaluation-before.json", path / "evaluation.json"
-        self.lock_file = path / ".lock"
+        self.vectors, self.lock_file = path / "vectors", path / ".lock"
 
     @classmethod
     def open(cls, path: Path) -> RunFolder:

@@ -16,17 +16,19 @@ from accelerate import Accelerator
 from torch import Tensor
 
 from shortlist.config import RunConfig
-from shortlist.data import BENCHMARKS, Catalog, ImageDataset, image_chunks
+from shortlist.data import ImageDataset, image_chunks
 from shortlist.errors import ConfigError, Interrupted, RunError
 from shortlist.model import Embedder, GeM
 from shortlist.model.sizes import Images
-from shortlist.retrieval import Evaluation, embed_images, evaluate
+from shortlist.retrieval import Evaluation
 from shortlist.training.checkpoint import latest_state, save_state
 from shortlist.training.display import Display
+from shortlist.training.evaluation import NotFinite, examine
 from shortlist.training.folder import RunFolder, write_atomically
 from shortlist.training.large_batch import AUTOMATIC_CHUNK
 from shortlist.training.learner import Learned, Learner
 from shortlist.training.memory import reuse_freed_memory
+from shortlist.training.opening import Exam, with_absolute_paths
 from shortlist.training.parts import build_transforms
 from shortlist.training.plan import decoding_workers, make_plan
 from shortlist.training.schedule import learning_rate_factor
@@ -43,7 +45,7 @@ def train(config: RunConfig, path: Path | str, display: Display | None = None) -
         ShortlistError: something that a user can put right.
         Interrupted: by Ctrl-C; `resume` goes on.
     """
-    folder, config = RunFolder(Path(path)), _with_absolute_paths(config)
+    folder, config = RunFolder(Path(path)), with_absolute_paths(config)
     with folder.locked(), saying_how_to_go_on(folder):
         folder.begin(config)
         try:
@@ -66,18 +68,6 @@ def resume(path: Path | str, display: Display | None = None) -> RunFolder:
     return folder
 
 
-def _with_absolute_paths(config: RunConfig) -> RunConfig:
-    """The config of a run that can be gone on with and evaluated from any folder."""
-    data, model = config.data, config.model
-    source, weights = Path(data.source).expanduser(), Path(model.weights or "").expanduser()
-    paths = {
-        "source": str(source.absolute()) if data.source not in BENCHMARKS and source.exists() else data.source,
-        "root": data.root and data.root.expanduser().absolute(),
-    }
-    file = {"weights": str(weights.absolute()) if weights.is_file() else model.weights}
-    return config.model_copy(update={"data": data.model_copy(update=paths), "model": model.model_copy(update=file)})
-
-
 class Trainer:
     """One run, from where its folder stands to the end."""
 
@@ -93,9 +83,9 @@ class Trainer:
             reuse_freed_memory()
         if config.training.threads is not None:
             torch.set_num_threads(config.training.threads)
-        self.learner = Learner(config, self.device)
-        self.train_transform, self.test_transform = build_transforms(config, self.learner.embedder)
         self.plan = plan = make_plan(config, display, folder)
+        self.learner = Learner(config, self.device, plan.classes)
+        self.train_transform, self.test_transform = build_transforms(config, self.learner.embedder)
         left_out = {"missing": list(plan.catalog.missing), "classes_too_small": plan.classes_left_out}
         folder.check_facts(plan.catalog.fingerprint(), seed=config.training.seed, **left_out)
         display.message(f"{plan.total_steps:,} steps; {plan.sampler}", steps=plan.total_steps)
@@ -104,14 +94,14 @@ class Trainer:
             text = f"Left out, as data.on_missing=skip says: {missing} missing, {unreadable} unreadable images."
             display.message(text, missing=missing, unreadable=unreadable)
         self.step = 0  # steps taken
-        self.best: float | None = None  # the first r@k of the best validation
+        self.best: float | None = None  # the first metric of the best validation
 
     def run(self) -> None:
         """Take the remaining steps, then test."""
         try:
             self._restore()
             if self.step == 0 and self.config.evaluation.before:
-                self._test(self.learner.result, self.folder.before_file, "before training")
+                self._test(self.learner.result, self.folder.before_file, "before training", distractors=False)
             self._train()
             self._finish()
         finally:
@@ -182,10 +172,10 @@ class Trainer:
         text, facts = f"epoch {epoch}: loss {loss:.4f}", {"epoch": epoch, "step": self.step, "loss": loss}
         last = self.step == self.plan.total_steps
         if validation is not None and (last or epoch % self.config.training.validate_every == 0):
-            metrics = self._measure(self.learner.result, validation, bootstrap=0).metrics
-            values = {name: estimate.value for name, estimate in metrics.items()}
+            (measured,) = self._measure(self.learner.result, validation, validation=True)
+            metrics, values = measured.metrics, measured.values
             self._record({"kind": "validation", "step": self.step, "epoch": epoch, **values})
-            first = f"r@{self.plan.k[0]}"
+            first = next(iter(metrics))
             text, facts = f"{text}, validation {first} {metrics[first]}", {**facts, "validation": values}
             if self.best is None or values[first] > self.best:
                 self.best = values[first]
@@ -197,37 +187,40 @@ class Trainer:
         """Keep the best embedder by validation, or the last where nothing was validated, and test it once."""
         result = self.learner.result if self.best is None else Embedder.load(self.folder.best).to(self.device)
         result.save(self.folder.path)
-        if self.plan.test is None:
+        if not self.plan.exams:
             self.display.message("There are no test classes, so nothing was tested.")
-            write_atomically(self.folder.evaluation_file, "null\n")
-        else:
-            self._test(result, self.folder.evaluation_file, "test")
+        self._test(result, self.folder.evaluation_file, "test")
 
-    def _test(self, embedder: Embedder, file: Path, name: str) -> None:
-        if self.plan.test is None:
-            return
-        measured = self._measure(embedder, self.plan.test, self.config.evaluation.bootstrap)
-        values = {each: estimate.value for each, estimate in measured.metrics.items()}
-        self._record({"kind": name, "step": self.step, **values})
-        write_atomically(file, json.dumps(measured.to_dict(), indent=2) + "\n")  # the last thing that a run does
-        reported = ", ".join(f"r@{k} {measured.metrics[f'r@{k}']}" for k in self.plan.k)
-        self.display.message(f"{name}: {reported}", evaluation=name, **values)
+    def _test(self, embedder: Embedder, file: Path, name: str, *, distractors: bool = True) -> None:
+        """Measure on all that there is to test on; distractors are many, so not before training."""
+        tested: list[Evaluation] = []
+        for exam in self.plan.exams:
+            for measured in self._measure(embedder, exam, self.folder if distractors else None):
+                tested.append(measured)
+                self._record({"kind": name, "step": self.step, "data": measured.data, **measured.values})
+                reported = ", ".join(f"{metric} {estimate}" for metric, estimate in measured.headline.items())
+                text = f"{name}, {measured.data}: {reported}"
+                self.display.message(text, evaluation=name, data=measured.data, **measured.values)
+        found = [measured.to_dict() for measured in tested]
+        write_atomically(file, json.dumps(found, indent=2) + "\n")  # the last thing that a run does
 
-    def _measure(self, embedder: Embedder, catalog: Catalog, bootstrap: int) -> Evaluation:
-        workers = decoding_workers(self.config)
-        with self.display.task(f"embedding {len(catalog):,} images") as progress:
-            vectors = embed_images(embedder, catalog, self.test_transform, workers=workers, progress=progress)
-        if not vectors.isfinite().all():
+    def _measure(
+        self, embedder: Embedder, exam: Exam, folder: RunFolder | None = None, *, validation: bool = False
+    ) -> list[Evaluation]:
+        try:
+            return examine(embedder, exam, self.config, self.display, folder, validation=validation)
+        except NotFinite:
             file = save_state(self.folder.failed, self.learner.state(self.step))
             raise RunError(
                 f"After step {self.step} the embeddings are not finite, and the run was stopped. The weights are in "
                 f"{file}. {REMEDY}"
-            )
-        return evaluate(vectors.to(self.device), catalog, k=self.plan.k, bootstrap=bootstrap)
+            ) from None
 
     def _record(self, record: dict[str, Any]) -> None:
         self.folder.log(record)
         kind = record["kind"].replace(" ", "_")
+        if len(self.plan.exams) > 1 and "data" in record:
+            kind = f"{kind}/{record['data']}"
         scalars = {f"{kind}/{name}": value for name, value in record.items() if isinstance(value, float)}
         self.accelerator.log(scalars, step=record["step"])
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -12,13 +11,14 @@ import torch
 from torch import Tensor
 
 from shortlist.config import RunConfig
-from shortlist.data import BENCHMARKS, Catalog, half_validation, open_catalog
-from shortlist.data.inspection import drop_unreadable
+from shortlist.data import Catalog, half_validation
 from shortlist.data.sampler import ClassBalancedSampler
 from shortlist.model import Embedder
 from shortlist.training.display import Display
-from shortlist.training.folder import RunFolder, write_atomically
+from shortlist.training.folder import RunFolder
+from shortlist.training.losses import build_loss
 from shortlist.training.memory import GraphSize
+from shortlist.training.opening import Exam, open_exams, open_images, open_validation
 from shortlist.training.parts import build_transforms
 
 AUTOMATIC_BATCH = 392
@@ -32,14 +32,20 @@ class Plan:
     config: RunConfig
     catalog: Catalog
     train: Catalog
-    validation: Catalog | None
-    test: Catalog | None
+    validation: Exam | None
+    exams: tuple[Exam, ...]
     sampler: ClassBalancedSampler
     unreadable: list[tuple[str, str]]  # images left out, and why
 
     @property
     def steps_an_epoch(self) -> int:
         return len(self.sampler)
+
+    @property
+    def classes(self) -> Tensor:
+        """The labels of the classes that batches are made of."""
+        labels = torch.tensor(self.train.classes())
+        return labels[~torch.isin(labels, torch.tensor(self.sampler.left_out, dtype=labels.dtype))]
 
     @property
     def classes_left_out(self) -> list[str]:
@@ -59,22 +65,13 @@ class Plan:
                 table = self.sampler.batches(epoch)
             yield epoch, table[within]
 
-    @property
-    def k(self) -> tuple[int, ...]:
-        return reported_k(self.config)
-
-
-def reported_k(config: RunConfig) -> tuple[int, ...]:
-    """The cut-offs to report: the config's, or the benchmark's own."""
-    benchmark = BENCHMARKS.get(config.data.source)
-    return config.evaluation.k or (benchmark.k if benchmark else (1, 2, 4, 8))
-
 
 def make_plan(config: RunConfig, display: Display, folder: RunFolder | None = None) -> Plan:
     """Open the images and split them. What is unreadable is noted in the run's folder, and not looked for again."""
     catalog, unreadable = open_images(config, display, folder)
     if config.data.validation == "half":
         catalog = half_validation(catalog)
+    validation = open_validation(config, display, catalog)
     batch = config.batch
     train = catalog.split("train")
     size = batch.size
@@ -82,35 +79,8 @@ def make_plan(config: RunConfig, display: Display, folder: RunFolder | None = No
         classes = int((train.class_sizes() >= batch.per_class).sum())
         size = batch.per_class * max(1, min(classes, AUTOMATIC_BATCH // batch.per_class))
     sampler = ClassBalancedSampler(train.labels.tolist(), size, batch.per_class, config.training.seed)
-    validation, test = (catalog.split(name) if name in catalog.splits else None for name in ("validation", "test"))
-    return Plan(config, catalog, train, validation, test, sampler, unreadable)
-
-
-def open_images(
-    config: RunConfig, display: Display, folder: RunFolder | None = None
-) -> tuple[Catalog, list[tuple[str, str]]]:
-    """The catalog that a config names and, with `data.on_missing: skip`, the unreadable images that were left out."""
-    data = config.data
-    with display.task("opening the images") as progress:
-        catalog = open_catalog(
-            data.source,
-            root=data.root,
-            on_missing=data.on_missing,
-            train_share=data.train_share,
-            split_seed=data.split_seed,
-            progress=progress,
-        )
-    if data.on_missing == "error":
-        return catalog, []
-    if folder is not None and folder.unreadable_file.exists():
-        unreadable = [(path, why) for path, why in json.loads(folder.unreadable_file.read_text(encoding="utf-8"))]
-    else:
-        with display.task("looking for unreadable images") as progress:
-            _, unreadable = drop_unreadable(catalog, progress=progress)
-        if folder is not None:
-            write_atomically(folder.unreadable_file, json.dumps(unreadable, indent=2) + "\n")
-    left_out = {path for path, _ in unreadable}
-    return catalog.subset([path not in left_out for path in catalog.paths]), unreadable
+    exams = open_exams(config, display, lambda: catalog)
+    return Plan(config, catalog, train, validation, exams, sampler, unreadable)
 
 
 def decoding_workers(config: RunConfig) -> int:
@@ -127,6 +97,9 @@ def describe(plan: Plan, embedder: Embedder) -> dict[str, Any]:
     """
     config, batch = plan.config, plan.config.batch
     parts = {name: sum(p.numel() for p in part if p.requires_grad) for name, part in embedder.parts().items()}
+    loss = build_loss(config.loss, plan.classes, embedder.dim)  # what it refuses is refused here as well
+    if proxies := sum(p.numel() for p in loss.parameters()):
+        parts["loss"] = proxies
     transform, _ = build_transforms(config, embedder)
     tried = transform.size or embedder.data_config.input_size[-1]
     with GraphSize(embedder.parameters()) as graph:
@@ -154,16 +127,20 @@ def describe(plan: Plan, embedder: Embedder) -> dict[str, Any]:
         "steps": plan.total_steps,
         "parameters": {**parts, "all": sum(parts.values())},
         "memory": {name: f"{size / 2**20:,.0f} MB" for name, size in memory.items()},
-        "reported": [f"r@{k}" for k in plan.k],
+        "tests": [_exam(exam) for exam in plan.exams],
     }
 
 
 def _splits(plan: Plan) -> dict[str, Catalog]:
-    return {
-        name: part
-        for name, part in (("train", plan.train), ("validation", plan.validation), ("test", plan.test))
-        if part is not None
-    }
+    own = None if plan.config.evaluation.tests else next(iter(plan.exams), None)
+    others = {"validation": plan.validation, "test": own}
+    return {"train": plan.train, **{name: exam.catalog for name, exam in others.items() if exam is not None}}
+
+
+def _exam(exam: Exam) -> str:
+    others = exam.distractors
+    more = "" if others is None else f", without and with {len(others):,} images of {others.name}"
+    return f"{exam.name}: {len(exam.catalog):,} images{more}, reported at {', '.join(map(str, exam.k))}"
 
 
 def _count(catalog: Catalog) -> str:

@@ -1,0 +1,52 @@
+"""Evaluations as tables for a terminal: what was measured and, beside it, what the paper reports."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+from rich.console import Console
+from rich.table import Table
+
+from shortlist.retrieval import Evaluation
+
+
+def print_evaluations(found: Sequence[Evaluation], paper: Iterable[str] = (), console: Console | None = None) -> None:
+    """A table for each, and which tests of the paper were not made.
+
+    Args:
+        found: what was measured.
+        paper: everything that the paper has figures for.
+        console: where to print; by default the standard output.
+    """
+    console = console or Console()
+    for each in found:
+        console.print(evaluation_table(each))
+        console.print(counts(each), highlight=False)
+    others = [name for name in paper if name not in {each.data for each in found}]
+    if others:
+        console.print(
+            f"The paper has figures for {', '.join(others)} as well, which was not tested here.", markup=False
+        )
+
+
+def evaluation_table(measured: Evaluation) -> Table:
+    """A row a metric, the paper's first; with the paper's figures where it has any, and the difference to them."""
+    title = f"{measured.data}, {measured.split}: {measured.protocol}"
+    table = Table("metric", "%", "95 % interval", title=title)
+    if measured.paper:
+        table.add_column("paper", justify="right")
+        table.add_column("difference", justify="right")
+    for name in dict.fromkeys((*measured.paper, *measured.metrics)):
+        estimate = measured.metrics.get(name)
+        value, _, interval = ("-", "", "not measured") if estimate is None else str(estimate).partition(" ")
+        compared = [f"{measured.paper[name]:.1f}"] if name in measured.paper else []
+        compared += [f"{measured.difference[name]:+.1f}"] if name in measured.difference else []
+        table.add_row(name, value, interval, *compared)
+    return table
+
+
+def counts(measured: Evaluation) -> str:
+    """How many queries and images stand behind the figures."""
+    text = f"{measured.queries:,} queries, each against {measured.gallery:,} images; left out, for want of anything to "
+    setups = "".join(f"; {setup}: {number:,} queries" for setup, number in measured.setups.items())
+    return f"{text}find: {measured.left_out:,}{setups}"

@@ -1,0 +1,148 @@
+"""The images that a config names: to train on, to validate with, and to be tested on."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, NamedTuple, TypeVar
+
+from shortlist.config import RunConfig
+from shortlist.config.schema import DataConfig, TestConfig
+from shortlist.data import BENCHMARKS, Catalog, open_catalog
+from shortlist.data.inspection import drop_unreadable
+from shortlist.training.display import Display
+from shortlist.training.folder import RunFolder, write_atomically
+
+K = (1, 2, 4, 8)
+Source = TypeVar("Source", DataConfig, TestConfig)
+
+
+class Opened(NamedTuple):
+    catalog: Catalog
+    unreadable: list[tuple[str, str]]  # images left out, and why
+
+
+@dataclass(frozen=True)
+class Exam:
+    """What an embedder is measured on.
+
+    Args:
+        catalog: of the images that count, and no others. Its name is that of the figures in `paper`.
+        k: cut-offs to report.
+        distractors: more images for its gallery; it is then measured without them, and with them.
+    """
+
+    catalog: Catalog
+    k: tuple[int, ...]
+    distractors: Catalog | None = None
+
+    @property
+    def name(self) -> str:
+        return self.catalog.name
+
+
+def open_images(config: RunConfig, display: Display, folder: RunFolder | None = None) -> Opened:
+    """The catalog that a config names and, with `data.on_missing: skip`, the unreadable images that were left out."""
+    data = config.data
+    with display.task("opening the images") as progress:
+        catalog = open_catalog(
+            data.source,
+            root=data.root,
+            on_missing=data.on_missing,
+            train_share=data.train_share,
+            split_seed=data.split_seed,
+            progress=progress,
+        )
+    if data.on_missing == "error":
+        return Opened(catalog, [])
+    if folder is not None and folder.unreadable_file.exists():
+        unreadable = [(path, why) for path, why in json.loads(folder.unreadable_file.read_text(encoding="utf-8"))]
+    else:
+        with display.task("looking for unreadable images") as progress:
+            _, unreadable = drop_unreadable(catalog, progress=progress)
+        if folder is not None:
+            write_atomically(folder.unreadable_file, json.dumps(unreadable, indent=2) + "\n")
+    left_out = {path for path, _ in unreadable}
+    return Opened(catalog.subset([path not in left_out for path in catalog.paths]), unreadable)
+
+
+def open_exams(config: RunConfig, display: Display, own: Callable[[], Catalog]) -> tuple[Exam, ...]:
+    """What a run is tested on: what `evaluation.tests` names or, without any, the test classes of its own images.
+
+    Args:
+        config: the run's.
+        display: for progress.
+        own: gives the catalog of the run's own images; asked only if it is needed.
+
+    Raises:
+        DataError: images that are not there, or without a test split.
+    """
+    if not config.evaluation.tests:
+        catalog = own()
+        return (_exam(config, config.data.source, catalog, "test"),) if "test" in catalog.splits else ()
+    return tuple(_open(config, test, display, own) for test in config.evaluation.tests)
+
+
+def open_validation(config: RunConfig, display: Display, own: Catalog) -> Exam | None:
+    """What chooses the best epoch: what `data.validation_source` names, or the validation split of its own images."""
+    other = config.data.validation_source
+    if other is None:
+        return _exam(config, config.data.source, own, "validation") if "validation" in own.splits else None
+    catalog = _open_other(config, other, display)
+    return _exam(config, other.source, catalog, "validation" if "validation" in catalog.splits else "test")
+
+
+def _exam(config: RunConfig, source: str, catalog: Catalog, split: str, distractors: Catalog | None = None) -> Exam:
+    return Exam(catalog.split(split), reported_k(config, source), distractors)
+
+
+def reported_k(config: RunConfig, source: str) -> tuple[int, ...]:
+    """The cut-offs to report for a source: the config's, or the benchmark's own."""
+    benchmark = BENCHMARKS.get(source)
+    return config.evaluation.k or (benchmark and benchmark.k) or K
+
+
+def _open(config: RunConfig, test: TestConfig, display: Display, own: Callable[[], Catalog]) -> Exam:
+    same = test.source == config.data.source and test.root in (None, config.data.root)
+    catalog = own() if same else _open_other(config, test, display)
+    distractors = None
+    if test.distractors is not None:
+        with display.task("opening the distractors") as progress:
+            distractors = open_catalog(
+                "r1m", root=test.distractors, on_missing=config.data.on_missing, progress=progress
+            )
+    return _exam(config, test.source, catalog, "test", distractors)
+
+
+def _open_other(config: RunConfig, test: TestConfig, display: Display) -> Catalog:
+    """Images that are none of the training's; where they have no splits, all of them are the test."""
+    root = test.root or (config.data.root if test.source in BENCHMARKS else None)
+    other = {"source": test.source, "root": root, "train_share": 0.0}
+    return open_images(config.model_copy(update={"data": config.data.model_copy(update=other)}), display).catalog
+
+
+def with_absolute_paths(config: RunConfig) -> RunConfig:
+    """The config of a run that can be gone on with and evaluated from any folder."""
+    data, model, evaluation = config.data, config.model, config.evaluation
+    weights = Path(model.weights or "").expanduser()
+    validation = data.validation_source and _absolute(data.validation_source)
+    changes = {
+        "data": _absolute(data).model_copy(update={"validation_source": validation}),
+        "model": model.model_copy(update={"weights": str(weights.absolute()) if weights.is_file() else model.weights}),
+        "evaluation": evaluation.model_copy(update={"tests": tuple(map(_absolute, evaluation.tests))}),
+    }
+    return config.model_copy(update=changes)
+
+
+def _absolute(named: Source) -> Source:
+    source = Path(named.source).expanduser()
+    paths: dict[str, Any] = {
+        name: place.expanduser().absolute()
+        for name in ("root", "distractors")
+        if (place := getattr(named, name, None)) is not None
+    }
+    if named.source not in BENCHMARKS and source.exists():
+        paths["source"] = str(source.absolute())
+    return named.model_copy(update=paths)
