@@ -48,24 +48,26 @@ def without_missing(catalog: Catalog, on_missing: str) -> Catalog:
 
 def absent_files(root: Path, paths: NDArray[np.object_]) -> NDArray[np.bool_]:
     """(n,) which paths are no files. One listing a folder, not one question a file."""
-    listings: dict[str, set[str]] = {}
+    listings: dict[str, set[str] | None] = {}  # None: there is no such folder
     absent = np.zeros(len(paths), dtype=np.bool_)
     for index, path in enumerate(paths):
         folder, _, name = path.rpartition("/")
         if folder not in listings:
             listings[folder] = _file_names(root / (folder or ("/" if path.startswith("/") else "")))
-        absent[index] = name not in listings[folder]
-    for index in np.flatnonzero(absent).tolist():  # a file system that ignores case or accents lists another spelling
-        absent[index] = not os.path.isfile(root / paths[index])  # noqa: PTH113 - never raises
+        listed = listings[folder]
+        if listed is None:
+            absent[index] = True
+        elif name not in listed:  # a file system that ignores case or accents lists another spelling
+            absent[index] = not os.path.isfile(os.path.join(root, path))  # noqa: PTH113, PTH118 - never raises, and fast
     return absent
 
 
-def _file_names(folder: Path) -> set[str]:
+def _file_names(folder: Path) -> set[str] | None:
     try:
         with os.scandir(folder) as entries:
             return {entry.name for entry in entries if entry.is_file()}
     except (OSError, ValueError):  # ValueError: a null byte in the name
-        return set()
+        return None
 
 
 def some(names: Iterable[str], most: int = 3) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import textwrap
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -10,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from shortlist.data.benchmarks.places import somewhere_near, split_folders
+from shortlist.data.benchmarks.places import first_with, misplaced, somewhere_near, split_folders
 from shortlist.data.cache import cache_folder
 from shortlist.data.catalog import Catalog
 from shortlist.data.presence import without_missing
@@ -41,13 +42,14 @@ class Benchmark:
             that it lists.
         protocol: how it is evaluated; "training only" where it has nothing to test on.
         k: the cut-offs that papers report.
-        download: where it comes from.
+        download: where it comes from, a line each.
         expects: what its folder must hold, in a few words; None where it needs no folder.
         tree: the same as a tree, a line each.
         marks: files or folders by which its folder is known: one of them must be there.
         counts: what each split or role should count.
         note: what else to know before downloading.
         confused: files or folders that are found instead of the marks -> what they are.
+        judged: whether its queries come with a list of right answers, so that it is reported by mAP and mP@k.
     """
 
     name: str
@@ -62,6 +64,7 @@ class Benchmark:
     counts: Mapping[str, Count] = field(default_factory=dict)
     note: str = ""
     confused: Mapping[str, str] = field(default_factory=dict)
+    judged: bool = False
 
     def load(self, root: Path | None, on_missing: str = "error", progress: Progress | None = None) -> Catalog:
         """Its catalog, with splits; what it counts otherwise than it should is in `remarks`.
@@ -75,7 +78,14 @@ class Benchmark:
         catalog = self.read(cache_folder("") if root is None else root, progress)
         self._check_classes(catalog)
         remarks = (*catalog.remarks, *self._deviations(catalog))
-        return without_missing(dataclasses.replace(catalog, remarks=remarks), on_missing)
+        return self._present(dataclasses.replace(catalog, remarks=remarks), on_missing)
+
+    @property
+    def reported(self) -> tuple[str, ...]:
+        """The metrics that papers report, such as r@1."""
+        if self.protocol.endswith("only"):
+            return ()
+        return ("mAP", *(f"mP@{k}" for k in self.k)) if self.judged else tuple(f"r@{k}" for k in self.k)
 
     def facts(self) -> dict[str, Any]:
         """All that can be said of it, ready for JSON."""
@@ -85,7 +95,8 @@ class Benchmark:
             "protocol": self.protocol,
             "k": list(self.k),
             "counts": {part: dataclasses.asdict(count) for part, count in self.counts.items()},
-            "download": self.download,
+            "reported": list(self.reported),
+            "download": self.download.splitlines(),
             "expects": self.expects,
             "tree": self.tree.splitlines(),
             "note": self.note,
@@ -94,10 +105,10 @@ class Benchmark:
     def description(self) -> str:
         """All that can be said of it, for a person."""
         lines = [f"{self.name}: {self.about}", "", f"protocol   {self.protocol}"]
-        lines += [f"reported   {', '.join(f'@{k}' for k in self.k)}"] if self.k else []
+        lines += [f"reported   {', '.join(self.reported)}"] if self.reported else []
         lines += [f"{part:10} {count}" for part, count in self.counts.items()]
-        lines += [f"download   {self.download}"]
-        lines += ["", self.note] if self.note else []
+        lines += [f"{'' if number else 'download':10} {each}" for number, each in enumerate(self.download.splitlines())]
+        lines += ["", textwrap.fill(self.note, 100)] if self.note else []
         if self.expects is None:
             return "\n".join([*lines, "", f"use        shortlist data show {self.name}"])
         tree = ["", "data.root is the folder that holds", *(f"    {line}" for line in self.tree.splitlines())]
@@ -120,6 +131,19 @@ class Benchmark:
             f"{self.name}: {root} does not hold {self.expects}{found}{hint} (shortlist data about {self.name})"
         )
 
+    def _present(self, catalog: Catalog, on_missing: str) -> Catalog:
+        try:
+            return without_missing(catalog, on_missing)
+        except DataError as error:
+            if first_with(catalog.root, [""], catalog.paths) is not None:  # some are where they should be
+                raise
+            above = catalog.root.absolute().parent
+            if first_with(above, [""], catalog.paths) is not None:
+                raise DataError(f"{error} {above} looks like it: set data.root to that") from error
+            if (place := misplaced(catalog.root, str(catalog.paths[0]))) is not None:
+                raise DataError(f"{error} {place} should be at {catalog.file(0)}") from error
+            raise
+
     def _check_classes(self, catalog: Catalog) -> None:
         """No class both trains and tests: that is what these benchmarks are about."""
         train, test = (np.unique(catalog.labels[catalog.splits == split]) for split in ("train", "test"))
@@ -141,4 +165,6 @@ class Benchmark:
             counted = Count(int(rows.sum()), classes)
             if counted != expected:
                 found.append(f"{part}: lists {counted}, where {self.name} has {expected}")
+        if not self.judged and (twice := len(catalog) - len(set(catalog.paths.tolist()))):
+            found.append(f"{twice:,} images are listed more than once")
         return found

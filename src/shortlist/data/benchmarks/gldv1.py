@@ -21,7 +21,7 @@ HINT = "expected is train.csv of Google Landmarks 2018"
 def read(root: Path, progress: Progress | None = None) -> Catalog:
     """All images of `train.csv` that have a landmark."""
     file = root / LIST
-    ids, _, landmarks = read_csv(file, "gldv1", HEADER, HINT)
+    ids, landmarks = read_csv(file, "gldv1", HEADER, ("id", "landmark_id"), HINT)
     without = landmarks.count("None")  # photographs that were withdrawn
     remarks: tuple[str, ...] = ()
     if without:

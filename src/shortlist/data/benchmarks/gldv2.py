@@ -19,7 +19,7 @@ HINT = "expected is train_clean.csv of GLDv2 (train.csv is the list that was not
 def read(root: Path, progress: Progress | None = None) -> Catalog:
     """All images of `train_clean.csv`."""
     file = root / LIST
-    landmarks, images = read_csv(file, "gldv2-clean", HEADER, HINT)
+    landmarks, images = read_csv(file, "gldv2-clean", HEADER, HEADER, HINT)
     of_each = [listed.split() for listed in images]
     ids = [image for listed in of_each for image in listed]
     short = next((image for image in ids if len(image) < 3), None)

@@ -67,7 +67,7 @@ BENCHMARK = Benchmark(
     read=read,
     protocol="leave-one-out",
     k=(1, 4, 16, 32),
-    download="images (train_val2018.tar.gz): https://github.com/visipedia/inat_comp/tree/master/2018; "
+    download="images (train_val2018.tar.gz): https://github.com/visipedia/inat_comp/tree/master/2018\n"
     "lists (Inat_dataset_splits): https://github.com/Andrew-Brown1/Smooth_AP",
     expects=f"{IMAGES}/ and {FOLDER}/ with {' and '.join(LISTS)}",
     tree="""\
@@ -83,6 +83,7 @@ train_val2018/...""",
         "train_val2017": "is of 2017, and the benchmark is of 2018",
         "train_val2019": "is of 2019, and the benchmark is of 2018",
         "train2019.json": "is of 2019, and the benchmark is of 2018",
+        "train.json": "is of 2021, and the benchmark is of 2018",
         "train_mini.json": "is of 2021, and the benchmark is of 2018",
         "2021_train": "is of 2021, and the benchmark is of 2018",
         IMAGES: f"is there, but the lists are not: put {FOLDER} beside it",

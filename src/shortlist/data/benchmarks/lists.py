@@ -27,17 +27,26 @@ def read_lines(file: Path, name: str) -> list[str]:
         raise DataError(f"{name}: there is no {file.name} in {file.parent}") from error
     except UnicodeDecodeError as error:
         raise DataError(f"{name}: {file} is no text file: the download may have failed, or it is packed") from error
-    start = text[:500].lstrip().lower()
-    if start.startswith(("<!doctype", "<html", "<?xml", "<head")):
-        raise DataError(f"{name}: {file} is a web page, not a list: its download failed; download it again")
-    if start.startswith(_LFS):
-        raise DataError(f"{name}: {file} is a pointer of Git LFS, not a list; fetch the file itself")
+    check_text(file, name, text[:500])
     lines = [line.strip() for line in text.splitlines()]
     while lines and not lines[-1]:
         lines.pop()
     if not lines:
         raise DataError(f"{name}: {file} is empty; download it again")
     return lines
+
+
+def check_text(file: Path, name: str, start: str) -> None:
+    """What a failed download leaves is no list.
+
+    Raises:
+        DataError: the file starts like a web page, or like a pointer of Git LFS.
+    """
+    start = start.lstrip().lower()
+    if start.startswith(("<!doctype", "<html", "<?xml", "<head")):
+        raise DataError(f"{name}: {file} is a web page, not a list: its download failed; download it again")
+    if start.startswith(_LFS):
+        raise DataError(f"{name}: {file} is a pointer of Git LFS, not a list; fetch the file itself")
 
 
 def columns(file: Path, name: str, lines: Sequence[str], header: str, first_line: int = 1) -> list[tuple[str, ...]]:

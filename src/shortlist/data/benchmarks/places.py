@@ -8,18 +8,28 @@ from itertools import islice
 from pathlib import Path
 
 MOST = 2000  # entries of a folder that are looked at
+FEW = 50  # folders that are also looked into
 
 
 def somewhere_near(root: Path, marks: Iterable[str]) -> Path | None:
     """The nearest folder, up to two levels down or up, that holds one of the marks."""
     marks = list(marks)
     here = root.absolute()
-    children = list(_folders(root))
-    for folder in (*children, here.parent, *(below for child in children for below in _folders(child))):
+    for folder in (*_below(root), here.parent, here.parent.parent):
         if any((folder / mark).exists() for mark in marks):
             return folder
-    above = here.parent.parent
-    return above if any((above / mark).exists() for mark in marks) else None
+    return None
+
+
+def misplaced(root: Path, path: str) -> Path | None:
+    """Where the file is that should be at `path`: some folders deeper, or some folders less deep."""
+    parts = path.split("/")
+    ends = ["/".join(parts[first:]) for first in range(len(parts))]
+    for folder in (root, *_below(root)):
+        for end in ends:
+            if (folder / end).is_file():
+                return folder / end
+    return None
 
 
 def split_folders(root: Path) -> str:
@@ -35,6 +45,14 @@ def first_with(root: Path, folders: Iterable[str], paths: Iterable[str], tried: 
         if any((root / folder / path).is_file() for path in some):
             return folder
     return None
+
+
+def _below(root: Path) -> Iterator[Path]:
+    """The folders in a folder, and then, where those are few, the folders in them."""
+    children = list(_folders(root))
+    yield from children
+    if len(children) <= FEW:
+        yield from (folder for child in children for folder in _folders(child))
 
 
 def _folders(root: Path) -> Iterator[Path]:

@@ -101,11 +101,12 @@ def _benchmark(name: str, city: str, images: int, download: str) -> Benchmark:
         read=reader(name),
         protocol="revisited: easy, medium and hard, by mAP and mP@k, with and without the distractors of r1m",
         k=(1, 5, 10),
-        download=f"ground truth: http://cmp.felk.cvut.cz/revisitop/ (gnd_{name}.pkl); images: {download}",
+        download=f"ground truth: http://cmp.felk.cvut.cz/revisitop/ (gnd_{name}.pkl)\nimages: {download}",
         expects=f"gnd_{name}.pkl and jpg/",
         tree=f"gnd_{name}.pkl\njpg/*.jpg     all images in this one folder, the queries' too",
         marks=(f"gnd_{name}.pkl",),
         counts={"query": Count(70), "gallery": Count(images)},
+        judged=True,
         confused={"jpg": f"is there, but gnd_{name}.pkl is not: it belongs beside it"},
     )
 

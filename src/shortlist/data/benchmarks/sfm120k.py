@@ -54,15 +54,16 @@ BENCHMARK = Benchmark(
     name="sfm120k-val",
     about="the validation set of Tolias et al. 2020, from SfM-120k: to choose the epoch of a landmark model",
     read=read,
-    protocol="mAP of queries that lie in the database, each without itself",
+    protocol="judged: the queries lie in the database, and each is compared with all of it but itself",
     k=(1, 5, 10),
-    download="images: http://cmp.felk.cvut.cz/cnnimageretrieval/ (train/ims, ims.tar.gz); "
+    download="images: http://cmp.felk.cvut.cz/cnnimageretrieval/ (train/ims, ims.tar.gz)\n"
     f"ground truth: https://github.com/gtolias/how ({LIST})",
     expects=f"{LIST} and ims/",
     tree=f"""\
 {LIST}
 ims/ef/cd/ab/0123...abcdef     the last letters of the name are folders; no ending""",
     marks=(LIST,),
+    judged=True,
     confused={
         "retrieval-SfM-120k.pkl": f"is the list of its training; {LIST} is a file of its own",
         "ims": f"is there, but {LIST} is not: it belongs beside it",

@@ -76,7 +76,7 @@ def _benchmark(size: str, protocol: str | None) -> Benchmark:
         name=f"vehicleid-{size}" + ("-reid" if protocol else ""),
         about=f"PKU VehicleID: vehicles on surveillance cameras, {size} test set of {tested.classes:,}",
         read=reader(size, protocol),
-        protocol=f"{RE_IDENTIFICATION}: one gallery image a vehicle, drawn by seed {GALLERY_SEED}; the rest are queries"
+        protocol=f"{protocol}: one gallery image a vehicle, drawn by seed {GALLERY_SEED}; the others are queries"
         if protocol
         else "leave-one-out",
         k=(1, 5),
@@ -88,8 +88,8 @@ train_test_split/train_list.txt
 train_test_split/test_list_{tested.classes}.txt""",
         marks=("train_test_split",),
         counts={"train": TRAIN, "test": tested},
-        note="The lists were corrected over time: counts in papers, ours included, may differ by a little. Results of "
-        "leave-one-out (the paper's) and of re-identification cannot be compared.",
+        note="The lists were corrected after their first publication: the counts that papers give may differ. Results "
+        "of leave-one-out (the paper's) and of re-identification cannot be compared.",
         confused={"image": "is there, but the lists are not: train_test_split/ belongs beside it"},
     )
 

@@ -1,0 +1,420 @@
+"""A benchmark's folder that is wrong in the usual ways: the error says what was expected where."""
+
+from __future__ import annotations
+
+import pickle
+import shutil
+from pathlib import Path
+
+import pytest
+
+from shortlist.data import BENCHMARKS, open_catalog
+from shortlist.errors import DataError
+from tests.data.pictures import class_folders
+from tests.miniatures import lines, miniature
+
+NAMES = sorted(set(BENCHMARKS) - {"glyphs"})
+LISTS = {  # a text file that each reads
+    "sop": "Ebay_test.txt",
+    "inaturalist": "Inat_dataset_splits/Inaturalist_test_set1.txt",
+    "vehicleid-medium": "train_test_split/test_list_1600.txt",
+    "vehicleid-small-reid": "train_test_split/train_list.txt",
+    "cub": "image_class_labels.txt",
+    "inshop": "list_eval_partition.txt",
+    "gldv1": "train.csv",
+    "gldv2-clean": "train_clean.csv",
+    "r1m": "revisitop1m.txt",
+}
+PICKLES = {
+    "roxford5k": "gnd_roxford5k.pkl",
+    "rparis6k": "gnd_rparis6k.pkl",
+    "sfm120k-val": "retrieval-SfM-120k-val-eccv2020.pkl",
+}
+
+
+@pytest.fixture(autouse=True)
+def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("SHORTLIST_CACHE", str(tmp_path / "cache"))
+
+
+def refused(name: str, root: Path | None, *said: str, on_missing: str = "error") -> None:
+    """One line that says all of this."""
+    with pytest.raises(DataError) as caught:
+        open_catalog(name, root=root, on_missing=on_missing)
+    message = str(caught.value)
+    assert "\n" not in message
+    for each in said:
+        assert each in message, message
+
+
+def small(name: str, folder: Path) -> Path:
+    return miniature(name, folder / "data" / name, 2, 2)
+
+
+# The folder
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_no_folder(name: str, tmp_path: Path):
+    refused(name, None, f"{name} needs its folder: set data.root to the one that holds {BENCHMARKS[name].expects}")
+    refused(name, tmp_path / "nowhere", f"{name}: there is no folder {tmp_path / 'nowhere'}; data.root must hold")
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_one_or_two_folders_too_high(name: str, tmp_path: Path):
+    root = small(name, tmp_path)
+    for above in (root.parent, root.parent.parent):
+        refused(
+            name, above, f"{above} does not hold {BENCHMARKS[name].expects}; but {root} looks like it: set data.root"
+        )
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_one_or_two_folders_too_deep(name: str, tmp_path: Path):
+    root = small(name, tmp_path)
+    inside = next((entry for entry in sorted(root.iterdir(), reverse=True) if entry.is_dir()), root / "images")
+    deeper = inside / "some" / "where"
+    deeper.mkdir(parents=True)
+    for folder in (inside, deeper.parent):
+        refused(name, folder, "does not hold", f"; but {root} looks like it: set data.root to that")
+    refused(name, deeper, f"does not hold {BENCHMARKS[name].expects} (shortlist data about {name})")  # too far
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_an_empty_folder(name: str, tmp_path: Path):
+    (tmp_path / "a" / "b" / "c").mkdir(parents=True)
+    refused(name, tmp_path / "a" / "b" / "c", f"{name}: ", "does not hold", f"(shortlist data about {name})")
+
+
+@pytest.mark.parametrize("name", ["cars196", "cub", "sop", "inaturalist", "inshop", "vehicleid-small"])
+def test_a_split_for_classification(name: str, tmp_path: Path):
+    class_folders(tmp_path / "train", {"Acura": 2, "Audi": 1})
+    class_folders(tmp_path / "test", {"Acura": 1})
+    refused(
+        name, tmp_path, "its folders train/ and test/ are a split for classification, which the retrieval benchmark"
+    )
+    shutil.rmtree(tmp_path / "test")
+    with pytest.raises(DataError) as caught:
+        open_catalog(name, root=tmp_path)
+    assert "classification" not in str(caught.value)  # one folder of that name says nothing
+
+
+@pytest.mark.parametrize(
+    ("name", "found", "said"),
+    [
+        ("cub", "train_test_split.txt", "train_test_split.txt is the split for classification and is not needed"),
+        ("cub", "001.Black_footed_Albatross/", "is inside of images/"),
+        ("inaturalist", "train2018.json", "train2018.json is the split for classification; the one for retrieval is"),
+        ("inaturalist", "train_val2019/", "train_val2019 is of 2019, and the benchmark is of 2018"),
+        ("inaturalist", "train_val2017/", "train_val2017 is of 2017"),
+        ("inaturalist", "train.json", "train.json is of 2021"),
+        ("inaturalist", "train_val2018/", "train_val2018 is there, but the lists are not: put Inat_dataset_splits"),
+        ("vehicleid-large", "image/", "image is there, but the lists are not: train_test_split/ belongs beside it"),
+        ("sop", "Ebay_info.txt", "Ebay_info.txt is the list of all images, without the split"),
+        ("inshop", "img/", "img is there, but list_eval_partition.txt is not: it comes in Eval/"),
+        ("gldv1", "train_clean.csv", "train_clean.csv belongs to GLDv2: open it as gldv2-clean"),
+        ("gldv2-clean", "train.csv", "train.csv is the list that was not cleaned"),
+        ("roxford5k", "jpg/", "jpg is there, but gnd_roxford5k.pkl is not"),
+        ("r1m", "jpg/", "jpg is there, but revisitop1m.txt is not"),
+        ("sfm120k-val", "retrieval-SfM-120k.pkl", "is the list of its training"),
+        ("cars196", "car_ims/", "car_ims is there, but cars_annos.mat is not"),
+    ],
+)
+def test_what_is_taken_for_it(name: str, found: str, said: str, tmp_path: Path):
+    if found.endswith("/"):
+        (tmp_path / found).mkdir()
+    else:
+        (tmp_path / found).touch()
+    refused(name, tmp_path, f"does not hold {BENCHMARKS[name].expects}; ", said)
+
+
+def test_a_folder_of_very_many_folders_is_not_searched(tmp_path: Path):
+    """Two levels down is looked into only where there are few folders."""
+    miniature("cub", tmp_path / "000" / "cub", 2, 2)
+    refused("cub", tmp_path, "looks like it")
+    for number in range(60):
+        (tmp_path / f"{number:03}").mkdir(exist_ok=True)
+    with pytest.raises(DataError) as caught:
+        open_catalog("cub", root=tmp_path)
+    assert "looks like it" not in str(caught.value)
+
+
+# Images
+
+
+@pytest.mark.parametrize("name", sorted(set(NAMES) - {"omniglot"}))  # whose images are in the cache
+def test_images_that_are_missing(name: str, tmp_path: Path):
+    root = small(name, tmp_path)
+    catalog = open_catalog(name, root=root)
+    gone = str(catalog.paths[-1])
+    (root / gone).unlink()
+    refused(name, root, f"images are missing in {root}: {gone}. Put them there, or leave them out with data.on_missing")
+    assert open_catalog(name, root=root, on_missing="skip").missing == (gone,)
+
+
+@pytest.mark.parametrize(
+    ("name", "images"),
+    [("cub", "images"), ("inshop", "img"), ("vehicleid-small", "image"), ("roxford5k", "jpg"), ("r1m", "jpg")],
+)
+@pytest.mark.parametrize("on_missing", ["error", "skip"])
+def test_images_one_folder_too_deep(name: str, images: str, on_missing: str, tmp_path: Path):
+    root = small(name, tmp_path)
+    first = open_catalog(name, root=root).file(0)
+    (root / images).rename(root / "moved")
+    (root / images).mkdir()
+    (root / "moved").rename(root / images / images)
+    place = root / images / first.relative_to(root)
+    said = "none of its", f"is in {root}", f"{place} should be at {first}"
+    refused(name, root, *said, on_missing=on_missing)
+
+
+@pytest.mark.parametrize(("name", "lists"), [("inaturalist", "Inat_dataset_splits"), ("inshop", "Eval")])
+def test_the_folder_of_the_lists_is_given(name: str, lists: str, tmp_path: Path):
+    root = small(name, tmp_path)
+    if name == "inshop":
+        (root / lists).mkdir()
+        (root / LISTS[name]).rename(root / lists / LISTS[name])
+    refused(name, root / lists, "none of its 8 images is in", f"{root} looks like it: set data.root to that")
+
+
+def test_images_that_are_nowhere(tmp_path: Path):
+    root = small("cub", tmp_path)
+    shutil.rmtree(root / "images")
+    refused("cub", root, "cub: none of its 8 images is in", "(first: images/001.", "Is data.root right?")
+
+
+def test_gldv2_taken_for_gldv1(tmp_path: Path):
+    root = miniature("gldv2-clean", tmp_path, 2, 2)
+    names = [file.stem for file in root.rglob("*.jpg")]
+    lines(root / "train.csv", ["id,url,landmark_id", *(f"{name},http://x,1" for name in names)])
+    refused("gldv1", root, "lie in folders of one letter: that is GLDv2, to be opened as gldv2-clean")
+
+
+# Lists
+
+
+@pytest.mark.parametrize(("name", "file"), LISTS.items(), ids=LISTS)
+@pytest.mark.parametrize(
+    ("content", "said"),
+    [
+        (
+            b"\n<!DOCTYPE html>\n<html><body>Quota exceeded</body></html>\n",
+            "is a web page, not a list: its download failed",
+        ),
+        (b"<html>\n", "is a web page"),
+        (b"version https://git-lfs.github.com/spec/v1\noid sha256:0\n", "is a pointer of Git LFS"),
+    ],
+    ids=["web page", "another", "pointer"],
+)
+def test_a_download_that_failed(name: str, file: str, content: bytes, said: str, tmp_path: Path):
+    root = small(name, tmp_path)
+    (root / file).write_bytes(content)
+    refused(name, root, f"{name.partition('-')[0]}", str(root / file), said)
+
+
+@pytest.mark.parametrize(("name", "file"), LISTS.items(), ids=LISTS)
+def test_a_list_that_is_empty_or_no_text(name: str, file: str, tmp_path: Path):
+    root = small(name, tmp_path)
+    (root / file).write_bytes(b"")
+    refused(name, root, str(root / file))
+    (root / file).write_bytes(b"\x1f\x8b\x08\x00\xff\xfe\xfa")
+    refused(name, root, str(root / file))
+
+
+@pytest.mark.parametrize("name", ["sop", "inaturalist", "vehicleid-medium", "vehicleid-small-reid", "cub"])
+def test_a_list_that_is_missing(name: str, tmp_path: Path):
+    root = small(name, tmp_path)
+    (root / LISTS[name]).unlink()
+    refused(name, root, f"{name}: there is no {Path(LISTS[name]).name} in {(root / LISTS[name]).parent}")
+
+
+@pytest.mark.parametrize(
+    ("name", "line", "said"),
+    [
+        (
+            "sop",
+            "1 2 bicycle_final/x.JPG",
+            "line 6: expected 4 values (image_id class_id super_class_id path), not '1 2",
+        ),
+        ("sop", "1 two 1 bicycle_final/x.JPG", "line 6: the class_id 'two' is no number"),
+        (
+            "inaturalist",
+            "train_val2019/Plantae/1/x.jpg",
+            "line 5: 'train_val2019/Plantae/1/x.jpg' is of iNaturalist 2019",
+        ),
+        ("inaturalist", "train_val2017/Plantae/Abies/x.jpg", "is of iNaturalist 2017, and the benchmark is of 2018"),
+        ("inaturalist", "2021_train/Plantae/1/x.jpg", "is of iNaturalist 2021"),
+        ("inaturalist", "train/00001_Animalia_Annelida/x.jpg", "looks like iNaturalist 2021"),
+        ("inaturalist", "train_val2018/x.jpg", "is no path of an image of iNaturalist 2018; expected a path such as"),
+        ("inaturalist", "Plantae/7477/x.jpg", "is no path of an image"),
+        ("vehicleid-medium", "0279029.jpg 5", "line 5: the image '0279029.jpg' is no number"),
+        ("vehicleid-medium", "0279029", "line 5: expected 2 values (image vehicle), not '0279029'"),
+        ("cub", "9", "line 9: expected 2 values (image_id class_id)"),
+        ("cub", "9 Albatross", "line 9: the class_id 'Albatross' is no number"),
+        ("gldv1", '"a","b"', "row 7: 2 values for 3 columns"),
+        ("gldv1", '"a","b","Eiffel"', "the landmark_id 'Eiffel' is no number"),
+        ("gldv2-clean", "1,a b", "holds 'a', which is no name of an image"),
+    ],
+)
+def test_a_line_that_is_wrong(name: str, line: str, said: str, tmp_path: Path):
+    root = small(name, tmp_path)
+    file = root / LISTS[name]
+    text = file.read_text()
+    lines(file, [*text.splitlines(), line])
+    refused(name, root, str(file), said)
+
+
+def test_a_list_of_products_without_its_header(tmp_path: Path):
+    root = small("sop", tmp_path)
+    file = root / "Ebay_train.txt"
+    file.write_text("\n".join(file.read_text().split("\n")[1:]))
+    refused("sop", root, "must begin with the line 'image_id class_id super_class_id path', not with '1 1 1 bicycle")
+
+
+@pytest.mark.parametrize(
+    ("content", "said"),
+    [
+        (
+            ["1", "image_pair_name_1 image_pair_name_2 item_id evaluation_status", "img/a.jpg img/b.jpg id_1 train"],
+            "belongs to DeepFashion's benchmark Consumer-to-shop; that of In-shop Clothes Retrieval has the columns",
+        ),
+        (["1", "image_name evaluation_status", "img/a.jpg train"], "benchmark Category and Attribute Prediction"),
+        (["1", "image_name item_id", "img/a.jpg id_1"], "must begin with the number of images and a line"),
+        (["image_name item_id evaluation_status", "img/a.jpg id_1 train"], "must begin with the number of images"),
+        (["5", "image_name item_id evaluation_status", "a id_1 train"], "says that it lists 5 images and lists 1"),
+        (
+            ["1", "image_name item_id evaluation_status", "a id_1 galery"],
+            "line 3: unknown evaluation_status 'galery'; did",
+        ),
+        (["1", "image_name item_id evaluation_status", "a id_1"], "line 3: expected 3 values"),
+        (["7"], "must begin with the number of images"),
+    ],
+)
+def test_the_wrong_partition_of_fashion(content: list[str], said: str, tmp_path: Path):
+    root = small("inshop", tmp_path)
+    lines(root / "list_eval_partition.txt", content)
+    refused("inshop", root, said)
+
+
+@pytest.mark.parametrize(
+    ("name", "header", "said"),
+    [
+        ("gldv1", "landmark_id,images", "must have the columns id,url,landmark_id, not 'landmark_id,images'"),
+        ("gldv1", "id,landmark_id", "expected is train.csv of Google Landmarks 2018"),
+        (
+            "gldv2-clean",
+            "id,url,landmark_id",
+            "expected is train_clean.csv of GLDv2 (train.csv is the list that was not",
+        ),
+    ],
+)
+def test_a_landmark_list_with_other_columns(name: str, header: str, said: str, tmp_path: Path):
+    root = small(name, tmp_path)
+    lines(root / LISTS[name], [header, "1,2,3"])
+    refused(name, root, said)
+    lines(root / LISTS[name], [BENCHMARKS[name].tree.splitlines()[0].split()[-1]])  # the right columns and no row
+    refused(name, root, "lists no images")
+
+
+def test_a_landmark_list_without_landmarks(tmp_path: Path):
+    root = small("gldv1", tmp_path)
+    lines(root / "train.csv", ["id,url,landmark_id", "a,None,None"])
+    refused("gldv1", root, "no image of", "has a landmark")
+
+
+def test_birds_without_a_class(tmp_path: Path):
+    root = small("cub", tmp_path)
+    file = root / "image_class_labels.txt"
+    lines(file, file.read_text().splitlines()[:-2])
+    refused("cub", root, "has no class for 2 images of images.txt, such as number 7")
+    lines(file, [f"{number} 0" for number in range(1, 9)])
+    refused("cub", root, "must be numbers from 1 up")
+
+
+def test_distractors_without_endings(tmp_path: Path):
+    root = small("r1m", tmp_path)
+    lines(root / "revisitop1m.txt", ["0/abc", "0/def"])
+    refused("r1m", root, "must list a path with its ending a line")
+
+
+@pytest.mark.parametrize(
+    ("name", "file", "row"),
+    [
+        ("sop", "Ebay_test.txt", "77 1 1 bicycle_final/111085122871_0.JPG"),
+        ("vehicleid-small", "train_test_split/test_list_800.txt", "0279030 23781"),
+        ("vehicleid-small-reid", "train_test_split/test_list_800.txt", "0279030 23781"),
+    ],
+)
+def test_a_class_on_both_sides(name: str, file: str, row: str, tmp_path: Path):
+    root = small(name, tmp_path)
+    before = (root / file).read_text()
+    (root / file).write_text(f"{before.rstrip()}\n{row}\n")
+    refused(name, root, "both trains and tests (1 such classes): these are not the lists of the retrieval benchmark")
+
+
+# Ground truth
+
+
+@pytest.mark.parametrize(("name", "file"), PICKLES.items(), ids=PICKLES)
+def test_ground_truth_that_failed_to_download(name: str, file: str, tmp_path: Path):
+    root = small(name, tmp_path)
+    (root / file).write_bytes(b"<!DOCTYPE html>")
+    refused(name, root, f"{root / file} cannot be read as a pickle", "the download may have failed")
+
+
+@pytest.mark.parametrize(("name", "file"), PICKLES.items(), ids=PICKLES)
+def test_ground_truth_that_would_run_a_program(name: str, file: str, tmp_path: Path):
+    root = small(name, tmp_path)
+    mark = tmp_path / "was here"
+    content = f"open({str(mark)!r}, 'w')"
+    (root / file).write_bytes(b"cbuiltins\neval\n(V" + content.encode() + b"\ntR.")
+    refused(name, root, "asks for builtins.eval; only numbers, strings, lists and dicts are read")
+    assert not mark.exists()
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        (lambda gnd: [], "has no list of names 'imlist'"),
+        (lambda gnd: {**gnd, "imlist": [1, 2]}, "has no list of names 'imlist'"),
+        (lambda gnd: {**gnd, "qimlist": []}, "has no list of names 'qimlist'"),
+        (lambda gnd: {**gnd, "gnd": None}, "has no list 'gnd' of a dict a query"),
+        (lambda gnd: {**gnd, "gnd": gnd["gnd"][:1]}, "judges 1 queries, but lists 2"),
+        (lambda gnd: _first(gnd, easy=[99]), "the easy of a query must be numbers of the 4 images"),
+        (lambda gnd: _first(gnd, hard=[-1]), "the hard of a query must be numbers of the 4 images"),
+        (lambda gnd: _first(gnd, junk=["0"]), "the junk of a query must be numbers"),
+        (lambda gnd: _first(gnd, junk=[True]), "the junk of a query must be numbers"),
+        (lambda gnd: _first(gnd, junk=3), "the junk of a query must be numbers"),
+        (lambda gnd: _first(gnd, bbx=[1, 2, 3]), "the bbx of a query must be four numbers, not [1, 2, 3]"),
+        (lambda gnd: _first(gnd, bbx=None), "the bbx of a query must be four numbers"),
+        (lambda gnd: _first(gnd, bbx=[9, 0, 9, 9]), "is no box: left, top, right, bottom"),
+        (lambda gnd: _first(gnd, bbx=[0, 0, float("nan"), 9]), "is no box"),
+    ],
+)
+def test_ground_truth_that_is_something_else(change: object, said: str, tmp_path: Path):
+    root = small("roxford5k", tmp_path)
+    file = root / "gnd_roxford5k.pkl"
+    file.write_bytes(pickle.dumps(change(pickle.loads(file.read_bytes()))))
+    refused("roxford5k", root, str(file), said)
+
+
+def _first(gnd: dict, **change: object) -> dict:
+    first, *others = gnd["gnd"]
+    return {**gnd, "gnd": [{**first, **change}, *others]}
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        ({"cids": ["short"] * 4}, "must have 6 letters or more"),
+        ({"qidx": []}, "has no list 'qidx' of queries"),
+        ({"qidx": [0, 4]}, "the qidx of a query must be numbers of the 4 images"),
+        ({"gnd": [{"ok": [0]}]}, "judges 1 queries, but lists 2"),
+        ({"gnd": [{"ok": [7]}, {}]}, "the ok of a query must be numbers of the 4 images"),
+    ],
+)
+def test_validation_that_is_something_else(change: dict, said: str, tmp_path: Path):
+    root = small("sfm120k-val", tmp_path)
+    file = root / PICKLES["sfm120k-val"]
+    file.write_bytes(pickle.dumps({**pickle.loads(file.read_bytes()), **change}))
+    refused("sfm120k-val", root, str(file), said)
