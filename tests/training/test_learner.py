@@ -9,10 +9,9 @@ import torch
 from torch import Tensor, nn
 
 from shortlist.config import RunConfig, read_config
-from shortlist.ranking import RecallAtKLoss, SmoothAPLoss
 from shortlist.training.checkpoint import load_optimizer_tensors, optimizer_tensors
 from shortlist.training.learner import Learner
-from shortlist.training.parts import build_embedder, build_loss, build_optimizer, build_transforms
+from shortlist.training.parts import build_embedder, build_optimizer, build_transforms
 from tests.training.runs import RECIPE
 
 CPU = torch.device("cpu")
@@ -186,35 +185,6 @@ class TestState:
         load_optimizer_tensors(learner.optimizer, tensors)
         after = {index: each["exp_avg"].stride() for index, each in enumerate(learner.optimizer.state.values())}
         assert before == after
-
-
-class TestLoss:
-    def test_recall_at_k(self) -> None:
-        settings = ("loss.k=[1, 3]", "loss.rank_temperature=2", "loss.similarity_temperature=0.2")
-        loss = build_loss(config(*settings).loss)
-        chunks, labels = batch()
-        vectors = nn.functional.normalize(torch.cat(chunks).float().flatten(1))
-        assert loss(vectors, labels) == RecallAtKLoss((1, 3), 2.0, 0.2)(vectors, labels)
-        assert loss(vectors, labels) != RecallAtKLoss((1, 2), 2.0, 0.2)(vectors, labels)
-        counted = build_loss(config(*settings, "loss.count_query=true").loss)
-        assert counted(vectors, labels) != loss(vectors, labels)
-
-    def test_smooth_ap(self) -> None:
-        loss = build_loss(config("loss.name=smooth_ap", "loss.similarity_temperature=0.2").loss)
-        assert isinstance(loss, SmoothAPLoss)
-        chunks, labels = batch()
-        vectors = nn.functional.normalize(torch.cat(chunks).float().flatten(1))
-        assert loss(vectors, labels) == SmoothAPLoss(0.2)(vectors, labels)
-
-    @pytest.mark.parametrize("name", ["recall_at_k", "smooth_ap"])
-    def test_simix(self, name: str) -> None:
-        plain, mixed = (build_loss(config(f"loss.name={name}", f"loss.simix={each}").loss) for each in (False, True))
-        chunks, labels = batch()
-        vectors = nn.functional.normalize(torch.cat(chunks).float().flatten(1))
-        torch.manual_seed(0)
-        first = mixed(vectors, labels)
-        assert first != plain(vectors, labels)
-        assert first != mixed(vectors, labels)  # it is random
 
 
 class TestTransforms:

@@ -7,17 +7,18 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 
 from shortlist.config import RunConfig
 from shortlist.data.seeds import derived_seed
-from shortlist.errors import RunError
+from shortlist.errors import ConfigError, RunError
 from shortlist.model import Embedder
 from shortlist.model.sizes import Images
 from shortlist.training.checkpoint import TrainingState, load_optimizer_tensors, optimizer_tensors
 from shortlist.training.large_batch import LargeBatchStep, StepOutput, refuse_batch_statistics
-from shortlist.training.parts import build_embedder, build_loss, build_optimizer
+from shortlist.training.losses import Classes, build_loss
+from shortlist.training.parts import build_embedder, build_optimizer
 
 AUTOCAST = {"float32": None, "bfloat16": torch.bfloat16, "float16": torch.float16}
 
@@ -32,13 +33,20 @@ class Learned:
 
 
 class Learner:
-    """Takes steps. Whatever is random in one follows from the seed and the step's number: no random state to save."""
+    """Takes steps. Whatever is random in one follows from the seed and the step's number: no random state to save.
 
-    def __init__(self, config: RunConfig, device: torch.device) -> None:
+    Args:
+        config: of the run.
+        device: where it learns.
+        classes: the labels of the training classes, for losses that keep something for each of them.
+    """
+
+    def __init__(self, config: RunConfig, device: torch.device, classes: Classes | None = None) -> None:
         self.config, batch = config, config.batch
         self.embedder = build_embedder(config).to(device).train()
         refuse_batch_statistics(self.embedder)  # now, and not at the first step
-        self.loss = build_loss(config.loss).to(device)
+        self.loss = self._first_loss(torch.empty(0) if classes is None else classes).to(device)
+        self._loss_before: dict[str, Tensor] | None = None  # its state before this step's batch
         self.optimizer = build_optimizer(config.optimizer, self.embedder.parts(), self.loss)
         half = config.training.precision == "float16"
         self.scaler = torch.amp.GradScaler(device.type) if half else None
@@ -56,12 +64,31 @@ class Learner:
             scaler=self.scaler,
         )
 
+    def _first_loss(self, classes: Classes) -> nn.Module:
+        """With its initial weights, the same for the same seed."""
+        memory, size = self.config.loss.memory, self.config.batch.size
+        if memory is not None and size != "auto" and memory.size < size:
+            raise ConfigError(f"loss.memory.size={memory.size} is too small for batch.size={size}: it must hold one.")
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(derived_seed("loss", self.config.training.seed))
+            return build_loss(self.config.loss, classes, self.embedder.dim)
+
     def _loss_of(self, embeddings: Tensor, labels: Tensor) -> Tensor:
         """Not finite where the embeddings are not; the loss itself refuses them as a mistake of its caller."""
         if not embeddings.isfinite().all():
             return embeddings.sum() * math.nan
+        self._rewind_loss()
         loss: Tensor = self.loss(embeddings, labels)
         return loss
+
+    def _rewind_loss(self) -> None:
+        """A step that is taken again, out of memory, finds the loss as it was: a memory takes a batch once."""
+        if self._loss_before is not None:
+            self.loss.load_state_dict(self._loss_before)
+            return
+        state = self.loss.state_dict()
+        if len(state) > len(list(self.loss.parameters())):  # most losses keep nothing but parameters, if that
+            self._loss_before = {name: each.clone() for name, each in state.items()}
 
     @property
     def result(self) -> Embedder:
@@ -77,6 +104,7 @@ class Learner:
             group["lr"] = group["initial_lr"] * learning_rate_factor
         self.optimizer.zero_grad()
         out = self.large_batch(chunks, labels)
+        self._loss_before = None
         norm = self._clipped_norm()
         # float16 overflows now and then: its scaler leaves such a step out, and scales less
         finite = bool(out.loss.isfinite()) and (self.scaler is not None or bool(norm.isfinite()))

@@ -1,4 +1,4 @@
-"""What a config names, built: the embedder, the loss, the optimizer, the transforms."""
+"""What a config names, built: the embedder, the optimizer, the transforms."""
 
 from __future__ import annotations
 
@@ -9,11 +9,10 @@ from typing import Any
 import torch
 from torch import nn
 
-from shortlist.config import LossConfig, OptimizerConfig, RunConfig
+from shortlist.config import OptimizerConfig, RunConfig
 from shortlist.data import FitTransform, TestTransform, TrainTransform, Transform
 from shortlist.data.seeds import derived_seed
 from shortlist.model import Embedder
-from shortlist.ranking import RecallAtKLoss, SiMix, SmoothAPLoss
 
 
 def build_embedder(config: RunConfig, *, weights: bool = True) -> Embedder:
@@ -50,15 +49,6 @@ def build_transforms(config: RunConfig, embedder: Embedder) -> tuple[Transform, 
     resize = images.resize or round(size / native.crop_pct)
     train = TrainTransform(size, images.scale, images.ratio, images.flip, interpolation)
     return train, TestTransform(size, resize, interpolation)
-
-
-def build_loss(config: LossConfig) -> nn.Module:
-    simix = SiMix() if config.simix else None
-    if config.name == "smooth_ap":
-        return SmoothAPLoss(config.similarity_temperature, simix)
-    return RecallAtKLoss(
-        config.cut_offs, config.rank_temperature, config.similarity_temperature, simix, config.count_query
-    )
 
 
 def build_optimizer(
