@@ -19,6 +19,7 @@ import yaml
 from PIL import Image
 
 from shortlist.cli import main
+from tests.miniatures import miniature
 from tests.processes import SOURCES
 from tests.training.runs import RECIPE, class_folders
 
@@ -96,6 +97,8 @@ class TestHelp:
             (["data"], "check"),
             (["data", "show"], "--root"),
             (["data", "check"], "duplicates"),
+            (["data", "list"], "--json"),
+            (["data", "about"], "download"),
         ],
     )
     @pytest.mark.parametrize("option", ["--help", "-h"])
@@ -211,6 +214,34 @@ class TestData:
         assert "width: 36, 36, 36; height: 36, 36, 36" in out
         facts = json.loads(call("data", "show", folders / "images", "--json")[1])
         assert (facts["images"], facts["classes"]) == (72, 12)
+
+    def test_list(self, call: Call) -> None:
+        code, out, err = call("data", "list")
+        assert (code, err) == (0, "")
+        rows = {line.split("│")[1].strip(): line for line in out.splitlines() if line.startswith("│")}
+        facts = json.loads(call("data", "list", "--json")[1])
+        assert len(facts) == 19
+        for each in facts:
+            assert each["protocol"].partition(":")[0].split()[0] in rows[each["name"]]
+        assert "r@1, r@10," in rows["sop"]
+
+    def test_about(self, call: Call) -> None:
+        code, out, err = call("data", "about", "sop")
+        assert (code, err) == (0, "")
+        for said in ("59,551 images of 11,318 classes", "r@1000", "https://", "    Ebay_train.txt\n", "leave-one-out"):
+            assert said in out
+        facts = json.loads(call("data", "about", "sop", "--json")[1])
+        assert facts["counts"]["test"] == {"images": 60502, "classes": 11316}
+        assert_error(call("data", "about", "spo"), "no benchmark 'spo', did you mean 'sop'?")
+
+    def test_show_says_what_differs(self, call: Call, tmp_path: Path) -> None:
+        root = miniature("vehicleid-small", tmp_path / "vehicles", 2, 2)
+        code, out, err = call("data", "show", "vehicleid-small-reid", "--root", root)
+        assert (code, err) == (0, "")
+        assert "note: train: lists 4 images of 2 classes, where vehicleid-small-reid has 113,346 images" in out
+        facts = json.loads(call("data", "show", "vehicleid-small", "--root", root, "--json")[1])
+        assert len(facts["remarks"]) == 2
+        assert_error(call("data", "show", "vehicleid-small", "--root", tmp_path), f"but {root} looks like it")
 
     def test_check(self, call: Call, folders: Path, tmp_path: Path) -> None:
         code, out, err = call("data", "check", folders / "images")
