@@ -194,6 +194,19 @@ class TestEvaluate:
         assert "72 queries, each against 71 images" in out
         assert "paper" not in out
 
+    def test_beside_the_paper(self, call: Call, folders: Path, tmp_path: Path) -> None:
+        run = Path(shutil.copytree(folders / "run", tmp_path / "run"))
+        text = (run / "config.yaml").read_text()
+        (run / "config.yaml").write_text(text.replace("paper: {}", "paper: {images: {r@1: 12.3}, elsewhere: {r@1: 1}}"))
+        (measured,) = json.loads(call("evaluate", "run", "--json")[1])
+        assert measured["paper"] == {"r@1": 12.3}
+        difference = 100 * measured["metrics"]["r@1"]["value"] - 12.3
+        assert measured["difference"] == {"r@1": pytest.approx(difference)}
+        out = call("evaluate", "run")[1]
+        (row,) = [line for line in out.splitlines() if line.startswith("│ r@1 ")]
+        assert row.split("│")[-3:-1] == [f"{'12.3':>6} ", f"{f'{difference:+.1f}':>11} "]
+        assert "The paper has figures for elsewhere as well" in out
+
     def test_errors(self, call: Call, folders: Path, tmp_path: Path) -> None:
         assert_error(call("evaluate", tmp_path), "There is no run in")
         assert_error(call("evaluate", folders / "run", "--data", "glyps"), "did you mean 'glyphs'")

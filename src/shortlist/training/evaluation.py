@@ -9,12 +9,12 @@ from accelerate import Accelerator
 
 from shortlist.config import RunConfig
 from shortlist.config.schema import TestConfig
-from shortlist.errors import ConfigError, DataError, RunError
+from shortlist.errors import DataError, RunError
 from shortlist.model import Embedder, MultiScale
 from shortlist.retrieval import Evaluation, Vectors, embed_images, embed_to_file, evaluate, open_vectors
 from shortlist.training.display import Display
 from shortlist.training.folder import RunFolder
-from shortlist.training.opening import Exam, open_exams, open_images
+from shortlist.training.opening import Exam, open_exam, open_exams, open_images
 from shortlist.training.parts import build_transforms
 from shortlist.training.plan import decoding_workers
 
@@ -31,7 +31,7 @@ def evaluate_run(
     distractors: Path | None = None,
     display: Display | None = None,
 ) -> list[Evaluation]:
-    """Evaluate a run's embedder on all that its config names, each test with and without its distractors.
+    """Evaluate a run's embedder on all that its config names; a test with distractors gives two evaluations.
 
     Args:
         path: the run's folder.
@@ -47,12 +47,11 @@ def evaluate_run(
     folder, display = RunFolder.open(Path(path)), display or Display()
     config = folder.config()
     embedder = open_embedder(folder).to(Accelerator().device)
+    exams: tuple[Exam, ...]
     if data is not None:
-        asked = (TestConfig(source=data, root=root, distractors=distractors),)
-        config = config.model_copy(
-            update={"evaluation": config.evaluation.model_copy(update={"tests": asked})},
-        )
-    exams = open_exams(config, display, lambda: open_images(config, display, folder).catalog)
+        exams = (open_exam(config, TestConfig(source=data, root=root, distractors=distractors), display),)
+    else:
+        exams = open_exams(config, display, lambda: open_images(config, display, folder).catalog)
     if not exams:
         raise DataError(f"{config.data.source} has no test images, and evaluation.tests of the run names no others")
     return [each for exam in exams for each in examine(embedder, exam, config, display, folder)]
@@ -80,10 +79,6 @@ def examine(
     Raises:
         NotFinite: an embedding is not finite.
     """
-    if exam.distractors is not None and not exam.catalog.judgements:
-        raise ConfigError(
-            f"{exam.name} cannot be tested with distractors: they go with judged queries, as roxford5k's."
-        )
     _, transform = build_transforms(config, embedder)
     scales, workers = config.evaluation.scales, decoding_workers(config)
     describer = embedder if validation or scales == (1.0,) else MultiScale(embedder, scales)

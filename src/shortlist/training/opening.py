@@ -12,6 +12,7 @@ from shortlist.config import RunConfig
 from shortlist.config.schema import DataConfig, TestConfig
 from shortlist.data import BENCHMARKS, Catalog, open_catalog
 from shortlist.data.inspection import drop_unreadable
+from shortlist.errors import ConfigError
 from shortlist.training.display import Display
 from shortlist.training.folder import RunFolder, write_atomically
 
@@ -82,7 +83,25 @@ def open_exams(config: RunConfig, display: Display, own: Callable[[], Catalog]) 
     if not config.evaluation.tests:
         catalog = own()
         return (_exam(config, config.data.source, catalog, "test"),) if "test" in catalog.splits else ()
-    return tuple(_open(config, test, display, own) for test in config.evaluation.tests)
+    return tuple(
+        open_exam(config, test, display, own if _is_own(config, test) else None) for test in config.evaluation.tests
+    )
+
+
+def open_exam(config: RunConfig, test: TestConfig, display: Display, own: Callable[[], Catalog] | None = None) -> Exam:
+    """What one test names; `own` gives its catalog where that is the run's, whose other classes are trained on."""
+    catalog = _open_other(config, test, display) if own is None else own()
+    distractors = None
+    if test.distractors is not None:
+        with display.task("opening the distractors") as progress:
+            distractors = open_catalog(
+                "r1m", root=test.distractors, on_missing=config.data.on_missing, progress=progress
+            )
+    return _exam(config, test.source, catalog, "test", distractors)
+
+
+def _is_own(config: RunConfig, test: TestConfig) -> bool:
+    return test.source == config.data.source and test.root in (None, config.data.root)
 
 
 def open_validation(config: RunConfig, display: Display, own: Catalog) -> Exam | None:
@@ -95,6 +114,10 @@ def open_validation(config: RunConfig, display: Display, own: Catalog) -> Exam |
 
 
 def _exam(config: RunConfig, source: str, catalog: Catalog, split: str, distractors: Catalog | None = None) -> Exam:
+    if distractors is not None and not catalog.judgements:
+        raise ConfigError(
+            f"{catalog.name} cannot be tested with distractors: they go with judged queries, as of roxford5k."
+        )
     return Exam(catalog.split(split), reported_k(config, source), distractors)
 
 
@@ -102,18 +125,6 @@ def reported_k(config: RunConfig, source: str) -> tuple[int, ...]:
     """The cut-offs to report for a source: the config's, or the benchmark's own."""
     benchmark = BENCHMARKS.get(source)
     return config.evaluation.k or (benchmark and benchmark.k) or K
-
-
-def _open(config: RunConfig, test: TestConfig, display: Display, own: Callable[[], Catalog]) -> Exam:
-    same = test.source == config.data.source and test.root in (None, config.data.root)
-    catalog = own() if same else _open_other(config, test, display)
-    distractors = None
-    if test.distractors is not None:
-        with display.task("opening the distractors") as progress:
-            distractors = open_catalog(
-                "r1m", root=test.distractors, on_missing=config.data.on_missing, progress=progress
-            )
-    return _exam(config, test.source, catalog, "test", distractors)
 
 
 def _open_other(config: RunConfig, test: TestConfig, display: Display) -> Catalog:

@@ -1,0 +1,294 @@
+"""What a run is tested on, on miniatures of the benchmarks: several tests, distractors, the paper's figures."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+
+import pytest
+import torch
+from rich.console import Console
+
+from shortlist.config import RunConfig, read_config
+from shortlist.data import open_catalog
+from shortlist.errors import ConfigError, DataError
+from shortlist.model import Embedder, MultiScale
+from shortlist.report.tables import print_evaluations
+from shortlist.retrieval import Estimate, Evaluation, embed_images, evaluate
+from shortlist.training import Display, RunFolder, describe, evaluate_run, evaluation, make_plan, train
+from shortlist.training.opening import with_absolute_paths
+from shortlist.training.parts import build_embedder, build_transforms
+from tests.miniatures import miniature
+from tests.training.runs import class_folders, records
+
+LANDMARKS = """
+name: landmarks
+paper:
+  roxford5k: {mAP medium: 60.0, mAP hard: 50.0, mP@7 hard: 20}
+  roxford5k+r1m: {mAP medium: 40.0}
+  rparis6k+r1m: {mAP medium: 30.0}
+data: {source: gldv1, root: gldv1, workers: 0, on_missing: skip, validation_source: {source: sfm120k-val, root: sfm}}
+images: {size: 32}
+model: {backbone: test_efficientnet, weights: none, dim: 8}
+batch: {size: 6, per_class: 3, chunk_size: 6}
+optimizer: {lr: 1e-3}
+training: {epochs: 2}
+evaluation:
+  bootstrap: 20
+  tests:
+    - {source: roxford5k, root: oxford, distractors: r1m}
+    - {source: rparis6k, root: paris}
+"""
+
+
+@pytest.fixture(scope="module", autouse=True)
+def one_thread() -> object:
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(threads)
+
+
+@pytest.fixture(scope="module")
+def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    root = tmp_path_factory.mktemp("benchmarks")
+    folders = {"gldv1": "gldv1", "sfm120k-val": "sfm", "roxford5k": "oxford", "rparis6k": "paris", "r1m": "r1m"}
+    for name, folder in folders.items():
+        miniature(name, root / folder)
+    bad = next((root / "r1m").rglob("*.JPG"))
+    bad.write_bytes(bad.read_bytes()[:300])  # R1M has truncated files
+    return root
+
+
+def landmarks(home: Path, *overrides: str) -> RunConfig:
+    text = LANDMARKS
+    for folder in ("gldv1", "sfm", "oxford", "paris", "r1m"):
+        text = text.replace(f"root: {folder}", f"root: {home / folder}")
+        text = text.replace(f"distractors: {folder}", f"distractors: {home / folder}")
+    return read_config(text, "landmarks", overrides)
+
+
+@pytest.fixture(scope="module")
+def finished(home: Path, tmp_path_factory: pytest.TempPathFactory) -> RunFolder:
+    return train(landmarks(home), tmp_path_factory.mktemp("runs") / "run")
+
+
+class TestLandmarks:
+    """Training images without a test split, tests and validation of their own, and distractors of which one is bad."""
+
+    def test_every_test_is_made(self, finished: RunFolder) -> None:
+        tested = json.loads(finished.evaluation_file.read_text())
+        assert [each["data"] for each in tested] == ["roxford5k", "roxford5k+r1m", "rparis6k"]
+        assert {each["protocol"] for each in tested} == {"revisited"}
+        assert [each["gallery"] for each in tested] == [30, 30 + 29, 30]
+        assert tested[0]["setups"] == {"easy": 5, "medium": 6, "hard": 6}
+        assert list(tested[0]["metrics"])[:4] == ["mAP easy", "mAP medium", "mAP hard", "mP@1 easy"]
+        assert tested[0]["metrics"]["mAP medium"]["value"] > tested[1]["metrics"]["mAP medium"]["value"]
+
+    def test_before_training_there_are_no_distractors(self, finished: RunFolder) -> None:
+        tested = json.loads(finished.before_file.read_text())
+        assert [each["data"] for each in tested] == ["roxford5k", "rparis6k"]
+
+    def test_the_paper_beside_it(self, finished: RunFolder) -> None:
+        oxford, million, paris = json.loads(finished.evaluation_file.read_text())
+        assert oxford["paper"] == {"mAP medium": 60, "mAP hard": 50, "mP@7 hard": 20}
+        assert million["paper"] == {"mAP medium": 40}
+        both = ("mAP medium", "mAP hard")  # nobody measured the other
+        points = {name: 100 * oxford["metrics"][name]["value"] - oxford["paper"][name] for name in both}
+        assert oxford["difference"] == pytest.approx(points)
+        assert paris["paper"] == paris["difference"] == {}
+
+    def test_the_best_epoch_is_chosen_by_the_other_images(self, finished: RunFolder) -> None:
+        validated = records(finished, "validation")
+        assert [each["epoch"] for each in validated] == [1, 2]
+        assert all("mAP" in each and "r@1" not in each for each in validated)
+        embedder = Embedder.load(finished.best)
+        config = finished.config()
+        images = open_catalog("sfm120k-val", root=config.data.validation_source.root)
+        found = evaluate(embed_images(embedder, images, build_transforms(config, embedder)[1]), images, bootstrap=0)
+        assert found.metrics["mAP"].value == pytest.approx(max(each["mAP"] for each in validated))
+
+    def test_each_test_is_recorded(self, finished: RunFolder) -> None:
+        from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+        tested = {each["data"]: each["mAP hard"] for each in records(finished, "test")}
+        assert list(tested) == ["roxford5k", "roxford5k+r1m", "rparis6k"]
+        events = EventAccumulator(str(finished.path / "tensorboard"))
+        events.Reload()
+        for name, value in tested.items():
+            assert events.Scalars(f"test/{name}/mAP hard")[0].value == pytest.approx(value)
+
+    def test_again_by_evaluate(self, finished: RunFolder, monkeypatch: pytest.MonkeyPatch) -> None:
+        """The distractors are not embedded again, and the training images not even opened."""
+        kept = finished.vectors / "r1m.npy"
+        before = kept.stat().st_mtime_ns
+        opened: list[str] = []
+
+        def note(source: str, **options: object) -> object:
+            opened.append(source)
+            return open_catalog(source, **options)
+
+        monkeypatch.setattr("shortlist.training.opening.open_catalog", note)
+        found = [each.to_dict() for each in evaluate_run(finished.path)]
+        assert found == json.loads(finished.evaluation_file.read_text())
+        assert kept.stat().st_mtime_ns == before
+        assert opened == ["roxford5k", "r1m", "rparis6k"]
+        assert len(json.loads((finished.vectors / "r1m.npy.json").read_text())["left_out"]) == 1
+
+    def test_another_embedder_embeds_the_distractors_again(self, finished: RunFolder, tmp_path: Path) -> None:
+        run = RunFolder(Path(shutil.copytree(finished.path, tmp_path / "run")))
+        build_embedder(landmarks(Path(), "training.seed=5")).save(run.path)
+        before = (run.vectors / "r1m.npy").read_bytes()
+        found = [each.to_dict() for each in evaluate_run(run.path)]
+        assert found != json.loads(finished.evaluation_file.read_text())
+        assert (run.vectors / "r1m.npy").read_bytes() != before
+
+    def test_other_images_with_distractors(self, finished: RunFolder, home: Path) -> None:
+        found = evaluate_run(finished.path, "rparis6k", root=home / "paris", distractors=home / "r1m")
+        assert [each.data for each in found] == ["rparis6k", "rparis6k+r1m"]
+        assert found[1].paper == {"mAP medium": 30}
+
+    def test_unreadable_distractors_are_an_error_unless_skipped(self, finished: RunFolder, tmp_path: Path) -> None:
+        run = RunFolder(Path(shutil.copytree(finished.path, tmp_path / "run")))
+        shutil.rmtree(run.vectors)
+        run.config_file.write_text(run.config_file.read_text().replace("on_missing: skip", "on_missing: error"))
+        with pytest.raises(DataError, match=r"\.JPG.*data\.on_missing=skip"):
+            evaluate_run(run.path)
+
+    def test_scales(self, finished: RunFolder, home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        config = landmarks(home, "evaluation.scales=[1, 0.5]", "evaluation.tests=[{source: rparis6k, root: paris}]")
+        embedder, plan = Embedder.load(finished.path), make_plan(landmarks(home), Display())
+        exam = plan.exams[1]
+        transform = build_transforms(config, embedder)[1]
+        (found,) = evaluation.examine(embedder, exam, config, Display())
+        (plain,) = evaluation.examine(embedder, exam, landmarks(home), Display())
+        both = embed_images(MultiScale(embedder, (1.0, 0.5)), exam.catalog, transform)
+        assert found.metrics == evaluate(both, exam.catalog, bootstrap=20, k=exam.k).metrics
+        assert found.metrics != plain.metrics
+        (validated,) = evaluation.examine(embedder, exam, config, Display(), validation=True)
+        assert validated.values == plain.values
+        assert validated.metrics["mAP hard"].low is None
+
+    def test_the_plan_names_them(self, home: Path) -> None:
+        config = landmarks(home)
+        found = describe(make_plan(config, Display()), build_embedder(config))
+        assert found["tests"] == [
+            "roxford5k: 36 images, without and with 30 images of r1m, reported at 1, 5, 10",
+            "rparis6k: 36 images, reported at 1, 5, 10",
+        ]
+        assert found["data"]["validation"] == "36 images of 1 classes"
+        assert "test" not in found["data"]
+
+    def test_from_any_folder(self, home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.chdir(home)
+        config = with_absolute_paths(read_config(LANDMARKS, "landmarks"))
+        oxford, paris = config.evaluation.tests
+        assert (oxford.root, oxford.distractors, paris.root) == (home / "oxford", home / "r1m", home / "paris")
+        assert (oxford.source, paris.distractors) == ("roxford5k", None)
+        assert config.data.root == home / "gldv1"
+        assert config.data.validation_source.root == home / "sfm"
+
+    @pytest.mark.parametrize(
+        ("override", "said"),
+        [
+            ("data.validation=half", "validation half and a validation_source exclude each other"),
+            ("data.validation_source={source: sfm120k-val, distractors: x}", "distractors means nothing"),
+            ("evaluation.tests=[{source: roxford5k, roots: x}]", "did you mean 'root'"),
+        ],
+    )
+    def test_refusals(self, override: str, said: str, home: Path) -> None:
+        with pytest.raises(ConfigError, match=said):
+            landmarks(home, override)
+
+    def test_what_cannot_be_opened_is_told_before_training(self, home: Path, tmp_path: Path) -> None:
+        with pytest.raises(DataError, match="roxford5k"):
+            train(landmarks(home, f"evaluation.tests=[{{source: roxford5k, root: {home / 'sfm'}}}]"), tmp_path / "run")
+        assert not (tmp_path / "run").exists()
+
+
+class TestByClass:
+    RECIPE = """
+name: cars
+paper: {vehicleid-small: {r@1: 95.0}, vehicleid-large: {r@1: 90.0, r@5: 91.0}}
+data: {source: vehicleid-small, workers: 0}
+images: {size: 32}
+model: {backbone: test_efficientnet, weights: none, dim: 8}
+batch: {size: 6, per_class: 3}
+training: {epochs: 1}
+evaluation:
+  bootstrap: 0
+  before: false
+  tests: [{source: vehicleid-small}, {source: vehicleid-large}, {source: vehicleid-small-reid}]
+"""
+
+    def test_three_lists_of_one_folder(self, tmp_path: Path) -> None:
+        root = miniature("vehicleid-small", tmp_path / "cars")
+        run = train(read_config(self.RECIPE, "cars", [f"data.root={root}"]), tmp_path / "run")
+        small, large, again = json.loads(run.evaluation_file.read_text())
+        assert [each["data"] for each in (small, large, again)] == [
+            "vehicleid-small", "vehicleid-large", "vehicleid-small-reid",
+        ]  # fmt: skip
+        assert [each["protocol"] for each in (small, large, again)] == ["leave-one-out"] * 2 + ["re-identification"]
+        assert (small["paper"], again["paper"]) == ({"r@1": 95}, {})
+        assert list(large["metrics"])[:2] == ["r@1", "r@5"]
+
+    def test_own_images_among_the_tests_are_the_test_classes_only(self, tmp_path: Path) -> None:
+        images = class_folders(tmp_path / "images", classes=8)
+        text = f"{{source: {json.dumps(str(images))}}}"
+        other = class_folders(tmp_path / "others", classes=3, seed=3)
+        settings = [
+            f"data.source={json.dumps(str(images))}",
+            f"evaluation.tests=[{text}, {{source: {json.dumps(str(other))}}}]",
+        ]
+        plan = make_plan(read_config(self.RECIPE, "x", settings), Display())
+        assert [len(exam.catalog.classes()) for exam in plan.exams] == [4, 3]
+        assert not set(plan.exams[0].catalog.classes()) & set(plan.train.classes())
+
+    def test_distractors_need_judged_queries(self, home: Path, tmp_path: Path) -> None:
+        root = miniature("vehicleid-small", tmp_path / "cars")
+        tests = f"evaluation.tests=[{{source: vehicleid-small, distractors: {home / 'r1m'}}}]"
+        config = read_config(self.RECIPE, "cars", [f"data.root={root}", tests, "data.on_missing=skip"])
+        with pytest.raises(ConfigError, match="vehicleid-small cannot be tested with distractors"):
+            train(config, tmp_path / "run")
+        assert not (tmp_path / "run").exists()  # it is told before training
+
+
+def printed(*found: Evaluation, paper: tuple[str, ...] = ()) -> tuple[dict[str, list[str]], str]:
+    """The cells by metric, and all the text."""
+    console = Console(width=120, record=True, quiet=False, file=open("/dev/null", "w"))  # noqa: PTH123, SIM115
+    print_evaluations(found, paper, console)
+    text = console.export_text()
+    console.file.close()
+    rows = [[cell.strip() for cell in line.strip("│").split("│")] for line in text.splitlines() if line.startswith("│")]
+    return {row[0]: row[1:] for row in rows}, text
+
+
+class TestTables:
+    METRICS = {"r@1": Estimate(0.5, 0.4, 0.6), "r@2": Estimate(0.75), "mAP@R": Estimate(0.1)}  # noqa: RUF012
+
+    def measured(self, paper: dict[str, float], **others: object) -> Evaluation:
+        return Evaluation("cars196", "test", "leave-one-out", 1200, 1199, 3, self.METRICS, paper=paper, **others)
+
+    def test_paper_and_difference(self) -> None:
+        rows, text = printed(self.measured({"r@2": 80.7, "r@1": 44.4, "r@8": 91}))
+        assert list(rows) == ["r@2", "r@1", "r@8", "mAP@R"]  # the paper's first
+        assert rows["r@1"] == ["50.0", "[40.0, 60.0]", "44.4", "+5.6"]
+        assert rows["r@2"] == ["75.0", "", "80.7", "-5.7"]
+        assert rows["r@8"] == ["-", "not measured", "91.0", ""]
+        assert rows["mAP@R"] == ["10.0", "", "", ""]
+        assert "cars196, test: leave-one-out" in text
+        assert "1,200 queries, each against 1,199 images; left out, for want of anything to find: 3" in text
+
+    def test_without_a_paper(self) -> None:
+        rows, text = printed(self.measured({}))
+        assert rows["r@1"] == ["50.0", "[40.0, 60.0]"]
+        assert "paper" not in text
+
+    def test_what_the_paper_has_and_nobody_tested(self) -> None:
+        _, text = printed(self.measured({"r@1": 1}), paper=("cars196", "cars196+r1m"))
+        assert "The paper has figures for cars196+r1m as well, which was not tested here." in text
+
+    def test_setups(self) -> None:
+        _, text = printed(self.measured({}, setups={"easy": 68, "hard": 70}))
+        assert "easy: 68 queries; hard: 70 queries" in text
