@@ -79,7 +79,7 @@ def test_an_image_that_is_listed_twice(tmp_path: Path):
     root = miniature("sop", tmp_path, 2, 2)
     with (root / "Ebay_train.txt").open("a") as file:
         file.write("9 1 1 bicycle_final/111085122871_0.JPG\n")
-    assert "1 images are listed more than once" in open_catalog("sop", root=root).remarks
+    assert "images that are listed more than once: 1" in open_catalog("sop", root=root).remarks
 
 
 # One by one
@@ -207,7 +207,7 @@ def test_inshop_as_it_is_downloaded(tmp_path: Path):
 def test_gldv1(tmp_path: Path):
     catalog = opened("gldv1", tmp_path)
     assert part(catalog, "train")[4] == (f"train/{digest('gldv1', 1, 0)[:16]}.jpg", "6348")
-    assert catalog.remarks[0] == "1 images of train.csv have no landmark and are left out"
+    assert catalog.remarks[0] == "images of train.csv without a landmark, left out: 1"
     assert set(catalog.splits.tolist()) == {"train"}
 
 

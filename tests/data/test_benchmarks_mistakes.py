@@ -114,6 +114,9 @@ def test_a_split_for_classification(name: str, tmp_path: Path):
         ("inshop", "img/", "img is there, but list_eval_partition.txt is not: it comes in Eval/"),
         ("gldv1", "train_clean.csv", "train_clean.csv belongs to GLDv2: open it as gldv2-clean"),
         ("gldv2-clean", "train.csv", "train.csv is the list that was not cleaned"),
+        ("gldv2-clean", "train/0/", "train is there, but train_clean.csv is not"),
+        ("gldv1", "train/", "train is there, but train.csv is not"),
+        ("cub", "images/", "images is there, but images.txt and image_class_labels.txt are not"),
         ("roxford5k", "jpg/", "jpg is there, but gnd_roxford5k.pkl is not"),
         ("r1m", "jpg/", "jpg is there, but revisitop1m.txt is not"),
         ("sfm120k-val", "retrieval-SfM-120k.pkl", "is the list of its training"),
@@ -122,7 +125,7 @@ def test_a_split_for_classification(name: str, tmp_path: Path):
 )
 def test_what_is_taken_for_it(name: str, found: str, said: str, tmp_path: Path):
     if found.endswith("/"):
-        (tmp_path / found).mkdir()
+        (tmp_path / found).mkdir(parents=True)
     else:
         (tmp_path / found).touch()
     refused(name, tmp_path, f"does not hold {BENCHMARKS[name].expects}; ", said)

@@ -81,6 +81,13 @@ def test_every_class_and_function_is_refused(tmp_path: Path, content: object):
         read_plain_pickle(written(tmp_path, pickle.dumps(content, 2)))
 
 
+def test_arrays_come_with_advice(tmp_path: Path):
+    with pytest.raises(DataError, match=r"asks for numpy\S+; .* turn its NumPy arrays into lists$"):
+        read_plain_pickle(written(tmp_path, pickle.dumps({"cids": ["a"], "qidx": np.arange(3)})))
+    with pytest.raises(DataError, match="Is it the original file"):
+        read_plain_pickle(written(tmp_path, pickle.dumps(Path())))
+
+
 OPCODES = {
     "GLOBAL": b"cos\nsystem\n(S'true'\ntR.",
     "INST": b"(S'true'\nios\nsystem\n.",

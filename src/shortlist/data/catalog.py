@@ -41,8 +41,8 @@ class Catalog:
         class_names: every class, also those without an image here.
         splits: (n,) each one of SPLITS, or "" where nobody has decided yet.
         roles: (n,) each one of ROLES or "", or None where the data knows no roles.
-        boxes: (n, 4) the part of each image that counts, left, top, right, bottom in its upright pixels, and NaN for the
-            whole image; None where all are whole.
+        boxes: (n, 4) the part of each image that counts, left, top, right, bottom in its upright pixels, and NaN for
+            the whole image; None where all are whole.
         judgements: what each query should find, where that is not "the images of its class".
         protocol: what its results are to be called, where roles and judgements do not say enough.
         missing: what the source names and does not have, left out because someone said so.
@@ -127,7 +127,8 @@ class Catalog:
 
     def _judgements_of(self, rows: NDArray[np.int64]) -> Judgements:
         """The judgements when only these rows are left, in this order."""
-        assert self.judgements is not None and self.roles is not None
+        assert self.judgements is not None
+        assert self.roles is not None
         now = np.full(len(self), -1)
         now[rows] = np.arange(len(rows))
         number = np.cumsum(self.roles == "query") - 1  # of each query among the queries

@@ -23,6 +23,12 @@ class _Refused(Exception):  # noqa: N818 - never leaves this file
     pass
 
 
+def _advice(asked: str) -> str:
+    if asked.startswith("numpy"):
+        return "Where you trust the file, turn its NumPy arrays into lists"
+    return "Is it the original file?"
+
+
 def read_plain_pickle(file: Path) -> Any:
     """What a pickle holds, where that is plain data; strings of Python 2 become text, byte by byte.
 
@@ -39,7 +45,7 @@ def read_plain_pickle(file: Path) -> Any:
     except _Refused as refused:
         raise DataError(
             f"{file} asks for {refused}; only numbers, strings, lists and dicts are read from a pickle, because "
-            "anything else can run a program. Is it the original file?"
+            f"anything else can run a program. {_advice(str(refused))}"
         ) from None
     except Exception as error:  # a damaged pickle raises nearly everything
         raise DataError(

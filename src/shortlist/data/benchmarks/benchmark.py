@@ -166,5 +166,5 @@ class Benchmark:
             if counted != expected:
                 found.append(f"{part}: lists {counted}, where {self.name} has {expected}")
         if not self.judged and (twice := len(catalog) - len(set(catalog.paths.tolist()))):
-            found.append(f"{twice:,} images are listed more than once")
+            found.append(f"images that are listed more than once: {twice:,}")
         return found

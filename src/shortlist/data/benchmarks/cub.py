@@ -57,5 +57,6 @@ images/...""",
         "train_test_split.txt": "is the split for classification and is not needed: images.txt and "
         "image_class_labels.txt are",
         "001.Black_footed_Albatross": "is inside of images/: the folder above is the one to give",
+        "images": f"is there, but {IMAGES} and {LABELS} are not: they belong beside it",
     },
 )

@@ -15,6 +15,7 @@ from shortlist.errors import DataError
 
 LIST, HEADER = "train.csv", ("id", "url", "landmark_id")
 FOLDERS = ("train", "images", "jpg", "")  # where people put the images
+NO_LIST = f"is there, but {LIST} is not: it belongs beside it"
 HINT = "expected is train.csv of Google Landmarks 2018"
 
 
@@ -29,7 +30,7 @@ def read(root: Path, progress: Progress | None = None) -> Catalog:
         if not kept:
             raise DataError(f"gldv1: no image of {file} has a landmark; {HINT}")
         ids, landmarks = zip(*kept, strict=True)
-        remarks = (f"{without:,} images of {LIST} have no landmark and are left out",)
+        remarks = (f"images of {LIST} without a landmark, left out: {without:,}",)
     numbers, labels = np.unique(whole_numbers(file, "gldv1", landmarks, "landmark_id", 2), return_inverse=True)
     folder = _folder(root, ids)
     return Catalog(
@@ -71,5 +72,5 @@ train/97c0a12e07ae8dd5.jpg     or images/, or jpg/, or beside train.csv""",
     counts={"train": Count(1_060_709, 12_894)},
     note="The whole list has 1,225,029 images of 14,951 landmarks; the counts above are the paper's. Many addresses no "
     "longer answer: data.on_missing=skip goes on with the images that you have, and says how many are missing.",
-    confused={"train_clean.csv": "belongs to GLDv2: open it as gldv2-clean"},
+    confused={"train_clean.csv": "belongs to GLDv2: open it as gldv2-clean", "train": NO_LIST},
 )

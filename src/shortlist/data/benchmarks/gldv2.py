@@ -49,5 +49,8 @@ train_clean.csv                      landmark_id,images
 train/6/e/1/6e158a47eb2ca3f6.jpg     the first three letters of its name are folders""",
     marks=(LIST,),
     counts={"train": Count(1_580_470, 81_313)},
-    confused={"train.csv": "is the list that was not cleaned; train_clean.csv is a file of its own"},
+    confused={
+        "train.csv": "is the list that was not cleaned; train_clean.csv is a file of its own",
+        "train": f"is there, but {LIST} is not: it belongs beside it",
+    },
 )
