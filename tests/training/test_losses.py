@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from shortlist.config import RunConfig, read_config
 from shortlist.errors import ConfigError
 from shortlist.ranking import BinnedAPLoss, BlackboxAPLoss, RecallAtKLoss, SmoothAPLoss
-from shortlist.training import Display, RunFolder, describe, make_plan, train
+from shortlist.training import Display, RunFolder, describe, loop, make_plan, train
 from shortlist.training import losses as of_training
 from shortlist.training.borrowed import REFUSED, REFUSED_MINERS, BorrowedLoss
 from shortlist.training.checkpoint import TrainingState, latest_state, save_state
@@ -496,6 +496,13 @@ def test_a_run(tmp_path: Any) -> None:
     state = latest_state(folder.checkpoints)
     assert state is not None
     assert state.tensors["loss.loss.proxies"].shape == (5, 8)  # 6 training classes
+
+
+def test_a_misspelt_argument_costs_no_look_at_the_images(tmp_path: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(loop, "make_plan", lambda *_: pytest.fail("the images were opened"))
+    with pytest.raises(ConfigError, match=r"loss.args.alpa: unknown"):
+        train(run_config(tmp_path, "loss.name=pml.MultiSimilarityLoss", "loss.args.alpa=1"), tmp_path / "run")
+    assert not (tmp_path / "run").exists()
 
 
 def test_a_dry_run(tmp_path: Any) -> None:

@@ -39,11 +39,18 @@ class Learner:
         config: of the run.
         device: where it learns.
         classes: the labels of the training classes, for losses that keep something for each of them.
+        embedder: what learns; None: as the config has it.
     """
 
-    def __init__(self, config: RunConfig, device: torch.device, classes: Classes | None = None) -> None:
+    def __init__(
+        self,
+        config: RunConfig,
+        device: torch.device,
+        classes: Classes | None = None,
+        embedder: Embedder | None = None,
+    ) -> None:
         self.config, batch = config, config.batch
-        self.embedder = build_embedder(config).to(device).train()
+        self.embedder = (embedder or build_embedder(config)).to(device).train()
         refuse_batch_statistics(self.embedder)  # now, and not at the first step
         self.loss = self._first_loss(torch.empty(0) if classes is None else classes).to(device)
         self._loss_before: dict[str, Tensor] | None = None  # its state before this step's batch

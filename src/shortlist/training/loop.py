@@ -27,9 +27,10 @@ from shortlist.training.evaluation import NotFinite, examine
 from shortlist.training.folder import RunFolder, write_atomically
 from shortlist.training.large_batch import AUTOMATIC_CHUNK
 from shortlist.training.learner import Learned, Learner
+from shortlist.training.losses import build_loss
 from shortlist.training.memory import reuse_freed_memory
 from shortlist.training.opening import Exam, with_absolute_paths
-from shortlist.training.parts import build_transforms
+from shortlist.training.parts import build_embedder, build_transforms
 from shortlist.training.plan import decoding_workers, make_plan
 from shortlist.training.schedule import learning_rate_factor
 from shortlist.training.stopping import StopRequest, saying_how_to_go_on
@@ -83,8 +84,10 @@ class Trainer:
             reuse_freed_memory()
         if config.training.threads is not None:
             torch.set_num_threads(config.training.threads)
+        embedder = build_embedder(config)  # and the loss, tried: what is misspelt in either costs no look at the images
+        build_loss(config.loss, torch.arange(2), embedder.dim)
         self.plan = plan = make_plan(config, display, folder)
-        self.learner = Learner(config, self.device, plan.classes)
+        self.learner = Learner(config, self.device, plan.classes, embedder)
         self.train_transform, self.test_transform = build_transforms(config, self.learner.embedder)
         left_out = {"missing": list(plan.catalog.missing), "classes_too_small": plan.classes_left_out}
         folder.check_facts(plan.catalog.fingerprint(), seed=config.training.seed, **left_out)
