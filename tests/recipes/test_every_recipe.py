@@ -1,0 +1,135 @@
+"""Every recipe, at a tiny size: its model, its loss, its data in their own format, one step, and its tests."""
+
+from __future__ import annotations
+
+import json
+import warnings
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+
+from shortlist.config import RunConfig
+from shortlist.data import BENCHMARKS
+from shortlist.recipes import open_recipe, recipe_names
+from shortlist.training import RunFolder, train
+from shortlist.training.parts import build_embedder
+from tests.miniatures import miniature
+from tests.training.runs import class_folders
+
+# The same architecture with few and narrow layers, and a size that its patches divide.
+SMALL = {
+    "resnet50": ("{layers: [1, 1, 1, 1], channels: [4, 4, 8, 8]}", 32),
+    "resnet101": ("{layers: [1, 1, 1, 1], channels: [4, 4, 8, 8]}", 32),
+    "vit_base_patch32_224": ("{embed_dim: 32, depth: 1, num_heads: 2}", 64),
+    "vit_base_patch16_224": ("{embed_dim: 32, depth: 1, num_heads: 2}", 32),
+    "vit_base_patch16_clip_quickgelu_224": ("{embed_dim: 32, depth: 1, num_heads: 2}", 32),
+    "vit_base_patch14_dinov2": ("{embed_dim: 32, depth: 1, num_heads: 2}", 28),
+    "regnety_160": ("{depth: 13, w0: 24, wa: 36.44, wm: 2.49, group_size: 8}", 32),
+    "tf_efficientnet_lite0": ("{}", 32),
+    "resnet10t": ("{channels: [8, 8, 16, 16], stem_width: 8, norm_layer: groupnorm1}", 24),
+}
+CLASSES, IMAGES = 8, 8
+Roots = Callable[[str], Path]
+
+
+@pytest.fixture(scope="module", autouse=True)
+def one_thread() -> object:
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(threads)
+
+
+@pytest.fixture(scope="module")
+def root(tmp_path_factory: pytest.TempPathFactory) -> Roots:
+    """Where the miniature of a benchmark lies; written when it is first asked for."""
+    made: dict[str, Path] = {}
+
+    def of(source: str) -> Path:
+        name = source.partition("-")[0]  # the lists of VehicleID lie in one folder
+        if name not in made:
+            folder = tmp_path_factory.mktemp(name)
+            known = source in BENCHMARKS
+            made[name] = miniature(source, folder, CLASSES, IMAGES) if known else class_folders(folder, CLASSES, IMAGES)
+        return made[name]
+
+    return of
+
+
+def tiny(recipe: str, root: Roots) -> RunConfig:
+    """A recipe in which only sizes and places are others."""
+    whole = open_recipe(recipe)
+    small, size = SMALL[whole.model.backbone.partition(".")[0]]
+    data, tests = whole.data, whole.evaluation.tests
+    settings = {
+        "model.backbone_args": small,
+        "model.weights": "none",
+        "model.dim": 8,
+        "batch.size": 2 * whole.batch.per_class,
+        "batch.chunk_size": 5,
+        "training.epochs": "null",
+        "training.steps": 1,
+        "training.threads": 1,
+        "data.workers": 0,
+        "evaluation.bootstrap": 0,
+        "evaluation.tests": json.dumps([_placed(test.model_dump(mode="json"), root) for test in tests]),
+    }
+    if whole.images.max_side is None:
+        settings |= {"images.size": size, "images.resize": size}
+    else:
+        settings |= {"images.max_side": 64, "model.whitening_size": 48}
+    if data.source in BENCHMARKS:
+        settings["data.root"] = json.dumps(None if data.source == "glyphs" else str(root(data.source)))
+    else:
+        settings["data.source"] = json.dumps(str(root(data.source)))
+    if data.validation_source is not None:
+        settings["data.validation_source"] = json.dumps(_placed(data.validation_source.model_dump(mode="json"), root))
+    return open_recipe(recipe, [f"{key}={value}" for key, value in settings.items()])
+
+
+def _placed(test: dict[str, object], root: Roots) -> dict[str, object]:
+    distractors = {"distractors": str(root("r1m"))} if test["distractors"] else {}
+    return {**test, "root": str(root(str(test["source"]))), **distractors}
+
+
+@pytest.mark.parametrize("name", recipe_names())
+def test_a_step_of_every_recipe(name: str, root: Roots, tmp_path: Path) -> None:
+    config = tiny(name, root)
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", category=UserWarning, module="pytorch_metric_learning")
+        folder = train(config, tmp_path / "run")
+    (step,) = (record for record in folder.metrics() if record["kind"] == "step")
+    assert step["gradient_norm"] > 0
+    tested = json.loads(folder.evaluation_file.read_text(encoding="utf-8"))
+    names = [each["data"] for each in tested]
+    assert set(open_recipe(name).paper) <= set(names)  # what the paper reports is what is measured
+    for each in tested:
+        assert set(open_recipe(name).paper.get(each["data"], {})) <= set(each["metrics"])
+    assert config.loss == open_recipe(name).loss
+    assert RunFolder.open(folder.path).config().paper == open_recipe(name).paper
+
+
+MODELS = {
+    (config.model.backbone, config.model.pooling, config.model.dim, config.model.layer_norm): config.name
+    for config in map(open_recipe, recipe_names())
+}
+
+
+@pytest.mark.parametrize("name", MODELS.values())
+def test_the_models_in_full(name: str) -> None:
+    """Of the size that the paper says; nothing is downloaded."""
+    config = open_recipe(name)
+    embedder = build_embedder(config, weights=False)
+    millions = sum(parameter.numel() for parameter in embedder.parameters()) / 1e6
+    expected = {
+        "resnet50": 24.5,
+        "resnet101": 46.7,
+        "vit_base": 86.8,
+        "regnety_160": 82,
+    }  # resnet50: the paper's number
+    for start, number in expected.items():
+        if config.model.backbone.startswith(start):
+            assert millions == pytest.approx(number, rel=0.04)
+    assert embedder.dim == config.model.dim
