@@ -122,6 +122,19 @@ def test_a_pickle_that_runs_code_is_refused(tmp_path, monkeypatch):
     assert Path("trap-was-sprung").exists()  # the trap works
 
 
+def test_a_saved_embedder_gives_its_backbone_and_nothing_else(tmp_path):
+    saved = Embedder("test_resnet", dim=8)
+    saved.save(tmp_path)
+    taken = Embedder("test_resnet", dim=4, pooling="average", pretrained=tmp_path)
+    assert all(
+        torch.equal(taken.backbone.state_dict()[name], value) for name, value in saved.backbone.state_dict().items()
+    )
+    with pytest.raises(ModelError, match=r"are not of 'test_vit'"):
+        Embedder("test_vit", pretrained=tmp_path)
+    with pytest.raises(ModelError):
+        Embedder("test_resnet", pretrained=tmp_path.parent)
+
+
 def test_unreadable_files_are_said(tmp_path):
     torch.save(whole("test_resnet"), tmp_path / "w.pth")
     content = (tmp_path / "w.pth").read_bytes()

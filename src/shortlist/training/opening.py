@@ -137,11 +137,12 @@ def _open_other(config: RunConfig, test: TestConfig, display: Display) -> Catalo
 def with_absolute_paths(config: RunConfig) -> RunConfig:
     """The config of a run that can be gone on with and evaluated from any folder."""
     data, model, evaluation = config.data, config.model, config.evaluation
-    weights = Path(model.weights or "").expanduser()
+    file = Path(model.weights or "none").expanduser()
+    own = file.is_file() or (file / "embedder.json").is_file()
     validation = data.validation_source and _absolute(data.validation_source)
     changes = {
         "data": _absolute(data).model_copy(update={"validation_source": validation}),
-        "model": model.model_copy(update={"weights": str(weights.absolute()) if weights.is_file() else model.weights}),
+        "model": model.model_copy(update={"weights": str(file.absolute()) if own else model.weights}),
         "evaluation": evaluation.model_copy(update={"tests": tuple(map(_absolute, evaluation.tests))}),
     }
     return config.model_copy(update=changes)
