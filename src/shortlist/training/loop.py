@@ -92,6 +92,8 @@ class Trainer:
         left_out = {"missing": list(plan.catalog.missing), "classes_too_small": plan.classes_left_out}
         folder.check_facts(plan.catalog.fingerprint(), seed=config.training.seed, **left_out)
         display.message(f"{plan.total_steps:,} steps; {plan.sampler}", steps=plan.total_steps)
+        for remark in plan.catalog.remarks:
+            display.message(remark, remark=remark)
         missing, unreadable = len(plan.catalog.missing), len(plan.unreadable)
         if missing or unreadable:
             text = f"Left out, as data.on_missing=skip says: {missing} missing, {unreadable} unreadable images."

@@ -121,6 +121,7 @@ def describe(plan: Plan, embedder: Embedder) -> dict[str, Any]:
             "missing": len(plan.catalog.missing),
             "unreadable": len(plan.unreadable),
             "fingerprint": plan.catalog.fingerprint(),
+            **({"remarks": list(plan.catalog.remarks)} if plan.catalog.remarks else {}),
         },
         "batches": str(plan.sampler),
         "classes left out": plan.classes_left_out,
