@@ -351,3 +351,49 @@ class TestErrors:
         assert code == 0
         assert err.startswith("Warning: The checkpoint run/checkpoints/step-00000099.safetensors is damaged")
         assert err.count("\n") == 1
+
+
+class TestRecipes:
+    def test_the_list(self, call: Call) -> None:
+        code, out, _ = call("recipes", "list", "--json")
+        listed = {each["name"]: each for each in json.loads(out)}
+        assert code == 0
+        assert listed["sop-resnet50-rsk"]["paper"]["sop"]["r@1"] == 82.8
+        assert not listed["sop-resnet50-rsk"]["measured"]
+        code, out, _ = call("recipes", "list")
+        assert code == 0
+        assert "measured by us" in out
+        assert all(name in out for name in ("gldv1-resnet101-ap", "cars196-vit-b16-rsk"))
+
+    def test_a_recipe_in_full(self, call: Call) -> None:
+        code, out, _ = call("recipes", "show", "cars196-resnet50-rsk-simix", "optimizer.lr=0.5")
+        shown = yaml.safe_load(out)
+        assert code == 0
+        assert (shown["loss"]["simix"], shown["batch"]["size"], shown["optimizer"]["lr"]) == (True, 392, 0.5)
+        Path("whole.yaml").write_text(out)
+        assert call("recipes", "show", "whole.yaml")[1] == out
+
+    def test_one_that_is_not_there(self, call: Call) -> None:
+        code, _, err = call("recipes", "show", "cars196-resnet50-rks")
+        assert code == 1
+        assert "did you mean 'cars196-resnet50-rsk'?" in err
+
+
+class TestAblate:
+    SMALL = ("data.validation=none", "training.epochs=1", "evaluation.bootstrap=0", "batch.per_class=2", "batch.size=4")
+
+    def test_a_study_its_table_and_its_plot(self, call: Call, folders: Path) -> None:
+        images = f"data.source={json.dumps(str(folders / 'images'))}"
+        command = ("ablate", "k", "tiny.yaml", images, *self.SMALL, "--values", "[1] [1,2]", "--seeds", "1")
+        code, out, err = call(*command)
+        assert (code, err) == (0, "")
+        assert "values of k in the loss" in out
+        assert (Path("ablations") / "k-tiny" / "plot.png").is_file()
+        cases = json.loads((Path("ablations") / "k-tiny" / "results.json").read_text())["cases"]
+        assert len(cases) == 4
+        assert call(*command)[0] == 0  # done already
+
+    def test_mistakes(self, call: Call) -> None:
+        assert "did you mean 'batch-size'" in call("ablate", "batchsize", "tiny.yaml", *self.SMALL)[2]
+        assert "There is no recipe" in call("ablate", "k", "nothing")[2]
+        assert call("ablate", "k", "tiny.yaml", "--seeds", "0")[0] == 2
