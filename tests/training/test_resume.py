@@ -20,7 +20,7 @@ from safetensors import SafetensorError
 from torch import Tensor
 
 from shortlist.errors import Interrupted, RunError
-from shortlist.training import Display, RunFolder, checkpoint, loop, resume, train
+from shortlist.training import Display, RunFolder, checkpoint, evaluation, loop, resume, train
 from shortlist.training.checkpoint import TrainingState, latest_state, save_state
 from shortlist.training.stopping import StopRequest
 from tests.processes import Commands, commands
@@ -265,7 +265,7 @@ class TestInterrupted:
             train(config(home / "images"), tmp_path / "run")
         assert not (tmp_path / "run").exists()
         monkeypatch.undo()
-        monkeypatch.setattr(loop, "embed_images", press)
+        monkeypatch.setattr(evaluation, "embed_images", press)
         with pytest.raises(Interrupted, match="Stopped at once"):
             train(config(home / "images", "evaluation.before=true"), tmp_path / "run")
         assert (tmp_path / "run" / "config.yaml").exists()
