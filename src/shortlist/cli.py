@@ -7,12 +7,13 @@ import json
 import logging
 import sys
 import warnings
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Annotated
 
 import typer
 from rich.console import Console
-from rich.table import Table
+from rich.table import Column, Table
 
 from shortlist.config import RunConfig
 from shortlist.errors import ConfigError, Interrupted, ShortlistError, did_you_mean
@@ -164,7 +165,7 @@ def list_recipes(as_json: AsJson = False) -> None:
     if as_json:
         print(json.dumps(facts, indent=2))
         return
-    table = Table("recipe", "about", "paper", "measured by us")
+    table = Table(_whole("recipe", [each["name"] for each in facts]), "about", "paper", "measured by us")
     for each in facts:
         table.add_row(each["name"], each["about"], _figures(each["paper"]) or "-", _figures(each["measured"]) or "no")
     Console(highlight=False).print(table)
@@ -203,7 +204,7 @@ def list_benchmarks(as_json: AsJson = False) -> None:
     if as_json:
         print(json.dumps([benchmark.facts() for benchmark in BENCHMARKS.values()], indent=2))
         return
-    table = Table("name", "what it is", "protocol", "reported")
+    table = Table(_whole("name", BENCHMARKS), "what it is", "protocol", "reported")
     for benchmark in BENCHMARKS.values():
         protocol = benchmark.protocol.partition(":")[0]
         table.add_row(benchmark.name, benchmark.about, protocol, ", ".join(benchmark.reported))
@@ -294,6 +295,11 @@ def _print_plan(config: RunConfig) -> None:
     plan = make_plan(config, display_for(sys.stderr))
     facts = {"config": config.model_dump(mode="json"), "plan": describe(plan, build_embedder(config, weights=False))}
     print(yaml.safe_dump(facts, sort_keys=False, allow_unicode=True, width=120), end="")
+
+
+def _whole(header: str, names: Iterable[str]) -> Column:
+    """A column of names, which a narrow terminal must not cut: they are there to be copied."""
+    return Column(header, min_width=max(map(len, names)), no_wrap=True)
 
 
 def _figures(figures: dict[str, dict[str, float]]) -> str:
