@@ -362,7 +362,7 @@ class TestRecipes:
         assert not listed["sop-resnet50-rsk"]["measured"]
         code, out, _ = call("recipes", "list")
         assert code == 0
-        assert "measured by us" in out
+        assert "by nobody" in out
         assert all(name in out for name in ("gldv1-resnet101-ap", "cars196-vit-b16-rsk"))
 
     def test_a_recipe_in_full(self, call: Call) -> None:

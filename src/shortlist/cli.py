@@ -158,17 +158,19 @@ def ablate(
 
 @recipes_app.command("list")
 def list_recipes(as_json: AsJson = False) -> None:
-    """List the recipes with the r@1 (or mAP) that the paper reports, and what we measured."""
+    """List the recipes with the r@1 (or mAP) that the paper reports for each of its tests, and what we measured."""
     from shortlist.recipes import describe_recipes
 
     facts = describe_recipes()
     if as_json:
         print(json.dumps(facts, indent=2))
         return
-    table = Table(_whole("recipe", [each["name"] for each in facts]), "about", "paper", "measured by us")
+    table = Table(_whole("recipe", [each["name"] for each in facts]), "the paper, %", "measured by us, %")
     for each in facts:
-        table.add_row(each["name"], each["about"], _figures(each["paper"]) or "-", _figures(each["measured"]) or "no")
-    Console(highlight=False).print(table)
+        table.add_row(each["name"], _figures(each["paper"]) or "-", _figures(each["measured"]) or "by nobody")
+    console = Console(highlight=False)
+    console.print(table)
+    console.print("shortlist recipes show NAME says what it is, and all its numbers.")
 
 
 @recipes_app.command("show")
@@ -304,7 +306,8 @@ def _whole(header: str, names: Iterable[str]) -> Column:
 
 def _figures(figures: dict[str, dict[str, float]]) -> str:
     """The first figure of each test."""
-    return ", ".join(f"{test} {name} {value}" for test, each in figures.items() for name, value in [*each.items()][:1])
+    first = [next(iter(each.items())) for each in figures.values() if each]
+    return f"{first[0][0]} {', '.join(f'{value:.1f}' for _, value in first)}" if first else ""
 
 
 def _spread(values: dict[str, float] | None) -> str:
