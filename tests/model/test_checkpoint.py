@@ -112,6 +112,8 @@ def rewrite(folder: Path, **changes) -> None:
     tensors = safetensors.torch.load_file(folder / "embedder.safetensors")
     description = json.loads((folder / "embedder.json").read_text())
     description["config"] = {**description["config"], **changes.pop("config", {})}
+    for name in changes.pop("without", ()):
+        del description["config"][name]
     description["sha256"] = checkpoint.digest(tensors, description["config"])
     description.update(changes)
     safetensors.torch.save_file(
@@ -140,6 +142,16 @@ def test_an_unknown_entry_is_refused(tmp_path, embedder):
     embedder.save(tmp_path)
     rewrite(tmp_path, config={"whitening": True})
     with pytest.raises(ModelError, match=r"another version of shortlist: whitening"):
+        Embedder.load(tmp_path)
+
+
+def test_an_entry_that_came_later_may_be_missing(tmp_path, embedder):
+    embedder.save(tmp_path)
+    rewrite(tmp_path, without=["l2_pooled"])
+    assert same(Embedder.load(tmp_path), embedder)
+    embedder.save(tmp_path)
+    rewrite(tmp_path, without=["pooling"])
+    with pytest.raises(ModelError, match=r"another version of shortlist: pooling"):
         Embedder.load(tmp_path)
 
 

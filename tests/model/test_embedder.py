@@ -41,6 +41,21 @@ def test_the_pieces_in_their_order(pooling, module):
         torch.testing.assert_close(embedder(images), vectors / vectors.norm(dim=1, keepdim=True))
 
 
+def test_pooled_features_of_length_one():
+    embedder = Embedder("test_resnet", dim=8, layer_norm=False, l2_pooled=True).eval()
+    plain = Embedder("test_resnet", dim=8, layer_norm=False).eval()
+    plain.load_state_dict(embedder.state_dict())
+    images = pixels()
+    with torch.no_grad():
+        pooled = embedder.pooling(embedder.features(images))
+        torch.testing.assert_close(plain.pooled(images), pooled)
+        torch.testing.assert_close(embedder.pooled(images), pooled / pooled.norm(dim=1, keepdim=True))
+        torch.testing.assert_close(embedder(images), nn.functional.normalize(embedder.linear(embedder.pooled(images))))
+        assert (embedder(images) - plain(images)).abs().max() > 1e-4  # the bias counts more
+    with pytest.raises(ModelError, match="takes the place of the layer norm"):
+        Embedder("test_resnet", l2_pooled=True)
+
+
 def test_a_vits_patches_are_pooled_without_its_class_token():
     images = pixels()
     for pooling, choose in (("average", lambda tokens: tokens[:, 1:].mean(1)), ("token", lambda tokens: tokens[:, 0])):

