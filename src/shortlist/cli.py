@@ -91,6 +91,7 @@ def evaluate(
 
     By class: r@k, recall@k, mAP, mAP@R and R-precision. Judged queries (roxford5k, ...): mAP and mP@k of each setup.
     """
+    from shortlist.recipes import recipe_names
     from shortlist.report.tables import print_evaluations
     from shortlist.training import RunFolder, evaluate_run
     from shortlist.training.display import display_for
@@ -102,7 +103,9 @@ def evaluate(
     if as_json:
         print(json.dumps([each.to_dict() for each in measured], indent=2))
     else:
-        print_evaluations(measured, () if data else RunFolder.open(run).config().paper)
+        config = RunFolder.open(run).config()
+        packaged = config.name in recipe_names() and data is None
+        print_evaluations(measured, () if data else config.paper, ours=config.measured if packaged else None)
 
 
 @app.command()

@@ -254,10 +254,12 @@ evaluation:
         assert not (tmp_path / "run").exists()  # it is told before training
 
 
-def printed(*found: Evaluation, paper: tuple[str, ...] = ()) -> tuple[dict[str, list[str]], str]:
+def printed(
+    *found: Evaluation, paper: tuple[str, ...] = (), ours: dict[str, dict[str, float]] | None = None
+) -> tuple[dict[str, list[str]], str]:
     """The cells by metric, and all the text."""
     console = Console(width=120, record=True, quiet=False, file=open("/dev/null", "w"))  # noqa: PTH123, SIM115
-    print_evaluations(found, paper, console)
+    print_evaluations(found, paper, console, ours)
     text = console.export_text()
     console.file.close()
     rows = [[cell.strip() for cell in line.strip("│").split("│")] for line in text.splitlines() if line.startswith("│")]
@@ -288,6 +290,11 @@ class TestTables:
     def test_what_the_paper_has_and_nobody_tested(self) -> None:
         _, text = printed(self.measured({"r@1": 1}), paper=("cars196", "cars196+r1m"))
         assert "The paper has figures for cars196+r1m as well, which was not tested here." in text
+
+    def test_what_we_measured_and_what_nobody_did(self) -> None:
+        assert "nobody has measured this recipe" in printed(self.measured({}), ours={})[1]
+        _, text = printed(self.measured({}), ours={"cars196": {"r@1": 48.6}})
+        assert "We measured with this recipe: cars196 r@1 48.6." in text
 
     def test_setups(self) -> None:
         _, text = printed(self.measured({}, setups={"easy": 68, "hard": 70}))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 from rich.console import Console
 from rich.table import Table
@@ -10,13 +10,19 @@ from rich.table import Table
 from shortlist.retrieval import Evaluation
 
 
-def print_evaluations(found: Sequence[Evaluation], paper: Iterable[str] = (), console: Console | None = None) -> None:
-    """A table for each, and which tests of the paper were not made.
+def print_evaluations(
+    found: Sequence[Evaluation],
+    paper: Iterable[str] = (),
+    console: Console | None = None,
+    ours: Mapping[str, Mapping[str, float]] | None = None,
+) -> None:
+    """A table for each, which tests of the paper were not made, and what we got from the recipe.
 
     Args:
         found: what was measured.
         paper: everything that the paper has figures for.
         console: where to print; by default the standard output.
+        ours: what we measured with the recipe, empty for nothing; None where that is no question.
     """
     console = console or Console()
     for each in found:
@@ -27,6 +33,15 @@ def print_evaluations(found: Sequence[Evaluation], paper: Iterable[str] = (), co
         console.print(
             f"The paper has figures for {', '.join(others)} as well, which was not tested here.", markup=False
         )
+    if ours is not None:
+        console.print(_by_us(ours), markup=False, highlight=False)
+
+
+def _by_us(ours: Mapping[str, Mapping[str, float]]) -> str:
+    if not ours:
+        return "As far as we know, nobody has measured this recipe with shortlist before."
+    each = (f"{test} {name} {value}" for test, figures in ours.items() for name, value in figures.items())
+    return f"We measured with this recipe: {', '.join(each)}."
 
 
 def evaluation_table(measured: Evaluation) -> Table:
