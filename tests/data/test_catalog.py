@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from shortlist.data import Catalog, half_validation, open_set_split
+from shortlist.data import Catalog, Judgement, half_validation, open_set_split
 from shortlist.errors import ConfigError, DataError
 
 
@@ -176,3 +176,63 @@ def test_half_validation_needs_two_classes_and_no_validation():
         half_validation(catalog([0, 1], ["a", "b"], ["train", "test"]))
     with pytest.raises(DataError, match="validation split of its own"):
         half_validation(half_validation(TOYS))
+
+
+class TestJudgements:
+    """Rows 0 and 3 ask; 1, 2, 4, 5 are the gallery."""
+
+    ROLES = ("query", "gallery", "gallery", "query", "gallery", "gallery")
+
+    @staticmethod
+    def judged(positives: list[int], junk: list[int]) -> Judgement:
+        return Judgement(np.array(positives, dtype=np.int64), np.array(junk, dtype=np.int64))
+
+    def catalog(self, judgements: dict[str, tuple[Judgement, ...]] | None = None) -> Catalog:
+        boxes = np.arange(24.0).reshape(6, 4)
+        return Catalog(
+            name="judged",
+            root=Path("."),
+            paths=np.array([f"{number}.jpg" for number in range(6)], dtype=object),
+            labels=np.zeros(6, dtype=np.int64),
+            class_names=("unlabelled",),
+            splits=np.full(6, "test"),
+            roles=np.array(self.ROLES),
+            boxes=boxes,
+            judgements=judgements or {"easy": (self.judged([1, 4], [5]), self.judged([2], []))},
+        )
+
+    @given(st.lists(st.integers(0, 5), unique=True))
+    def test_a_subset_judges_the_same_images(self, rows: list[int]) -> None:
+        whole = self.catalog()
+        part = whole.subset(rows)
+        asking = [row for row in rows if self.ROLES[row] == "query"]
+        expected = {0: ({"1.jpg", "4.jpg"}, {"5.jpg"}), 3: ({"2.jpg"}, set())}
+        left = {f"{row}.jpg" for row in rows}
+        assert len(part.judgements["easy"]) == len(asking)
+        for row, judged in zip(asking, part.judgements["easy"], strict=True):
+            assert set(part.paths[judged.positives]) == expected[row][0] & left
+            assert set(part.paths[judged.junk]) == expected[row][1] & left
+        assert part.boxes.tolist() == whole.boxes[np.array(rows, dtype=int)].tolist()
+
+    @pytest.mark.parametrize(
+        ("judgements", "says"),
+        [
+            ({"easy": ()}, "judges 0 queries, but 2 images"),
+            ({"easy": (([0], []), ([], []))}, "must be rows of the gallery"),  # a query
+            ({"easy": (([], [6]), ([], []))}, "must be rows of the gallery"),
+            ({"easy": (([-1], []), ([], []))}, "must be rows of the gallery"),
+        ],
+    )
+    def test_what_is_no_judgement_is_refused(self, judgements: dict[str, tuple[object, ...]], says: str) -> None:
+        with pytest.raises(ValueError, match=says):
+            self.catalog({setup: tuple(self.judged(*each) for each in all_) for setup, all_ in judgements.items()})
+
+    def test_the_fingerprint_knows_them(self) -> None:
+        other = self.catalog({"easy": (self.judged([1], [5]), self.judged([2], []))})
+        assert self.catalog().fingerprint() == self.catalog().fingerprint() != other.fingerprint()
+        moved = replace(self.catalog(), boxes=np.zeros((6, 4)))
+        assert moved.fingerprint() != self.catalog().fingerprint()
+
+    def test_boxes_have_four_sides(self) -> None:
+        with pytest.raises(ValueError, match="boxes has shape"):
+            replace(self.catalog(), boxes=np.zeros((6, 3)))
