@@ -191,7 +191,7 @@ class TestJudgements:
         boxes = np.arange(24.0).reshape(6, 4)
         return Catalog(
             name="judged",
-            root=Path("."),
+            root=Path(),
             paths=np.array([f"{number}.jpg" for number in range(6)], dtype=object),
             labels=np.zeros(6, dtype=np.int64),
             class_names=("unlabelled",),
