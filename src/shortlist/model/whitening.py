@@ -69,9 +69,8 @@ def pair_whitening(features: Tensor, labels: Tensor, dim: int, shrinkage: float)
     return _affine(rotation @ whitened, mean, features)
 
 
-def _checked(features: Tensor, dim: int) -> Tensor:
-    """In float64."""
-    number, channels = features.shape
+def check_sizes(number: int, channels: int, dim: int) -> None:
+    """Raise ModelError if so many features of so many channels cannot be whitened to `dim`."""
     if dim > channels:
         raise ModelError(
             f"whitening turns {channels} channels into at most as many dimensions, not into {dim}: use a smaller dim"
@@ -81,6 +80,12 @@ def _checked(features: Tensor, dim: int) -> Tensor:
             f"whitening to {dim} dimensions needs more than {dim} images, and there are {number}: "
             "use more images, or a smaller dim"
         )
+
+
+def _checked(features: Tensor, dim: int) -> Tensor:
+    """In float64."""
+    number, channels = features.shape
+    check_sizes(number, channels, dim)
     if not features.isfinite().all():
         raise ModelError("whitening cannot be learned: there are features that are not finite numbers")
     return features.double()

@@ -104,6 +104,14 @@ class Learner:
         assert isinstance(averaged, Embedder)
         return averaged
 
+    def set_linear(self, weight: Tensor, bias: Tensor) -> None:
+        """Begin with this linear layer; before the first step."""
+        for embedder in {self.embedder, self.result}:
+            assert isinstance(embedder.linear, nn.Linear)
+            with torch.no_grad():
+                embedder.linear.weight.copy_(weight)
+                embedder.linear.bias.copy_(bias)
+
     def learn(self, step: int, chunks: Iterable[Images], labels: Tensor, learning_rate_factor: float) -> Learned:
         """Step number `step`, from 0: one batch, one update of the weights."""
         torch.manual_seed(derived_seed("step", self.config.training.seed, step))

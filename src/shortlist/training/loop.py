@@ -34,6 +34,7 @@ from shortlist.training.parts import build_embedder, build_transforms
 from shortlist.training.plan import decoding_workers, make_plan
 from shortlist.training.schedule import learning_rate_factor
 from shortlist.training.stopping import StopRequest, saying_how_to_go_on
+from shortlist.training.whitening import check_whitening, learn_whitening
 
 Batch = tuple[Tensor, Iterator[Images]]  # indices of the images in the training catalog, and their pixels by chunks
 REMEDY = "A smaller optimizer.lr, schedule.warmup or training.clip_norm often helps."
@@ -87,6 +88,7 @@ class Trainer:
         embedder = build_embedder(config)  # and the loss, tried: what is misspelt in either costs no look at the images
         build_loss(config.loss, torch.arange(2), embedder.dim)
         self.plan = plan = make_plan(config, display, folder)
+        check_whitening(config, embedder, plan.train)
         self.learner = Learner(config, self.device, plan.classes, embedder)
         self.train_transform, self.test_transform = build_transforms(config, self.learner.embedder)
         left_out = {"missing": list(plan.catalog.missing), "classes_too_small": plan.classes_left_out}
@@ -104,13 +106,22 @@ class Trainer:
     def run(self) -> None:
         """Take the remaining steps, then test."""
         try:
-            self._restore()
+            if not self._restore() and self.config.model.whitening != "none":
+                self._whiten()
             if self.step == 0 and self.config.evaluation.before:
                 self._test(self.learner.result, self.folder.before_file, "before training", distractors=False)
             self._train()
             self._finish()
         finally:
             self.accelerator.end_training()
+
+    def _whiten(self) -> None:
+        """Begin the linear layer with learned whitening, and keep it: it need not be learned twice."""
+        with self.display.task(f"{self.config.model.whitening} whitening of training images") as progress:
+            workers = decoding_workers(self.config)
+            learned = learn_whitening(self.config, self.learner.embedder, self.plan.train, workers, progress)
+        self.learner.set_linear(*learned)
+        self._save()
 
     def _train(self) -> None:
         plan, every = self.plan, self.config.training.checkpoint_every
@@ -234,16 +245,17 @@ class Trainer:
         save_state(self.folder.checkpoints, replace(state, facts={**state.facts, "best": self.best}))
         self.accelerator.get_tracker("tensorboard", unwrap=True).flush()
 
-    def _restore(self) -> None:
+    def _restore(self) -> bool:
         """Go to the last checkpoint, where there is one, and forget what was logged after it."""
         state = latest_state(self.folder.checkpoints)
         if state is not None:
             self.learner.load(state)
             self.step, self.best = state.step, state.facts["best"]
             self.display.message(f"Going on after step {self.step} of {self.plan.total_steps}.", step=self.step)
-        self.folder.forget_after(self.step if state else -1)
+        self.folder.forget_after(self.step or -1)  # what came before the first step is done again
         purge = {"tensorboard": {"purge_step": self.step + 1}}
         self.accelerator.init_trackers("tensorboard", init_kwargs=purge)
+        return state is not None
 
     def _failure(self, learned: Learned, batch: Tensor) -> RunError:
         """Save what is needed to look at a step without a finite loss or gradient; the weights are those before it."""

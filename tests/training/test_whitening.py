@@ -1,0 +1,153 @@
+"""The linear layer begins with whitening, learned once, and a run goes on with it as if never stopped."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from random import Random
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from torch import Tensor
+
+from shortlist.config import RunConfig
+from shortlist.data import Catalog, FitTransform, TestTransform, load_image
+from shortlist.errors import ModelError
+from shortlist.model import Embedder, pair_whitening, pca_whitening
+from shortlist.training import Display, RunFolder, loop, make_plan, resume, train
+from shortlist.training.loop import Trainer
+from shortlist.training.parts import build_embedder, build_transforms
+from shortlist.training.whitening import _of_size, drawn, learn_whitening
+from tests.training.runs import class_folders, config, records, same_weights, weights
+
+WHITENING = ("model.whitening=pairs", "model.layer_norm=false", "training.epochs=1", "evaluation.before=true")
+
+
+@pytest.fixture(scope="module")
+def images(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return class_folders(tmp_path_factory.mktemp("data") / "images")
+
+
+# Which images
+
+
+@given(sizes=st.lists(st.integers(1, 9), min_size=1, max_size=8), number=st.integers(1, 60), seed=st.integers(0, 99))
+def test_two_of_each_class_then_two_more(sizes: list[int], number: int, seed: int) -> None:
+    labels = np.repeat(np.arange(len(sizes)), sizes)
+    chosen = drawn(labels, number, seed)
+    assert len(set(chosen.tolist())) == len(chosen) == min(number, len(labels))
+    counts = np.bincount(labels[chosen], minlength=len(sizes))
+    most = counts.max()
+    full = counts[counts < np.array(sizes)]  # of these classes there were more
+    assert (full >= most - 2).all()
+    assert sum(count % 2 for count in full) <= 1  # only the last pair may have been cut
+
+
+def test_the_seed_chooses() -> None:
+    labels = np.repeat(np.arange(50), 4)
+    first, again, other = drawn(labels, 20, 0), drawn(labels, 20, 0), drawn(labels, 20, 1)
+    assert (first == again).all()
+    assert set(first.tolist()) != set(other.tolist())
+
+
+@pytest.mark.parametrize(
+    ("transform", "expected"),
+    [
+        (TestTransform(32, 36, "bicubic"), TestTransform(64, 72, "bicubic")),
+        (FitTransform(1024, interpolation="bicubic"), FitTransform(64, interpolation="bicubic")),
+    ],
+)
+def test_another_size(transform: TestTransform | FitTransform, expected: object) -> None:
+    assert _of_size(transform, 64) == expected
+
+
+# What is learned
+
+
+def whitening_of(chosen: RunConfig, embedder: Embedder, catalog: Catalog) -> tuple[Tensor, Tensor]:
+    """By hand: all images, one by one."""
+    _, transform = build_transforms(chosen, embedder)
+    pictures = [transform(load_image(catalog.file(index)), Random(0)) for index in range(len(catalog))]
+    with torch.no_grad():
+        features = torch.cat([embedder.eval().pooled(picture[None]) for picture in pictures])
+    if chosen.model.whitening == "pca":
+        return pca_whitening(features, 8, 0.1)
+    return pair_whitening(features, torch.from_numpy(catalog.labels.copy()), 8, 0.1)
+
+
+def same_up_to_signs(found: tuple[Tensor, Tensor], expected: tuple[Tensor, Tensor]) -> bool:
+    rows = [torch.cat((weight, bias[:, None]), dim=1) for weight, bias in (found, expected)]
+    signs = (rows[0] * rows[1]).sum(1).sign()[:, None]
+    return torch.allclose(rows[0], signs * rows[1], rtol=1e-3, atol=1e-3 * rows[1].abs().max().item())
+
+
+@pytest.mark.parametrize("kind", ["pca", "pairs"])
+@pytest.mark.parametrize("pixels", [("images.size=32",), ("images.size=null", "images.max_side=30")])
+def test_pooled_features_of_test_images(images: Path, kind: str, pixels: tuple[str, ...]) -> None:
+    chosen = config(images, f"model.whitening={kind}", "model.layer_norm=false", "model.l2_pooled=true", *pixels)
+    embedder, catalog = build_embedder(chosen).eval(), make_plan(chosen, Display()).train
+    found = learn_whitening(chosen, embedder, catalog)
+    assert same_up_to_signs(found, whitening_of(chosen, embedder, catalog))
+    for setting in ({"whitening_size": 16}, {"whitening_images": 12}, {"whitening_shrinkage": 0.5}):
+        changed = chosen.model_copy(update={"model": chosen.model.model_copy(update=setting)})
+        assert not same_up_to_signs(learn_whitening(changed, embedder, catalog), found)
+
+
+@pytest.mark.parametrize("settings", [[], ["training.ema=0.9"]])
+def test_a_run_begins_with_it(images: Path, tmp_path: Path, settings: list[str]) -> None:
+    chosen = config(images, *WHITENING, *settings)
+    trainer = Trainer(chosen, RunFolder(tmp_path), Display())
+    before = build_embedder(chosen)
+    assert trainer.learner.embedder.linear.weight.equal(before.linear.weight)
+    trainer._restore()
+    trainer._whiten()
+    for embedder in (trainer.learner.embedder, trainer.learner.result):
+        linear = embedder.linear
+        assert same_up_to_signs((linear.weight, linear.bias), whitening_of(chosen, before, trainer.plan.train))
+    trainer.accelerator.end_training()
+
+
+# Runs
+
+
+def test_it_is_learned_once(images: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Stopped before the first step, and in the middle: the same weights, the same records, and no second learning."""
+    whole = train(config(images, *WHITENING), tmp_path / "whole")
+    learned: list[int] = []
+    monkeypatch.setattr(loop, "learn_whitening", lambda *args: learned.append(1) or learn_whitening(*args))
+    stop_in(monkeypatch, "_train", first=1)
+    with pytest.raises(RuntimeError, match="stopped"):
+        train(config(images, *WHITENING), tmp_path / "stopped")
+    assert [file.name for file in (tmp_path / "stopped" / "checkpoints").iterdir()] == ["step-00000000.safetensors"]
+    stop_in(monkeypatch, "_end_epoch", first=1)
+    with pytest.raises(RuntimeError, match="stopped"):
+        resume(tmp_path / "stopped")
+    resume(tmp_path / "stopped")
+    assert len(learned) == 1
+    assert same_weights(weights(tmp_path / "stopped"), weights(whole))
+    for kind in ("step", "before training", "test"):
+        assert records(tmp_path / "stopped", kind) == records(whole, kind)
+    assert not same_weights(weights(whole), weights(train(config(images, *WHITENING[1:]), tmp_path / "without")))
+
+
+def stop_in(monkeypatch: pytest.MonkeyPatch, method: str, first: int) -> None:
+    """Let the first calls of a method fail."""
+    calls = iter(range(first))
+    original = getattr(Trainer, method)
+
+    def stop(self: Trainer) -> None:
+        if next(calls, None) is not None:
+            raise RuntimeError("stopped")
+        original(self)
+
+    monkeypatch.setattr(Trainer, method, stop)
+
+
+def test_what_cannot_be_is_told_before_anything_is_embedded(images: Path, tmp_path: Path) -> None:
+    with pytest.raises(ModelError, match="needs more than 30 images, and there are 18"):
+        train(config(images, *WHITENING, "model.dim=30"), tmp_path / "run")
+    with pytest.raises(ModelError, match="channels into at most as many dimensions, not into 5000"):
+        train(config(images, *WHITENING, "model.dim=5000"), tmp_path / "run")
+    assert not (tmp_path / "run").exists()
