@@ -1,0 +1,143 @@
+"""Training on images that keep their shapes: from files through the loader to one exact step, and a run of it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from random import Random
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+from torch import Tensor, nn
+
+from shortlist import RecallAtKLoss
+from shortlist.data import Catalog, FitTransform, ImageDataset, image_chunks, load_image
+from shortlist.model import MultiScale
+from shortlist.retrieval import embed_images
+from shortlist.training import Display, describe, large_batch, make_plan, resume, train
+from shortlist.training.large_batch import LargeBatchStep
+from shortlist.training.loop import Trainer
+from shortlist.training.memory import GraphSize
+from shortlist.training.parts import build_embedder, build_transforms
+from tests.training.runs import config, records, same_weights, weights
+from tests.training.steps import difference, take_gradients
+
+SIZES = ((48, 36), (36, 48), (40, 40), (90, 30))  # width and height of a class's images; 40 is the longest side allowed
+SHAPES = {(3, 30, 40), (3, 40, 30), (3, 40, 40), (3, 13, 40)}
+SETTINGS = ("images.size=null", "images.max_side=40", "batch.size=8", "batch.per_class=4", "data.validation=none")
+
+
+@pytest.fixture(scope="module")
+def images(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """8 classes of 8 images."""
+    root, random = tmp_path_factory.mktemp("shapes") / "images", np.random.default_rng(0)
+    for label in range(8):
+        (root / str(label)).mkdir(parents=True)
+        pattern = random.integers(0, 256, (4, 4, 3))
+        for number in range(8):
+            noisy = (pattern + random.normal(0, 60, (4, 4, 3))).clip(0, 255).astype(np.uint8)
+            picture = Image.fromarray(noisy).resize(SIZES[number % 4], Image.Resampling.BICUBIC)
+            picture.save(root / str(label) / f"{number}.png")
+    return root
+
+
+@pytest.fixture(scope="module")
+def catalog(images: Path) -> Catalog:
+    return make_plan(config(images, *SETTINGS), Display()).train
+
+
+# One step
+
+
+@pytest.mark.parametrize("keep", [False, True, "auto"])
+def test_a_step_is_one_plain_backward(images: Path, keep: bool | str) -> None:
+    chosen = config(images, *SETTINGS)
+    embedder = build_embedder(chosen).double().train()
+    transform, _ = build_transforms(chosen, embedder)
+    plan = make_plan(chosen, Display())
+    epoch, batch = next(plan.batches(0))
+    dataset = ImageDataset(plan.train, transform, seed=0)
+    keys = [[(epoch, index) for index in chunk.tolist()] for chunk in torch.split(batch, 3)]
+    chunks = list(image_chunks(dataset, keys))
+    assert {tuple(image.shape) for chunk in chunks for image in chunk} <= SHAPES
+    assert len({image.shape for chunk in chunks for image in chunk}) >= 3
+    labels = torch.from_numpy(plan.train.labels[batch.numpy()])
+    loss = RecallAtKLoss((1, 2), similarity_temperature=0.1)
+
+    def plain(change: nn.Module) -> list[Tensor]:
+        vectors = torch.cat([embedder(change(dataset[key][None])) for chunk in keys for key in chunk])
+        loss(vectors, labels).backward()
+        return take_gradients(embedder)
+
+    expected = plain(nn.Identity())
+    out = LargeBatchStep(embedder, loss, 3, keep_graphs=keep)(iter(chunks), labels)
+    assert out.chunks == 3
+    assert difference(take_gradients(embedder), expected) < 1e-9
+    assert difference(plain(nn.ZeroPad2d((0, 1, 0, 0))), expected) > 1e-3  # a column of black would be seen
+
+
+def test_a_chunk_is_chosen_by_large_images(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Not by the first ones, which may be small."""
+    model = nn.Sequential(nn.Conv2d(3, 4, 1), nn.Tanh(), nn.AdaptiveAvgPool2d(1), nn.Flatten())
+    small, large = torch.rand(6, 3, 8, 8), torch.rand(2, 3, 64, 64)
+    with GraphSize(model.parameters()) as graph:  # and the images, which are stacked for it
+        model(large)
+    monkeypatch.setattr(large_batch, "available_memory", lambda device: 3.2 * graph.bytes)
+    for images, fits in (([*small, *large], 3), ([*small], 64)):
+        step = LargeBatchStep(model, lambda vectors, labels: vectors.square().sum(), "auto", keep_graphs=False)
+        step(images, torch.zeros(len(images)))
+        assert step.chunk_size == fits
+
+
+# Embedding
+
+
+def test_embeddings_are_those_of_the_images_one_by_one(images: Path, catalog: Catalog) -> None:
+    embedder = build_embedder(config(images, *SETTINGS)).eval()
+    transform = FitTransform(40)
+    for module in (embedder, MultiScale(embedder, (1, 0.5))):
+        with torch.no_grad():
+            pictures = [transform(load_image(catalog.file(index)), Random(0)) for index in range(len(catalog))]
+            expected = torch.cat([module(picture[None]) for picture in pictures])
+        found = embed_images(module, catalog, transform, batch_size=5)
+        torch.testing.assert_close(found, expected, atol=1e-5, rtol=1e-4)
+    assert (expected[0] - expected[1]).abs().max() > 1e-4  # their order matters
+
+
+# A run
+
+
+def test_a_run_and_its_going_on(images: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    chosen = config(images, *SETTINGS, "training.epochs=1", "training.checkpoint_every=2", "batch.chunk_size=auto")
+    whole = train(chosen, tmp_path / "whole")
+    assert len(records(whole)) == 4
+    assert records(whole, "test")
+    ended = []
+
+    def stop(self: Trainer) -> None:
+        ended.append(self.step)
+        raise RuntimeError("stopped")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Trainer, "_finish", stop)
+        with pytest.raises(RuntimeError, match="stopped"):
+            train(chosen, tmp_path / "stopped")
+    (tmp_path / "stopped" / "checkpoints" / "step-00000004.safetensors").unlink()
+    resume(tmp_path / "stopped")
+    assert ended == [4]
+    assert same_weights(weights(tmp_path / "stopped"), weights(whole))
+
+
+def test_the_plan_counts_the_largest_possible(images: Path) -> None:
+    def memory(side: int) -> dict[str, float]:
+        chosen = config(
+            images, *SETTINGS, f"images.max_side={side}", "model.backbone=test_resnet", "batch.chunk_size=8"
+        )
+        found = describe(make_plan(chosen, Display()), build_embedder(chosen, weights=False))["memory"]
+        return {name: float(size.removesuffix(" MB").replace(",", "")) for name, size in found.items()}
+
+    small, large = memory(1024), memory(2048)
+    assert small["pixels of a batch"] == 8 * 3 * 1024**2 / 2**20
+    for name in ("pixels of a batch", "graph of a chunk of 8"):
+        assert large[name] == pytest.approx(4 * small[name], rel=0.01)
