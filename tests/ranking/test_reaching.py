@@ -19,15 +19,18 @@ def counted(values: Tensor, bars: Tensor) -> list[list[int]]:
     ]
 
 
-WAYS = {"compared": (10**9, 10**9), "searched": (-1, 10**9), "bucketed": (-1, 0)}
+WAYS = {"compared": (10**9, 10**9), "searched": (-1, 10**9), "bucketed": (-1, 0)}  # up to few bars, from many values
 
 
 @pytest.fixture(params=WAYS)
 def way(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
-    few, many = WAYS[request.param]
-    monkeypatch.setattr(reaching, "_FEW", few)
-    monkeypatch.setattr(reaching, "_MANY", many)
+    choose(monkeypatch, request.param)
     return request.param
+
+
+def choose(patch: pytest.MonkeyPatch, way: str) -> None:
+    for name, value in zip(("_FEW", "_FEW_OF_MANY", "_MANY"), (WAYS[way][0], *WAYS[way]), strict=True):
+        patch.setattr(reaching, name, value)
 
 
 NUMBERS = st.sampled_from([-torch.inf, -3e38, -2.0, -1e-45, 0.0, 1e-45, 0.25, 1.0, 1 + 2**-23, 2.0, 1e30, 3e38])
@@ -46,8 +49,7 @@ def test_every_way_counts(data: st.DataObject, way: str, dtype: torch.dtype) -> 
 
     values, bars = table(number, NUMBERS), table(width, NUMBERS.filter(lambda x: x > -torch.inf) | st.just(torch.inf))
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(reaching, "_FEW", WAYS[way][0])
-        patch.setattr(reaching, "_MANY", WAYS[way][1])
+        choose(patch, way)
         assert count_reaching(values, bars).tolist() == counted(values, bars)
 
 

@@ -10,9 +10,9 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-_FEW = 24  # bars up to which comparing is faster than searching
 _BUCKETS = 2048
 _MANY = 4 * _BUCKETS  # values of a row from which buckets pay
+_FEW, _FEW_OF_MANY = 24, 8  # bars up to which comparing is faster than searching, and than buckets
 
 
 def count_reaching(values: Tensor, bars: Tensor) -> Tensor:
@@ -20,10 +20,11 @@ def count_reaching(values: Tensor, bars: Tensor) -> Tensor:
 
     Values and bars may be infinite, but not nan.
     """
-    if bars.shape[1] <= _FEW:
+    many = values.shape[1] >= _MANY
+    if bars.shape[1] <= (_FEW_OF_MANY if many else _FEW):
         return _compared(values, bars)
     rising, order = bars.sort(dim=1)
-    places = (_bucketed if values.shape[1] >= _MANY else _searched)(values, rising)
+    places = (_bucketed if many else _searched)(values, rising)
     reached = places.flip(1).cumsum(1).flip(1)[:, 1:]
     return torch.empty_like(reached).scatter_(1, order, reached)
 

@@ -134,7 +134,8 @@ def _go_on(
 
 
 def _append(file: VectorFile, vectors: Tensor, seen: int) -> None:
-    numbers = vectors.numpy().astype(file.dtype)
+    with np.errstate(over="ignore"):  # which is told below
+        numbers = vectors.numpy().astype(file.dtype)
     if not np.isfinite(numbers).all():
         raise RunError(f"Embeddings for {file.path} are not finite, or too large for {file.dtype}.")
     file.append(numbers, seen)
