@@ -11,12 +11,13 @@ from torch import Tensor
 Images = Tensor | Sequence[Tensor]  # one tensor (n, ...), or a list of n images that need not have one size
 
 
-def by_size(vectors_of: Callable[[Tensor], Tensor], images: Images) -> Tensor:
+def by_size(vectors_of: Callable[[Tensor], Tensor], images: Images, pixels: int | None = None) -> Tensor:
     """The vectors (n, d) of images, in their order.
 
     Args:
         vectors_of: images of one size (m, ...) -> vectors (m, d).
-        images: a tensor, or a list, of which those of one size are given at once.
+        images: a tensor, which is given as it is, or a list, of which those of one size are given at once.
+        pixels: of a list, so many at once at most, or else one image; None for no limit.
 
     >>> by_size(lambda same: same.flatten(1).sum(1, keepdim=True), [torch.ones(2), torch.ones(3), torch.zeros(2)])
     tensor([[2.],
@@ -25,9 +26,13 @@ def by_size(vectors_of: Callable[[Tensor], Tensor], images: Images) -> Tensor:
     """
     if isinstance(images, Tensor):
         return vectors_of(images)
-    groups: dict[torch.Size, list[int]] = {}
+    sizes: dict[torch.Size, list[int]] = {}
     for position, image in enumerate(images):
-        groups.setdefault(image.shape, []).append(position)
-    vectors = torch.cat([vectors_of(torch.stack([images[i] for i in group])) for group in groups.values()])
-    order = torch.tensor(list(chain.from_iterable(groups.values())), device=vectors.device)
+        sizes.setdefault(image.shape, []).append(position)
+    groups: list[list[int]] = []
+    for size, positions in sizes.items():
+        number = len(positions) if pixels is None else max(1, pixels // size[-2:].numel())
+        groups += [positions[start : start + number] for start in range(0, len(positions), number)]
+    vectors = torch.cat([vectors_of(torch.stack([images[i] for i in group])) for group in groups])
+    order = torch.tensor(list(chain.from_iterable(groups)), device=vectors.device)
     return vectors[order.argsort()]

@@ -18,6 +18,7 @@ from shortlist.model.sizes import by_size
 from shortlist.retrieval.vector_file import VectorFile
 
 Progress = Callable[[int, int], None]  # done, total
+PIXELS = 64 * 256**2  # at once, of images that keep their shapes: 64 small ones, 5 of 1024 x 768
 
 
 def embed_images(
@@ -34,8 +35,8 @@ def embed_images(
     Args:
         embedder: works in evaluation mode here, and is put back into the mode it was in.
         catalog: the images.
-        transform: makes squares of them, or lets them keep their shapes; those of one shape are then embedded at once.
-        batch_size: images at a time.
+        transform: makes squares of them, or lets them keep their shapes.
+        batch_size: images at a time; of those that keep their shapes, only as many of one shape as memory usually holds.
         workers: processes that decode.
         progress: called with the number done and the number in all.
     """
@@ -156,8 +157,8 @@ def _embedded(
     try:
         for images in image_chunks(ImageDataset(catalog, transform), keys, workers, pin_memory=device.type == "cuda"):
             with torch.inference_mode():
-                found = by_size(lambda same: embedder(same.to(device, non_blocking=True)), images).float().cpu()
-            yield found
+                found = by_size(lambda same: embedder(same.to(device, non_blocking=True)), images, PIXELS)
+            yield found.float().cpu()
     finally:
         embedder.train(training)
 
