@@ -36,7 +36,7 @@ def embed_images(
         embedder: works in evaluation mode here, and is put back into the mode it was in.
         catalog: the images.
         transform: makes squares of them, or lets them keep their shapes.
-        batch_size: images at a time; of those that keep their shapes, only as many of one shape as memory usually holds.
+        batch_size: images at a time; of those that keep their shapes, fewer at once where they are large.
         workers: processes that decode.
         progress: called with the number done and the number in all.
     """
