@@ -47,6 +47,13 @@ def catalog(images: Path) -> Catalog:
     return make_plan(config(images, *SETTINGS), Display()).train
 
 
+def test_transforms_of_a_config(images: Path) -> None:
+    chosen = config(images, *SETTINGS, "images.flip=0.3", "images.interpolation=bicubic")
+    train_transform, test_transform = build_transforms(chosen, build_embedder(chosen))
+    assert train_transform == FitTransform(40, 0.3, "bicubic")
+    assert test_transform == FitTransform(40, 0.0, "bicubic")
+
+
 # One step
 
 
