@@ -60,6 +60,7 @@ def take(parts: Sequence[Vectors], rows: NDArray[np.int64], like: Tensor) -> Ten
         chosen = rows[mine] - first
         found = part[torch.from_numpy(chosen)] if isinstance(part, Tensor) else part[chosen]
         taken[torch.from_numpy(mine).to(like.device)] = _tensor(found, like)
+        _let_go(part)
     return taken
 
 
@@ -71,7 +72,7 @@ def _tensor(vectors: Vectors, like: Tensor) -> Tensor:
     return copied.to(like.device, like.dtype)
 
 
-def _let_go(array: NDArray[Any]) -> None:
+def _let_go(array: Vectors) -> None:
     """Take the pages of a file that is only read out of this process's memory; the system may keep them, or not."""
     if not isinstance(array, np.memmap) or array.mode != "r" or not hasattr(mmap, "MADV_DONTNEED"):
         return

@@ -1,0 +1,185 @@
+"""Revisited Oxford against a million distractors: time and memory of the evaluation.
+
+    python benchmarks/r1m.py                     a million vectors of 2,048 numbers in half precision: 4.1 GB of disk
+    python benchmarks/r1m.py --folder FAST_DISK --keep --distractors 100000
+
+Writes a file of random unit vectors in blocks, and evaluates the real ground truth of Revisited Oxford (a generated one
+of the same size where there is none in ../shared/meta/revisited) with vectors that we make: 70 queries, each against
+4,993 images and the distractors, which are read from disk. Each repeat is a process of its own with one thread; memory
+is its peak, above what it holds with everything imported and the 4,993 vectors in memory. `held` is what the same would
+need at least with all vectors in memory in single precision. Writes results/r1m.json.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import resource
+import shutil
+import statistics
+import sys
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from alone import run_alone
+
+from shortlist.data import Catalog, Judgement
+from shortlist.data.unpickling import read_plain_pickle
+from shortlist.retrieval import evaluate, open_vectors
+
+RESULTS = Path(__file__).parent / "results" / "r1m.json"
+GROUND_TRUTH = Path(__file__).parents[2] / "shared" / "meta" / "revisited" / "gnd_roxford5k.pkl"
+DIMENSIONS, IMAGES, QUERIES, REPEATS, BLOCK = 2048, 4_993, 70, 3, 10_000
+SETUPS = {
+    "easy": (["easy"], ["junk", "hard"]),
+    "medium": (["easy", "hard"], ["junk"]),
+    "hard": (["hard"], ["junk", "easy"]),
+}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--distractors", type=int, default=1_000_000)
+    parser.add_argument("--folder", type=Path, help="where the file is written; by default a temporary folder")
+    parser.add_argument("--keep", action="store_true", help="do not delete the file")
+    parser.add_argument("--case", type=json.loads, help=argparse.SUPPRESS)
+    options = parser.parse_args()
+    if options.case is not None:
+        print(json.dumps(measured(**options.case)))
+        return
+    folder = options.folder or Path(tempfile.mkdtemp())
+    file = folder / f"distractors-{options.distractors}.npy"
+    try:
+        generate(file, options.distractors)
+        runs = [run_alone(__file__, {"file": str(file)}) for _ in range(REPEATS)]
+    finally:
+        if not options.keep:
+            file.unlink(missing_ok=True)
+            if options.folder is None:
+                folder.rmdir()
+    report(options.distractors, runs)
+
+
+def report(distractors: int, runs: list[dict[str, Any]]) -> None:
+    first = runs[0]
+    result = {
+        "command": f"python benchmarks/r1m.py --distractors {distractors}",
+        "ground_truth": first["ground_truth"],
+        "queries": QUERIES,
+        "gallery": IMAGES + distractors,
+        "dimensions": DIMENSIONS,
+        "file_bytes": distractors * DIMENSIONS * 2,
+        "seconds": [run["seconds"] for run in runs],
+        "processor_seconds": [run["processor_seconds"] for run in runs],
+        "peak_bytes": [run["peak_bytes"] for run in runs],
+        "held_bytes": (IMAGES + distractors) * DIMENSIONS * 4,
+        "metrics": first["metrics"],
+        **{name: first[name] for name in ("torch", "threads", "machine")},
+    }
+    seconds, peak = statistics.median(result["seconds"]), max(result["peak_bytes"])
+    print(
+        f"{result['gallery']:,} vectors: {seconds:.1f} s (median of {len(runs)}), peak {peak / 2**20:,.0f} MB; "
+        f"all in memory would be {result['held_bytes'] / 2**20:,.0f} MB. {first['metrics']}"
+    )
+    if distractors >= 1_000_000:
+        RESULTS.write_text(json.dumps(result, indent=2) + "\n")
+
+
+def generate(file: Path, number: int) -> None:
+    """Unit vectors around a direction that all share, as real ones do; not again where the file is there."""
+    size = number * DIMENSIONS * 2
+    if file.exists() and file.stat().st_size > size:
+        return
+    file.parent.mkdir(parents=True, exist_ok=True)
+    if shutil.disk_usage(file.parent).free < size + 2**30:
+        sys.exit(f"{file.parent} has no room for {size / 1e9:.1f} GB and something to spare: choose another --folder")
+    random = np.random.default_rng(0)
+    part = file.with_suffix(".part")
+    vectors = np.lib.format.open_memmap(part, mode="w+", dtype=np.float16, shape=(number, DIMENSIONS))
+    for start in range(0, number, BLOCK):
+        block = random.standard_normal((min(BLOCK, number - start), DIMENSIONS), dtype=np.float32) + 0.5
+        vectors[start : start + len(block)] = block / np.linalg.norm(block, axis=1, keepdims=True)
+    vectors.flush()
+    del vectors
+    part.replace(file)
+
+
+def ground_truth() -> tuple[list[dict[str, list[int]]], str]:
+    if GROUND_TRUTH.exists():
+        return read_plain_pickle(GROUND_TRUTH)["gnd"], "gnd_roxford5k.pkl"
+    order = np.random.default_rng(1).permuted(np.tile(np.arange(IMAGES), (QUERIES, 1)), axis=1)
+    parts = {"easy": slice(0, 30), "hard": slice(30, 90), "junk": slice(90, 150)}
+    return [{name: row[part].tolist() for name, part in parts.items()} for row in order], "generated"
+
+
+def catalog(queries: list[dict[str, list[int]]]) -> Catalog:
+    number = QUERIES + IMAGES
+
+    def rows(query: dict[str, list[int]], keys: list[str]) -> np.ndarray:
+        return QUERIES + np.array([index for key in keys for index in query[key]], dtype=np.int64)
+
+    return Catalog(
+        name="roxford5k",
+        root=Path(),
+        paths=np.array([str(row) for row in range(number)], dtype=object),
+        labels=np.zeros(number, dtype=np.int64),
+        class_names=("unlabelled",),
+        splits=np.full(number, "test"),
+        roles=np.repeat(["query", "gallery"], [QUERIES, IMAGES]),
+        judgements={
+            setup: tuple(Judgement(rows(query, right), rows(query, junk)) for query in queries)
+            for setup, (right, junk) in SETUPS.items()
+        },
+    )
+
+
+def descriptors(queries: list[dict[str, list[int]]]) -> torch.Tensor:
+    """Of queries, then images: easy ones near their queries, hard ones less so; the shared direction of `generate`."""
+    random = np.random.default_rng(2)
+    asked, known = (random.standard_normal((number, DIMENSIONS)) for number in (QUERIES, IMAGES))
+    for vector, query in zip(asked, queries, strict=True):
+        for key, share in {"easy": 0.12, "junk": 0.1, "hard": 0.07}.items():
+            known[query[key]] += share * vector
+    return torch.nn.functional.normalize(torch.from_numpy(np.concatenate((asked, known)) + 0.5).float())
+
+
+def measured(file: str) -> dict[str, Any]:
+    torch.set_num_threads(1)
+    queries, source = ground_truth()
+    images, vectors = catalog(queries), descriptors(queries)
+    evaluate(vectors, images, bootstrap=0)  # loads what is loaded late
+    reset_peak()
+    before, processor, started = peak(), time.process_time(), time.perf_counter()
+    found = evaluate(vectors, images, bootstrap=0, distractors={"r1m": open_vectors(file)})
+    return {
+        "seconds": time.perf_counter() - started,
+        "processor_seconds": time.process_time() - processor,
+        "peak_bytes": peak() - before,
+        "gallery": found.gallery,
+        "ground_truth": source,
+        "metrics": {name: round(100 * value, 2) for name, value in found.values.items() if name.startswith("mAP")},
+    }
+
+
+def reset_peak() -> None:
+    """Forget the peak so far, where the system can (Linux)."""
+    clear = Path("/proc/self/clear_refs")
+    if clear.exists():
+        clear.write_text("5")
+
+
+def peak() -> int:
+    """The most memory that this process has held, with the pages of files that it has mapped."""
+    status = Path("/proc/self/status")
+    if status.exists():
+        (line,) = (line for line in status.read_text().splitlines() if line.startswith("VmHWM"))
+        return int(line.split()[1]) * 1024
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1 if sys.platform == "darwin" else 1024)
+
+
+if __name__ == "__main__":
+    main()
