@@ -124,12 +124,23 @@ def test_damaged_annotations(original: Path):
     file = original / "cars_annos.mat"
     file.write_bytes(file.read_bytes()[:400])
     refused("cars196", original, r"cannot read .*cars_annos.mat")
+    file.write_text("<!DOCTYPE html><html>Not found</html>")
+    refused("cars196", original, r"cars_annos.mat is a web page")
     savemat(file, {"annotations": annotations(fname=["000001.jpg"])})
     refused("cars196", original, r"no field 'relative_im_path' in its annotations \(it has: bbox_x1, .*, fname\)")
     savemat(file, {"something": np.zeros(3)})
     refused("cars196", original, r"it has: no annotations")
     savemat(file, {"annotations": annotations(relative_im_path=["car_ims/000001.jpg"], **{"class": [0]})})
-    refused("cars196", original, r"must be numbers from 1 up")
+    refused("cars196", original, r"must be numbers from 1 to 196")
+    savemat(file, {"annotations": annotations(relative_im_path=["car_ims/000001.jpg"], **{"class": ["Audi"]})})
+    refused("cars196", original, r"must be numbers from 1 to 196")
+    savemat(file, {"annotations": annotations(relative_im_path=[1, 2], **{"class": [1, 2]})})
+    refused("cars196", original, r"the field 'relative_im_path' of .* must hold names of images")
+    savemat(file, {"annotations": 5})
+    refused("cars196", original, r"it has: no annotations")
+    twice = annotations(relative_im_path=["car_ims/000001.jpg"] * 2, **{"class": [1, 2]})
+    savemat(file, {"annotations": twice, "class_names": strings(["a", "a"])})
+    refused("cars196", original, r"the same name for two classes")
     few = {
         "annotations": annotations(relative_im_path=["car_ims/000001.jpg"], **{"class": [3]}),
         "class_names": strings(["a"]),

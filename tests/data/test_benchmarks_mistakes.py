@@ -267,6 +267,12 @@ def test_a_line_that_is_wrong(name: str, line: str, said: str, tmp_path: Path):
     refused(name, root, str(file), said)
 
 
+def test_a_list_of_products_with_nothing_but_its_header(tmp_path: Path):
+    root = small("sop", tmp_path)
+    lines(root / "Ebay_test.txt", ["image_id class_id super_class_id path"])
+    refused("sop", root, "Ebay_test.txt lists no images; download it again")
+
+
 def test_a_list_of_products_without_its_header(tmp_path: Path):
     root = small("sop", tmp_path)
     file = root / "Ebay_train.txt"
@@ -323,6 +329,16 @@ def test_a_landmark_list_without_landmarks(tmp_path: Path):
     root = small("gldv1", tmp_path)
     lines(root / "train.csv", ["id,url,landmark_id", "a,None,None"])
     refused("gldv1", root, "no image of", "has a landmark")
+    lines(root / "train.csv", ["id,url,landmark_id", "a,None,None", "b,http://b,x"])
+    refused("gldv1", root, "line 3: the landmark_id 'x' is no number")
+    lines(root / "train.csv", ["id,url,landmark_id", "a,None,None", "97c0a12e07ae8dd5,http://b,7"])
+    refused("gldv1", root, "none of its 1 images is in")
+
+
+def test_landmarks_without_images(tmp_path: Path):
+    root = small("gldv2-clean", tmp_path)
+    lines(root / "train_clean.csv", ["landmark_id,images", "1,"])
+    refused("gldv2-clean", root, "train_clean.csv lists no images; expected is train_clean.csv of GLDv2")
 
 
 def test_birds_without_a_class(tmp_path: Path):
@@ -331,7 +347,9 @@ def test_birds_without_a_class(tmp_path: Path):
     lines(file, file.read_text().splitlines()[:-2])
     refused("cub", root, "has no class for 2 images of images.txt, such as number 7")
     lines(file, [f"{number} 0" for number in range(1, 9)])
-    refused("cub", root, "must be numbers from 1 up")
+    refused("cub", root, "must be numbers from 1 to 200")
+    lines(file, [f"{number} 900000000000" for number in range(1, 9)])  # a name for each up to that would fill memory
+    refused("cub", root, "must be numbers from 1 to 200")
 
 
 def test_distractors_without_endings(tmp_path: Path):
@@ -392,6 +410,12 @@ def test_ground_truth_that_would_run_a_program(name: str, file: str, tmp_path: P
         (lambda gnd: _first(gnd, bbx=None), "the bbx of a query must be four numbers"),
         (lambda gnd: _first(gnd, bbx=[9, 0, 9, 9]), "is no box: left, top, right, bottom"),
         (lambda gnd: _first(gnd, bbx=[0, 0, float("nan"), 9]), "is no box"),
+        (lambda gnd: _first(gnd, bbx=[0, 0, 10**400, 9]), "is no box"),
+        (lambda gnd: _first(gnd, junk=gnd["gnd"][0]["easy"]), "is in two of easy, hard and junk"),
+        (
+            lambda gnd: {**gnd, "gnd": [{"ok": [0], "junk": [], "bbx": [0, 0, 9, 9]}] * 2},
+            "does not say 'easy' (it has: ok",
+        ),
     ],
 )
 def test_ground_truth_that_is_something_else(change: object, said: str, tmp_path: Path):
@@ -414,6 +438,7 @@ def _first(gnd: dict, **change: object) -> dict:
         ({"qidx": [0, 4]}, "the qidx of a query must be numbers of the 4 images"),
         ({"gnd": [{"ok": [0]}]}, "judges 1 queries, but lists 2"),
         ({"gnd": [{"ok": [7]}, {}]}, "the ok of a query must be numbers of the 4 images"),
+        ({"gnd": [{"easy": [1]}] * 2}, "does not say 'ok' (it has: junk, easy)"),
     ],
 )
 def test_validation_that_is_something_else(change: dict, said: str, tmp_path: Path):

@@ -9,10 +9,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from shortlist.data.benchmarks.benchmark import Benchmark, Count, Progress
+from shortlist.data.benchmarks.lists import check_text
 from shortlist.data.catalog import Catalog
 from shortlist.errors import DataError
 
-TRAINING_CLASSES = 98
+CLASSES, TRAINING_CLASSES = 196, 98
 EXPECTS = "cars_annos.mat and car_ims/, or cars_train/, cars_test/ and the devkit's .mat files"
 TRAIN_ANNOTATIONS, TEST_ANNOTATIONS = "cars_train_annos.mat", "cars_test_annos_withlabels.mat"
 
@@ -47,7 +48,7 @@ def _original(root: Path) -> _Content:
     if not (root / "car_ims").is_dir():
         raise DataError(f"cars196: {file} is there, but the folder car_ims with the images is not beside it")
     content = _read(file)
-    paths = np.array(_field(file, content, "relative_im_path").tolist(), dtype=object)
+    paths = np.array(_names_of_files(file, content, "relative_im_path"), dtype=object)
     classes = _classes(file, content)
     return paths, classes, _names(file, content, classes)
 
@@ -60,7 +61,7 @@ def _newer(root: Path) -> _Content:
             raise DataError(f"cars196: no folder {folder} in {root}; expected {EXPECTS}")
         file = _annotations(root, name)
         content = _read(file)
-        paths += [f"{folder}/{path}" for path in _field(file, content, "fname").tolist()]
+        paths += [f"{folder}/{path}" for path in _names_of_files(file, content, "fname")]
         classes.append(_classes(file, content))
     meta = next((file for file in (root / "cars_meta.mat", root / "devkit" / "cars_meta.mat") if file.is_file()), None)
     together = np.concatenate(classes)
@@ -84,22 +85,34 @@ def _read(file: Path) -> dict[str, Any]:
     try:
         content: dict[str, Any] = loadmat(file, squeeze_me=True)
     except Exception as error:  # scipy raises nearly everything on a damaged file
+        check_text(file, "cars196", file.read_bytes()[:500].decode("latin1"))
         raise DataError(f"cars196: cannot read {file}: {str(error) or type(error).__name__}") from error
     return content
 
 
 def _field(file: Path, content: dict[str, Any], name: str) -> NDArray[Any]:
-    table = content.get("annotations")
-    if table is None or table.dtype.names is None or name not in table.dtype.names:
-        has = ", ".join(table.dtype.names) if table is not None and table.dtype.names else "no annotations"
+    table = np.asarray(content.get("annotations"))
+    fields = table.dtype.names or ()
+    if name not in fields:
+        has = ", ".join(fields) or "no annotations"
         raise DataError(f"cars196: {file} has no field {name!r} in its annotations (it has: {has})")
     return np.atleast_1d(table[name])
 
 
+def _names_of_files(file: Path, content: dict[str, Any], field: str) -> list[str]:
+    names: list[Any] = _field(file, content, field).tolist()
+    if not all(isinstance(name, str) and name for name in names):
+        raise DataError(f"cars196: the field {field!r} of {file} must hold names of images")
+    return names
+
+
 def _classes(file: Path, content: dict[str, Any]) -> NDArray[np.int64]:
-    classes = _field(file, content, "class").astype(np.int64)  # stored as uint8
-    if not len(classes) or classes.min() < 1:
-        raise DataError(f"cars196: the classes of {file} must be numbers from 1 up")
+    try:
+        classes = _field(file, content, "class").astype(np.int64)  # stored as uint8
+    except (TypeError, ValueError):
+        classes = np.zeros(0, dtype=np.int64)
+    if not len(classes) or classes.min() < 1 or classes.max() > CLASSES:
+        raise DataError(f"cars196: the classes of {file} must be numbers from 1 to {CLASSES}")
     return classes
 
 
@@ -110,6 +123,8 @@ def _names(file: Path, content: dict[str, Any], classes: NDArray[np.int64]) -> t
     names = tuple(str(name) for name in np.atleast_1d(content["class_names"]).tolist())
     if len(names) < classes.max():
         raise DataError(f"cars196: {file} names {len(names)} classes, but there is a class {classes.max()}")
+    if len(set(names)) < len(names):
+        raise DataError(f"cars196: {file} has the same name for two classes")
     return names
 
 

@@ -11,7 +11,7 @@ from shortlist.data.benchmarks.lists import columns, read_lines, whole_numbers
 from shortlist.data.catalog import Catalog
 from shortlist.errors import DataError
 
-TRAINING_CLASSES = 100
+CLASSES, TRAINING_CLASSES = 200, 100
 IMAGES, LABELS = "images.txt", "image_class_labels.txt"
 
 
@@ -24,8 +24,8 @@ def read(root: Path, progress: Progress | None = None) -> Catalog:
     if lacking := [image for image in image_ids if image not in number_of]:
         raise DataError(f"cub: {file} has no class for {len(lacking)} images of {IMAGES}, such as number {lacking[0]}")
     numbers = np.array([number_of[image] for image in image_ids])
-    if numbers.min() < 1:
-        raise DataError(f"cub: the classes of {file} must be numbers from 1 up")
+    if numbers.min() < 1 or numbers.max() > CLASSES:
+        raise DataError(f"cub: the classes of {file} must be numbers from 1 to {CLASSES}")
     name_of = dict(zip(numbers.tolist(), (path.rpartition("/")[0] for path in paths), strict=True))
     return Catalog(
         name="cub",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from pathlib import Path
 
 import numpy as np
@@ -23,15 +24,16 @@ def read(root: Path, progress: Progress | None = None) -> Catalog:
     """All images of `train.csv` that have a landmark."""
     file = root / LIST
     ids, landmarks = read_csv(file, "gldv1", HEADER, ("id", "landmark_id"), HINT)
-    without = landmarks.count("None")  # photographs that were withdrawn
+    kept = np.array([landmark != "None" for landmark in landmarks])  # photographs that were not withdrawn
+    numbered = [landmark if there else "0" for landmark, there in zip(landmarks, kept, strict=True)]
+    of_each = whole_numbers(file, "gldv1", numbered, "landmark_id", 2)
+    if not kept.any():
+        raise DataError(f"gldv1: no image of {file} has a landmark; {HINT}")
     remarks: tuple[str, ...] = ()
-    if without:
-        kept = [(image, landmark) for image, landmark in zip(ids, landmarks, strict=True) if landmark != "None"]
-        if not kept:
-            raise DataError(f"gldv1: no image of {file} has a landmark; {HINT}")
-        ids, landmarks = zip(*kept, strict=True)
+    if without := int((~kept).sum()):
+        ids = tuple(itertools.compress(ids, kept))
         remarks = (f"images of {LIST} without a landmark, left out: {without:,}",)
-    numbers, labels = np.unique(whole_numbers(file, "gldv1", landmarks, "landmark_id", 2), return_inverse=True)
+    numbers, labels = np.unique(of_each[kept], return_inverse=True)
     folder = _folder(root, ids)
     return Catalog(
         name="gldv1",

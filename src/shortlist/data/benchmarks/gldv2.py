@@ -22,8 +22,10 @@ def read(root: Path, progress: Progress | None = None) -> Catalog:
     landmarks, images = read_csv(file, "gldv2-clean", HEADER, HEADER, HINT)
     of_each = [listed.split() for listed in images]
     ids = [image for listed in of_each for image in listed]
+    if not ids:
+        raise DataError(f"gldv2-clean: {file} lists no images; {HINT}")
     short = next((image for image in ids if len(image) < 3), None)
-    if short is not None or not ids:
+    if short is not None:
         raise DataError(f"gldv2-clean: {file} holds {short!r}, which is no name of an image; {HINT}")
     numbers, labels = np.unique(whole_numbers(file, "gldv2-clean", landmarks, "landmark_id", 2), return_inverse=True)
     return Catalog(

@@ -41,12 +41,15 @@ def queries(file: Path, content: Mapping[str, Any], number: int) -> list[Mapping
 
 
 def indices(file: Path, judged: Mapping[str, Any], key: str, images: int) -> NDArray[np.int64]:
-    """The images that are `key` for a query; none where it does not say.
+    """The images that are `key` for a query.
 
     Raises:
-        DataError: something else than numbers of images.
+        DataError: it does not say, or says something else than numbers of images.
     """
-    found = judged.get(key, [])
+    if key not in judged:
+        has = ", ".join(map(str, judged))
+        raise DataError(f"{file} does not say {key!r} (it has: {has}): it is not the ground truth that was expected")
+    found = judged[key]
     whole = isinstance(found, (list, tuple)) and all(type(index) is int for index in found)
     if not whole or not all(0 <= index < images for index in found):
         raise DataError(f"{file}: the {key} of a query must be numbers of the {images} images")

@@ -60,8 +60,10 @@ def columns(file: Path, name: str, lines: Sequence[str], header: str, first_line
         first_line: number of the first of them in the file.
 
     Raises:
-        DataError: a line has more or fewer values; names it.
+        DataError: there is no line, or one has more or fewer values; names it.
     """
+    if not lines:
+        raise DataError(f"{name}: {file} lists no images; download it again")
     rows = [line.split() for line in lines]
     number = len(header.split())
     for index, row in enumerate(rows):
@@ -69,7 +71,7 @@ def columns(file: Path, name: str, lines: Sequence[str], header: str, first_line
             raise DataError(
                 f"{name}: {file}, line {first_line + index}: expected {number} values ({header}), not {lines[index]!r}"
             )
-    return list(zip(*rows, strict=True)) if rows else [()] * number
+    return list(zip(*rows, strict=True))
 
 
 def whole_numbers(file: Path, name: str, values: Sequence[str], what: str, first_line: int = 1) -> NDArray[np.int64]:

@@ -23,6 +23,7 @@ SETUPS = {  # setup: what counts as right, and what is taken out of the ranking
     "hard": (("hard",), ("junk", "easy")),
 }
 R1M_LIST = "revisitop1m.txt"
+LARGEST = 2**31  # pixels, beyond any image
 
 
 def reader(name: str) -> Callable[[Path, Progress | None], Catalog]:
@@ -55,8 +56,8 @@ def _box(file: Path, judged: Mapping[str, Any]) -> list[float]:
     box = judged.get("bbx")
     if not isinstance(box, (list, tuple)) or len(box) != 4 or not all(type(side) in (int, float) for side in box):
         raise DataError(f"{file}: the bbx of a query must be four numbers, not {box!r:.100}")
-    if not all(map(math.isfinite, box)) or box[0] >= box[2] or box[1] >= box[3]:
-        raise DataError(f"{file}: the bbx {box} of a query is no box: left, top, right, bottom")
+    if not all(abs(side) < math.inf for side in box) or box[0] >= box[2] or box[1] >= box[3] or max(box) > LARGEST:
+        raise DataError(f"{file}: the bbx {box!r:.200} of a query is no box: left, top, right, bottom")
     return list(box)
 
 
@@ -65,6 +66,10 @@ def _judgements(file: Path, ground_truth: list[Mapping[str, Any]], first: int, i
     parts = [
         {key: indices(file, each, key, images) + first for key in ("easy", "hard", "junk")} for each in ground_truth
     ]
+    for number, part in enumerate(parts):
+        judged = np.concatenate(list(part.values()))
+        if len(np.unique(judged)) < len(judged):
+            raise DataError(f"{file}: an image of query {number} is in two of easy, hard and junk, or twice in one")
 
     def together(part: Mapping[str, NDArray[np.int64]], keys: tuple[str, ...]) -> NDArray[np.int64]:
         return np.concatenate([part[key] for key in keys])

@@ -22,13 +22,13 @@ def read(root: Path, progress: Progress | None = None) -> Catalog:
     images = names(file, content, "cids")
     if any(len(image) < 6 for image in images):
         raise DataError(f"{file}: the names in 'cids' must have 6 letters or more: their last ones are their folders")
-    asked = indices(file, content, "qidx", len(images))
+    asked = indices(file, {"qidx": [], **content}, "qidx", len(images))
     if not len(asked):
         raise DataError(f"{file} has no list 'qidx' of queries: it is not the ground truth that was expected")
     ground_truth = queries(file, content, len(asked))
     judged = []
     for own, each in zip(asked.tolist(), ground_truth, strict=True):
-        right, junk = (indices(file, each, key, len(images)) for key in ("ok", "junk"))
+        right, junk = (indices(file, {"junk": [], **each}, key, len(images)) for key in ("ok", "junk"))
         right = right[right != own]
         judged.append(Judgement(right + len(asked), np.union1d(junk, own) + len(asked)))
     paths = np.array([_path(image) for image in images], dtype=object)
