@@ -80,10 +80,12 @@ def examine(
         NotFinite: an embedding is not finite.
     """
     _, transform = build_transforms(config, embedder)
-    scales, workers = config.evaluation.scales, decoding_workers(config)
+    scales, workers, at_once = config.evaluation.scales, decoding_workers(config), _images_at_once(config)
     describer = embedder if validation or scales == (1.0,) else MultiScale(embedder, scales)
     with display.task(f"embedding {len(exam.catalog):,} images of {exam.name}") as progress:
-        vectors = embed_images(describer, exam.catalog, transform, workers=workers, progress=progress)
+        vectors = embed_images(
+            describer, exam.catalog, transform, batch_size=at_once, workers=workers, progress=progress
+        )
     if not vectors.isfinite().all():
         raise NotFinite("The embeddings are not finite.")
     galleries: list[dict[str, Vectors]] = [{}]
@@ -96,6 +98,7 @@ def examine(
                 transform,
                 folder.vectors / f"{more.name}.npy",
                 on_missing=config.data.on_missing,
+                batch_size=at_once,
                 workers=workers,
                 progress=progress,
             )
@@ -113,6 +116,12 @@ def examine(
             )
         found.append(replace(measured, paper=config.paper.get(measured.data, {})))
     return found
+
+
+def _images_at_once(config: RunConfig) -> int:
+    """Not more than training embeds at once, where someone has said so: then that is what the memory allows."""
+    size = config.batch.chunk_size
+    return min(64, size) if size != "auto" else 64 if config.images.max_side is None else 8
 
 
 def open_embedder(folder: RunFolder) -> Embedder:
