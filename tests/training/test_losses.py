@@ -109,6 +109,7 @@ class TestOurs:
             (["loss.memory.size=9"], "loss: memory means nothing for recall_at_k"),
             (["loss.name=smoothap"], "loss.name: unknown; did you mean 'smooth_ap'?"),
             (["loss.name=MultiSimilarityLoss"], "is named pml.MultiSimilarityLoss"),
+            (["loss.name=pml."], "is named pml.MultiSimilarityLoss"),
             (["loss.name=pml.NCALoss", "loss.miner.nam=X"], "loss.miner.nam: unknown; did you mean 'name'?"),
             (["loss.name=pml.NCALoss", "loss.memory.size=0"], "loss.memory.size: should be greater than or equal to 1"),
         ],
@@ -306,7 +307,13 @@ REFUSALS = [
     ("NCALoss", ["args.distance=BaseDistance"], "has no BaseDistance"),
     ("FastAPLoss", ["args.distance=CosineSimilarity"], "FastAPLoss does not take {'distance': 'CosineSimilarity'}"),
     ("NCALoss", ["args.reducer=DoNothingReducer"], "its reducer should be another one"),
-    ("ProxyNCALoss", ["args.weight_init_func=normal"], "has no normal; did you mean 'normal_'?"),
+    ("NCALoss", ["args.distance={name: LpDistance, args: 5}"], "loss.args.distance: give a name, or a name and args"),
+    ("NCALoss", ["args.distance={name: LpDistance, args: {1: 2}}"], "loss.args.distance.args.1: unknown for LpDist"),
+    ("ProxyNCALoss", ["args.weight_init_func=normal"], "torch.nn.init has no normal; did you mean 'normal_'?"),
+    ("NormalizedSoftmaxLoss", ["args.temperature=0"], "does not work: for four vectors it gives nan"),
+    ("TripletMarginLoss", ["args.margin=.nan"], "loss.args.margin: should be a finite number, not nan"),
+    ("TripletMarginLoss", ["args.margin=true"], "loss.args.margin: should be a number, not true"),
+    ("TripletMarginLoss", ["args.swap=1"], "loss.args.swap: should be true or false, not 1"),
     (
         "NCALoss",
         ["miner.name=MultiSimilarMiner"],
@@ -360,9 +367,9 @@ class TestMemory:
             torch.testing.assert_close(loss(vectors, labels).detach(), literal, atol=1e-4, rtol=1e-4)
 
     def test_too_small_for_a_batch(self) -> None:
-        with pytest.raises(ConfigError, match=r"memory.size=5 is too small for batch.size=6: it must hold one"):
-            Learner(config("loss.name=pml.ContrastiveLoss", "loss.memory.size=5"), CPU, CLASSES)
-        loss = build("pml.ContrastiveLoss", "loss.memory.size=5")  # where the batch's size is found later
+        with pytest.raises(ConfigError, match=r"memory.size 5 is too small for batch.size 6: it must hold one"):
+            config("loss.name=pml.ContrastiveLoss", "loss.memory.size=5")
+        loss = build("pml.ContrastiveLoss", "loss.memory.size=5", "batch.size=auto")  # a size that is found later
         with pytest.raises(ConfigError, match=r"loss.memory.size=5 is too small for batches of 12"):
             loss(*some_vectors())
 

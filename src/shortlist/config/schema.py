@@ -168,7 +168,7 @@ BORROWED = "pml."  # before a loss of pytorch-metric-learning
 
 
 def _known_loss(name: str) -> str:
-    if name not in OWN_LOSSES and not name.startswith(BORROWED):
+    if name not in OWN_LOSSES and not (name.startswith(BORROWED) and name != BORROWED):
         near = did_you_mean(name, OWN_LOSSES)
         raise ValueError(f"unknown; {near} A loss of pytorch-metric-learning is named pml.MultiSimilarityLoss")
     return name
@@ -315,3 +315,10 @@ class RunConfig(Section):
     schedule: ScheduleConfig = ScheduleConfig()
     training: TrainingConfig
     evaluation: EvaluationConfig = EvaluationConfig()
+
+    @model_validator(mode="after")
+    def _memory_of_a_batch(self) -> RunConfig:
+        memory, size = self.loss.memory, self.batch.size
+        if memory is not None and size != "auto" and memory.size < size:
+            raise ValueError(f"loss.memory.size {memory.size} is too small for batch.size {size}: it must hold one")
+        return self

@@ -91,7 +91,9 @@ def _try(borrowed: BorrowedLoss, config: LossConfig, dim: int) -> None:
     labels = borrowed.classes[[0, 0, -1, -1]]
     with torch.random.fork_rng(devices=[]), torch.enable_grad():
         try:
-            copy.deepcopy(borrowed)(nn.functional.normalize(vectors).requires_grad_(), labels)
+            value = copy.deepcopy(borrowed)(nn.functional.normalize(vectors).requires_grad_(), labels)
+            if not value.isfinite():
+                raise ValueError(f"for four vectors it gives {value.item()}")
         except Exception as error:  # whatever it raises: its checks are asserts, ValueErrors, bare Exceptions, ...
             miner = f" with the miner {config.miner.name}" if config.miner else ""
             problem = str(error).strip() or type(error).__name__

@@ -12,7 +12,7 @@ from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 
 from shortlist.config import RunConfig
 from shortlist.data.seeds import derived_seed
-from shortlist.errors import ConfigError, RunError
+from shortlist.errors import RunError
 from shortlist.model import Embedder
 from shortlist.model.sizes import Images
 from shortlist.training.checkpoint import TrainingState, load_optimizer_tensors, optimizer_tensors
@@ -73,9 +73,6 @@ class Learner:
 
     def _first_loss(self, classes: Classes) -> nn.Module:
         """With its initial weights, the same for the same seed."""
-        memory, size = self.config.loss.memory, self.config.batch.size
-        if memory is not None and size != "auto" and memory.size < size:
-            raise ConfigError(f"loss.memory.size={memory.size} is too small for batch.size={size}: it must hold one.")
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(derived_seed("loss", self.config.training.seed))
             return build_loss(self.config.loss, classes, self.embedder.dim)

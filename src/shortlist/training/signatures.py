@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import math
 import warnings
 from collections.abc import Mapping
 from typing import Any, NamedTuple
@@ -73,9 +74,10 @@ def construct(kind: type, args: Mapping[str, Any], filled: Filled, where: str, s
     given: dict[str, Any] = {}
     for name, value in args.items():
         if name not in parameters:
-            near = did_you_mean(name, parameters) if parameters else "it has none"
+            near = did_you_mean(str(name), parameters) if parameters else "it has none"
             raise ConfigError(f"{where}.{name}: unknown for {shown}; {near}")
         given[name] = _value(name, value, filled, f"{where}.{name}")
+        _check_kind(value, parameters[name].default, f"{where}.{name}")
     for name, parameter in parameters.items():
         if name not in given and parameter.default is parameter.empty:
             value = filled.get(name)
@@ -104,20 +106,32 @@ def _value(name: str, value: Any, filled: Filled, where: str) -> Any:
     called, args = _name_and_args(value, where)
     if name == INITIALISER:
         functions = {each: function for each, function in vars(torch.nn.init).items() if each.endswith("_")}
-        return TorchInitWrapper(_pick(functions, called, where), **args)
+        return TorchInitWrapper(_pick(functions, called, where, "torch.nn.init"), **args)
     usable = {each: kind for each, kind in classes_in(NAMED[name]).items() if not each.startswith("Base")}
     return construct(_pick(usable, called, where), args, filled, f"{where}.args")
+
+
+def _check_kind(value: Any, default: Any, where: str) -> None:
+    """What Python would take for another kind of value, and the library without a word."""
+    if isinstance(value, float) and not math.isfinite(value):
+        raise ConfigError(f"{where}: should be a finite number, not {value}")
+    if isinstance(value, bool) and isinstance(default, int | float) and not isinstance(default, bool):
+        raise ConfigError(f"{where}: should be a number, not {str(value).lower()}")
+    if isinstance(default, bool) and not isinstance(value, bool):
+        raise ConfigError(f"{where}: should be true or false, not {value!r}")
 
 
 def _name_and_args(value: Any, where: str) -> tuple[str, Mapping[str, Any]]:
     if isinstance(value, str):
         return value, {}
     if isinstance(value, Mapping) and "name" in value and value.keys() <= {"name", "args"}:
-        return str(value["name"]), value.get("args") or {}
+        args = value.get("args") or {}
+        if isinstance(args, Mapping):
+            return str(value["name"]), args
     raise ConfigError(f"{where}: give a name, or a name and args: {{name: CosineSimilarity, args: {{...}}}}")
 
 
-def _pick(known: Mapping[str, Any], name: str, where: str) -> Any:
+def _pick(known: Mapping[str, Any], name: str, where: str, library: str = "pytorch-metric-learning") -> Any:
     if name not in known:
-        raise ConfigError(f"{where}: pytorch-metric-learning has no {name}; {did_you_mean(name, known)}")
+        raise ConfigError(f"{where}: {library} has no {name}; {did_you_mean(name, known)}")
     return known[name]
