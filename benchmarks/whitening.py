@@ -1,0 +1,99 @@
+"""What whitening does to real features before any training: Cars196, EfficientNet-Lite0 with its ImageNet weights, GeM.
+
+    python benchmarks/whitening.py DATA            30 images a class at 112 pixels, embedded once: about 5 minutes
+    python benchmarks/whitening.py DATA --quick    4 images a class, to see that it runs; nothing is written
+
+Whitening is learned on the 98 training classes and measured on the 98 test classes. The shrinkage is looked for inside
+the training classes: learned on the first half of them, measured on the second. Beside them: the pooled features
+themselves, and a linear layer as it begins without whitening. The result goes into results/whitening.json.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import platform
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+from torch.nn.functional import linear, normalize
+
+from shortlist.data import Catalog, TestTransform, half_validation, open_catalog
+from shortlist.model import Embedder, pair_whitening, pca_whitening
+from shortlist.model.weights import LITE0_BACKBONE, LITE0_PACKAGE
+from shortlist.retrieval import embed_images, evaluate
+from shortlist.training.display import display_for
+from shortlist.training.folder import write_atomically
+from shortlist.training.whitening import drawn
+
+RESULTS = Path(__file__).parent / "results" / "whitening.json"
+SHRINKAGES = (0.0, 0.01, 0.03, 0.1, 0.3)
+METRICS = ("r@1", "r@8", "mAP", "mAP@R")
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("root", type=Path, help="where Cars196 lies")
+    parser.add_argument("--quick", action="store_true")
+    options = parser.parse_args()
+    catalog = open_catalog("cars196", root=options.root, on_missing="skip")
+    each = 4 if options.quick else 30
+    catalog = catalog.subset(np.sort(drawn(catalog.labels, each * len(catalog.classes()), seed=0)))
+    features = pooled_features(catalog)
+    splits = half_validation(catalog).splits
+    first, second, test = (np.isin(splits, names) for names in (["train"], ["validation"], ["test"]))
+    results = [
+        *measured("validation", features, catalog, first, second),
+        *measured("test", features, catalog, first | second, test),
+    ]
+    if not options.quick:
+        facts = {
+            "command": "python benchmarks/whitening.py DATA",
+            "backbone": LITE0_BACKBONE,
+            "images": len(catalog),
+            "catalog": catalog.fingerprint(),
+            "torch": torch.__version__,
+            "machine": platform.machine(),
+        }
+        write_atomically(RESULTS, json.dumps({**facts, "results": results}, indent=2) + "\n")
+
+
+def pooled_features(catalog: Catalog) -> Tensor:
+    """(n, 1280), of length 1."""
+    embedder = Embedder(LITE0_BACKBONE, dim=None, layer_norm=False, pretrained=LITE0_PACKAGE)
+    with display_for(sys.stderr).task(f"embedding {len(catalog):,} images") as progress:
+        return embed_images(embedder, catalog, TestTransform(112, 128), batch_size=32, progress=progress)
+
+
+def measured(name: str, features: Tensor, catalog: Catalog, learn: Any, test: Any) -> Iterator[dict[str, Any]]:
+    """Every case, learned on some images and measured on others."""
+    labels = torch.from_numpy(catalog.labels[learn])
+    for case, weight, bias in cases(features[learn], labels):
+        vectors = normalize(linear(features[test], weight, bias))
+        found = evaluate(vectors, catalog.subset(test), k=(1, 8)).metrics
+        print(name, *case.values(), *(f"{metric} {found[metric]}" for metric in METRICS), sep="\t", flush=True)
+        yield {"measured on": name, **case, **{metric: vars(found[metric]) for metric in METRICS}}
+
+
+def cases(features: Tensor, labels: Tensor) -> Iterator[tuple[dict[str, Any], Tensor, Tensor]]:
+    """What it is, the weight and the bias."""
+    channels = features.shape[1]
+    yield {"way": "pooled", "dim": channels, "shrinkage": None}, torch.eye(channels), torch.zeros(channels)
+    for dim in (dim for dim in (channels, 512, 128) if dim < len(features)):
+        torch.manual_seed(0)
+        layer = nn.Linear(channels, dim)
+        yield {"way": "random", "dim": dim, "shrinkage": None}, layer.weight.detach(), layer.bias.detach()
+        for shrinkage in SHRINKAGES:
+            case = {"dim": dim, "shrinkage": shrinkage}
+            yield {"way": "pca", **case}, *pca_whitening(features, dim, shrinkage)
+            if shrinkage or len(features) - len(labels.unique()) > channels:
+                yield {"way": "pairs", **case}, *pair_whitening(features, labels, dim, shrinkage)
+
+
+if __name__ == "__main__":
+    main()
