@@ -1,6 +1,6 @@
 """What whitening does to real features before any training: Cars196, EfficientNet-Lite0 with its ImageNet weights, GeM.
 
-    python benchmarks/whitening.py DATA            30 images a class at 112 pixels, embedded once: about 5 minutes
+    python benchmarks/whitening.py DATA            30 images a class at 112 pixels, embedded once: some minutes
     python benchmarks/whitening.py DATA --quick    4 images a class, to see that it runs; nothing is written
 
 Whitening is learned on the 98 training classes and measured on the 98 test classes. The shrinkage is looked for inside
