@@ -384,7 +384,7 @@ class TestAblate:
 
     def test_a_study_its_table_and_its_plot(self, call: Call, folders: Path) -> None:
         images = f"data.source={json.dumps(str(folders / 'images'))}"
-        command = ("ablate", "k", "tiny.yaml", images, *self.SMALL, "--values", "[1] [1,2]", "--seeds", "1")
+        command = ("ablate", "k", "tiny.yaml", images, *self.SMALL, "--values", "[1] [1, 2]", "--seeds", "1")
         code, out, err = call(*command)
         assert (code, err) == (0, "")
         assert "values of k in the loss" in out

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import logging
+import re
 import sys
 import warnings
 from collections.abc import Iterable
@@ -136,7 +137,7 @@ def ablate(
     config = open_recipe(recipe, settings or [])
 
     from shortlist import training  # takes seconds: a mistake is told before
-    from shortlist.report.ablation import draw, read_results, table
+    from shortlist.report.ablation import draw, metric, read_results, table
     from shortlist.training.display import display_for
 
     folder = out or Path("ablations") / f"{study}-{config.name}"
@@ -144,7 +145,7 @@ def ablate(
         study,
         config,
         folder,
-        values=(values or "").split(),
+        values=re.findall(r"\[[^]]*]|\S+", values or ""),  # blanks in a list do not end it
         methods=[method.strip() for method in methods.split(",")] if methods else [],
         seeds=seeds,
         learning_rate=learning_rate,
@@ -152,7 +153,7 @@ def ablate(
     )
     results = read_results(file)
     header, rows = table(results)
-    shown = Table(*header, title="r@1 in %, mean ± standard deviation over the seeds")
+    shown = Table(*header, title=f"{metric(results)} in %, mean ± standard deviation over the seeds")
     for row in rows:
         shown.add_row(*row)
     Console().print(shown)

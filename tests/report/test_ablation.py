@@ -9,7 +9,7 @@ import pytest
 from PIL import Image
 
 from shortlist.errors import RunError
-from shortlist.report.ablation import PAPER, curves, draw, read_results, table
+from shortlist.report.ablation import PAPER, curves, draw, metric, read_results, table
 
 SCORES = {("SAP", "16", 0): 0.5, ("SAP", "16", 1): 0.6, ("RS@k", "128", 0): 0.9, ("RS@k", "16", 0): 0.25}
 
@@ -44,6 +44,29 @@ def test_the_plot_has_the_papers_beside_it(study: str, values: tuple[str, str], 
         assert image.width == pytest.approx(panels * 4.6 * 150, abs=2)
         assert len(image.convert("RGB").getcolors(10**6) or []) > 50
     assert [file.name for file in tmp_path.iterdir()] == ["plot.png"]
+
+
+@pytest.mark.parametrize(
+    ("measured", "shown"),
+    [
+        (["mAP easy", "mAP medium", "mP@1 medium"], "mAP medium"),
+        (["r@2", "mAP"], "r@2"),
+        (["mAP", "r@1"], "r@1"),
+    ],
+)
+def test_without_r_at_1_another_metric_is_shown(measured: list[str], shown: str, tmp_path: Path) -> None:
+    found = results()
+    for case in found["cases"]:
+        if "metrics" in case:
+            case["metrics"] = {name: case["metrics"]["r@1"] if name == shown else 0.0 for name in measured}
+    assert metric(found) == shown
+    assert curves(found) == curves(results())
+    draw(found, tmp_path / "plot.png")
+
+
+def test_numbers_in_any_spelling_are_in_order() -> None:
+    scores = {("RS@k", value, 0): 0.5 for value in ("5", "1e-1", ".5", "1")}
+    assert list(curves(results("rank-temperature", scores))["RS@k"]) == ["1e-1", ".5", "1", "5"]
 
 
 def test_nothing_to_show(tmp_path: Path) -> None:

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from shortlist.config import RunConfig
-from shortlist.errors import ConfigError, Interrupted, RunError
+from shortlist.errors import ConfigError, DataError, Interrupted, RunError
 from shortlist.training import ablate, ablation
 from shortlist.training.ablation import Case, batch_sizes
 from shortlist.training.display import Display
@@ -135,6 +135,11 @@ def test_batch_sizes_go_up_to_the_largest(tmp_path: Path) -> None:
         ({"name": "batch-size", "learning_rate": "cubic"}, "no learning-rate rule 'cubic'"),
         ({"name": "batch-size", "values": ["5"]}, "RS@k, 5, seed 0 of tiny cannot be run"),
         ({"name": "k", "values": ["[2,1]"]}, "loss.k: should rise"),
+        (
+            {"name": "batch-size", "values": ["many"], "learning_rate": "sqrt"},
+            "RS@k, many, seed 0 of tiny cannot be run",
+        ),
+        ({"name": "batch-size", "values": ["auto"], "learning_rate": "sqrt"}, "needs numbers: batch.size is auto"),
     ],
 )
 def test_mistakes_are_told_before_anything_is_trained(
@@ -143,6 +148,31 @@ def test_mistakes_are_told_before_anything_is_trained(
     with pytest.raises(ConfigError, match=says):
         ablate(config=base, path=tmp_path / "study", **arguments)
     assert not trained
+    assert not (tmp_path / "study").exists()
+
+
+def test_a_study_that_could_not_begin_may_be_put_right(base: RunConfig, tmp_path: Path) -> None:
+    wrong = base.model_copy(update={"data": base.data.model_copy(update={"source": "nowhere"})})
+    for study in ("batch-size", "k"):
+        with pytest.raises(DataError, match="nowhere"):
+            ablate(study, wrong, tmp_path / study, methods=["RS@k"], seeds=1)
+    ablate("k", base, tmp_path / "k", values=["[1]"], methods=["RS@k"], seeds=1)
+    assert json.loads((tmp_path / "k" / "study.json").read_text())["config"] == base.model_dump(mode="json")
+
+
+def test_a_study_that_tests_nothing_stops_at_once(base: RunConfig, tmp_path: Path, trained: list[RunConfig]) -> None:
+    only = base.model_copy(update={"data": base.data.model_copy(update={"train_share": 1.0})})
+    for _ in range(2):
+        with pytest.raises(RunError, match=r"was tested on nothing.* Set evaluation.tests"):
+            ablate("k", only, tmp_path, values=["[1]"], seeds=1)
+    assert len(trained) <= 2
+
+
+def test_blanks_in_a_list_make_no_other_case(base: RunConfig, tmp_path: Path, trained: list[RunConfig]) -> None:
+    for value in ("[1, 2]", "[1,2]"):
+        file = ablate("k", base, tmp_path, values=[value], methods=["RS@k"], seeds=1)
+    assert [case["value"] for case in json.loads(file.read_text())["cases"]] == ["[1,2]"]
+    assert len(trained) == 1
 
 
 def test_a_folder_holds_one_study(base: RunConfig, tmp_path: Path) -> None:

@@ -14,14 +14,14 @@ from shortlist.training.ablation import STUDIES
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
-METRIC = "r@1"
+METRICS = ("r@1", "mAP medium")  # what a study is shown by: the first that was measured
 # Okabe and Ito's palette: told apart with any kind of colour vision.
 LOOKS = {
     "RS@k": ("#D55E00", "-"),
     "RS@k + SiMix": ("#D55E00", "--"),
     "SAP": ("#0072B2", "-"),
 }
-Curve = Mapping[str, Sequence[float]]  # value -> r@1 in %, one for each seed
+Curve = Mapping[str, Sequence[float]]  # value -> the metric in %, one for each seed
 
 # The right plot of the paper's figure of the two studies; of the left one its source has no numbers.
 PAPER: Mapping[str, Mapping[str, Mapping[str, Curve]]] = {
@@ -59,13 +59,20 @@ def read_results(file: Path) -> dict[str, Any]:
     return results
 
 
+def metric(results: dict[str, Any]) -> str:
+    """What the study is shown by: r@1 or, where that was not measured, another one that was."""
+    measured: list[str] = next(list(case["metrics"]) for case in results["cases"] if "metrics" in case)
+    return next((name for name in METRICS if name in measured), measured[0])
+
+
 def curves(results: dict[str, Any]) -> dict[str, dict[str, list[float]]]:
-    """By method and value, r@1 in % of every seed; methods and values in their order."""
+    """By method and value, the metric in % of every seed; methods and values in their order."""
     found: dict[str, dict[str, list[float]]] = {}
+    shown = metric(results)
     for case in results["cases"]:
         if "metrics" in case:
             by_value = found.setdefault(case["method"], {})
-            by_value.setdefault(case["value"], []).append(100 * case["metrics"][METRIC])
+            by_value.setdefault(case["value"], []).append(100 * case["metrics"][shown])
     return {
         method: dict(sorted(found[method].items(), key=lambda item: _order(item[0])))
         for method in LOOKS
@@ -87,13 +94,16 @@ def draw(results: dict[str, Any], path: Path) -> Path:
 
     study = results["study"]
     panels: dict[str, Mapping[str, Curve]] = {f"here: {results['config']['name']}": curves(results)}
+    labels = [metric(results)]
     panels |= {f"the paper: {name}": figure for name, figure in PAPER.get(study, {}).items()}
+    labels += ["r@1"] * (len(panels) - 1)
     figure = Figure(figsize=(4.6 * len(panels), 4.2), dpi=150, layout="constrained")
-    for axes, (title, panel) in zip(figure.subplots(1, len(panels), squeeze=False)[0], panels.items(), strict=True):
+    places = figure.subplots(1, len(panels), squeeze=False)[0]
+    for axes, label, (title, panel) in zip(places, labels, panels.items(), strict=True):
         _panel(axes, panel)
         axes.set_title(title, loc="left", fontsize=10.5, fontweight="bold")
         axes.set_xlabel(STUDIES[study].label)
-        axes.set_ylabel(f"{METRIC} (%)")
+        axes.set_ylabel(f"{label} (%)")
         axes.legend(frameon=False, fontsize=9)
     if study in CLAIMS:
         figure.supxlabel(CLAIMS[study], fontsize=9)
@@ -123,7 +133,11 @@ def _panel(axes: Axes, panel: Mapping[str, Curve]) -> None:
 
 
 def _is_number(text: str) -> bool:
-    return text.replace(".", "", 1).isdigit()
+    try:
+        float(text)
+    except ValueError:
+        return False
+    return True
 
 
 def _order(value: str) -> tuple[float, str]:

@@ -22,6 +22,7 @@ METHODS: Mapping[str, str] = {  # each with the paper's hyper-parameters
     "RS@k + SiMix": "loss={name: recall_at_k, simix: true}",
     "SAP": "loss={name: smooth_ap}",
 }
+STUDY_FILE = "study.json"
 RATES: Mapping[str, float] = {"constant": 0.0, "sqrt": 0.5, "linear": 1.0}  # power of the batch size in the rate
 
 
@@ -117,13 +118,16 @@ def ablate(
         _known("method", method, {each: each for each in study.methods})
     if power and name != "batch-size":
         raise ConfigError(f"The learning rate follows the batch size, which the study {name} leaves as it is.")
-    _begin(folder, {"study": name, "learning_rate": learning_rate, "config": config.model_dump(mode="json")})
-    chosen = tuple(values) or study.values or batch_sizes(config, display)
+    facts = {"study": name, "learning_rate": learning_rate, "config": config.model_dump(mode="json")}
+    _check_same(folder, facts)
+    chosen = tuple("".join(value.split()) for value in values) or study.values or batch_sizes(config, display)
     cases = [
         Case(method, value, seed)
         for seed, value, method in itertools.product(range(seeds), chosen, methods or study.methods)
     ]
     configs = [_config(config, study, case, power) for case in cases]  # all, so that a mistake shows at once
+    folder.mkdir(parents=True, exist_ok=True)
+    write_atomically(folder / STUDY_FILE, json.dumps(facts, indent=1) + "\n")
     for number, (case, of_case) in enumerate(zip(cases, configs, strict=True), 1):
         display.message(f"{number} of {len(cases)}: {case}", case=str(case), number=number, cases=len(cases))
         _run(case, of_case, folder, display)
@@ -140,7 +144,7 @@ def batch_sizes(config: RunConfig, display: Display) -> tuple[str, ...]:
 
 def collect(folder: Path) -> Path:
     """Write the results of all finished cases of a study into its `results.json`."""
-    facts = json.loads((folder / "study.json").read_text(encoding="utf-8"))
+    facts = json.loads((folder / STUDY_FILE).read_text(encoding="utf-8"))
     results = {**facts, "cases": list(_results(folder))}
     file = folder / "results.json"
     write_atomically(file, json.dumps(results, indent=1) + "\n")
@@ -154,10 +158,17 @@ def _results(folder: Path) -> Iterator[dict[str, Any]]:
         if run.failed.exists():
             yield {**case, "failed": True}
         elif run.evaluation_file.exists():
-            tested = json.loads(run.evaluation_file.read_text(encoding="utf-8"))
+            tested = _tested(run)
             steps = [record for record in run.metrics() if record["kind"] == "step"]
             metrics = {name: estimate["value"] for name, estimate in tested[0]["metrics"].items()}
             yield {**case, "steps": len(steps), "loss": steps[-1]["loss"], "metrics": metrics}
+
+
+def _tested(run: RunFolder) -> list[dict[str, Any]]:
+    tested: list[dict[str, Any]] = json.loads(run.evaluation_file.read_text(encoding="utf-8"))
+    if not tested:
+        raise RunError(f"{run.path} was tested on nothing: its images have no test classes. Set evaluation.tests.")
+    return tested
 
 
 def _run(case: Case, config: RunConfig, folder: Path, display: Display) -> None:
@@ -171,6 +182,8 @@ def _run(case: Case, config: RunConfig, folder: Path, display: Display) -> None:
             resume(run.path, display)
         else:
             train(config, run.path, display)
+        if run.evaluation_file.exists():
+            _tested(run)
     except Busy:
         display.message("Another process is at it.")
     except Interrupted:
@@ -183,20 +196,20 @@ def _run(case: Case, config: RunConfig, folder: Path, display: Display) -> None:
 
 def _config(config: RunConfig, study: Study, case: Case, power: float) -> RunConfig:
     changes = [METHODS[case.method], f"{study.key}={case.value}", f"training.seed={case.seed}"]
+    text, where = config.model_dump_json(), f"{case} of {config.name}"
     if power:
-        if not isinstance(config.batch.size, int):
-            raise ConfigError("A learning rate that follows the batch needs batch.size to be a number in the recipe.")
-        changes.append(f"optimizer.lr={config.optimizer.lr * (int(case.value) / config.batch.size) ** power}")
-    where = f"{case} of {config.name}"
-    return read_config(config.model_dump_json(), where, [*changes, "evaluation.before=false"])
+        before, now = config.batch.size, read_config(text, where, changes).batch.size
+        if before == "auto" or now == "auto":
+            raise ConfigError("A learning rate that follows the batch needs numbers: batch.size is auto.")
+        changes.append(f"optimizer.lr={config.optimizer.lr * (now / before) ** power}")
+    return read_config(text, where, [*changes, "evaluation.before=false"])
 
 
-def _begin(folder: Path, facts: dict[str, Any]) -> None:
-    file = folder / "study.json"
-    folder.mkdir(parents=True, exist_ok=True)
-    if not file.exists():
-        write_atomically(file, json.dumps(facts, indent=1) + "\n")
-    elif json.loads(file.read_text(encoding="utf-8")) != facts:
+def _check_same(folder: Path, facts: dict[str, Any]) -> None:
+    """A folder is one study's, from its first run on: what could not even begin is no reason to choose another one."""
+    file = folder / STUDY_FILE
+    begun = any(folder.glob(f"*/*/seed-*/{RunFolder(folder).config_file.name}"))
+    if begun and file.exists() and json.loads(file.read_text(encoding="utf-8")) != facts:
         raise RunError(
             f"{folder} holds another study, or this one with other settings: see {file}. Choose another folder."
         )
