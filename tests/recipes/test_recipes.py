@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import math
 import re
 from pathlib import Path
 
 import pytest
 import yaml
 
+from shortlist.config.schema import PartConfig
 from shortlist.errors import ConfigError
 from shortlist.recipes import describe_recipes, open_recipe, recipe_names
 
@@ -65,18 +67,49 @@ class TestInheritance:
         ("text", "says"),
         [
             ("inherits: cars196-resnet50\n", "inherits from 'cars196-resnet50', which is no recipe .* did you mean"),
+            (
+                "inherits: gldv1-resnet101-rsk\nloss: {name: smooth_ap}\n",
+                "k means nothing .* or null where it is inherit",
+            ),
             ("inherits: {a: b}\n", "inherits must be a recipe's name, or a list"),
             ("inherits: wrong.yaml\n", "in a circle: .*wrong.yaml -> .*wrong.yaml"),
+            ("inherits: ./deep/../wrong.yaml\n", "in a circle: .*wrong.yaml -> .*deep/../wrong.yaml$"),
+            ("inherit: cars196-resnet50-rsk\n", "inherit: unknown; did you mean 'inherits'"),
+            (
+                "inherits: cars196-resnet50-rsk\nloss: {k: [1]}\nloss: {k: [2]}\n",
+                "the key 'loss' is there twice .*line 3",
+            ),
+            ("inherits: cars196-resnet50-rsk\nloss: {k: [1], k: [2]}\n", "the key 'k' is there twice"),
             ("inherits: parts\n", "no recipe and no file"),
         ],
     )
     def test_mistakes(self, here: Path, text: str, says: str) -> None:
+        (here / "deep").mkdir()
         with pytest.raises(ConfigError, match=says):
             open_recipe(write(here / "wrong.yaml", text))
 
     def test_parts_are_no_recipes(self) -> None:
         with pytest.raises(ConfigError, match="no recipe and no file 'resnet50'"):
             open_recipe("resnet50")
+
+
+RELEASE = [  # the table of the authors' release: data, model, batch, chunk, epochs, milestones, learning rate
+    "inaturalist resnet50 4000 200 90 40,70    1e-4",
+    "inaturalist vit-b32  4000 200 90 10,40,70 5e-5",
+    "inaturalist vit-b16  4000 100 90 10,40,70 5e-5",
+    "sop         resnet50 4000 200 55 25,50    2e-4",
+    "sop         vit-b32  4000 200 55 25,50    5e-5",
+    "sop         vit-b16  4000 100 55 25,50    5e-5",
+    "vehicleid   resnet50 4000 200 90 40,70    1e-4",
+    "vehicleid   vit-b32  4000 200 90 40,70    1e-4",
+    "vehicleid   vit-b16  4000 100 90 40,70    5e-5",
+    "cars196     resnet50 392  98 170 80,140   1e-4",
+    "cars196     vit-b32  392  98  50 20,30,40 3e-5",
+    "cars196     vit-b16  392  98  50 20,30,40 1e-5",
+    "cub         resnet50 400 100  40 10,20,30 1e-4",
+    "cub         vit-b32  400 100  40 10,20,30 3e-5",
+    "cub         vit-b16  400 100  40 10,20,30 1e-5",
+]
 
 
 class TestPackagedRecipes:
@@ -101,18 +134,67 @@ class TestPackagedRecipes:
         configs = [open_recipe(name).model_dump_json(exclude={"name", "about", "paper"}) for name in recipe_names()]
         assert len(set(configs)) == len(configs)
 
-    def test_hyper_parameters_of_the_release(self) -> None:
-        """A few cells of its table, read by eye."""
-        sop, vit = open_recipe("sop-resnet50-rsk"), open_recipe("inaturalist-vit-b16-rsk")
-        assert (sop.batch.size, sop.batch.chunk_size, sop.optimizer.lr, sop.training.epochs) == (4000, 200, 2e-4, 55)
-        assert (vit.optimizer.name, vit.optimizer.lr, vit.schedule.milestones) == ("adamw", 5e-5, (10, 40, 70))
-        assert (vit.model.pooling, vit.batch.chunk_size, vit.schedule.gamma) == ("token", 100, 0.3)
+    @pytest.mark.parametrize(
+        ("data", "model", "batch", "chunk", "epochs", "milestones", "lr"), [row.split() for row in RELEASE]
+    )
+    def test_hyper_parameters_of_the_release(
+        self, data: str, model: str, batch: str, chunk: str, epochs: str, milestones: str, lr: str
+    ) -> None:
+        """Every cell of its table, and what it says of all."""
+        vit = model.startswith("vit")
+        rows = [name for name in recipe_names() if re.fullmatch(rf"{data}-{model}(-d128)?-(rsk|rsk-simix|sap)", name)]
+        assert len(rows) == (1 if data == "cub" else 3 if vit else 6)
+        for name in rows:
+            config = open_recipe(name)
+            assert config.batch.size == (384 if name.endswith("sap") else int(batch))
+            assert (config.batch.chunk_size, config.batch.per_class) == (int(chunk), 4)
+            assert (config.optimizer.name, config.optimizer.lr) == ("adamw" if vit else "adam", float(lr))
+            assert (config.optimizer.weight_decay, config.training.precision) == (4e-4, "float32")
+            assert all(part == PartConfig() for _, part in config.optimizer.parts)
+            assert (config.schedule.name, config.schedule.gamma, config.schedule.warmup) == ("multistep", 0.3, 0)
+            assert config.schedule.milestones == tuple(map(int, milestones.split(",")))
+            assert (config.training.epochs, config.training.steps) == (int(epochs), None)
+            assert config.model.pooling == ("token" if vit else "gem")
+            assert (config.model.layer_norm, config.model.freeze_batch_norm) == (True, True)
+            assert config.model.dim == (128 if "-d128-" in name else 512)
+            assert (config.images.size, config.images.resize, config.images.flip) == (224, 256, 0.5)
+            assert (config.images.scale, config.images.ratio) == ((0.08, 1.0), (3 / 4, 4 / 3))
+            assert (config.images.mean, config.images.std) == ((0.485, 0.456, 0.406), (0.229, 0.224, 0.225))
+            assert (config.loss.rank_temperature, config.loss.similarity_temperature) == (1.0, 0.01)
+            assert config.loss.name == ("smooth_ap" if name.endswith("sap") else "recall_at_k")
+            assert config.loss.simix == name.endswith("simix")
+
+    def test_hyper_parameters_of_smooth_ap_s_release(self) -> None:
+        for data, epochs, milestones in (("vehicleid", 400, (200, 300)), ("inaturalist", 90, (40, 70))):
+            config = open_recipe(f"{data}-resnet50-sap-original")
+            assert (config.batch.size, config.batch.per_class, config.loss.similarity_temperature) == (384, 4, 0.01)
+            assert (config.optimizer.name, config.optimizer.lr, config.optimizer.weight_decay) == ("adam", 1e-5, 4e-4)
+            assert (config.training.epochs, config.schedule.milestones, config.schedule.gamma) == (
+                epochs,
+                milestones,
+                0.3,
+            )
+            assert (config.model.pooling, config.model.layer_norm, config.model.dim) == ("average", False, 512)
+
+    def test_hyper_parameters_of_landmarks(self) -> None:
+        for loss, k in (("rsk", (1, 2, 4)), ("rsk-simix", (1, 2, 4, 8)), ("sap", None), ("ap", None)):
+            config = open_recipe(f"gldv1-resnet101-{loss}")
+            assert (config.batch.size, config.batch.per_class, config.training.steps) == (4096, 4, 500)
+            assert (config.model.dim, config.model.pooling, config.model.layer_norm) == (2048, "gem", False)
+            assert (config.model.whitening, config.model.whitening_size, config.images.max_side) == ("pairs", 362, 1024)
+            assert (config.optimizer.name, config.optimizer.lr, config.optimizer.weight_decay) == ("adam", 5e-7, 1e-6)
+            assert config.optimizer.parts.pooling == PartConfig(lr_multiplier=10, weight_decay=0)
+            assert (config.schedule.name, config.schedule.gamma) == ("exponential", pytest.approx(math.exp(-0.01)))
+            assert config.evaluation.scales == pytest.approx((1, 2**0.5, 2**-0.5))
+            assert config.loss.k == k
+            assert config.data.validation_source is not None
+            assert config.data.validation_source.source == "sfm120k-val"
+
+    def test_sets_of_k_and_larger_batches(self) -> None:
         cars = open_recipe("cars196-resnet50-rsk-simix-588")
         assert (cars.batch.size, cars.batch.per_class, cars.training.epochs) == (588, 6, 170)
         assert open_recipe("sop-resnet50-rsk").loss.cut_offs == (1, 2, 4, 8, 16)
         assert open_recipe("sop-resnet50-rsk-simix").loss.cut_offs == (1, 2, 4, 8, 12, 16, 20, 24, 28, 32)
-        landmarks = open_recipe("gldv1-resnet101-rsk-simix")
-        assert (landmarks.batch.size, landmarks.training.steps, landmarks.loss.k) == (4096, 500, (1, 2, 4, 8))
 
     def test_the_list_is_ready_for_json(self) -> None:
         listed = {each["name"]: each for each in describe_recipes()}

@@ -25,6 +25,22 @@ _Yaml.add_implicit_resolver(
 )
 
 
+def _mapping(loader: _Yaml, node: yaml.MappingNode) -> dict[Any, Any]:
+    """Of a key that is there twice, PyYAML would take the last without a word."""
+    seen: set[str] = set()
+    for key, _ in node.value:
+        if key.value in seen and key.tag != _MERGE:
+            raise yaml.constructor.ConstructorError(None, None, f"the key {key.value!r} is there twice", key.start_mark)
+        if isinstance(key.value, str):
+            seen.add(key.value)
+    loader.flatten_mapping(node)
+    return loader.construct_mapping(node, deep=True)
+
+
+_MERGE = "tag:yaml.org,2002:merge"
+_Yaml.add_constructor("tag:yaml.org,2002:map", _mapping)
+
+
 def read_config(text: str, where: str, overrides: Iterable[str] = ()) -> RunConfig:
     """A config from YAML (or JSON, which is YAML), with `dotted.key=value` overrides.
 
@@ -109,7 +125,7 @@ def _nearest(name: str, section: type[BaseModel]) -> str:
     elsewhere = [key for key in _keys(RunConfig) if key.rpartition(".")[2] == name]
     if elsewhere and not difflib.get_close_matches(name, section.model_fields):
         return f"did you mean {elsewhere[0]!r}?"
-    return did_you_mean(name, section.model_fields)
+    return did_you_mean(name, [*section.model_fields, *(["inherits"] if section is RunConfig else [])])
 
 
 def _keys(section: type[BaseModel], prefix: str = "") -> Iterator[str]:

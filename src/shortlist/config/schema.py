@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -59,8 +60,10 @@ class Section(BaseModel):
     def _refuse(self, unused: Iterable[str], beside: str) -> None:
         """Settings that mean nothing beside another must be left as they are."""
         for key in unused:
-            if getattr(self, key) != type(self).model_fields[key].default:
-                raise ValueError(f"{key} means nothing for {beside}; leave it out")
+            default = type(self).model_fields[key].default
+            if getattr(self, key) != default:
+                instead = json.dumps(default) if default is None or isinstance(default, int | float) else "its default"
+                raise ValueError(f"{key} means nothing for {beside}; leave it out, or {instead} where it is inherited")
 
 
 class TestConfig(Section):

@@ -44,10 +44,10 @@ def describe_recipes() -> list[dict[str, Any]]:
 
 def _resolved(recipe: str, heirs: tuple[str, ...]) -> dict[str, Any]:
     """What a recipe holds, and what it inherits."""
-    if recipe in heirs:
-        raise ConfigError(f"These recipes inherit from each other in a circle: {' -> '.join((*heirs, recipe))}")
     packaged = _packaged(parts=True)
     file = packaged.get(recipe) or Path(recipe)
+    if file.resolve() in {(packaged.get(heir) or Path(heir)).resolve() for heir in heirs}:
+        raise ConfigError(f"These recipes inherit from each other in a circle: {' -> '.join((*heirs, recipe))}")
     if not file.is_file():
         known = did_you_mean(Path(recipe).name, packaged)
         raise ConfigError(f"{heirs[-1]} inherits from {Path(recipe).name!r}, which is no recipe and no file; {known}")
