@@ -76,13 +76,15 @@ def report(distractors: int, runs: list[dict[str, Any]]) -> None:
         "seconds": [run["seconds"] for run in runs],
         "processor_seconds": [run["processor_seconds"] for run in runs],
         "peak_bytes": [run["peak_bytes"] for run in runs],
+        "process_peak_bytes": [run["process_peak_bytes"] for run in runs],
         "held_bytes": (IMAGES + distractors) * DIMENSIONS * 4,
         "metrics": first["metrics"],
         **{name: first[name] for name in ("torch", "threads", "machine")},
     }
     seconds, peak = statistics.median(result["seconds"]), max(result["peak_bytes"])
     print(
-        f"{result['gallery']:,} vectors: {seconds:.1f} s (median of {len(runs)}), peak {peak / 2**20:,.0f} MB; "
+        f"{result['gallery']:,} vectors: {seconds:.1f} s (median of {len(runs)}), peak {peak / 2**20:,.0f} MB more "
+        f"than before, {max(result['process_peak_bytes']) / 2**20:,.0f} MB in all; "
         f"all in memory would be {result['held_bytes'] / 2**20:,.0f} MB. {first['metrics']}"
     )
     if distractors >= 1_000_000:
@@ -159,6 +161,7 @@ def measured(file: str) -> dict[str, Any]:
         "seconds": time.perf_counter() - started,
         "processor_seconds": time.process_time() - processor,
         "peak_bytes": peak() - before,
+        "process_peak_bytes": peak(),
         "gallery": found.gallery,
         "ground_truth": source,
         "metrics": {name: round(100 * value, 2) for name, value in found.values.items() if name.startswith("mAP")},
