@@ -60,8 +60,10 @@ class TestInheritance:
         write(here / "deep" / "a.yaml", WHOLE)
         assert open_recipe(write(here / "deep" / "b.yaml", "inherits: a.yaml\n")).data.source == "images"
 
-    def test_overrides_come_last(self, here: Path) -> None:
-        assert open_recipe("cars196-resnet50-rsk-simix", ["loss.simix=false"]).loss.simix is False
+    def test_overrides_come_last_and_stay_with_their_call(self) -> None:
+        for _ in range(2):
+            assert open_recipe("cars196-resnet50-rsk-simix", ["loss.simix=false"]).loss.simix is False
+            assert open_recipe("cars196-resnet50-rsk-simix").loss.simix is True
 
     @pytest.mark.parametrize(
         ("text", "says"),

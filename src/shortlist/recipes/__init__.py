@@ -7,7 +7,9 @@ itself holds comes last. Its name, what it is about and the figures belong to a 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
+from functools import cache
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 from shortlist.config import RunConfig, read_yaml, validated
@@ -51,10 +53,7 @@ def _resolved(recipe: str, heirs: tuple[str, ...]) -> dict[str, Any]:
     if not file.is_file():
         known = did_you_mean(Path(recipe).name, packaged)
         raise ConfigError(f"{heirs[-1]} inherits from {Path(recipe).name!r}, which is no recipe and no file; {known}")
-    try:
-        values = read_yaml(file.read_text(encoding="utf-8"), recipe)
-    except UnicodeDecodeError:
-        raise ConfigError(f"{recipe} is not a text file.") from None
+    values = dict(_packaged_values(recipe) if recipe in packaged else _values(file, recipe))
     inherits = values.pop("inherits", [])
     names = [inherits] if isinstance(inherits, str) else inherits
     if not isinstance(names, list) or not all(isinstance(name, str) for name in names):
@@ -67,6 +66,19 @@ def _resolved(recipe: str, heirs: tuple[str, ...]) -> dict[str, Any]:
     return _merged(merged, values)
 
 
+def _values(file: Path, where: str) -> dict[str, Any]:
+    try:
+        return read_yaml(file.read_text(encoding="utf-8"), where)
+    except UnicodeDecodeError:
+        raise ConfigError(f"{where} is not a text file.") from None
+
+
+@cache
+def _packaged_values(name: str) -> Mapping[str, Any]:
+    """Read once: a list of all recipes needs the parts that they share many times."""
+    return _values(_packaged(parts=True)[name], name)
+
+
 def _merged(old: Mapping[str, Any], new: Mapping[str, Any]) -> dict[str, Any]:
     """Mappings are merged, key by key; of anything else the new one stands."""
     both = {
@@ -76,8 +88,9 @@ def _merged(old: Mapping[str, Any], new: Mapping[str, Any]) -> dict[str, Any]:
     return {**old, **both}
 
 
-def _packaged(parts: bool) -> dict[str, Path]:
+@cache
+def _packaged(parts: bool) -> Mapping[str, Path]:
     """The packaged files by name, with or without those that are only inherited."""
     here = Path(__file__).parent
     files = [*here.glob("*.yaml"), *here.glob("*/*.yaml")]
-    return {file.stem: file for file in files if parts or file.parent.name != PARTS}
+    return MappingProxyType({file.stem: file for file in files if parts or file.parent.name != PARTS})
