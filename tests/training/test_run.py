@@ -18,7 +18,18 @@ from torch import Tensor
 from shortlist.data import Catalog
 from shortlist.errors import ConfigError, DataError, ModelError, RunError
 from shortlist.retrieval import Estimate, Evaluation
-from shortlist.training import Display, RunFolder, evaluate_run, evaluation, folder, loop, make_plan, opening, resume, train
+from shortlist.training import (
+    Display,
+    RunFolder,
+    evaluate_run,
+    evaluation,
+    folder,
+    loop,
+    make_plan,
+    opening,
+    resume,
+    train,
+)
 from tests.training.runs import CLASSES, IMAGES, STEPS_AN_EPOCH, class_folders, config, records, same_weights, weights
 
 
