@@ -25,7 +25,7 @@ from shortlist.errors import RunError
 PACKAGES = ("shortlist", "torch", "torchvision", "timm", "accelerate", "numpy", "pillow")
 
 
-class Busy(RunError):
+class Busy(RunError):  # noqa: N818 - says what the folder is
     """Another process is at work in the run's folder."""
 
 
