@@ -80,9 +80,7 @@ class RunFolder:
             self.path.mkdir(parents=True, exist_ok=True)
             lock.acquire(timeout=0)
         except filelock.Timeout:
-            raise Busy(
-                f"Another training is at work in {self.path}. Wait for it, or choose another folder."
-            ) from None
+            raise Busy(f"Another training is at work in {self.path}. Wait for it, or choose another folder.") from None
         except OSError as error:
             raise RunError(f"The run's folder {self.path} cannot be written to: {error.strerror}.") from None
         try:
