@@ -14,7 +14,6 @@ from pathlib import Path
 
 import filelock
 import pytest
-import torch
 import yaml
 from PIL import Image
 
@@ -23,16 +22,10 @@ from tests.miniatures import miniature
 from tests.processes import SOURCES
 from tests.training.runs import RECIPE, class_folders
 
+pytestmark = pytest.mark.usefixtures("one_thread")
+
 Call = Callable[..., tuple[int, str, str]]
 FAST = ("training.epochs=1", "data.validation=none")
-
-
-@pytest.fixture(scope="module", autouse=True)
-def one_thread() -> object:
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(threads)
 
 
 @pytest.fixture

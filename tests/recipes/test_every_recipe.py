@@ -8,7 +8,6 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-import torch
 
 from shortlist.config import RunConfig
 from shortlist.data import BENCHMARKS
@@ -17,6 +16,8 @@ from shortlist.training import RunFolder, train
 from shortlist.training.parts import build_embedder
 from tests.miniatures import miniature
 from tests.training.runs import class_folders
+
+pytestmark = pytest.mark.usefixtures("one_thread")
 
 # The same architecture with few and narrow layers, and a size that its patches divide.
 SMALL = {
@@ -32,14 +33,6 @@ SMALL = {
 }
 CLASSES, IMAGES = 8, 8
 Roots = Callable[[str], Path]
-
-
-@pytest.fixture(scope="module", autouse=True)
-def one_thread() -> object:
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(threads)
 
 
 @pytest.fixture(scope="module")

@@ -13,6 +13,7 @@ from torch import Tensor, nn
 
 from shortlist.data import Catalog, TestTransform
 from shortlist.errors import DataError, RunError
+from shortlist.model import Embedder
 from shortlist.retrieval import embed_images, embed_to_file, open_vectors, vector_file
 from tests.data.pictures import picture, write
 from tests.retrieval.test_evaluate import catalog
@@ -98,6 +99,20 @@ class TestWhole:
             embed_to_file(embedder, some, transform, file, dtype=dtype)
             assert embedder.seen == len(some)
 
+    def test_settings_that_are_in_no_tensor(self, images: Catalog, file: Path) -> None:
+        """An embedder's mean, and whether it normalises what it pooled."""
+        options = {"backbone": "test_resnet", "dim": 4, "layer_norm": False}
+        plain = Embedder(**options)
+        for changed in ({"mean": (0.1, 0.2, 0.3)}, {"l2_pooled": True}):
+            other = Embedder(**options, **changed)
+            other.load_state_dict(plain.state_dict())
+            embed_to_file(plain, images, SQUARE, file)
+            embed_to_file(other, images, SQUARE, file)
+            assert np.array_equal(open_vectors(file), embed_images(other, images, SQUARE).numpy().astype(np.float16))
+            assert not np.array_equal(
+                open_vectors(file), embed_images(plain, images, SQUARE).numpy().astype(np.float16)
+            )
+
     def test_a_file_that_was_cut_off_is_done_again(self, images: Catalog, file: Path) -> None:
         embed_to_file(Corner(), images, SQUARE, file)
         whole = file.read_bytes()
@@ -153,6 +168,42 @@ class TestStopped:
         assert rest.seen == IMAGES - 8
         assert np.array_equal(open_vectors(file), embed_images(Corner(), images, SQUARE).numpy().astype(np.float16))
 
+    @pytest.mark.parametrize("last", [1, 2, 3])
+    def test_killed_at_the_very_end(
+        self, images: Catalog, file: Path, monkeypatch: pytest.MonkeyPatch, last: int
+    ) -> None:
+        """Between the names that are changed then: nothing is embedded twice, and no note is of another file."""
+        embed_to_file(Corner(scales=(3.0,)), images, SQUARE, file)  # an older one of the same length
+        done: list[str] = []
+
+        def dies(name: str) -> None:
+            real = getattr(Path, name)
+
+            def act(self: Path, *arguments: object, **options: object) -> object:
+                if self.parent == file.parent and self.suffix != ".new":
+                    done.append(name)
+                    if len(done) == last + 1:
+                        raise KeyboardInterrupt
+                return real(self, *arguments, **options)
+
+            patch.setattr(Path, name, act)
+
+        dark = Corner()
+        with torch.no_grad():
+            dark.scale /= 2
+        with monkeypatch.context() as patch:
+            patch.setattr(vector_file.VectorFile, "__exit__", lambda self, *_: self._stream.close())
+            for name in ("replace", "unlink"):
+                dies(name)
+            with pytest.raises(KeyboardInterrupt):
+                embed_to_file(dark, images, SQUARE, file)
+        rest = Corner()
+        rest.load_state_dict(dark.state_dict())
+        embed_to_file(rest, images, SQUARE, file)
+        assert rest.seen == 0
+        assert np.array_equal(open_vectors(file), embed_images(dark, images, SQUARE).numpy().astype(np.float16))
+        assert files(file) >= {"r1m.npy", "r1m.npy.json"}
+
     def test_two_at_once(self, images: Catalog, file: Path) -> None:
         file.parent.mkdir()
         with (
@@ -181,6 +232,13 @@ class TestUnreadable:
         again = Corner()
         embed_to_file(again, images, SQUARE, file, on_missing="skip")
         assert again.seen == 0
+
+    def test_listed_twice(self, images: Catalog, file: Path) -> None:
+        self.spoil(images, 9)
+        twice = images.subset([*range(IMAGES), 9, 8])
+        embed_to_file(Corner(), twice, SQUARE, file, batch_size=4, on_missing="skip")
+        assert len(open_vectors(file)) == IMAGES  # 8 is there twice
+        assert json.loads((file.parent / "r1m.npy.json").read_text())["left_out"] == [str(images.file(9))]
 
     def test_counted_once_when_stopped_in_between(self, images: Catalog, file: Path) -> None:
         self.spoil(images, 9)

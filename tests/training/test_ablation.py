@@ -6,7 +6,6 @@ import json
 from pathlib import Path
 
 import pytest
-import torch
 
 from shortlist.config import RunConfig
 from shortlist.errors import ConfigError, DataError, Interrupted, RunError
@@ -24,14 +23,6 @@ class Heard(Display):
 
     def message(self, text: str, **facts: object) -> None:
         self.said.append(text)
-
-
-@pytest.fixture(scope="module", autouse=True)
-def one_thread() -> object:
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(threads)
 
 
 @pytest.fixture(scope="module")

@@ -7,7 +7,6 @@ import shutil
 from pathlib import Path
 
 import pytest
-import torch
 from rich.console import Console
 
 from shortlist.config import RunConfig, read_config
@@ -40,14 +39,6 @@ evaluation:
     - {source: roxford5k, root: oxford, distractors: r1m}
     - {source: rparis6k, root: paris}
 """
-
-
-@pytest.fixture(scope="module", autouse=True)
-def one_thread() -> object:
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(threads)
 
 
 @pytest.fixture(scope="module")
