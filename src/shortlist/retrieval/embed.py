@@ -14,10 +14,12 @@ from torch import Tensor, nn
 
 from shortlist.data import Catalog, ImageDataset, ImageError, Transform, image_chunks
 from shortlist.errors import DataError, RunError
+from shortlist.model import EmbedderConfig
 from shortlist.model.sizes import by_size
 from shortlist.retrieval.vector_file import VectorFile
 
 Progress = Callable[[int, int], None]  # done, total
+_PLAIN = (int, float, str, tuple, EmbedderConfig)  # settings of a module that are not in its tensors
 PIXELS = 64 * 256**2  # at once, of images that keep their shapes: 64 small ones, 5 of 1024 x 768
 
 
@@ -129,9 +131,8 @@ def _go_on(
     except ImageError as error:
         if on_missing != "skip":
             raise DataError(f"{error}. Leave such images out with data.on_missing=skip") from error
-        if str(error.path) in bad:
-            raise
-        file.left_out.append(str(error.path))
+        if str(error.path) not in bad:  # it may be listed twice
+            file.left_out.append(str(error.path))
 
 
 def _append(file: VectorFile, vectors: Tensor, seen: int) -> None:
@@ -167,10 +168,11 @@ def _digest(embedder: nn.Module, catalog: Catalog, transform: Transform, dtype: 
     """SHA-256 of all that the vectors depend on: images, transform, weights, and the modules' plain settings."""
     digest = hashlib.sha256(f"{catalog.fingerprint()} {transform} {np.dtype(dtype)}".encode())
     for name, module in embedder.named_modules():
-        plain = {key: value for key, value in vars(module).items() if isinstance(value, int | float | str | tuple)}
+        plain = {key: value for key, value in vars(module).items() if isinstance(value, _PLAIN)}
         del plain["training"]
         digest.update(f"{name} {type(module).__name__} {sorted(plain.items())}".encode())
-    for name, tensor in embedder.state_dict().items():
+    kept = embedder.state_dict()  # buffers that are not saved, such as an embedder's mean, count as well
+    for name, tensor in {**kept, **dict(embedder.named_buffers())}.items():
         digest.update(name.encode())
         digest.update(tensor.detach().cpu().contiguous().view(-1).view(torch.uint8).numpy().tobytes())
     return digest.hexdigest()

@@ -75,9 +75,10 @@ class VectorFile:
         self._stream.seek(0)
         self._stream.write(_header((self.rows, self.dimensions), self.dtype))
         self._sync()
-        self.note_file.unlink(missing_ok=True)  # of an older file of that name
-        self.part.replace(self.path)
+        self._note(self.part_note)
+        self.path.unlink(missing_ok=True)  # an older one: the note that is written now is not its own
         self._note(self.note_file)
+        self.part.replace(self.path)
         self.part_note.unlink(missing_ok=True)
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
