@@ -92,7 +92,7 @@ def evaluate(
 
     By class: r@k, recall@k, mAP, mAP@R and R-precision. Judged queries (roxford5k, ...): mAP and mP@k of each setup.
     """
-    from shortlist.recipes import recipe_names
+    from shortlist.recipes import differences, recipe_names
     from shortlist.report.tables import print_evaluations
     from shortlist.training import RunFolder, evaluate_run
     from shortlist.training.display import display_for
@@ -107,6 +107,8 @@ def evaluate(
         config = RunFolder.open(run).config()
         packaged = config.name in recipe_names() and data is None
         print_evaluations(measured, () if data else config.paper, ours=config.measured if packaged else None)
+        if packaged and (others := differences(config)):
+            print(f"This run is not what the recipe {config.name} says. It has {', '.join(others)}")
 
 
 @app.command()
@@ -210,10 +212,10 @@ def list_benchmarks(as_json: AsJson = False) -> None:
     if as_json:
         print(json.dumps([benchmark.facts() for benchmark in BENCHMARKS.values()], indent=2))
         return
-    table = Table(_whole("name", BENCHMARKS), "what it is", "protocol", "reported")
-    for benchmark in BENCHMARKS.values():
-        protocol = benchmark.protocol.partition(":")[0]
-        table.add_row(benchmark.name, benchmark.about, protocol, ", ".join(benchmark.reported))
+    protocols = {name: benchmark.protocol.partition(":")[0] for name, benchmark in BENCHMARKS.items()}
+    table = Table(_whole("name", BENCHMARKS), "what it is", _whole("protocol", protocols.values()))
+    for name, benchmark in BENCHMARKS.items():
+        table.add_row(name, benchmark.about, protocols[name])
     console = Console(highlight=False)
     console.print(table)
     console.print("shortlist data about NAME says what to download and where to put it.")

@@ -11,7 +11,7 @@ import yaml
 
 from shortlist.config.schema import PartConfig
 from shortlist.errors import ConfigError
-from shortlist.recipes import describe_recipes, open_recipe, recipe_names
+from shortlist.recipes import describe_recipes, differences, open_recipe, recipe_names
 
 PAPER = Path(__file__).parents[2] / "../shared/paper/paper.tex"
 WHOLE = "data: {source: images}\ntraining: {epochs: 1}\n"
@@ -112,6 +112,24 @@ RELEASE = [  # the table of the authors' release: data, model, batch, chunk, epo
     "cub         vit-b32  400 100  40 10,20,30 3e-5",
     "cub         vit-b16  400 100  40 10,20,30 1e-5",
 ]
+
+
+class TestDifferences:
+    def test_what_a_run_has_otherwise_is_said(self) -> None:
+        assert not differences(
+            open_recipe("cars196-resnet50-rsk", ["data.root=x", "training.seed=3", "batch.chunk_size=7"])
+        )
+        said = differences(
+            open_recipe("cars196-resnet50-rsk", ["optimizer.lr=0.5", "loss.simix=true", "batch.size=196"])
+        )
+        assert said == [
+            "loss.simix=True (the recipe: False)",
+            "batch.size=196 (the recipe: 392)",
+            "optimizer.lr=0.5 (the recipe: 0.0001)",
+        ]
+
+    def test_of_a_recipe_of_ones_own_nothing_is_known(self, here: Path) -> None:
+        assert not differences(open_recipe(write(here / "mine.yaml", WHOLE)))
 
 
 class TestPackagedRecipes:

@@ -115,6 +115,8 @@ def test_the_learning_rate_may_follow_the_batch(base: RunConfig, tmp_path: Path,
 def test_batch_sizes_go_up_to_the_largest(tmp_path: Path) -> None:
     many = config(class_folders(tmp_path, classes=26, images=4), *SHORT, "data.train_share=0.8")
     assert batch_sizes(many, Display()) == ("16", "32", "42")  # 21 classes of 2
+    half = many.model_copy(update={"data": many.data.model_copy(update={"validation": "half"})})
+    assert batch_sizes(half, Display()) == ("16", "22")
 
 
 @pytest.mark.parametrize(
@@ -125,6 +127,10 @@ def test_batch_sizes_go_up_to_the_largest(tmp_path: Path) -> None:
         ({"name": "k", "learning_rate": "sqrt"}, "follows the batch size, which the study k leaves"),
         ({"name": "batch-size", "learning_rate": "cubic"}, "no learning-rate rule 'cubic'"),
         ({"name": "batch-size", "values": ["5"]}, "RS@k, 5, seed 0 of tiny cannot be run"),
+        (
+            {"name": "batch-size", "values": ["4", "400"]},
+            "A batch of 400 cannot be filled. The largest batch possible is 8",
+        ),
         ({"name": "k", "values": ["[2,1]"]}, "loss.k: should rise"),
         (
             {"name": "batch-size", "values": ["many"], "learning_rate": "sqrt"},

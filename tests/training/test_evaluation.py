@@ -135,6 +135,33 @@ class TestLandmarks:
         assert found != json.loads(finished.evaluation_file.read_text())
         assert (run.vectors / "r1m.npy").read_bytes() != before
 
+    def test_what_one_should_know_of_the_images_is_said(self, finished: RunFolder, home: Path, tmp_path: Path) -> None:
+        """Miniatures must not pass for the benchmarks that the paper's figures are of, nor 29 distractors for 30."""
+        oxford, million, paris = json.loads(finished.evaluation_file.read_text())
+        assert oxford["remarks"] == [
+            "query: lists 6 images, where roxford5k has 70 images",
+            "gallery: lists 30 images, where roxford5k has 4,993 images",
+        ]
+        assert million["remarks"] == [
+            *oxford["remarks"],
+            "gallery: lists 30 images, where r1m has 1,001,001 images",
+            "r1m, left out as data.on_missing=skip says: 1 unreadable images (vectors/r1m.npy.json)",
+        ]
+        assert len(paris["remarks"]) == 2
+        some = Path(shutil.copytree(home / "oxford", tmp_path / "oxford"))
+        next(some.rglob("query_000001.jpg")).unlink()
+        next(some.rglob("query_000002.jpg")).write_text("no image")
+        (fewer,) = evaluate_run(finished.path, "roxford5k", root=some)
+        assert fewer.queries == 4
+        text = "roxford5k, left out as data.on_missing=skip says: 1 missing, 1 unreadable images"
+        assert fewer.remarks == (*oxford["remarks"], text)
+        assert f"note: {text}" in printed(fewer)[1]
+
+    def test_also_before_training(self, home: Path) -> None:
+        found = make_plan(landmarks(home), Display()).remarks
+        assert len(found) == len(set(found))
+        assert {remark.rpartition("where ")[2].partition(" ")[0] for remark in found} >= {"gldv1", "roxford5k", "r1m"}
+
     def test_other_images_with_distractors(self, finished: RunFolder, home: Path) -> None:
         found = evaluate_run(finished.path, "rparis6k", root=home / "paris", distractors=home / "r1m")
         assert [each.data for each in found] == ["rparis6k", "rparis6k+r1m"]

@@ -6,7 +6,7 @@ itself holds comes last. Its name, what it is about and the figures belong to a 
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from functools import cache
 from pathlib import Path
 from types import MappingProxyType
@@ -15,9 +15,22 @@ from typing import Any
 from shortlist.config import RunConfig, read_yaml, validated
 from shortlist.errors import ConfigError, did_you_mean
 
-__all__ = ["describe_recipes", "open_recipe", "recipe_names"]
+__all__ = ["describe_recipes", "differences", "open_recipe", "recipe_names"]
 
 OWN = ("name", "about", "paper", "measured")
+INDIFFERENT = (  # beginnings of settings that make no other experiment
+    *OWN,
+    "data.root",
+    "data.workers",
+    "data.on_missing",
+    "data.validation_source",
+    "batch.chunk_size",
+    "batch.keep_graphs",
+    "training.seed",
+    "training.threads",
+    "training.checkpoint_every",
+    "evaluation",
+)
 PARTS = "parts"  # the folder of what recipes inherit and nobody runs
 
 
@@ -42,6 +55,27 @@ def describe_recipes() -> list[dict[str, Any]]:
     """Name, about, figures of every packaged recipe, ready for JSON."""
     configs = (open_recipe(name) for name in recipe_names())
     return [config.model_dump(mode="json", include={"name", "about", "paper", "measured"}) for config in configs]
+
+
+def differences(config: RunConfig) -> list[str]:
+    """How a config differs from the packaged recipe whose name it has, as settings; nothing where there is none.
+
+    Places, and what changes speed and memory only, are no differences; neither is the seed.
+    """
+    if config.name not in recipe_names():
+        return []
+    recipe, now = (dict(_flat(each.model_dump(mode="json"))) for each in (open_recipe(config.name), config))
+    changed = (key for key in now if now[key] != recipe.get(key) and not key.startswith(INDIFFERENT))
+    return [f"{key}={now[key]} (the recipe: {recipe.get(key)})" for key in changed]
+
+
+def _flat(values: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
+    """Every dotted key with its value."""
+    for key, value in values.items():
+        if isinstance(value, Mapping) and value:
+            yield from _flat(value, f"{prefix}{key}.")
+        else:
+            yield prefix + key, value
 
 
 def _resolved(recipe: str, heirs: tuple[str, ...]) -> dict[str, Any]:

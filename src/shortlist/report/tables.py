@@ -28,6 +28,8 @@ def print_evaluations(
     for each in found:
         console.print(evaluation_table(each))
         console.print(counts(each), highlight=False)
+        for remark in each.remarks:
+            console.print(f"note: {remark}", markup=False, highlight=False)
     others = [name for name in paper if name not in {each.data for each in found}]
     if others:
         console.print(

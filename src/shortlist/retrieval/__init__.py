@@ -4,6 +4,7 @@ from shortlist.retrieval.embed import embed_images, embed_to_file
 from shortlist.retrieval.estimates import Estimate
 from shortlist.retrieval.evaluate import Evaluation, evaluate
 from shortlist.retrieval.judged import JudgedScores, judged_scores
+from shortlist.retrieval.vector_file import left_out
 from shortlist.retrieval.vectors import Vectors, open_vectors
 
 __all__ = [
@@ -15,5 +16,6 @@ __all__ = [
     "embed_to_file",
     "evaluate",
     "judged_scores",
+    "left_out",
     "open_vectors",
 ]

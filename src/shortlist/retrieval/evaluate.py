@@ -36,6 +36,7 @@ class Evaluation:
         metrics: means over queries; those by which the benchmark is known come first.
         setups: of judged queries, how many have a positive in each setup.
         paper: what the paper reports, in %.
+        remarks: what a person should know of the images, such as counts that are not the benchmark's.
     """
 
     data: str
@@ -47,6 +48,7 @@ class Evaluation:
     metrics: Mapping[str, Estimate]
     setups: Mapping[str, int] = field(default_factory=dict)
     paper: Mapping[str, float] = field(default_factory=dict)
+    remarks: tuple[str, ...] = ()
 
     @property
     def values(self) -> dict[str, float]:
@@ -67,7 +69,7 @@ class Evaluation:
         return {name: 100 * self.metrics[name].value - self.paper[name] for name in both}
 
     def to_dict(self) -> dict[str, Any]:
-        return {**asdict(self), "difference": self.difference}
+        return {**asdict(self), "remarks": list(self.remarks), "difference": self.difference}
 
 
 def evaluate(
@@ -136,6 +138,7 @@ def _labelled(embeddings: Vectors, catalog: Catalog, k: Sequence[int], bootstrap
         gallery,
         asked - len(scores.queries),
         estimates(names, table, bootstrap, seed),
+        remarks=catalog.remarks,
     )
 
 
@@ -181,6 +184,7 @@ def _judged(
         len(asking) - len(answered),
         {name: measured[name] for name in sorted(measured, key=lambda name: not name.startswith("mAP"))},
         setups={setup: len(found.queries) for setup, found in scores.items() if setup},
+        remarks=catalog.remarks,
     )
 
 

@@ -104,6 +104,11 @@ class VectorFile:
         os.fsync(self._stream.fileno())
 
 
+def left_out(path: Path) -> list[str]:
+    """The images that a whole file of vectors leaves out, because they cannot be read."""
+    return list(_read(path.with_name(f"{path.name}.json")).get("left_out", []))
+
+
 def _read(file: Path) -> dict[str, Any]:
     try:
         found = json.loads(file.read_text(encoding="utf-8"))

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from shortlist.config import RunConfig, read_config
+from shortlist.data import Catalog, ClassBalancedSampler, half_validation
 from shortlist.errors import ConfigError, Interrupted, RunError, did_you_mean
 from shortlist.training.display import Display
 from shortlist.training.folder import Busy, RunFolder, write_atomically
@@ -126,6 +127,11 @@ def ablate(
         for seed, value, method in itertools.product(range(seeds), chosen, methods or study.methods)
     ]
     configs = [_config(config, study, case, power) for case in cases]  # all, so that a mistake shows at once
+    if values and name == "batch-size":
+        labels = _training(config, display).labels.tolist()
+        for batch in {each.batch for each in configs}:
+            if batch.size != "auto":
+                ClassBalancedSampler(labels, batch.size, batch.per_class)  # or says which can be filled
     folder.mkdir(parents=True, exist_ok=True)
     write_atomically(folder / STUDY_FILE, json.dumps(facts, indent=1) + "\n")
     for number, (case, of_case) in enumerate(zip(cases, configs, strict=True), 1):
@@ -136,10 +142,14 @@ def ablate(
 
 def batch_sizes(config: RunConfig, display: Display) -> tuple[str, ...]:
     """Powers of 2 from 16 up, as far as the training classes go, and the largest batch possible."""
-    train_images = open_images(config, display)[0].split("train")
-    largest = int((train_images.class_sizes() >= config.batch.per_class).sum()) * config.batch.per_class
+    largest = int((_training(config, display).class_sizes() >= config.batch.per_class).sum()) * config.batch.per_class
     powers = itertools.takewhile(lambda size: size < largest, (2**power for power in itertools.count(4)))
     return tuple(str(size) for size in (*powers, largest))
+
+
+def _training(config: RunConfig, display: Display) -> Catalog:
+    catalog = open_images(config, display).catalog
+    return (half_validation(catalog) if config.data.validation == "half" else catalog).split("train")
 
 
 def collect(folder: Path) -> Path:

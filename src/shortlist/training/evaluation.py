@@ -11,7 +11,7 @@ from shortlist.config import RunConfig
 from shortlist.config.schema import TestConfig
 from shortlist.errors import DataError, RunError
 from shortlist.model import Embedder, MultiScale
-from shortlist.retrieval import Evaluation, Vectors, embed_images, embed_to_file, evaluate, open_vectors
+from shortlist.retrieval import Evaluation, Vectors, embed_images, embed_to_file, evaluate, left_out, open_vectors
 from shortlist.training.display import Display
 from shortlist.training.folder import RunFolder
 from shortlist.training.opening import Exam, open_exam, open_exams, open_images
@@ -89,6 +89,7 @@ def examine(
     if not vectors.isfinite().all():
         raise NotFinite("The embeddings are not finite.")
     galleries: list[dict[str, Vectors]] = [{}]
+    remarks: list[tuple[str, ...]] = [()]  # on each
     if exam.distractors is not None and folder is not None:
         more = exam.distractors
         with display.task(f"embedding {len(more):,} images of {more.name}") as progress:
@@ -103,8 +104,11 @@ def examine(
                 progress=progress,
             )
         galleries.append({more.name: open_vectors(file)})
+        bad = len(left_out(file))
+        text = f"{more.name}, left out as data.on_missing=skip says: {bad} unreadable images (vectors/{file.name}.json)"
+        remarks.append((*more.remarks, *([text] if bad else [])))
     found = []
-    for distractors in galleries:
+    for distractors, more_remarks in zip(galleries, remarks, strict=True):
         with display.task("ranking") as progress:
             measured = evaluate(
                 vectors.to(next(embedder.parameters()).device),
@@ -114,7 +118,8 @@ def examine(
                 distractors=distractors,
                 progress=progress,
             )
-        found.append(replace(measured, paper=config.paper.get(measured.data, {})))
+        paper = config.paper.get(measured.data, {})
+        found.append(replace(measured, paper=paper, remarks=measured.remarks + more_remarks))
     return found
 
 

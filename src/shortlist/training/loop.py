@@ -91,15 +91,12 @@ class Trainer:
         check_whitening(config, embedder, plan.train)
         self.learner = Learner(config, self.device, plan.classes, embedder)
         self.train_transform, self.test_transform = build_transforms(config, self.learner.embedder)
-        left_out = {"missing": list(plan.catalog.missing), "classes_too_small": plan.classes_left_out}
-        folder.check_facts(plan.catalog.fingerprint(), seed=config.training.seed, **left_out)
-        display.message(f"{plan.total_steps:,} steps; {plan.sampler}", steps=plan.total_steps)
-        for remark in plan.catalog.remarks:
+        kept_out = {"missing": list(plan.catalog.missing), "classes_too_small": plan.classes_left_out}
+        folder.check_facts(plan.catalog.fingerprint(), seed=config.training.seed, **kept_out)
+        left_out = {"missing": len(plan.catalog.missing), "unreadable": len(plan.unreadable)}
+        display.message(f"{plan.total_steps:,} steps; {plan.sampler}", steps=plan.total_steps, **left_out)
+        for remark in plan.remarks:
             display.message(remark, remark=remark)
-        missing, unreadable = len(plan.catalog.missing), len(plan.unreadable)
-        if missing or unreadable:
-            text = f"Left out, as data.on_missing=skip says: {missing} missing, {unreadable} unreadable images."
-            display.message(text, missing=missing, unreadable=unreadable)
         self.step = 0  # steps taken
         self.best: float | None = None  # the first metric of the best validation
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 
@@ -43,6 +43,11 @@ class Exam:
     def name(self) -> str:
         return self.catalog.name
 
+    @property
+    def remarks(self) -> tuple[str, ...]:
+        """What a person should know of its images."""
+        return self.catalog.remarks + (() if self.distractors is None else self.distractors.remarks)
+
 
 def open_images(config: RunConfig, display: Display, folder: RunFolder | None = None) -> Opened:
     """The catalog that a config names and, with `data.on_missing: skip`, the unreadable images that were left out."""
@@ -58,6 +63,7 @@ def open_images(config: RunConfig, display: Display, folder: RunFolder | None = 
         )
     if data.on_missing == "error":
         return Opened(catalog, [])
+    missing = len(catalog.missing)
     if folder is not None and folder.unreadable_file.exists():
         unreadable = [(path, why) for path, why in json.loads(folder.unreadable_file.read_text(encoding="utf-8"))]
     else:
@@ -66,7 +72,16 @@ def open_images(config: RunConfig, display: Display, folder: RunFolder | None = 
         if folder is not None:
             write_atomically(folder.unreadable_file, json.dumps(unreadable, indent=2) + "\n")
     left_out = {path for path, _ in unreadable}
-    return Opened(catalog.subset([path not in left_out for path in catalog.paths]), unreadable)
+    left = catalog.subset([path not in left_out for path in catalog.paths])
+    return Opened(_saying(left, missing, len(unreadable)), unreadable)
+
+
+def _saying(catalog: Catalog, missing: int, unreadable: int = 0) -> Catalog:
+    """The catalog, which says how many of its images were left out."""
+    if not missing and not unreadable:
+        return catalog
+    text = f"{catalog.name}, left out as data.on_missing=skip says: {missing} missing, {unreadable} unreadable images"
+    return replace(catalog, remarks=(*catalog.remarks, text))
 
 
 def open_exams(config: RunConfig, display: Display, own: Callable[[], Catalog]) -> tuple[Exam, ...]:
@@ -97,6 +112,7 @@ def open_exam(config: RunConfig, test: TestConfig, display: Display, own: Callab
             distractors = open_catalog(
                 "r1m", root=test.distractors, on_missing=config.data.on_missing, progress=progress
             )
+        distractors = _saying(distractors, len(distractors.missing))
     return _exam(config, test.source, catalog, "test", distractors)
 
 

@@ -53,6 +53,13 @@ class Plan:
         return [self.catalog.class_names[label] for label in self.sampler.left_out]
 
     @property
+    def remarks(self) -> tuple[str, ...]:
+        """What a person should know of all images, also of those to validate with and to be tested on."""
+        exams = (*(() if self.validation is None else (self.validation,)), *self.exams)
+        others = (remark for exam in exams for remark in exam.remarks)
+        return tuple(dict.fromkeys((*self.catalog.remarks, *others)))
+
+    @property
     def total_steps(self) -> int:
         training = self.config.training
         return training.steps or (training.epochs or 0) * self.steps_an_epoch
@@ -121,7 +128,7 @@ def describe(plan: Plan, embedder: Embedder) -> dict[str, Any]:
             "missing": len(plan.catalog.missing),
             "unreadable": len(plan.unreadable),
             "fingerprint": plan.catalog.fingerprint(),
-            **({"remarks": list(plan.catalog.remarks)} if plan.catalog.remarks else {}),
+            **({"remarks": list(plan.remarks)} if plan.remarks else {}),
         },
         "batches": str(plan.sampler),
         "classes left out": plan.classes_left_out,
