@@ -229,7 +229,6 @@ class TestData:
         assert len(facts) == 19
         for each in facts:
             assert each["protocol"].partition(":")[0].split()[0] in rows[each["name"]]
-        assert "r@1, r@10," in rows["sop"]
 
     def test_about(self, call: Call) -> None:
         code, out, err = call("data", "about", "sop")
