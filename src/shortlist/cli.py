@@ -86,6 +86,10 @@ def evaluate(
     distractors: Annotated[
         Path | None, typer.Option(help="A folder with R1M: --data is tested without it, and with it.")
     ] = None,
+    on_missing: Annotated[
+        str | None,
+        typer.Option(help="error, or skip: leave out images that are missing or unreadable. Default: the run's."),
+    ] = None,
     as_json: AsJson = False,
 ) -> None:
     """Measure a run, with 95 % intervals, beside what the paper reports where its recipe knows that.
@@ -100,7 +104,8 @@ def evaluate(
     for option, value in {"--root": root, "--distractors": distractors}.items():
         if value is not None and data is None:
             raise ConfigError(f"{option} says where other images lie: it goes with --data.")
-    measured = evaluate_run(run, data, root=root, distractors=distractors, display=display_for(sys.stderr))
+    display = display_for(sys.stderr)
+    measured = evaluate_run(run, data, root=root, distractors=distractors, on_missing=on_missing, display=display)
     if as_json:
         print(json.dumps([each.to_dict() for each in measured], indent=2))
     else:

@@ -171,8 +171,17 @@ class TestLandmarks:
         run = RunFolder(Path(shutil.copytree(finished.path, tmp_path / "run")))
         shutil.rmtree(run.vectors)
         run.config_file.write_text(run.config_file.read_text().replace("on_missing: skip", "on_missing: error"))
-        with pytest.raises(DataError, match=r"\.JPG.*data\.on_missing=skip"):
+        with pytest.raises(DataError, match=r"\.JPG.*data\.on_missing=skip.*--on-missing skip"):
             evaluate_run(run.path)
+        found = [each.to_dict() for each in evaluate_run(run.path, on_missing="skip")]
+        assert found == json.loads(finished.evaluation_file.read_text())
+        with pytest.raises(ConfigError, match="on_missing=skp: did you mean 'skip'"):
+            evaluate_run(run.path, on_missing="skp")
+
+    def test_a_test_of_the_run_is_found_by_its_name(self, finished: RunFolder) -> None:
+        """Not in data.root, where the training images lie."""
+        (found,) = evaluate_run(finished.path, "rparis6k")
+        assert found.to_dict() == json.loads(finished.evaluation_file.read_text())[2]
 
     def test_scales(self, finished: RunFolder, home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         config = landmarks(home, "evaluation.scales=[1, 0.5]", "evaluation.tests=[{source: rparis6k, root: paris}]")
@@ -262,6 +271,19 @@ evaluation:
         plan = make_plan(read_config(self.RECIPE, "x", settings), Display())
         assert [len(exam.catalog.classes()) for exam in plan.exams] == [4, 3]
         assert not set(plan.exams[0].catalog.classes()) & set(plan.train.classes())
+
+    def test_also_when_evaluate_names_them(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        """Training classes must not come in with them."""
+        images = class_folders(tmp_path / "images", classes=8)
+        settings = [f"data.source={json.dumps(str(images))}", "evaluation.tests=[]"]
+        run = train(read_config(self.RECIPE, "x", settings), tmp_path / "run")
+        (own,) = evaluate_run(run.path)
+        monkeypatch.chdir(tmp_path)
+        for name in (str(images), "images", "./images"):
+            assert evaluate_run(run.path, name) == [own]
+        shutil.copytree(images, tmp_path / "others")
+        (others,) = evaluate_run(run.path, "others")
+        assert others.queries == 2 * own.queries
 
     def test_distractors_need_judged_queries(self, home: Path, tmp_path: Path) -> None:
         root = miniature("vehicleid-small", tmp_path / "cars")

@@ -151,3 +151,16 @@ def test_what_cannot_be_is_told_before_anything_is_embedded(images: Path, tmp_pa
     with pytest.raises(ModelError, match="channels into at most as many dimensions, not into 5000"):
         train(config(images, *WHITENING, "model.dim=5000"), tmp_path / "run")
     assert not (tmp_path / "run").exists()
+
+
+def test_no_more_images_at_once_than_training(images: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    largest: list[int] = []
+    real = Embedder.pooled
+
+    def pooled(self: Embedder, given: Tensor) -> Tensor:
+        largest.append(len(given))
+        return real(self, given)
+
+    monkeypatch.setattr(Embedder, "pooled", pooled)
+    train(config(images, *WHITENING, "batch.chunk_size=3"), tmp_path / "run")
+    assert max(largest) == 3

@@ -9,6 +9,8 @@ from accelerate import Accelerator
 
 from shortlist.config import RunConfig
 from shortlist.config.schema import TestConfig
+from shortlist.data import Catalog
+from shortlist.data.presence import check_on_missing
 from shortlist.errors import DataError, RunError
 from shortlist.model import Embedder, MultiScale
 from shortlist.retrieval import Evaluation, Vectors, embed_images, embed_to_file, evaluate, left_out, open_vectors
@@ -16,7 +18,7 @@ from shortlist.training.display import Display
 from shortlist.training.folder import RunFolder
 from shortlist.training.opening import Exam, open_exam, open_exams, open_images
 from shortlist.training.parts import build_transforms
-from shortlist.training.plan import decoding_workers
+from shortlist.training.plan import decoding_workers, images_at_once
 
 
 class NotFinite(RunError):  # noqa: N818 - says what the embeddings are
@@ -29,6 +31,7 @@ def evaluate_run(
     *,
     root: Path | None = None,
     distractors: Path | None = None,
+    on_missing: str | None = None,
     display: Display | None = None,
 ) -> list[Evaluation]:
     """Evaluate a run's embedder on all that its config names; a test with distractors gives two evaluations.
@@ -38,6 +41,7 @@ def evaluate_run(
         data: other images than the config's; where they have no splits, all of them are the test.
         root: as in `open_catalog`.
         distractors: a folder with R1M, for `data`.
+        on_missing: in place of the config's `data.on_missing`.
         display: for progress.
 
     Raises:
@@ -46,12 +50,19 @@ def evaluate_run(
     """
     folder, display = RunFolder.open(Path(path)), display or Display()
     config = folder.config()
+    if on_missing is not None:
+        check_on_missing(on_missing)
+        config = config.model_copy(update={"data": config.data.model_copy(update={"on_missing": on_missing})})
     embedder = open_embedder(folder).to(Accelerator().device)
+
+    def own() -> Catalog:
+        return open_images(config, display, folder if on_missing is None else None).catalog
+
     exams: tuple[Exam, ...]
     if data is not None:
-        exams = (open_exam(config, TestConfig(source=data, root=root, distractors=distractors), display),)
+        exams = (open_exam(config, TestConfig(source=data, root=root, distractors=distractors), display, own),)
     else:
-        exams = open_exams(config, display, lambda: open_images(config, display, folder).catalog)
+        exams = open_exams(config, display, own)
     if not exams:
         raise DataError(f"{config.data.source} has no test images, and evaluation.tests of the run names no others")
     return [each for exam in exams for each in examine(embedder, exam, config, display, folder)]
@@ -80,7 +91,7 @@ def examine(
         NotFinite: an embedding is not finite.
     """
     _, transform = build_transforms(config, embedder)
-    scales, workers, at_once = config.evaluation.scales, decoding_workers(config), _images_at_once(config)
+    scales, workers, at_once = config.evaluation.scales, decoding_workers(config), images_at_once(config)
     describer = embedder if validation or scales == (1.0,) else MultiScale(embedder, scales)
     with display.task(f"embedding {len(exam.catalog):,} images of {exam.name}") as progress:
         vectors = embed_images(
@@ -121,12 +132,6 @@ def examine(
         paper = config.paper.get(measured.data, {})
         found.append(replace(measured, paper=paper, remarks=measured.remarks + more_remarks))
     return found
-
-
-def _images_at_once(config: RunConfig) -> int:
-    """Not more than training embeds at once, where someone has said so: then that is what the memory allows."""
-    size = config.batch.chunk_size
-    return min(64, size) if size != "auto" else 64 if config.images.max_side is None else 8
 
 
 def open_embedder(folder: RunFolder) -> Embedder:

@@ -31,7 +31,7 @@ from shortlist.training.losses import build_loss
 from shortlist.training.memory import reuse_freed_memory
 from shortlist.training.opening import Exam, with_absolute_paths
 from shortlist.training.parts import build_embedder, build_transforms
-from shortlist.training.plan import decoding_workers, make_plan
+from shortlist.training.plan import decoding_workers, images_at_once, make_plan
 from shortlist.training.schedule import learning_rate_factor
 from shortlist.training.stopping import StopRequest, saying_how_to_go_on
 from shortlist.training.whitening import check_whitening, learn_whitening
@@ -115,8 +115,8 @@ class Trainer:
     def _whiten(self) -> None:
         """Begin the linear layer with learned whitening, and keep it: it need not be learned twice."""
         with self.display.task(f"{self.config.model.whitening} whitening of training images") as progress:
-            workers = decoding_workers(self.config)
-            learned = learn_whitening(self.config, self.learner.embedder, self.plan.train, workers, progress)
+            workers, at_once = decoding_workers(self.config), images_at_once(self.config)
+            learned = learn_whitening(self.config, self.learner.embedder, self.plan.train, workers, at_once, progress)
         self.learner.set_linear(*learned)
         self._save()
 

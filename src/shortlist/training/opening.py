@@ -98,14 +98,13 @@ def open_exams(config: RunConfig, display: Display, own: Callable[[], Catalog]) 
     if not config.evaluation.tests:
         catalog = own()
         return (_exam(config, config.data.source, catalog, "test"),) if "test" in catalog.splits else ()
-    return tuple(
-        open_exam(config, test, display, own if _is_own(config, test) else None) for test in config.evaluation.tests
-    )
+    return tuple(open_exam(config, test, display, own) for test in config.evaluation.tests)
 
 
-def open_exam(config: RunConfig, test: TestConfig, display: Display, own: Callable[[], Catalog] | None = None) -> Exam:
-    """What one test names; `own` gives its catalog where that is the run's, whose other classes are trained on."""
-    catalog = _open_other(config, test, display) if own is None else own()
+def open_exam(config: RunConfig, test: TestConfig, display: Display, own: Callable[[], Catalog]) -> Exam:
+    """What one test names. Where that is the run's own source, it is the test classes: the others are trained on."""
+    test = _absolute(test)
+    catalog = own() if _is_own(config, test) else _open_other(config, test, display)
     distractors = None
     if test.distractors is not None:
         with display.task("opening the distractors") as progress:
@@ -145,7 +144,8 @@ def reported_k(config: RunConfig, source: str) -> tuple[int, ...]:
 
 def _open_other(config: RunConfig, test: TestConfig, display: Display) -> Catalog:
     """Images that are none of the training's; where they have no splits, all of them are the test."""
-    root = test.root or (config.data.root if test.source in BENCHMARKS else None)
+    known = [each.root for each in config.evaluation.tests if each.source == test.source]
+    root = next(filter(None, [test.root, *known]), config.data.root if test.source in BENCHMARKS else None)
     other = {"source": test.source, "root": root, "train_share": 0.0}
     return open_images(config.model_copy(update={"data": config.data.model_copy(update=other)}), display).catalog
 

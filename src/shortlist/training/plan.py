@@ -97,6 +97,12 @@ def decoding_workers(config: RunConfig) -> int:
     return max(0, min(8, (os.cpu_count() or 1) - 1))
 
 
+def images_at_once(config: RunConfig) -> int:
+    """Not more than training embeds at once, where someone has said so: then that is what the memory allows."""
+    size = config.batch.chunk_size
+    return min(64, size) if size != "auto" else 64 if config.images.max_side is None else 8
+
+
 def describe(plan: Plan, embedder: Embedder) -> dict[str, Any]:
     """The plan as `--dry-run` prints it; the memory is an estimate from the graph of two images.
 

@@ -31,6 +31,7 @@ def learn_whitening(
     embedder: Embedder,
     train: Catalog,
     workers: int = 0,
+    at_once: int = 64,
     progress: Callable[[int, int], None] | None = None,
 ) -> tuple[Tensor, Tensor]:
     """Weight and bias for the linear layer of an embedder, as `config.model.whitening` says, from its pooled features.
@@ -44,7 +45,8 @@ def learn_whitening(
     images = train.subset(drawn(train.labels, model.whitening_images, seed))
     _, test = build_transforms(config, embedder)
     transform = test if model.whitening_size is None else _of_size(test, model.whitening_size)
-    features = embed_images(_Pooled(embedder), images, transform, workers=workers, progress=progress)
+    pooled = _Pooled(embedder)
+    features = embed_images(pooled, images, transform, batch_size=at_once, workers=workers, progress=progress)
     if model.whitening == "pca":
         return pca_whitening(features, model.dim, model.whitening_shrinkage)
     labels = torch.from_numpy(images.labels.copy())
