@@ -192,7 +192,9 @@ checkpoint.save_file = half
         for _ in range(8):
             running = shortlist.start(*order, cwd=home)
             running.until(lambda: (run / "config.yaml").exists())
-            moment = time.monotonic() + chance.random()
+            steps = steps_of(run) + chance.randrange(3)
+            running.until(lambda steps=steps: steps_of(run) >= steps or ended(run))
+            moment = time.monotonic() + 0.1 * chance.random()
             kills += running.kill(lambda moment=moment: time.monotonic() > moment or ended(run)) == -signal.SIGKILL
             if ended(run):
                 break
