@@ -184,7 +184,7 @@ class TestEvaluate:
         for name, estimate in measured["metrics"].items():
             assert f"{100 * estimate['value']:.1f}" in rows[name]
             assert f"[{100 * estimate['low']:.1f}, {100 * estimate['high']:.1f}]" in rows[name]
-        assert "72 queries, each against 71 images" in out
+        assert "36 queries, each against 35 images" in out  # of its own images, only the test classes
         assert "paper" not in out
 
     def test_beside_the_paper(self, call: Call, folders: Path, tmp_path: Path) -> None:
