@@ -1,7 +1,7 @@
 """The paper's study of batch sizes, on Omniglot, with a small network on a CPU.
 
     python benchmarks/omniglot.py DATA                                                  # 6 epochs, three seeds
-    python benchmarks/omniglot.py DATA --epochs 30 --values "64 256 1024 3856" --seeds 1
+    python benchmarks/omniglot.py DATA --epochs 24 --values "64 256 1024 3856" --seeds 1
 
 RS@k has no gradient where every positive stands far behind its k (a batch of thousands before any training), so, as the
 paper starts from ImageNet, this starts from a network that has learned glyphs, whose characters are not Omniglot's. It

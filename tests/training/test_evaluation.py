@@ -145,7 +145,7 @@ class TestLandmarks:
         assert million["remarks"] == [
             *oxford["remarks"],
             "gallery: lists 30 images, where r1m has 1,001,001 images",
-            "r1m, left out as data.on_missing=skip says: 1 unreadable images (vectors/r1m.npy.json)",
+            "r1m, left out as on_missing=skip says: 1 unreadable images (vectors/r1m.npy.json)",
         ]
         assert len(paris["remarks"]) == 2
         some = Path(shutil.copytree(home / "oxford", tmp_path / "oxford"))
@@ -153,7 +153,7 @@ class TestLandmarks:
         next(some.rglob("query_000002.jpg")).write_text("no image")
         (fewer,) = evaluate_run(finished.path, "roxford5k", root=some)
         assert fewer.queries == 4
-        text = "roxford5k, left out as data.on_missing=skip says: 1 missing, 1 unreadable images"
+        text = "roxford5k, left out as on_missing=skip says: 1 missing, 1 unreadable images"
         assert fewer.remarks == (*oxford["remarks"], text)
         assert f"note: {text}" in printed(fewer)[1]
 
@@ -175,6 +175,11 @@ class TestLandmarks:
             evaluate_run(run.path)
         found = [each.to_dict() for each in evaluate_run(run.path, on_missing="skip")]
         assert found == json.loads(finished.evaluation_file.read_text())
+        text = run.config_file.read_text()  # or by the test alone, as the landmark recipes do
+        at = text.index("tests:")
+        run.config_file.write_text(text[:at] + text[at:].replace("on_missing: null", "on_missing: skip"))
+        shutil.rmtree(run.vectors)
+        assert [each.to_dict() for each in evaluate_run(run.path)] == found
         with pytest.raises(ConfigError, match="on_missing=skp: did you mean 'skip'"):
             evaluate_run(run.path, on_missing="skp")
 

@@ -74,6 +74,7 @@ class TestConfig(Section):
     source: str  # as data.source
     root: Path | None = None  # None: of a benchmark, data.root
     distractors: Path | None = None  # a folder with R1M: tested without them, and with them
+    on_missing: Literal["error", "skip"] | None = None  # of this test's images and distractors; None: data.on_missing
 
 
 class DataConfig(Section):

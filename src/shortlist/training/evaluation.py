@@ -52,7 +52,7 @@ def evaluate_run(
     config = folder.config()
     if on_missing is not None:
         check_on_missing(on_missing)
-        config = config.model_copy(update={"data": config.data.model_copy(update={"on_missing": on_missing})})
+        config = _missing_as(on_missing, config)
     embedder = open_embedder(folder).to(Accelerator().device)
 
     def own() -> Catalog:
@@ -66,6 +66,14 @@ def evaluate_run(
     if not exams:
         raise DataError(f"{config.data.source} has no test images, and evaluation.tests of the run names no others")
     return [each for exam in exams for each in examine(embedder, exam, config, display, folder)]
+
+
+def _missing_as(on_missing: str, config: RunConfig) -> RunConfig:
+    """The config with `on_missing` for all its images."""
+    change = {"on_missing": on_missing}
+    tests = tuple(test.model_copy(update=change) for test in config.evaluation.tests)
+    evaluation = config.evaluation.model_copy(update={"tests": tests})
+    return config.model_copy(update={"data": config.data.model_copy(update=change), "evaluation": evaluation})
 
 
 def examine(
@@ -109,14 +117,14 @@ def examine(
                 more,
                 transform,
                 folder.vectors / f"{more.name}.npy",
-                on_missing=config.data.on_missing,
+                on_missing=exam.on_missing,
                 batch_size=at_once,
                 workers=workers,
                 progress=progress,
             )
         galleries.append({more.name: open_vectors(file)})
         bad = len(left_out(file))
-        text = f"{more.name}, left out as data.on_missing=skip says: {bad} unreadable images (vectors/{file.name}.json)"
+        text = f"{more.name}, left out as on_missing=skip says: {bad} unreadable images (vectors/{file.name}.json)"
         remarks.append((*more.remarks, *([text] if bad else [])))
     found = []
     for distractors, more_remarks in zip(galleries, remarks, strict=True):

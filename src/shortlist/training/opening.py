@@ -33,11 +33,13 @@ class Exam:
         catalog: of the images that count, and no others. Its name is that of the figures in `paper`.
         k: cut-offs to report.
         distractors: more images for its gallery; it is then measured without them, and with them.
+        on_missing: what becomes of distractors that cannot be read.
     """
 
     catalog: Catalog
     k: tuple[int, ...]
     distractors: Catalog | None = None
+    on_missing: str = "error"
 
     @property
     def name(self) -> str:
@@ -80,7 +82,7 @@ def _saying(catalog: Catalog, missing: int, unreadable: int = 0) -> Catalog:
     """The catalog, which says how many of its images were left out."""
     if not missing and not unreadable:
         return catalog
-    text = f"{catalog.name}, left out as data.on_missing=skip says: {missing} missing, {unreadable} unreadable images"
+    text = f"{catalog.name}, left out as on_missing=skip says: {missing} missing, {unreadable} unreadable images"
     return replace(catalog, remarks=(*catalog.remarks, text))
 
 
@@ -104,15 +106,14 @@ def open_exams(config: RunConfig, display: Display, own: Callable[[], Catalog]) 
 def open_exam(config: RunConfig, test: TestConfig, display: Display, own: Callable[[], Catalog]) -> Exam:
     """What one test names. Where that is the run's own source, it is the test classes: the others are trained on."""
     test = _absolute(test)
+    on_missing = test.on_missing or config.data.on_missing
     catalog = own() if _is_own(config, test) else _open_other(config, test, display)
     distractors = None
     if test.distractors is not None:
         with display.task("opening the distractors") as progress:
-            distractors = open_catalog(
-                "r1m", root=test.distractors, on_missing=config.data.on_missing, progress=progress
-            )
+            distractors = open_catalog("r1m", root=test.distractors, on_missing=on_missing, progress=progress)
         distractors = _saying(distractors, len(distractors.missing))
-    return _exam(config, test.source, catalog, "test", distractors)
+    return replace(_exam(config, test.source, catalog, "test", distractors), on_missing=on_missing)
 
 
 def _is_own(config: RunConfig, test: TestConfig) -> bool:
@@ -147,6 +148,8 @@ def _open_other(config: RunConfig, test: TestConfig, display: Display) -> Catalo
     known = [each.root for each in config.evaluation.tests if each.source == test.source]
     root = next(filter(None, [test.root, *known]), config.data.root if test.source in BENCHMARKS else None)
     other = {"source": test.source, "root": root, "train_share": 0.0}
+    if test.on_missing is not None:
+        other["on_missing"] = test.on_missing
     return open_images(config.model_copy(update={"data": config.data.model_copy(update=other)}), display).catalog
 
 
