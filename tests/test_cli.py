@@ -221,6 +221,14 @@ class TestData:
         facts = json.loads(call("data", "show", folders / "images", "--json")[1])
         assert (facts["images"], facts["classes"]) == (72, 12)
 
+    def test_show_counts_queries_and_gallery(self, call: Call, tmp_path: Path) -> None:
+        root = miniature("vehicleid-small-reid", tmp_path / "cars", classes=3, images=4)
+        code, out, _ = call("data", "show", "vehicleid-small-reid", "--root", root)
+        assert code == 0
+        assert "query: 9 images; gallery: 3 images" in out
+        facts = json.loads(call("data", "show", "vehicleid-small-reid", "--root", root, "--json")[1])
+        assert facts["roles"] == {"query": 9, "gallery": 3}
+
     def test_list(self, call: Call) -> None:
         code, out, err = call("data", "list")
         assert (code, err) == (0, "")

@@ -265,6 +265,8 @@ def show(source: Source, root: Root = None, as_json: AsJson = False) -> None:
     console.print(
         f"width: {_spread(facts['width'])}; height: {_spread(facts['height'])} (of {facts['sampled']:,} images)"
     )
+    if "roles" in facts:
+        console.print("; ".join(f"{role}: {number:,} images" for role, number in facts["roles"].items()))
     for what in ("missing", "ignored"):
         if facts[what]:
             console.print(f"{what}: {_some(facts[what])}", markup=False)

@@ -16,7 +16,7 @@ from typing import Any
 
 import numpy as np
 
-from shortlist.data.catalog import SPLITS, Catalog
+from shortlist.data.catalog import ROLES, SPLITS, Catalog
 from shortlist.data.images import ImageError, opened, upright_rgb, upright_size
 
 Progress = Callable[[int, int], None]  # done, total
@@ -34,7 +34,8 @@ def summary(catalog: Catalog, per_class: int = 4, sample: int = SAMPLE) -> dict[
 
     Returns:
         `name, root, images, classes, splits` (images, classes and classes below `per_class` of each),
-        `images_per_class` and `width`, `height` (min, median, max), `too_small` (classes below `per_class`), `sampled`
+        `images_per_class` and `width`, `height` (min, median, max), `too_small` (classes below `per_class`), `roles`
+        (how many queries and gallery images, where there are any), `sampled`
         and `unreadable` (images whose headers were read, and of those that could not be), `missing, ignored, remarks`.
     """
     sizes, unreadable = _image_sizes(catalog, sample)
@@ -43,6 +44,7 @@ def summary(catalog: Catalog, per_class: int = 4, sample: int = SAMPLE) -> dict[
         "root": str(catalog.root),
         **_counts(catalog, per_class),
         "splits": {split: _counts(part, per_class) for split in SPLITS if len(part := _part(catalog, split))},
+        **({} if catalog.roles is None else {"roles": {role: int((catalog.roles == role).sum()) for role in ROLES}}),
         "per_class": per_class,
         "width": _spread(sizes[:, 0]),
         "height": _spread(sizes[:, 1]),

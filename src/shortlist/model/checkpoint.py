@@ -36,6 +36,7 @@ def write(folder: Path, state: Mapping[str, Tensor], config: Mapping[str, Any]) 
     try:
         folder.mkdir(parents=True, exist_ok=True)
         safetensors.torch.save_file(tensors, weights, metadata={"embedder": json.dumps(description)})
+        weights.chmod(0o644)  # safetensors writes for its user alone
         readable.write_text(json.dumps(description, indent=2) + "\n", encoding="utf-8")
         for file in (weights, readable):
             _to_disk(file)
