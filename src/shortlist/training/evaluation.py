@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 from accelerate import Accelerator
+from torch import nn
 
 from shortlist.config import RunConfig
 from shortlist.config.schema import TestConfig
@@ -98,48 +100,45 @@ def examine(
     Raises:
         NotFinite: an embedding is not finite.
     """
-    _, transform = build_transforms(config, embedder)
-    scales, workers, at_once = config.evaluation.scales, decoding_workers(config), images_at_once(config)
+    scales = config.evaluation.scales
     describer = embedder if validation or scales == (1.0,) else MultiScale(embedder, scales)
+    settings: dict[str, Any] = {"batch_size": images_at_once(config), "workers": decoding_workers(config)}
+    settings["transform"] = build_transforms(config, embedder)[1]
     with display.task(f"embedding {len(exam.catalog):,} images of {exam.name}") as progress:
-        vectors = embed_images(
-            describer, exam.catalog, transform, batch_size=at_once, workers=workers, progress=progress
-        )
+        vectors = embed_images(describer, exam.catalog, progress=progress, **settings)
     if not vectors.isfinite().all():
         raise NotFinite("The embeddings are not finite.")
-    galleries: list[dict[str, Vectors]] = [{}]
-    remarks: list[tuple[str, ...]] = [()]  # on each
+    vectors = vectors.to(next(embedder.parameters()).device)
+    bootstrap = 0 if validation else config.evaluation.bootstrap
+    galleries: list[tuple[dict[str, Vectors], tuple[str, ...]]] = [({}, ())]
     if exam.distractors is not None and folder is not None:
-        more = exam.distractors
-        with display.task(f"embedding {len(more):,} images of {more.name}") as progress:
-            file = embed_to_file(
-                describer,
-                more,
-                transform,
-                folder.vectors / f"{more.name}.npy",
-                on_missing=exam.on_missing,
-                batch_size=at_once,
-                workers=workers,
-                progress=progress,
-            )
-        galleries.append({more.name: open_vectors(file)})
-        bad = len(left_out(file))
-        text = f"{more.name}, left out as on_missing=skip says: {bad} unreadable images (vectors/{file.name}.json)"
-        remarks.append((*more.remarks, *([text] if bad else [])))
+        galleries.append(_distractors(describer, exam.distractors, exam.on_missing, folder, display, settings))
     found = []
-    for distractors, more_remarks in zip(galleries, remarks, strict=True):
+    for distractors, remarks in galleries:
         with display.task("ranking") as progress:
             measured = evaluate(
-                vectors.to(next(embedder.parameters()).device),
-                exam.catalog,
-                k=exam.k,
-                bootstrap=0 if validation else config.evaluation.bootstrap,
-                distractors=distractors,
-                progress=progress,
+                vectors, exam.catalog, k=exam.k, bootstrap=bootstrap, distractors=distractors, progress=progress
             )
         paper = config.paper.get(measured.data, {})
-        found.append(replace(measured, paper=paper, remarks=measured.remarks + more_remarks))
+        found.append(replace(measured, paper=paper, remarks=measured.remarks + remarks))
     return found
+
+
+def _distractors(
+    describer: nn.Module,
+    catalog: Catalog,
+    on_missing: str,
+    folder: RunFolder,
+    display: Display,
+    settings: dict[str, Any],
+) -> tuple[dict[str, Vectors], tuple[str, ...]]:
+    """Their vectors, which are kept in the run's folder, and what one should know of them."""
+    path = folder.vectors / f"{catalog.name}.npy"
+    with display.task(f"embedding {len(catalog):,} images of {catalog.name}") as progress:
+        file = embed_to_file(describer, catalog, path=path, on_missing=on_missing, progress=progress, **settings)
+    bad = len(left_out(file))
+    text = f"{catalog.name}, left out as on_missing=skip says: {bad} unreadable images (vectors/{file.name}.json)"
+    return {catalog.name: open_vectors(file)}, (*catalog.remarks, *([text] if bad else []))
 
 
 def open_embedder(folder: RunFolder) -> Embedder:
