@@ -10,7 +10,7 @@ from torch import Tensor
 
 from shortlist.ranking import BinnedAPLoss, binned_ap_loss, query_scores
 from tests import reference
-from tests.ranking.listwise import Largest, assert_same, learned, unit, value_and_gradient
+from tests.ranking.losses import assert_same, unit, value_and_gradient
 
 some_labels = st.lists(st.integers(-3, 3), min_size=1, max_size=8)  # classes of any size, singletons too
 
@@ -57,18 +57,6 @@ def test_a_hand_made_list() -> None:
     assert loss == pytest.approx(1 - (1 * 1 + 1.5 / 2.5 * 0.5 + 2 / 3 * 0.5) / 2)
 
 
-@settings(max_examples=30, deadline=None)
-@given(data=st.data())
-def test_order_of_the_batch_and_names_of_labels_do_not_matter(data: st.DataObject) -> None:
-    labels = torch.tensor(data.draw(st.lists(st.integers(0, 4), min_size=2, max_size=20)))
-    order = torch.tensor(data.draw(st.permutations(range(len(labels)))))
-    names = torch.tensor(data.draw(st.lists(st.integers(-(2**62), 2**62), min_size=5, max_size=5, unique=True)))
-    vectors = unit(len(labels), 6, seed=3)
-    value, gradient = value_and_gradient(binned_ap_loss, vectors, labels)
-    assert 0 <= value <= 1
-    assert_same(value_and_gradient(binned_ap_loss, vectors[order], names[labels][order]), (value, gradient[order]))
-
-
 @pytest.mark.parametrize("bins", [2, 20])
 def test_the_gradient_is_the_slope(bins: int) -> None:
     labels = torch.arange(12) // 3
@@ -88,14 +76,8 @@ def test_no_positive_pair() -> None:
     assert binned_ap_loss(torch.empty(0, 3), torch.empty(0, dtype=torch.long)) == 0
 
 
-def test_the_calls_of_pytorch_metric_learning() -> None:
-    """Mined pairs and a database of its own, as for the other losses."""
+def test_a_database_of_its_own() -> None:
     loss, vectors, labels = BinnedAPLoss(7), unit(12, 3), torch.arange(12) // 3
-    same = (labels[:, None] == labels) & ~torch.eye(12, dtype=torch.bool)
-    every = (*same.nonzero().T, *(labels[:, None] != labels).nonzero().T)
-    assert_same(value_and_gradient(loss, vectors, labels, every), value_and_gradient(loss, vectors, labels))
-    fewer = (*every[:2], every[2][:-30], every[3][:-30])
-    assert abs(loss(vectors, labels, fewer) - loss(vectors, labels)) > 1e-3
     database = unit(9, 3, seed=1).requires_grad_()
     value = loss(vectors, labels, ref_emb=database, ref_labels=torch.arange(9) % 4)
     value.backward()
@@ -109,27 +91,6 @@ def test_half_precision_in_float32() -> None:
     assert value == binned_ap_loss(vectors.float(), labels)
     assert value.dtype == torch.float32
     assert gradient.dtype == torch.bfloat16
-
-
-def test_memory_stays_a_tile() -> None:
-    """Batch 4,096: nothing of the size of all its similarities ever exists."""
-    vectors, labels = unit(4096, 8, dtype=torch.float32).requires_grad_(), torch.arange(4096) // 4
-    with Largest() as largest:
-        value = BinnedAPLoss()(vectors, labels)
-    assert largest.elements <= 512 * 4096 < vectors.shape[0] ** 2 / 4
-    value.backward()
-    assert vectors.grad is not None
-    assert vectors.grad.isfinite().all()
-    assert vectors.grad.any()
-    with Largest() as smaller, torch.no_grad():
-        BinnedAPLoss(tile_size=4)(vectors[:400], labels[:400])
-    assert smaller.elements <= 400 * 8  # the embeddings themselves
-
-
-def test_it_learns() -> None:
-    before, after = learned(BinnedAPLoss())
-    assert before < 0.4
-    assert after > 0.8
 
 
 @pytest.mark.parametrize("bins", [1, 0, 2.5, True, "many"])

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from shortlist.ranking import BlackboxAPLoss, blackbox_ap_loss, query_scores
 from tests import reference
-from tests.ranking.listwise import Largest, assert_same, learned, unit, value_and_gradient
+from tests.ranking.losses import assert_same, unit, value_and_gradient
 
 some_labels = st.lists(st.integers(-3, 3), min_size=1, max_size=12)
 options = st.tuples(st.sampled_from([0.1, 1.0, 4.0, 50.0]), st.sampled_from([0.0, 0.02, 0.3]))
@@ -100,52 +100,10 @@ def test_the_size_of_the_batch_does_not_change_lambda() -> None:
     assert_same(together, want)
 
 
-@settings(max_examples=30, deadline=None)
-@given(data=st.data())
-def test_order_of_the_batch_and_names_of_labels_do_not_matter(data: st.DataObject) -> None:
-    labels = torch.tensor(data.draw(st.lists(st.integers(0, 4), min_size=2, max_size=20)))
-    order = torch.tensor(data.draw(st.permutations(range(len(labels)))))
-    names = torch.tensor(data.draw(st.lists(st.integers(-(2**62), 2**62), min_size=5, max_size=5, unique=True)))
-    vectors = unit(len(labels), 6, seed=3)
-    value, gradient = value_and_gradient(blackbox_ap_loss, vectors, labels)
-    assert 0 <= value < 1
-    assert_same(value_and_gradient(blackbox_ap_loss, vectors[order], names[labels][order]), (value, gradient[order]))
-
-
 def test_no_positive_pair() -> None:
     value, gradient = value_and_gradient(blackbox_ap_loss, unit(4, 3), torch.arange(4))
     assert value == 0
     assert not gradient.any()
-
-
-def test_mined_pairs() -> None:
-    loss, vectors, labels = BlackboxAPLoss(), unit(12, 3), torch.arange(12) // 3
-    same = (labels[:, None] == labels) & ~torch.eye(12, dtype=torch.bool)
-    every = (*same.nonzero().T, *(labels[:, None] != labels).nonzero().T)
-    assert_same(value_and_gradient(loss, vectors, labels, every), value_and_gradient(loss, vectors, labels))
-    fewer = (*every[:2], every[2][:-30], every[3][:-30])
-    assert abs(loss(vectors, labels, fewer) - loss(vectors, labels)) > 1e-3
-
-
-def test_memory_stays_a_tile() -> None:
-    """Batch 4,096: nothing of the size of all its similarities ever exists."""
-    vectors, labels = unit(4096, 8, dtype=torch.float32).requires_grad_(), torch.arange(4096) // 4
-    with Largest() as largest:
-        value = BlackboxAPLoss()(vectors, labels)
-    assert largest.elements <= 512 * 4096 < vectors.shape[0] ** 2 / 4
-    value.backward()
-    assert vectors.grad is not None
-    assert vectors.grad.isfinite().all()
-    assert vectors.grad.any()
-    with Largest() as smaller, torch.no_grad():
-        BlackboxAPLoss(tile_size=4)(vectors[:400], labels[:400])
-    assert smaller.elements <= 400 * 8  # the embeddings themselves
-
-
-def test_it_learns() -> None:
-    before, after = learned(BlackboxAPLoss())
-    assert before < 0.4
-    assert after > 0.8
 
 
 @pytest.mark.parametrize(

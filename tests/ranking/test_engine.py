@@ -32,13 +32,9 @@ from shortlist.ranking import (
     smooth_ap_loss,
 )
 from tests import reference
+from tests.ranking.losses import assert_same, unit, value_and_gradient
 
 Loss = Callable[..., Tensor]
-
-
-def unit(*shape: int, seed: int = 0, dtype: torch.dtype = torch.float64) -> Tensor:
-    generator = torch.Generator().manual_seed(seed)
-    return torch.nn.functional.normalize(torch.randn(*shape, generator=generator, dtype=dtype), dim=-1)
 
 
 def clusters(
@@ -48,19 +44,6 @@ def clusters(
     centres = unit(classes, dimensions, seed=1, dtype=dtype).repeat_interleave(per_class, dim=0)
     noise = unit(classes * per_class, dimensions, seed=2, dtype=dtype)
     return torch.nn.functional.normalize(centres + spread * noise, dim=1)
-
-
-def value_and_gradient(loss: Loss, embeddings: Tensor, *args: object, **options: object) -> tuple[Tensor, Tensor]:
-    leaf = embeddings.detach().clone().requires_grad_()
-    value = loss(leaf, *args, **options)
-    value.backward()
-    assert leaf.grad is not None
-    return value.detach(), leaf.grad
-
-
-def assert_same(got: tuple[Tensor, Tensor], want: tuple[Tensor, Tensor], tolerance: float = 1e-9) -> None:
-    for one, other in zip(got, want, strict=True):
-        torch.testing.assert_close(one, other, rtol=0, atol=tolerance)
 
 
 batches = st.tuples(

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from shortlist.ranking import Engine, SiMix, SmoothAPLoss, VirtualBatch, recall_at_k_loss, smooth_ap_loss
 from tests import reference
-from tests.ranking.test_engine import assert_same, unit, value_and_gradient
+from tests.ranking.losses import assert_same, unit, value_and_gradient
 
 labels_of_any_sizes = st.lists(st.integers(-2, 2), min_size=1, max_size=8).map(torch.tensor)
 

@@ -1,4 +1,4 @@
-"""What the tests of the listwise losses share."""
+"""What the tests of losses share."""
 
 from __future__ import annotations
 

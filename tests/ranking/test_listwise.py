@@ -1,0 +1,59 @@
+"""What holds for every loss beside the engine: order, mined pairs, memory, and that it learns."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from shortlist.ranking import BinnedAPLoss, BlackboxAPLoss, ListwiseLoss
+from tests.ranking.losses import Largest, assert_same, learned, unit, value_and_gradient
+
+every_loss = pytest.mark.parametrize("kind", [BinnedAPLoss, BlackboxAPLoss])
+
+
+@every_loss
+@settings(max_examples=30, deadline=None)
+@given(data=st.data())
+def test_order_of_the_batch_and_names_of_labels_do_not_matter(kind: type[ListwiseLoss], data: st.DataObject) -> None:
+    labels = torch.tensor(data.draw(st.lists(st.integers(0, 4), min_size=2, max_size=20)))
+    order = torch.tensor(data.draw(st.permutations(range(len(labels)))))
+    names = torch.tensor(data.draw(st.lists(st.integers(-(2**62), 2**62), min_size=5, max_size=5, unique=True)))
+    vectors = unit(len(labels), 6, seed=3)
+    value, gradient = value_and_gradient(kind(), vectors, labels)
+    assert 0 <= value <= 1
+    assert_same(value_and_gradient(kind(), vectors[order], names[labels][order]), (value, gradient[order]))
+
+
+@every_loss
+def test_mined_pairs(kind: type[ListwiseLoss]) -> None:
+    loss, vectors, labels = kind(), unit(12, 3), torch.arange(12) // 3
+    same = (labels[:, None] == labels) & ~torch.eye(12, dtype=torch.bool)
+    every = (*same.nonzero().T, *(labels[:, None] != labels).nonzero().T)
+    assert_same(value_and_gradient(loss, vectors, labels, every), value_and_gradient(loss, vectors, labels))
+    fewer = (*every[:2], every[2][:-30], every[3][:-30])
+    assert abs(loss(vectors, labels, fewer) - loss(vectors, labels)) > 1e-3
+
+
+@every_loss
+def test_memory_stays_a_tile(kind: type[ListwiseLoss]) -> None:
+    """Batch 4,096: nothing of the size of all its similarities ever exists."""
+    vectors, labels = unit(4096, 8, dtype=torch.float32).requires_grad_(), torch.arange(4096) // 4
+    with Largest() as largest:
+        value = kind()(vectors, labels)
+    assert largest.elements <= 512 * 4096 < vectors.shape[0] ** 2 / 4
+    value.backward()
+    assert vectors.grad is not None
+    assert vectors.grad.isfinite().all()
+    assert vectors.grad.any()
+    with Largest() as smaller, torch.no_grad():
+        kind(tile_size=4)(vectors[:400], labels[:400])
+    assert smaller.elements <= 400 * 8  # the embeddings themselves
+
+
+@every_loss
+def test_it_learns(kind: type[ListwiseLoss]) -> None:
+    before, after = learned(kind())
+    assert before < 0.4
+    assert after > 0.8
