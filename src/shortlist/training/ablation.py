@@ -128,10 +128,7 @@ def ablate(
     ]
     configs = [_config(config, study, case, power) for case in cases]  # all, so that a mistake shows at once
     if values and name == "batch-size":
-        labels = _training(config, display).labels.tolist()
-        for batch in {each.batch for each in configs}:
-            if batch.size != "auto":
-                ClassBalancedSampler(labels, batch.size, batch.per_class)  # or says which can be filled
+        _check_batches(configs, _training(config, display))
     folder.mkdir(parents=True, exist_ok=True)
     write_atomically(folder / STUDY_FILE, json.dumps(facts, indent=1) + "\n")
     for number, (case, of_case) in enumerate(zip(cases, configs, strict=True), 1):
@@ -150,6 +147,13 @@ def batch_sizes(config: RunConfig, display: Display) -> tuple[str, ...]:
 def _training(config: RunConfig, display: Display) -> Catalog:
     catalog = open_images(config, display).catalog
     return (half_validation(catalog) if config.data.validation == "half" else catalog).split("train")
+
+
+def _check_batches(configs: Sequence[RunConfig], training: Catalog) -> None:
+    """Every batch can be filled; if not, the sampler says which can."""
+    for batch in {each.batch for each in configs}:
+        if batch.size != "auto":
+            ClassBalancedSampler(training.labels.tolist(), batch.size, batch.per_class)
 
 
 def collect(folder: Path) -> Path:
