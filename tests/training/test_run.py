@@ -23,7 +23,6 @@ from shortlist.training import (
     RunFolder,
     evaluate_run,
     evaluation,
-    folder,
     loop,
     make_plan,
     opening,
@@ -85,6 +84,7 @@ class TestFolder:
             "embedder.safetensors",
             "evaluation-before.json",
             "evaluation.json",
+            "vectors",
         }
         assert list((finished.path / "tensorboard").glob("events.*"))
         assert sorted(file.name for file in finished.checkpoints.iterdir()) == [
@@ -499,20 +499,6 @@ class TestEvaluateRun:
         (run.path / "embedder.json").unlink()
         with pytest.raises(RunError, match=r"is not finished.*--resume '.*run with spaces'"):
             evaluate_run(run.path)
-
-
-def test_files_are_written_whole_or_not_at_all(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    file = tmp_path / "file.json"
-    folder.write_atomically(file, "first")
-
-    def full(_: int) -> None:
-        raise OSError(28, "No space left on device")
-
-    monkeypatch.setattr(folder.os, "fsync", full)
-    with pytest.raises(OSError, match="No space left"):
-        folder.write_atomically(file, "second")
-    assert file.read_text() == "first"
-    assert list(tmp_path.iterdir()) == [file]
 
 
 def test_a_line_that_was_cut_off_is_not_read(tmp_path: Path) -> None:

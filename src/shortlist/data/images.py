@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from math import isnan
@@ -76,7 +77,7 @@ def opened(path: Path | str, content: BinaryIO | None = None) -> Iterator[Image.
     except FileNotFoundError as error:
         raise ImageError(path, "there is no such file") from error
     except UnidentifiedImageError as error:
-        empty = not Path(path).stat().st_size
+        empty = not (Path(path).stat().st_size if content is None else content.seek(0, os.SEEK_END))
         reason = "the file is empty" if empty else "it is not an image, or of a kind that Pillow does not know"
         raise ImageError(path, reason) from error
     except Exception as error:  # Pillow's decoders raise nearly everything on damaged files
@@ -84,7 +85,13 @@ def opened(path: Path | str, content: BinaryIO | None = None) -> Iterator[Image.
         raise ImageError(path, reason) from error
 
 
-def load_crop(path: Path | str, transform: Transform, rng: Random, box: Sequence[float] | None = None) -> Tensor:
+def load_crop(
+    path: Path | str,
+    transform: Transform,
+    rng: Random,
+    box: Sequence[float] | None = None,
+    content: BinaryIO | None = None,
+) -> Tensor:
     """What `transform` makes of the image in a file: uint8 (3, height, width).
 
     A large JPEG of which only a small picture is wanted is decoded at a fraction of its size.
@@ -94,8 +101,9 @@ def load_crop(path: Path | str, transform: Transform, rng: Random, box: Sequence
         transform: is given the whole image, or what is inside the box.
         rng: what a random transform draws from.
         box: left, top, right, bottom in pixels of the upright image, rounded to whole ones; nothing outside it is seen.
+        content: what is in the file, where someone has read it already.
     """
-    with opened(path) as image:
+    with opened(path, content) as image:
         if box is not None:  # rare, so that exact is better than fast: no JPEG at a fraction of its size
             whole = upright_rgb(image)
             part = whole.crop(_inside(box, whole.size))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,6 +11,7 @@ from PIL import Image, ImageDraw, ImageFont, ImageOps
 from torch import Tensor
 
 from shortlist.data import Catalog, load_image
+from shortlist.files import replacing
 
 THUMB, GAP, MARGIN = 64, 6, 18
 INK, PAPER, GREY = "#1c1c1e", "#ffffff", "#6b6b70"
@@ -70,9 +70,8 @@ def draw_results(
                 _mark(draw, corner, bool(right))
     for row, query in enumerate(queries):
         _paste(sheet, catalog.file(query), (MARGIN, header + row * (cell + GAP)))
-    temporary = path.with_name(f".{path.name}.{os.getpid()}")
-    sheet.save(temporary, format="PNG")
-    temporary.replace(path)
+    with replacing(path) as temporary:
+        sheet.save(temporary, format="PNG")
     return path
 
 

@@ -1,6 +1,7 @@
 """From an embedder to answers."""
 
-from shortlist.retrieval.embed import embed_images, embed_to_file
+from shortlist.retrieval.describer import Describer, Picture
+from shortlist.retrieval.embed import NotFinite, embed_images, embed_to_file
 from shortlist.retrieval.estimates import Estimate
 from shortlist.retrieval.evaluate import Evaluation, evaluate
 from shortlist.retrieval.judged import JudgedScores, judged_scores
@@ -8,9 +9,12 @@ from shortlist.retrieval.vector_file import left_out
 from shortlist.retrieval.vectors import Vectors, open_vectors
 
 __all__ = [
+    "Describer",
     "Estimate",
     "Evaluation",
     "JudgedScores",
+    "NotFinite",
+    "Picture",
     "Vectors",
     "embed_images",
     "embed_to_file",

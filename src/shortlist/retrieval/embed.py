@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import json
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 
@@ -21,6 +22,10 @@ from shortlist.retrieval.vector_file import VectorFile
 Progress = Callable[[int, int], None]  # done, total
 _PLAIN = (int, float, str, tuple, EmbedderConfig)  # settings of a module that are not in its tensors
 PIXELS = 64 * 256**2  # at once, of images that keep their shapes: 64 small ones, 5 of 1024 x 768
+
+
+class NotFinite(RunError):  # noqa: N818 - says what the embeddings are
+    """The embedder gives vectors that are not finite."""
 
 
 def embed_images(
@@ -67,6 +72,7 @@ def embed_to_file(
     """Embeddings of all images of a catalog in a .npy file, (n, d), for `open_vectors`; only a batch is in memory.
 
     A file that is there already, of the same images and weights, is left as it is; one that was begun is gone on with.
+    An image is the same while its file has the same size and the same time of the last change.
     Which images were left out is in a note beside it, PATH.json.
 
     Args:
@@ -82,7 +88,8 @@ def embed_to_file(
 
     Raises:
         DataError: an image cannot be read (and "error"), or no image can.
-        RunError: another process is writing the file, or the embeddings are not finite.
+        RunError: another process is writing the file.
+        NotFinite: the embeddings are not finite.
     """
     path = Path(path)
     file = VectorFile(path, _digest(embedder, catalog, transform, dtype), dtype)
@@ -142,7 +149,7 @@ def _append(file: VectorFile, vectors: Tensor, seen: int) -> None:
     with np.errstate(over="ignore"):  # which is told below
         numbers = vectors.numpy().astype(file.dtype)
     if not np.isfinite(numbers).all():
-        raise RunError(f"Embeddings for {file.path} are not finite, or too large for {file.dtype}.")
+        raise NotFinite(f"Embeddings for {file.path} are not finite, or too large for {file.dtype}.")
     file.append(numbers, seen)
 
 
@@ -170,6 +177,7 @@ def _embedded(
 def _digest(embedder: nn.Module, catalog: Catalog, transform: Transform, dtype: DTypeLike) -> str:
     """SHA-256 of all that the vectors depend on: images, transform, weights, and the modules' plain settings."""
     digest = hashlib.sha256(f"{catalog.fingerprint()} {transform} {np.dtype(dtype)}".encode())
+    digest.update(json.dumps([_stamp(catalog.file(index)) for index in range(len(catalog))]).encode())
     for name, module in embedder.named_modules():
         plain = {key: value for key, value in vars(module).items() if isinstance(value, _PLAIN)}
         del plain["training"]
@@ -179,3 +187,12 @@ def _digest(embedder: nn.Module, catalog: Catalog, transform: Transform, dtype: 
         digest.update(name.encode())
         digest.update(tensor.detach().cpu().contiguous().view(-1).view(torch.uint8).numpy().tobytes())
     return digest.hexdigest()
+
+
+def _stamp(file: Path) -> tuple[int, int] | None:
+    """Size and time of the last change; None where there is no file."""
+    try:
+        found = file.stat()
+    except OSError:
+        return None
+    return found.st_size, found.st_mtime_ns

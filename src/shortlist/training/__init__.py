@@ -2,7 +2,7 @@
 
 from shortlist.training.ablation import ablate, collect
 from shortlist.training.display import Display
-from shortlist.training.evaluation import evaluate_run, open_embedder
+from shortlist.training.evaluation import evaluate_run, open_describer, open_embedder
 from shortlist.training.folder import RunFolder
 from shortlist.training.large_batch import LargeBatchStep, StepOutput
 from shortlist.training.loop import resume, train
@@ -19,6 +19,7 @@ __all__ = [
     "describe",
     "evaluate_run",
     "make_plan",
+    "open_describer",
     "open_embedder",
     "resume",
     "train",

@@ -13,8 +13,9 @@ from typing import Any
 from shortlist.config import RunConfig, read_config
 from shortlist.data import Catalog, ClassBalancedSampler, half_validation
 from shortlist.errors import ConfigError, Interrupted, RunError, did_you_mean
+from shortlist.files import write_atomically
 from shortlist.training.display import Display
-from shortlist.training.folder import Busy, RunFolder, write_atomically
+from shortlist.training.folder import Busy, RunFolder
 from shortlist.training.loop import resume, train
 from shortlist.training.opening import open_images
 

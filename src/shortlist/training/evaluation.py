@@ -2,29 +2,39 @@
 
 from __future__ import annotations
 
+import os
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+import torch
 from accelerate import Accelerator
-from torch import nn
+from torch import Tensor
 
 from shortlist.config import RunConfig
 from shortlist.config.schema import TestConfig
 from shortlist.data import Catalog
 from shortlist.data.presence import check_on_missing
 from shortlist.errors import DataError, RunError
-from shortlist.model import Embedder, MultiScale
-from shortlist.retrieval import Evaluation, Vectors, embed_images, embed_to_file, evaluate, left_out, open_vectors
-from shortlist.training.display import Display
+from shortlist.model import Embedder
+from shortlist.retrieval import (
+    Describer,
+    Evaluation,
+    NotFinite,
+    Vectors,
+    embed_images,
+    embed_to_file,
+    evaluate,
+    left_out,
+    open_vectors,
+)
+from shortlist.retrieval.describer import FILE as DESCRIBER
+from shortlist.training.display import Advance, Display
 from shortlist.training.folder import RunFolder
 from shortlist.training.opening import Exam, open_exam, open_exams, open_images
 from shortlist.training.parts import build_transforms
 from shortlist.training.plan import decoding_workers, images_at_once
-
-
-class NotFinite(RunError):  # noqa: N818 - says what the embeddings are
-    """The embedder gives vectors that are not finite."""
 
 
 def evaluate_run(
@@ -100,19 +110,15 @@ def examine(
     Raises:
         NotFinite: an embedding is not finite.
     """
-    scales = config.evaluation.scales
-    describer = embedder if validation or scales == (1.0,) else MultiScale(embedder, scales)
-    settings: dict[str, Any] = {"batch_size": images_at_once(config), "workers": decoding_workers(config)}
-    settings["transform"] = build_transforms(config, embedder)[1]
+    describer = build_describer(config, embedder, validation=validation)
+    workers = decoding_workers(config)
     with display.task(f"embedding {len(exam.catalog):,} images of {exam.name}") as progress:
-        vectors = embed_images(describer, exam.catalog, progress=progress, **settings)
-    if not vectors.isfinite().all():
-        raise NotFinite("The embeddings are not finite.")
+        vectors = _embedded(describer, exam.catalog, workers, None if validation else folder, progress)
     vectors = vectors.to(next(embedder.parameters()).device)
     bootstrap = 0 if validation else config.evaluation.bootstrap
     galleries: list[tuple[dict[str, Vectors], tuple[str, ...]]] = [({}, ())]
     if exam.distractors is not None and folder is not None:
-        galleries.append(_distractors(describer, exam.distractors, exam.on_missing, folder, display, settings))
+        galleries.append(_distractors(describer, exam.distractors, exam.on_missing, folder, display, workers))
     found = []
     for distractors, remarks in galleries:
         with display.task("ranking") as progress:
@@ -124,21 +130,60 @@ def examine(
     return found
 
 
+def _embedded(
+    describer: Describer, catalog: Catalog, workers: int, folder: RunFolder | None, progress: Advance
+) -> Tensor:
+    """The vectors of all images; they are kept in the run's folder, where that can be written to."""
+    settings: dict[str, Any] = {"batch_size": describer.batch_size, "workers": workers, "progress": progress}
+    if folder is not None and os.access(folder.path, os.W_OK):
+        path = folder.vectors / f"{catalog.name}.npy"
+        file = embed_to_file(describer.network, catalog, describer.transform, path, dtype=np.float32, **settings)
+        return torch.from_numpy(np.array(open_vectors(file)))
+    vectors = embed_images(describer.network, catalog, describer.transform, **settings)
+    if not vectors.isfinite().all():
+        raise NotFinite("The embeddings are not finite.")
+    return vectors
+
+
 def _distractors(
-    describer: nn.Module,
-    catalog: Catalog,
-    on_missing: str,
-    folder: RunFolder,
-    display: Display,
-    settings: dict[str, Any],
+    describer: Describer, catalog: Catalog, on_missing: str, folder: RunFolder, display: Display, workers: int
 ) -> tuple[dict[str, Vectors], tuple[str, ...]]:
     """Their vectors, which are kept in the run's folder, and what one should know of them."""
-    path = folder.vectors / f"{catalog.name}.npy"
     with display.task(f"embedding {len(catalog):,} images of {catalog.name}") as progress:
-        file = embed_to_file(describer, catalog, path=path, on_missing=on_missing, progress=progress, **settings)
+        file = embed_to_file(
+            describer.network,
+            catalog,
+            describer.transform,
+            folder.vectors / f"{catalog.name}.npy",
+            on_missing=on_missing,
+            batch_size=describer.batch_size,
+            workers=workers,
+            progress=progress,
+        )
     bad = len(left_out(file))
     text = f"{catalog.name}, left out as on_missing=skip says: {bad} unreadable images (vectors/{file.name}.json)"
     return {catalog.name: open_vectors(file)}, (*catalog.remarks, *([text] if bad else []))
+
+
+def build_describer(config: RunConfig, embedder: Embedder, *, validation: bool = False) -> Describer:
+    """What gives images their vectors; to validate, at one resolution."""
+    scales = (1.0,) if validation else config.evaluation.scales
+    return Describer(embedder, build_transforms(config, embedder)[1], scales, images_at_once(config))
+
+
+def open_describer(path: Path | str) -> Describer:
+    """What gives images their vectors, of a finished run (or of any folder that `Describer.save` wrote), on its device.
+
+    Raises:
+        RunError: the run is not finished.
+    """
+    if (Path(path) / DESCRIBER).is_file():
+        describer = Describer.load(path)
+    else:
+        folder = RunFolder.open(Path(path))
+        describer = build_describer(folder.config(), open_embedder(folder))
+    describer.embedder.to(Accelerator().device)
+    return describer
 
 
 def open_embedder(folder: RunFolder) -> Embedder:

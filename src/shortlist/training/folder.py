@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import platform
 import shlex
 import sys
@@ -21,6 +20,7 @@ import yaml
 
 from shortlist.config import RunConfig, read_config
 from shortlist.errors import RunError
+from shortlist.files import write_atomically
 
 PACKAGES = ("shortlist", "torch", "torchvision", "timm", "accelerate", "numpy", "pillow")
 
@@ -39,7 +39,7 @@ class RunFolder:
     checkpoints/            the last two training states
     best/                   the embedder that was best on the validation classes
     embedder.*              the result
-    vectors/                embeddings of distractors, where something is tested with them
+    vectors/                embeddings of what was tested, which `report` and `compare` read, and of distractors
     evaluation-before.json  a list of all tests before the first step
     evaluation.json         and with the result
     failed/                 the step that had no finite loss, if there was one
@@ -160,19 +160,6 @@ class RunFolder:
         records = [record for record in self.metrics() if record["step"] <= step and record["kind"] != "test"]
         kept = [json.dumps(record) + "\n" for record in records]
         write_atomically(self.metrics_file, "".join(kept))
-
-
-def write_atomically(path: Path, text: str) -> None:
-    """Write a file whole or not at all."""
-    temporary = path.with_name(f".{path.name}.{os.getpid()}")
-    try:
-        with temporary.open("w", encoding="utf-8") as file:
-            file.write(text)
-            file.flush()
-            os.fsync(file.fileno())
-        temporary.replace(path)
-    finally:
-        temporary.unlink(missing_ok=True)
 
 
 def _version(name: str) -> str | None:

@@ -18,13 +18,14 @@ from torch import Tensor
 from shortlist.config import RunConfig
 from shortlist.data import ImageDataset, image_chunks
 from shortlist.errors import ConfigError, Interrupted, RunError
+from shortlist.files import write_atomically
 from shortlist.model import Embedder, GeM
 from shortlist.model.sizes import Images
-from shortlist.retrieval import Evaluation
+from shortlist.retrieval import Evaluation, NotFinite
 from shortlist.training.checkpoint import latest_state, save_state
 from shortlist.training.display import Display
-from shortlist.training.evaluation import NotFinite, examine
-from shortlist.training.folder import RunFolder, write_atomically
+from shortlist.training.evaluation import examine
+from shortlist.training.folder import RunFolder
 from shortlist.training.large_batch import AUTOMATIC_CHUNK
 from shortlist.training.learner import Learned, Learner
 from shortlist.training.losses import build_loss

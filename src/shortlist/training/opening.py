@@ -13,8 +13,9 @@ from shortlist.config.schema import DataConfig, TestConfig
 from shortlist.data import BENCHMARKS, Catalog, open_catalog
 from shortlist.data.inspection import drop_unreadable
 from shortlist.errors import ConfigError
+from shortlist.files import write_atomically
 from shortlist.training.display import Display
-from shortlist.training.folder import RunFolder, write_atomically
+from shortlist.training.folder import RunFolder
 
 K = (1, 2, 4, 8)
 Source = TypeVar("Source", DataConfig, TestConfig)

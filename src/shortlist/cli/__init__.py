@@ -1,0 +1,31 @@
+"""The command line: parses, calls, prints. No logic lives here."""
+
+from __future__ import annotations
+
+import logging
+import sys
+import warnings
+
+from shortlist.cli import data, recipes, training  # noqa: F401 - each adds its commands, in the order of --help
+from shortlist.cli.app import app
+from shortlist.errors import Interrupted, ShortlistError
+
+
+def main() -> None:
+    """Run the command line; a user's mistake is one message, and no traceback."""
+    warnings.showwarning = lambda message, *_: print(f"Warning: {message}", file=sys.stderr)
+    logging.getLogger("accelerate").setLevel(logging.ERROR)
+    try:
+        app()
+    except Interrupted as stopped:
+        print(stopped, file=sys.stderr)
+        raise SystemExit(130) from None
+    except ShortlistError as error:
+        print(f"Error: {error}", file=sys.stderr)
+        raise SystemExit(1) from None
+    except OSError as error:
+        where = f" ({error.filename})" if error.filename else ""
+        print(f"Error: {error.strerror or error}{where}", file=sys.stderr)
+        raise SystemExit(1) from None
+    except KeyboardInterrupt:
+        raise SystemExit(130) from None
