@@ -99,6 +99,12 @@ class TestWhole:
             embed_to_file(embedder, some, transform, file, dtype=dtype)
             assert embedder.seen == len(some)
 
+    def test_a_changed_image_is_embedded_again(self, images: Catalog, file: Path) -> None:
+        embed_to_file(Corner(), images, SQUARE, file)
+        write(images.file(3), picture(20, 20, seed=99))
+        embed_to_file(Corner(), images, SQUARE, file)
+        assert np.array_equal(open_vectors(file), embed_images(Corner(), images, SQUARE).numpy().astype(np.float16))
+
     def test_settings_that_are_in_no_tensor(self, images: Catalog, file: Path) -> None:
         """An embedder's mean, and whether it normalises what it pooled."""
         options = {"backbone": "test_resnet", "dim": 4, "layer_norm": False}

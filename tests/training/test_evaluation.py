@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
 from pathlib import Path
 
+import numpy as np
 import pytest
+import torch
 from rich.console import Console
 
 from shortlist.config import RunConfig, read_config
@@ -126,6 +129,27 @@ class TestLandmarks:
         assert kept.stat().st_mtime_ns == before
         assert opened == ["roxford5k", "r1m", "rparis6k"]
         assert len(json.loads((finished.vectors / "r1m.npy.json").read_text())["left_out"]) == 1
+
+    def test_what_was_tested_is_kept(self, finished: RunFolder, monkeypatch: pytest.MonkeyPatch) -> None:
+        config = finished.config()
+        images = open_catalog("rparis6k", root=config.evaluation.tests[1].root, on_missing="skip")
+        embedder = Embedder.load(finished.path)
+        expected = embed_images(embedder, images.split("test"), build_transforms(config, embedder)[1])
+        torch.testing.assert_close(torch.from_numpy(np.load(finished.vectors / "rparis6k.npy")), expected)
+        monkeypatch.setattr(Embedder, "forward", None)  # is not asked again
+        assert [each.to_dict() for each in evaluate_run(finished.path)] == json.loads(
+            finished.evaluation_file.read_text()
+        )
+
+    def test_a_folder_that_cannot_be_written_to(
+        self, finished: RunFolder, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        run = RunFolder(Path(shutil.copytree(finished.path, tmp_path / "run")))
+        shutil.rmtree(run.vectors)
+        monkeypatch.setattr(os, "access", lambda *_: False)
+        (measured,) = evaluate_run(run.path, "rparis6k")
+        assert measured.to_dict() == json.loads(finished.evaluation_file.read_text())[2]
+        assert not run.vectors.exists()
 
     def test_another_embedder_embeds_the_distractors_again(self, finished: RunFolder, tmp_path: Path) -> None:
         run = RunFolder(Path(shutil.copytree(finished.path, tmp_path / "run")))
