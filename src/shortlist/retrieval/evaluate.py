@@ -8,16 +8,11 @@ from itertools import groupby
 from typing import Any
 
 import numpy as np
-import torch
-from torch import Tensor
 
-from shortlist.data import ROLES, Catalog
-from shortlist.errors import ConfigError, DataError
-from shortlist.ranking.metrics import query_scores
-from shortlist.ranking.precision import computed_dtype
+from shortlist.data import Catalog
 from shortlist.retrieval.estimates import Estimate, estimates
-from shortlist.retrieval.judged import judged_scores
-from shortlist.retrieval.vectors import Vectors, take
+from shortlist.retrieval.scores import gallery_rows, leave_one_out, query_rows, score_queries
+from shortlist.retrieval.vectors import Vectors
 
 K, JUDGED_K = (1, 2, 4, 8), (1, 5, 10)  # cut-offs where nobody gives others
 
@@ -100,93 +95,31 @@ def evaluate(
         DataError: no query has a positive, or the embeddings are not those of the catalog.
         ConfigError: distractors without judgements.
     """
-    if len(embeddings) != len(catalog):
-        raise DataError(f"{len(embeddings)} embeddings for the {len(catalog)} images of {catalog.name}")
-    if catalog.judgements:
-        return _judged(embeddings, catalog, k or JUDGED_K, bootstrap, seed, distractors or {}, progress)
-    if distractors:
-        raise ConfigError(
-            f"{catalog.name} cannot be tested with distractors: they go with judged queries, as of roxford5k."
-        )
-    return _labelled(embeddings, catalog, k or K, bootstrap, seed)
-
-
-def _labelled(embeddings: Vectors, catalog: Catalog, k: Sequence[int], bootstrap: int, seed: int) -> Evaluation:
-    """By class: leave-one-out, or queries against a gallery."""
-    if not isinstance(embeddings, Tensor):
-        embeddings = torch.from_numpy(np.array(embeddings))
-    labels = torch.from_numpy(catalog.labels.copy()).to(embeddings.device)
-    if catalog.roles is None or not catalog.roles.any():  # In-shop's training images have no roles
-        protocol, asked, gallery = "leave-one-out", len(catalog), len(catalog) - 1
-        scores = query_scores(embeddings, labels, k)
-    else:
-        protocol = "query/gallery"
-        queries, database = (torch.from_numpy(catalog.roles == role).to(labels.device) for role in ROLES)
-        asked, gallery = int(queries.sum()), int(database.sum())
-        scores = query_scores(embeddings[queries], labels[queries], k, embeddings[database], labels[database])
-    if not len(scores.queries):
-        raise DataError(
-            f"{catalog.name}: no query has another image of its class to find, so there is nothing to measure."
-        )
-    names = [*(f"r@{cut}" for cut in k), *(f"recall@{cut}" for cut in k), "mAP", "mAP@R", "R-precision"]
-    table = torch.cat([column.reshape(len(scores.queries), -1) for column in scores[1:]], dim=1)
-    return Evaluation(
-        catalog.name,
-        _split(catalog),
-        catalog.protocol or protocol,
-        asked,
-        gallery,
-        asked - len(scores.queries),
-        estimates(names, table, bootstrap, seed),
-        remarks=catalog.remarks,
-    )
-
-
-def _judged(
-    embeddings: Vectors,
-    catalog: Catalog,
-    k: Sequence[int],
-    bootstrap: int,
-    seed: int,
-    distractors: Mapping[str, Vectors],
-    progress: Callable[[int, int], None] | None,
-) -> Evaluation:
-    assert catalog.judgements is not None
-    assert catalog.roles is not None
-    like = embeddings[:0] if isinstance(embeddings, Tensor) else torch.from_numpy(np.array(embeddings[:0]))
-    like = like.to(computed_dtype(like))
-    asking = np.flatnonzero(catalog.roles == "query")
-    gallery = catalog.roles == "gallery"
-    scores = judged_scores(
-        take([embeddings], asking, like),
-        [embeddings, *distractors.values()],
-        catalog.judgements,
-        k,
-        competes=gallery,
-        progress=progress,
-    )
+    distractors = distractors or {}
+    k = k or (JUDGED_K if catalog.judgements else K)
+    tables = score_queries(embeddings, catalog, k, distractors=distractors, progress=progress)
     measured: dict[str, Estimate] = {}
-    for setup, found in scores.items():
-        if len(found.queries):
-            of = f" {setup}" if setup else ""
-            names = [f"mAP{of}", *(f"mP@{cut}{of}" for cut in k)]
-            table = torch.from_numpy(np.column_stack((found.average_precision, found.precision_at_k)))
-            measured |= estimates(names, table, bootstrap, seed)
-    if not measured:
-        raise DataError(f"{catalog.name}: no query has anything to find, so there is nothing to measure.")
-    answered = np.unique(np.concatenate([found.queries for found in scores.values()]))
+    for table in tables.values():
+        if len(table.queries):
+            measured |= estimates(table.names, table.values, bootstrap, seed)
+    if catalog.judgements:
+        measured = {name: measured[name] for name in sorted(measured, key=lambda name: not name.startswith("mAP"))}
+    asked = len(query_rows(catalog))
+    own = len(gallery_rows(catalog)) - leave_one_out(catalog)  # an image is not searched for itself
     return Evaluation(
         "+".join((catalog.name, *distractors)),
-        _split(catalog),
-        catalog.protocol or ("revisited" if len(scores) > 1 else "judged"),
-        len(asking),
-        int(gallery.sum()) + sum(len(each) for each in distractors.values()),
-        len(asking) - len(answered),
-        {name: measured[name] for name in sorted(measured, key=lambda name: not name.startswith("mAP"))},
-        setups={setup: len(found.queries) for setup, found in scores.items() if setup},
+        "+".join(dict.fromkeys(catalog.splits.tolist())),
+        catalog.protocol or _protocol(catalog),
+        asked,
+        own + sum(len(each) for each in distractors.values()),
+        asked - len(np.unique(np.concatenate([table.queries for table in tables.values()]))),
+        measured,
+        setups={setup: len(table.queries) for setup, table in tables.items() if setup},
         remarks=catalog.remarks,
     )
 
 
-def _split(catalog: Catalog) -> str:
-    return "+".join(dict.fromkeys(catalog.splits.tolist()))
+def _protocol(catalog: Catalog) -> str:
+    if catalog.judgements:
+        return "revisited" if len(catalog.judgements) > 1 else "judged"
+    return "leave-one-out" if leave_one_out(catalog) else "query/gallery"
