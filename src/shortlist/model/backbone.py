@@ -40,8 +40,10 @@ class Layout:
 
 def create_backbone(
     name: str, image_size: int | None, arguments: Mapping[str, Any]
-) -> tuple[nn.Module, Layout, DataConfig]:
+) -> tuple[nn.Module, Layout, DataConfig, dict[str, Any]]:
     """Build a timm model with random weights and no classifier or pooling, and look at what it returns.
+
+    The last that is returned is what timm's `create_model` took, besides the name.
 
     Families differ in what they can be asked, so the most is asked first: position embeddings that are resampled to
     any image size, then none of that, then the one size that was given; and a few cannot leave their pooling away.
@@ -62,7 +64,7 @@ def create_backbone(
             except (AssertionError, AttributeError, LookupError, RuntimeError, TypeError, ValueError) as error:
                 problem = problem or (None if size else error)
             else:
-                return backbone, layout, replace(config, input_size=(3, height, width))
+                return backbone, layout, replace(config, input_size=(3, height, width)), options
     if isinstance(problem, ModelError):
         raise problem
     given = f" with {dict(arguments)}" if arguments else ""

@@ -87,7 +87,7 @@ class Embedder(nn.Module):
             l2_pooled=l2_pooled,
         )
         stochastic = {"drop_path_rate": drop_path_rate} if drop_path_rate else {}
-        self.backbone, self.layout, self.data_config = create_backbone(
+        self.backbone, self.layout, self.data_config, self.backbone_options = create_backbone(
             backbone, image_size, {**stochastic, **config.backbone_args}
         )
         if pooling == "token" and not self.layout.class_token:

@@ -58,8 +58,8 @@ class MultiScale(nn.Module):
 def _resized(images: Tensor, scale: float) -> Tensor:
     if scale == 1:
         return images
-    height, width = (max(1, int(side * scale)) for side in images.shape[2:])
-    return functional.interpolate(images, (height, width), mode="bilinear", align_corners=False)
+    size = [torch.sym_max(1, torch.sym_int(side * scale)) for side in images.shape[2:]]  # symbols in an export
+    return functional.interpolate(images, size, mode="bilinear", align_corners=False)  # type: ignore[arg-type]
 
 
 def _power_mean(vectors: Tensor, power: float) -> Tensor:
