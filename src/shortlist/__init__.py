@@ -8,13 +8,15 @@ from shortlist.ranking import RecallAtKLoss, SiMix, SmoothAPLoss
 if TYPE_CHECKING:
     from shortlist.data.sampler import ClassBalancedSampler
     from shortlist.model.embedder import Embedder
+    from shortlist.retrieval.gallery import Gallery
     from shortlist.training.large_batch import LargeBatchStep
 
-__all__ = ["ClassBalancedSampler", "Embedder", "LargeBatchStep", "RecallAtKLoss", "SiMix", "SmoothAPLoss"]
+__all__ = ["ClassBalancedSampler", "Embedder", "Gallery", "LargeBatchStep", "RecallAtKLoss", "SiMix", "SmoothAPLoss"]
 
 _LATER = {  # imported when first asked for: `import shortlist` needs torch and nothing else
     "ClassBalancedSampler": "shortlist.data.sampler",
     "Embedder": "shortlist.model.embedder",
+    "Gallery": "shortlist.retrieval.gallery",
     "LargeBatchStep": "shortlist.training.large_batch",
 }
 

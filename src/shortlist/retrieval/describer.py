@@ -5,11 +5,12 @@ from __future__ import annotations
 import hashlib
 import io
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from functools import cached_property
 from pathlib import Path
 from random import Random
+from typing import Any
 
 import torch
 from PIL import Image
@@ -58,7 +59,8 @@ class Describer:
     def fingerprint(self) -> str:
         """SHA-256 of all that decides the vectors: vectors of different fingerprints cannot be compared."""
         weights = digest(_on_cpu(self.embedder), self.embedder.config.to_dict())
-        return hashlib.sha256(f"{weights} {json.dumps(self._settings(), sort_keys=True)}".encode()).hexdigest()
+        decides = {name: value for name, value in self.settings().items() if name != "batch_size"}
+        return hashlib.sha256(f"{weights} {json.dumps(decides, sort_keys=True)}".encode()).hexdigest()
 
     def describe(self, pictures: Sequence[Picture]) -> Tensor:
         """Unit vectors of a few pictures, (n, d) float32 in the CPU's memory.
@@ -84,19 +86,23 @@ class Describer:
     def save(self, folder: Path | str) -> Path:
         """Write the embedder and `describer.json` into a folder; return the folder."""
         folder = self.embedder.save(folder)
-        write_atomically(folder / FILE, json.dumps(self._settings(), indent=2) + "\n")
+        write_atomically(folder / FILE, json.dumps(self.settings(), indent=2) + "\n")
         return folder
 
     @classmethod
-    def load(cls, folder: Path | str) -> Describer:
+    def load(cls, folder: Path | str, settings: Mapping[str, Any] | None = None) -> Describer:
         """What `save` wrote, on the CPU.
+
+        Args:
+            folder: the folder; a run's will do where settings are given.
+            settings: in place of the folder's own.
 
         Raises:
             ModelError: a file is missing or damaged.
         """
         embedder, file = Embedder.load(folder), Path(folder) / FILE
         try:
-            found = json.loads(file.read_text(encoding="utf-8"))
+            found = json.loads(file.read_text(encoding="utf-8")) if settings is None else settings
             transform = _TRANSFORMS[found["sees"]](**found["images"])
             return cls(embedder, transform, tuple(found["scales"]), found["batch_size"])
         except FileNotFoundError:
@@ -104,7 +110,8 @@ class Describer:
         except (OSError, ValueError, KeyError, TypeError) as error:
             raise ModelError(f"{file} is damaged ({error!r})") from error
 
-    def _settings(self) -> dict[str, object]:
+    def settings(self) -> dict[str, Any]:
+        """All but the embedder, ready for JSON."""
         kind = next(name for name, kind in _TRANSFORMS.items() if isinstance(self.transform, kind))
         images = asdict(self.transform)  # type: ignore[call-overload]
         return {"sees": kind, "images": images, "scales": list(self.scales), "batch_size": self.batch_size}

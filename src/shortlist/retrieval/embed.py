@@ -28,6 +28,10 @@ class NotFinite(RunError):  # noqa: N818 - says what the embeddings are
     """The embedder gives vectors that are not finite."""
 
 
+class NothingReadable(DataError):  # noqa: N818 - says what the images are
+    """Not one of the images can be read."""
+
+
 def embed_images(
     embedder: nn.Module,
     catalog: Catalog,
@@ -87,7 +91,8 @@ def embed_to_file(
         progress: called with the number done and the number in all.
 
     Raises:
-        DataError: an image cannot be read (and "error"), or no image can.
+        DataError: an image cannot be read (and "error").
+        NothingReadable: no image can.
         RunError: another process is writing the file.
         NotFinite: the embeddings are not finite.
     """
@@ -106,7 +111,7 @@ def embed_to_file(
             while file.seen < len(catalog):
                 _go_on(file, embedder, catalog, transform, on_missing, batch_size, workers, progress)
             if not file.rows:
-                raise DataError(f"{catalog.name}: none of its {len(catalog)} images can be read")
+                raise NothingReadable(f"{catalog.name}: none of its {len(catalog)} images can be read")
             file.finish()
     finally:
         lock.release()
@@ -177,7 +182,7 @@ def _embedded(
 def _digest(embedder: nn.Module, catalog: Catalog, transform: Transform, dtype: DTypeLike) -> str:
     """SHA-256 of all that the vectors depend on: images, transform, weights, and the modules' plain settings."""
     digest = hashlib.sha256(f"{catalog.fingerprint()} {transform} {np.dtype(dtype)}".encode())
-    digest.update(json.dumps([_stamp(catalog.file(index)) for index in range(len(catalog))]).encode())
+    digest.update(json.dumps([stamp(catalog.file(index)) for index in range(len(catalog))]).encode())
     for name, module in embedder.named_modules():
         plain = {key: value for key, value in vars(module).items() if isinstance(value, _PLAIN)}
         del plain["training"]
@@ -189,7 +194,7 @@ def _digest(embedder: nn.Module, catalog: Catalog, transform: Transform, dtype: 
     return digest.hexdigest()
 
 
-def _stamp(file: Path) -> tuple[int, int] | None:
+def stamp(file: Path) -> tuple[int, int] | None:
     """Size and time of the last change; None where there is no file."""
     try:
         found = file.stat()

@@ -1,0 +1,130 @@
+"""FAISS: which index serves how many vectors, how to build it, and how much of the exact answer it finds."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import psutil
+from numpy.typing import NDArray
+
+from shortlist.errors import ConfigError, did_you_mean
+from shortlist.files import replacing
+from shortlist.retrieval.search import nearest
+
+KINDS = ("flat", "hnsw", "ivfpq")
+FLAT_UP_TO = (
+    200_000  # vectors: of 512 dimensions, one exact answer takes some 40 ms, less than its image takes to embed
+)
+LINKS = 32  # of a vector in HNSW: 256 bytes, beside the vector's own 2,048
+BUILD_EFFORT, SEARCH_EFFORT = 200, 128  # HNSW's candidates: recall@10 near 1, for a few ms a query
+BYTES_A_VECTOR = 64  # of IVF-PQ's codes: a 32nd of 512 dimensions in float32
+MOST_LISTS, PROBES = 65_536, 64  # of IVF
+RECALL_AT, RECALL_QUERIES = 10, 1_000
+_BLOCK = 65_536  # vectors added at a time
+
+
+def choose_kind(number: int, dim: int) -> str:
+    """Exact while that is fast, then HNSW, and IVF-PQ where HNSW with all its vectors would fill half the memory."""
+    if number <= FLAT_UP_TO:
+        return "flat"
+    hnsw = number * (4 * dim + 8 * LINKS)
+    return "hnsw" if hnsw <= psutil.virtual_memory().total / 2 else "ivfpq"
+
+
+def check_kind(kind: str) -> None:
+    if kind not in ("auto", *KINDS):
+        raise ConfigError(f"there is no index of the kind {kind!r}, {did_you_mean(kind, ('auto', *KINDS))}")
+
+
+def build(kind: str, vectors: NDArray[Any]) -> Any:
+    """A FAISS index of all vectors, (n, d) and maybe memory-mapped; row i has the number i."""
+    faiss = _faiss()
+    number, dim = vectors.shape
+    if kind == "hnsw":
+        index = faiss.IndexHNSWFlat(dim, LINKS, faiss.METRIC_INNER_PRODUCT)
+        index.hnsw.efConstruction, index.hnsw.efSearch = BUILD_EFFORT, SEARCH_EFFORT
+    elif kind == "ivfpq" and number >= 256:  # fewer cannot train the codes' 256 centres
+        index = _inverted_lists(number, dim)
+        sample = np.random.default_rng(0).permutation(number)[: max(39 * index.nlist, 65_536)]
+        index.train(_float32(vectors[np.sort(sample)]))
+    else:
+        index = faiss.IndexFlatIP(dim)
+    extend(index, vectors)
+    return index
+
+
+def _inverted_lists(number: int, dim: int) -> Any:
+    faiss = _faiss()
+    lists = min(MOST_LISTS, max(1, number // 39, 1), max(1, int(4 * number**0.5)))
+    codes = next(size for size in range(min(BYTES_A_VECTOR, dim), 0, -1) if dim % size == 0)
+    index = faiss.index_factory(dim, f"OPQ{codes},IVF{lists},PQ{codes}x8", faiss.METRIC_INNER_PRODUCT)
+    faiss.extract_index_ivf(index).nprobe = PROBES
+    return index
+
+
+def extend(index: Any, vectors: NDArray[Any]) -> None:
+    for start in range(0, len(vectors), _BLOCK):
+        index.add(_float32(vectors[start : start + _BLOCK]))
+
+
+def found_by(
+    index: Any, queries: NDArray[np.float32], k: int, alive: NDArray[np.bool_] | None
+) -> tuple[NDArray[np.float32], NDArray[np.int64]]:
+    """Similarities and numbers of the k nearest, (q, k) each; the number is -1 where there are no more.
+
+    Args:
+        index: from `build`.
+        queries: (q, d).
+        k: how many.
+        alive: (n,) which rows count; None for all.
+    """
+    faiss = _faiss()
+    if alive is None:
+        return index.search(queries, k)  # type: ignore[no-any-return]
+    chosen = np.packbits(alive, bitorder="little")
+    selector = faiss.IDSelectorBitmap(chosen)
+    return index.search(queries, k, params=_parameters(index, selector))  # type: ignore[no-any-return]
+
+
+def _parameters(index: Any, selector: Any) -> Any:
+    faiss = _faiss()
+    if isinstance(index, faiss.IndexHNSW):
+        return faiss.SearchParametersHNSW(sel=selector, efSearch=index.hnsw.efSearch)
+    if isinstance(index, faiss.IndexPreTransform):
+        inner = faiss.SearchParametersIVF(sel=selector, nprobe=faiss.extract_index_ivf(index).nprobe)
+        return faiss.SearchParametersPreTransform(index_params=inner)
+    return faiss.SearchParameters(sel=selector)
+
+
+def measured_recall(index: Any, vectors: NDArray[Any], alive: NDArray[np.bool_] | None = None) -> dict[str, Any]:
+    """How many of the exact 10 nearest of some of its own vectors the index finds."""
+    rows = np.arange(len(vectors)) if alive is None else np.flatnonzero(alive)
+    chosen = np.sort(np.random.default_rng(0).permutation(rows)[:RECALL_QUERIES])
+    queries, k = _float32(vectors[chosen]), min(RECALL_AT, len(rows))
+    _, found = found_by(index, queries, k, alive)
+    _, exact = nearest(queries, vectors, k, competes=alive)
+    hits = sum(len(np.intersect1d(one, other)) for one, other in zip(found, exact.numpy(), strict=True))
+    return {"recall": hits / max(exact.numel(), 1), "at": k, "queries": len(queries)}
+
+
+def write(index: Any, path: Path) -> None:
+    faiss = _faiss()
+    with replacing(path) as temporary:
+        faiss.write_index(index, str(temporary))
+
+
+def read(path: Path) -> Any:
+    faiss = _faiss()
+    return faiss.read_index(str(path))
+
+
+def _faiss() -> Any:
+    import faiss  # slow to import, and its types are those of what SWIG wrote
+
+    return faiss
+
+
+def _float32(vectors: NDArray[Any]) -> NDArray[np.float32]:
+    return np.ascontiguousarray(vectors, dtype=np.float32)

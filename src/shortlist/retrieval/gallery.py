@@ -1,0 +1,177 @@
+"""A collection of images that can be searched by an image."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from shortlist.data import Catalog
+from shortlist.errors import DataError
+from shortlist.retrieval.adding import Added, Adding, absolute
+from shortlist.retrieval.describer import Describer, Picture
+from shortlist.retrieval.store import GalleryError, Hit, Item, NoSuchItem, Store
+from shortlist.retrieval.vectors import Vectors
+
+__all__ = ["Added", "Gallery", "GalleryError", "Hit", "Item", "NoSuchItem"]
+
+
+class Gallery:
+    """Images, their vectors, and what gives an image its vector. Searches may run in several threads.
+
+    Args:
+        store: where it is kept.
+        model: a folder with the embedder, in place of the gallery's own.
+    """
+
+    def __init__(self, store: Store, model: Path | None = None) -> None:
+        self.store, self._model = store, model
+
+    @classmethod
+    def open(cls, place: Path | str, model: Path | str | None = None) -> Gallery:
+        """A gallery that is there.
+
+        Args:
+            place: its folder.
+            model: a run's folder, to be used in place of the gallery's own model. It must be the same model.
+
+        Raises:
+            GalleryError: there is none, it is damaged, or the model is another.
+        """
+        from shortlist.retrieval.folder_store import FolderStore
+
+        gallery = cls(FolderStore(Path(place)), None if model is None else Path(model))
+        if model is not None:
+            _ = gallery.describer  # is it the same?
+        return gallery
+
+    @classmethod
+    def create(cls, place: Path | str, describer: Describer, *, kind: str = "auto") -> Gallery:
+        """An empty gallery for images that `describer` describes."""
+        from shortlist.retrieval.folder_store import FolderStore
+
+        return cls(FolderStore.create(Path(place), describer, kind))
+
+    @cached_property
+    def describer(self) -> Describer:
+        """What gives an image its vector; loaded when it is first asked for.
+
+        Raises:
+            GalleryError: it is not the one that gave the gallery its vectors.
+            ModelError: it cannot be read.
+        """
+        from accelerate import Accelerator
+
+        found = self.store.describer(self._model)
+        if found.fingerprint != self.store.fingerprint:
+            raise GalleryError(
+                f"the model in {self._model or self.name} is not the one that gave the gallery {self.name} its vectors "
+                f"(fingerprint {found.fingerprint[:12]}, not {self.store.fingerprint[:12]})"
+            )
+        found.embedder.to(Accelerator().device)
+        return found
+
+    @property
+    def name(self) -> str:
+        return self.store.name
+
+    def facts(self) -> dict[str, Any]:
+        """All that can be said of it, ready for JSON."""
+        store = self.store
+        return {
+            "name": self.name,
+            "images": len(self),
+            "dim": store.dim,
+            "fingerprint": store.fingerprint,
+            **store.facts(),
+        }
+
+    def __len__(self) -> int:
+        return len(self.store)
+
+    def item(self, id: int) -> Item:  # noqa: A002 - what it is
+        """One image.
+
+        Raises:
+            NoSuchItem: there is none of this id.
+        """
+        return self.store.item(id)
+
+    def items(self, *, label: str | None = None, offset: int = 0, limit: int = 50) -> list[Item]:
+        """Some of the images, in the order of their ids; of one label where that is given."""
+        return self.store.items(label, offset, limit)
+
+    def labels(self) -> dict[str, int]:
+        """Every label, by name, and how many images have it."""
+        return self.store.labels()
+
+    def search(self, image: Picture, k: int = 10, *, label: str | None = None) -> list[Hit]:
+        """The k images that are most like an image, the best first.
+
+        Args:
+            image: a file, what is in a file, or a PIL image.
+            k: how many; fewer if there are fewer.
+            label: only images of this label.
+
+        Raises:
+            ImageError: it cannot be read.
+        """
+        return self.search_vectors(self.describer.describe([image]), k, label=label)[0]
+
+    def search_vectors(self, vectors: Vectors, k: int = 10, *, label: str | None = None) -> list[list[Hit]]:
+        """The k images that are nearest to each vector of unit length, (q, d)."""
+        wanted = np.ascontiguousarray(torch.as_tensor(vectors).detach().cpu().float().numpy())
+        if wanted.ndim != 2 or wanted.shape[1] != self.store.dim:
+            raise DataError(f"vectors to search {self.name} with are (q, {self.store.dim}), not {wanted.shape}")
+        if k < 1:
+            raise DataError(f"k is how many images to find, 1 or more, not {k}")
+        return self.store.search(wanted, k, label) if len(wanted) else []
+
+    def similar(self, id: int, k: int = 10, *, label: str | None = None) -> list[Hit]:  # noqa: A002
+        """The k images that are most like one of the gallery's own, without itself.
+
+        Raises:
+            NoSuchItem: there is none of this id.
+        """
+        (found,) = self.search_vectors(self.store.vectors([id]), k + 1, label=label)
+        return [hit for hit in found if hit.item.id != id][:k]
+
+    def add(self, catalog: Catalog, *, workers: int = 0, progress: Callable[[int, int], None] | None = None) -> Added:
+        """Put images in; those that are there, and whose files have not changed since, are not looked at again.
+
+        What was embedded before a kill is not embedded again. Where the images have roles, queries stay outside.
+
+        Args:
+            catalog: the images; the class "" stands for no label, as of `open_collection`.
+            workers: processes that decode.
+            progress: called with the number done and the number in all.
+
+        Raises:
+            DataError: none can be read, or some are parts of images.
+            GalleryError: another process is changing the gallery.
+        """
+        return Adding(self.store, self.describer, catalog).run(workers, progress)
+
+    def remove(self, which: Iterable[int | Path | str]) -> int:
+        """Take images out by id, by path, or all that lie in a folder; gives how many.
+
+        Raises:
+            NoSuchItem: there is nothing of the kind.
+        """
+        with self.store.changing():
+            ids: dict[int, None] = {}
+            for each in which:
+                ids.update(dict.fromkeys([self.store.item(each).id] if isinstance(each, int) else self._below(each)))
+            if ids:
+                self.store.change(removed=list(ids))
+        return len(ids)
+
+    def _below(self, place: Path | str) -> list[int]:
+        found = self.store.below(absolute(place))
+        if not found:
+            raise NoSuchItem(f"the gallery {self.name} has nothing at {absolute(place)}")
+        return found
