@@ -45,14 +45,20 @@ class MultiScale(nn.Module):
     @property
     def power(self) -> float:
         """What the text above calls m."""
+        exponent = self._exponent
+        return 1.0 if exponent is None else exponent.item()
+
+    @property
+    def _exponent(self) -> Tensor | None:
+        """The same as a tensor, which can be exported; None for 1."""
         config, pooling = self.embedder.config, self.embedder.pooling
         positive = config.dim is None and not config.layer_norm
-        return pooling.p.item() if positive and isinstance(pooling, GeM) else 1.0
+        return pooling.p if positive and isinstance(pooling, GeM) else None
 
     def forward(self, images: Tensor) -> Tensor:
         images = self.embedder.normalise(images)
         vectors = torch.stack([self.embedder(_resized(images, scale)) for scale in self.scales])
-        return functional.normalize(_power_mean(vectors, self.power), dim=1)
+        return functional.normalize(_power_mean(vectors, self._exponent), dim=1)
 
 
 def _resized(images: Tensor, scale: float) -> Tensor:
@@ -62,9 +68,9 @@ def _resized(images: Tensor, scale: float) -> Tensor:
     return functional.interpolate(images, size, mode="bilinear", align_corners=False)  # type: ignore[arg-type]
 
 
-def _power_mean(vectors: Tensor, power: float) -> Tensor:
+def _power_mean(vectors: Tensor, power: Tensor | None) -> Tensor:
     """(mean of v^m)^(1/m) over the first dimension; of shares of the largest, so that no power vanishes."""
-    if power == 1:
+    if power is None:
         return vectors.mean(0)
     largest = vectors.amax(0).clamp(min=torch.finfo(vectors.dtype).tiny)
     return (vectors / largest).pow(power).mean(0).pow(1 / power) * largest
