@@ -29,9 +29,6 @@ PICTURE: dict[int | str, dict[str, Any]] = {
     200: {"content": {"image/jpeg": {}}},
     304: {"description": "The picture that the browser has is the same."},
 }
-    200: {"content": {"image/jpeg": {}}},
-    304: {"description": "The picture that the browser has is the same."},
-}
 
 
 def create_app(gallery: Gallery, limits: Limits | None = None, hosts: Collection[str] | None = None) -> FastAPI:
