@@ -1,0 +1,37 @@
+"""What a file says of itself: enough to use it without shortlist."""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+from importlib.metadata import version
+from typing import Any
+
+from shortlist.data.transforms import COARSE
+from shortlist.retrieval import Describer
+
+FORMAT = 1
+INPUT, OUTPUT = "images", "vectors"
+KEY = "shortlist"  # of an ONNX file's metadata; TorchScript and torch.export files have it as shortlist.json
+
+
+def preprocessing(describer: Describer) -> dict[str, Any]:
+    """What `see` needs to know."""
+    transform = describer.transform
+    settings = {name: value for name, value in asdict(transform).items() if name != "flip"}  # type: ignore[call-overload]
+    return {"kind": "fit" if transform.size is None else "square", **settings, "reducing_gap": COARSE}
+
+
+def describe(describer: Describer, check: dict[str, Any] | None = None) -> dict[str, Any]:
+    """Input, output, what to do with an image before, and what was measured of the file."""
+    config = describer.embedder.config
+    sides = ["height", "width"] if describer.transform.size is None else [describer.transform.size] * 2
+    return {
+        "format": FORMAT,
+        "made_by": f"shortlist {version('shortlist')}",
+        "fingerprint": describer.fingerprint,
+        "input": {"name": INPUT, "dtype": "uint8", "shape": ["batch", 3, *sides], "channels": "RGB"},
+        "preprocessing": preprocessing(describer),
+        "in_the_graph": {"mean": config.mean, "std": config.std, "scales": list(describer.scales)},
+        "output": {"name": OUTPUT, "dtype": "float32", "shape": ["batch", describer.dim], "length": 1},
+        "check": check,
+    }
