@@ -40,6 +40,7 @@ def train(
     config = None if recipe is None else open_recipe(recipe, settings or [])
 
     from shortlist import training  # takes seconds: a mistake is told before
+    from shortlist.report.run_report import report_after_training
     from shortlist.training.display import display_for
 
     display = display_for(sys.stdout)
@@ -50,6 +51,7 @@ def train(
             _print_plan(config)
             return
         done = training.train(config, run or _new_folder(config.name), display)
+    report_after_training(done, display)
     display.message(f"The run is in {done.path}.", run=str(done.path))
 
 

@@ -8,6 +8,7 @@ from pathlib import Path
 
 from shortlist.config import RunConfig
 from shortlist.report.pictures import Column, draw_results, sample_queries
+from shortlist.report.run_report import report_after_training
 from shortlist.retrieval import embed_images
 from shortlist.training import Display, open_embedder, train
 from shortlist.training.opening import open_images
@@ -51,4 +52,5 @@ def run_demo(config: RunConfig, path: Path, display: Display) -> Path:
         after=r1[1],
         picture=str(picture),
     )
+    report_after_training(folder, display)
     return picture

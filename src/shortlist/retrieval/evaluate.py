@@ -66,6 +66,13 @@ class Evaluation:
     def to_dict(self) -> dict[str, Any]:
         return {**asdict(self), "remarks": list(self.remarks), "difference": self.difference}
 
+    @classmethod
+    def from_dict(cls, found: Mapping[str, Any]) -> Evaluation:
+        """What `to_dict` gave, as evaluation.json has it."""
+        known = {name: found[name] for name in cls.__dataclass_fields__}
+        metrics = {name: Estimate(**each) for name, each in found["metrics"].items()}
+        return cls(**{**known, "metrics": metrics, "remarks": tuple(found["remarks"])})
+
 
 def evaluate(
     embeddings: Vectors,

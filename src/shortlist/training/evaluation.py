@@ -113,7 +113,7 @@ def examine(
     describer = build_describer(config, embedder, validation=validation)
     workers = decoding_workers(config)
     with display.task(f"embedding {len(exam.catalog):,} images of {exam.name}") as progress:
-        vectors = _embedded(describer, exam.catalog, workers, None if validation else folder, progress)
+        vectors = embed_test(describer, exam.catalog, workers, None if validation else folder, progress)
     vectors = vectors.to(next(embedder.parameters()).device)
     bootstrap = 0 if validation else config.evaluation.bootstrap
     galleries: list[tuple[dict[str, Vectors], tuple[str, ...]]] = [({}, ())]
@@ -130,10 +130,10 @@ def examine(
     return found
 
 
-def _embedded(
+def embed_test(
     describer: Describer, catalog: Catalog, workers: int, folder: RunFolder | None, progress: Advance
 ) -> Tensor:
-    """The vectors of all images; they are kept in the run's folder, where that can be written to."""
+    """The vectors of all images of a test; they are kept in the run's folder, where that can be written to."""
     settings: dict[str, Any] = {"batch_size": describer.batch_size, "workers": workers, "progress": progress}
     if folder is not None and os.access(folder.path, os.W_OK):
         path = folder.vectors / f"{catalog.name}.npy"

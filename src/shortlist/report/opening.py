@@ -1,0 +1,54 @@
+"""A finished run, opened to be looked at: what was measured, and the vectors of what it was tested on."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+
+from torch import Tensor
+
+from shortlist.config import RunConfig
+from shortlist.data import Catalog
+from shortlist.errors import RunError
+from shortlist.retrieval import Describer, Evaluation
+from shortlist.training import Display, RunFolder, open_describer
+from shortlist.training.evaluation import embed_test
+from shortlist.training.opening import Exam
+from shortlist.training.plan import decoding_workers
+
+
+@dataclass(frozen=True, eq=False)
+class Tested:
+    """What a run was tested on: the images, the cut-offs, and a vector for each image, (n, d) on the run's device."""
+
+    catalog: Catalog
+    k: tuple[int, ...]
+    vectors: Tensor
+
+
+def open_finished(path: Path | str) -> tuple[RunFolder, RunConfig, Describer]:
+    """A run's folder, its config, and what gives images their vectors.
+
+    Raises:
+        RunError: there is no run, or it is not finished.
+    """
+    folder = RunFolder.open(Path(path))
+    config = folder.config()
+    if not folder.evaluation_file.exists():
+        raise RunError(f"The run in {folder.path} is not finished. Finish it: {folder.resume_command}")
+    return folder, config, open_describer(folder.path)
+
+
+def open_test(folder: RunFolder, config: RunConfig, describer: Describer, exam: Exam, display: Display) -> Tested:
+    """The vectors that the run left when it was tested; images are embedded again where those are gone or changed."""
+    with display.task(f"opening the vectors of {exam.name}") as progress:
+        vectors = embed_test(describer, exam.catalog, decoding_workers(config), folder, progress)
+    return Tested(exam.catalog, exam.k, vectors.to(next(describer.embedder.parameters()).device))
+
+
+def read_evaluations(file: Path) -> list[Evaluation]:
+    """Those of an evaluation.json; none where there is no such file."""
+    if not file.exists():
+        return []
+    return [Evaluation.from_dict(each) for each in json.loads(file.read_text(encoding="utf-8"))]

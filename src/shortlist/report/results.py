@@ -1,0 +1,53 @@
+"""What a test's searches look like: queries with their first results, to choose from by group and by class."""
+
+from __future__ import annotations
+
+from shortlist.report.analysis import Analysis, analyse
+from shortlist.report.failures import why_it_fails
+from shortlist.report.findings import choose
+from shortlist.report.looks import chooser, query_card
+from shortlist.report.markup import Html, join, tag
+from shortlist.report.opening import Tested
+from shortlist.report.thumbnails import Album
+from shortlist.training import Display
+
+CLASSES = 150  # of which a query is shown, over all tests: with the others 2,000 thumbnails, some MB
+LEGEND = (
+    "Queries with their 10 nearest images. A right one has a solid frame and a tick, a wrong one a dashed frame and a "
+    "cross; below it stand its similarity and, if it is wrong, its class."
+)
+JUDGED_LEGEND = (
+    "Queries with their 10 nearest images. What is right in any setup has a solid frame and a tick, what is wrong a "
+    "dashed frame and a cross; junk is left out. Below stands the similarity. Distractors are not searched here."
+)
+
+
+def results(album: Album, tested: Tested, tests: int, display: Display) -> dict[str, Html]:
+    """Two sections of a report by their names: what a test looks like, and why it fails."""
+    catalog = tested.catalog
+    with display.task(f"ranking {catalog.name}") as progress:
+        analysis = analyse(tested.vectors, catalog, progress)
+    with display.task("drawing the queries"):
+        shown = _queries(album, tested, analysis, max(20, CLASSES // tests))
+    with display.task("looking for pictures with two labels") as progress:
+        failures = why_it_fails(album, catalog, analysis, tested.k, progress)
+    of = "" if tests == 1 else f": {catalog.name}"
+    return {
+        f"Results{of}": tag("section", tag("h2", f"What it looks like{of}"), shown),
+        f"Failures{of}": tag("section", tag("h2", f"Why it fails{of}"), failures),
+    }
+
+
+def _queries(album: Album, tested: Tested, analysis: Analysis, classes: int) -> Html:
+    catalog = tested.catalog
+    chosen = choose(analysis, catalog, classes=classes)
+    groups: dict[int, list[str]] = {}
+    for group, members in chosen.items():
+        for number in members:
+            groups.setdefault(number, []).append(group)
+    cards = [query_card(album, catalog, {"": analysis}, number, names) for number, names in groups.items()]
+    says = {"every class": "many" if catalog.judgements else "one of every class"}
+    buttons = [(group, says.get(group, group), len(members)) for group, members in chosen.items()]
+    names = sorted({catalog.class_names[catalog.labels[analysis.queries[number]]] for number in groups})
+    legend = tag("p", JUDGED_LEGEND if catalog.judgements else LEGEND, class_="note")
+    return join(legend, chooser(catalog.name, buttons, [] if catalog.judgements else names), cards)
