@@ -9,6 +9,7 @@ const part = (id) => document.getElementById(id);
 const count = (number, what) => `${number.toLocaleString("en")} ${what}${number === 1 ? "" : "s"}`;
 
 let gallery = null;
+let settled = ""; // what the status says of what is shown
 let labels = new Map(); // label -> number of images
 let work = new AbortController(); // of what is under way; a new search ends it
 let browsed = { label: null, items: [], more: true }; // what of the gallery is loaded
@@ -147,7 +148,7 @@ function showQuery({ upload: key }, query) {
   const sent = uploads.get(key);
   part("query").hidden = false;
   part("welcome").hidden = true;
-  part("query-kind").textContent = query ? "Searched with this image of the gallery" : "Searched with your image";
+  part("query-kind").textContent = query ? "An image of the gallery" : "Your image";
   part("query-name").textContent = query ? query.file : sent.file.name || "Pasted image";
   part("query-label").hidden = query?.label == null;
   part("query-label").textContent = query?.label ?? "";
@@ -176,24 +177,26 @@ function showControls({ k, label, item, upload: key }) {
 // ---------------------------------------------------------------- what is said
 
 function busy(what) {
-  const bar = part("progress-bar");
-  part("progress").hidden = !what;
+  const bar = part("progress");
+  bar.hidden = !what;
   part("list").classList.toggle("stale", Boolean(what));
   part("list").setAttribute("aria-busy", String(Boolean(what)));
-  if (what) {
-    bar.removeAttribute("value");
-    status(what);
-  }
+  bar.removeAttribute("value");
+  part("status").textContent = what || settled;
 }
 
 function sent(share) {
-  const bar = part("progress-bar");
+  const bar = part("progress");
   if (share < 1) bar.value = 100 * share;
   else bar.removeAttribute("value");
-  status(share < 1 ? `Sending … ${Math.round(100 * share)} %` : "Searching …");
+  part("status").textContent = (share < 1 ? `Sending … ${Math.round(100 * share)} %` : "Searching …");
 }
 
-const status = (what) => { part("status").textContent = what; };
+// What stays when nothing is under way.
+function status(what) {
+  settled = what;
+  part("status").textContent = what;
+}
 
 function say(what) {
   part("notice").textContent = what;
@@ -202,7 +205,6 @@ function say(what) {
 
 function fail(sentence) {
   busy(false);
-  if (part("status").textContent.endsWith("…") || part("status").textContent.endsWith("%")) status("");
   say(sentence);
   part("notice").scrollIntoView({ block: "nearest" });
 }

@@ -23,7 +23,7 @@ export function card(item, { href, rank = null, known = null }) {
   if (rank !== null) {
     part("rank").textContent = rank;
     part("score").textContent = item.score.toFixed(3);
-    part("meter").hidden = false;
+    part("line").hidden = false;
     part("meter").firstElementChild.style.width = `${100 * Math.max(0, Math.min(1, item.score))}%`;
     said.push(`similarity ${item.score.toFixed(3)}`);
   }
