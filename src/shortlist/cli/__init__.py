@@ -6,7 +6,7 @@ import logging
 import sys
 import warnings
 
-from shortlist.cli import data, export, recipes, reports, serving, training  # noqa: F401 - each adds its commands, in the order of --help
+from shortlist.cli import data, export, recipes, reports, search, serving, training  # noqa: F401 - each adds its commands, in the order of --help
 from shortlist.cli.app import app
 from shortlist.errors import Interrupted, ShortlistError
 

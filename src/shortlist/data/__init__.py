@@ -3,6 +3,7 @@
 from shortlist.data.benchmarks import BENCHMARKS, Benchmark
 from shortlist.data.cache import built_once, cache_folder
 from shortlist.data.catalog import ROLES, SPLITS, Catalog, Judgement, Judgements
+from shortlist.data.collections import UNLABELLED, open_collection
 from shortlist.data.images import ImageDataset, ImageError, load_image
 from shortlist.data.inspection import CheckReport, check, drop_unreadable, summary
 from shortlist.data.loader import image_chunks
@@ -15,6 +16,7 @@ __all__ = [
     "BENCHMARKS",
     "ROLES",
     "SPLITS",
+    "UNLABELLED",
     "Benchmark",
     "Catalog",
     "CheckReport",
@@ -36,6 +38,7 @@ __all__ = [
     "image_chunks",
     "load_image",
     "open_catalog",
+    "open_collection",
     "open_set_split",
     "summary",
 ]

@@ -41,6 +41,11 @@ def process_context() -> multiprocessing.context.BaseContext:
     return context
 
 
+def decoding_workers(images: int) -> int:
+    """Processes for so many images: one less than there are cores, at most 8; none for a few, which need no start."""
+    return max(0, min(8, (os.cpu_count() or 1) - 1, images // 256))
+
+
 def image_chunks(
     dataset: ImageDataset,
     keys: Iterable[Sequence[Key]],

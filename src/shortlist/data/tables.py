@@ -28,19 +28,25 @@ class _Table:
         return DataError(f"{self.file}, {self.row} {self.rows[index]}: {what}")
 
 
-def table_catalog(file: Path, root: Path | None = None) -> Catalog:
+def table_catalog(file: Path, root: Path | None = None, *, unlabelled: str | None = None) -> Catalog:
     """The images that a table lists, in its order. Paths are relative to `root`, or else to the table's folder.
 
     Whether the files exist is not looked at here. Other columns do not matter.
 
+    Args:
+        file: the table.
+        root: a folder.
+        unlabelled: the class of images without a label; None where each needs one.
+
     Raises:
         DataError: the table cannot be read, lacks a column or has a bad value; names the row.
     """
-    table = _read_parquet(file) if file.suffix.lower() == ".parquet" else _read_csv(file)
+    required = REQUIRED if unlabelled is None else ("path",)
+    table = (_read_parquet if file.suffix.lower() == ".parquet" else _read_csv)(file, required)
     if not table.rows:
         raise DataError(f"{file} has no rows: each image needs one")
     columns = table.columns
-    for name in REQUIRED:
+    for name in required:
         for index, value in enumerate(columns[name]):
             if not value:
                 raise table.fail(index, f"the {name} is empty")
@@ -50,7 +56,8 @@ def table_catalog(file: Path, root: Path | None = None) -> Catalog:
         for index, path in enumerate(paths):
             if first.setdefault(path, index) != index:
                 raise table.fail(index, f"{path} is listed before, in {table.row} {table.rows[first[path]]}")
-    names, labels = np.unique(np.array(columns["label"], dtype=object), return_inverse=True)
+    labelled = [label or unlabelled for label in columns.get("label", [""] * len(paths))]
+    names, labels = np.unique(np.array(labelled, dtype=object), return_inverse=True)
     return Catalog(
         name=file.stem,
         root=file.parent if root is None else root,
@@ -87,12 +94,12 @@ def _check_values(table: _Table, column: str, values: list[str], known: tuple[st
         raise table.fail(index, f"{column} {values[index]!r} is not one of {', '.join(known)}; {near}")
 
 
-def _read_csv(file: Path) -> _Table:
+def _read_csv(file: Path, required: tuple[str, ...]) -> _Table:
     try:
         with file.open(newline="", encoding="utf-8-sig") as lines:
             reader = csv.reader(lines)
             header = [name.strip() for name in next(reader, [])]
-            where = _positions(file, header)
+            where = _positions(file, header, required)
             columns: dict[str, list[str]] = {name: [] for name in where}
             rows: list[int] = []
             for values in reader:
@@ -108,7 +115,7 @@ def _read_csv(file: Path) -> _Table:
     return _Table(file, columns, rows, "line")
 
 
-def _read_parquet(file: Path) -> _Table:
+def _read_parquet(file: Path, required: tuple[str, ...]) -> _Table:
     try:
         import pyarrow as pa
         import pyarrow.parquet as pq
@@ -116,7 +123,7 @@ def _read_parquet(file: Path) -> _Table:
         raise DataError(f"reading {file} needs pyarrow: pip install pyarrow, or make it a CSV file") from error
     try:
         names = pq.read_schema(file).names
-        where = _positions(file, names)
+        where = _positions(file, names, required)
         read = pq.read_table(file, columns=list(where))
         columns = {name: ["" if v is None else str(v) for v in read.column(name).to_pylist()] for name in where}
     except (OSError, pa.ArrowException) as error:
@@ -124,9 +131,9 @@ def _read_parquet(file: Path) -> _Table:
     return _Table(file, columns, range(1, read.num_rows + 1), "row")
 
 
-def _positions(file: Path, header: list[str]) -> dict[str, int]:
+def _positions(file: Path, header: list[str], required: tuple[str, ...]) -> dict[str, int]:
     """Where each known column is."""
-    missing = [name for name in REQUIRED if name not in header]
+    missing = [name for name in required if name not in header]
     if missing:
         if len(header) == 1 and any(mark in header[0] for mark in ";\t|"):
             raise DataError(f"{file} is not separated by commas: its first line is {header[0]!r}; write path,label")

@@ -4,7 +4,7 @@ from shortlist.retrieval.describer import Describer, Picture
 from shortlist.retrieval.embed import NotFinite, embed_images, embed_to_file
 from shortlist.retrieval.estimates import Estimate
 from shortlist.retrieval.evaluate import Evaluation, evaluate
-from shortlist.retrieval.gallery import Added, Gallery, GalleryError, Hit, Item, NoSuchItem
+from shortlist.retrieval.gallery import Added, Gallery, GalleryError, Hit, Item, NoSuchItem, index
 from shortlist.retrieval.judged import JudgedScores, judged_scores
 from shortlist.retrieval.search import nearest
 from shortlist.retrieval.vector_file import left_out
@@ -27,6 +27,7 @@ __all__ = [
     "embed_images",
     "embed_to_file",
     "evaluate",
+    "index",
     "judged_scores",
     "left_out",
     "nearest",

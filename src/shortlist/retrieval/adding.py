@@ -76,7 +76,7 @@ class Adding:
                 continue
             plan.left_over += others
             self.done.unchanged += 1
-            if same[0].row.label != row.label:
+            if row.label not in (None, same[0].row.label):
                 plan.labels[same[0].id] = row.label
                 self.done.relabelled += 1
         return plan

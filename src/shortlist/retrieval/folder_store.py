@@ -49,7 +49,7 @@ class FolderStore:
             ConfigError: there is no such kind of index.
         """
         faiss_index.check_kind(kind)
-        if folder.is_file() or (folder.is_dir() and any(not each.name.startswith(".") for each in folder.iterdir())):
+        if folder.is_file() or (folder.is_dir() and any(not _ours(each) for each in folder.iterdir())):
             raise GalleryError(f"{folder} is there already, and is no gallery: choose another place")
         folder.mkdir(parents=True, exist_ok=True)
         with _locked(folder):
@@ -69,6 +69,9 @@ class FolderStore:
             generation.write(folder, note, generation.new_rows([], 0), faiss_index.build("flat", vectors))
         return cls(folder)
 
+    def close(self) -> None:
+        """Nothing: files that are mapped go with it."""
+
     @property
     def name(self) -> str:
         return self.folder.absolute().name
@@ -80,6 +83,10 @@ class FolderStore:
     @property
     def fingerprint(self) -> str:
         return str(self.now.note["fingerprint"])
+
+    @property
+    def asked_kind(self) -> str:
+        return str(self.now.note["asked_kind"])
 
     def describer(self, model: Path | None) -> Describer:
         own = self.folder / MODEL
@@ -194,6 +201,12 @@ class FolderStore:
         note = self.now.note
         grown = kind == "ivfpq" and len(gone) > GROWN * note["built_of"]
         return kind == note["kind"] != "flat" and not grown and gone.mean() <= REMOVED_SHARE
+
+
+def _ours(file: Path) -> bool:
+    """Whether a gallery that was killed while it was made may have left this."""
+    known = (".*", MODEL, *(name.format("*") for name in generation.PARTS.values()))
+    return any(file.match(each) for each in known)
 
 
 def _with_column(table: pa.Table, name: str, values: pa.Array) -> pa.Table:

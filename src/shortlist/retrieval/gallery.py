@@ -14,7 +14,9 @@ from shortlist.data import Catalog
 from shortlist.errors import DataError
 from shortlist.retrieval.adding import Added, Adding, absolute
 from shortlist.retrieval.describer import Describer, Picture
-from shortlist.retrieval.store import GalleryError, Hit, Item, NoSuchItem, Store
+from shortlist.retrieval.faiss_index import check_kind
+from shortlist.retrieval.milvus_place import MilvusPlace, is_milvus
+from shortlist.retrieval.store import NOTE, GalleryError, Hit, Item, NoSuchItem, Store
 from shortlist.retrieval.vectors import Vectors
 
 __all__ = ["Added", "Gallery", "GalleryError", "Hit", "Item", "NoSuchItem"]
@@ -36,25 +38,60 @@ class Gallery:
         """A gallery that is there.
 
         Args:
-            place: its folder.
+            place: its folder, or a collection of Milvus: milvus:FILE.db or http://HOST:19530/COLLECTION.
             model: a run's folder, to be used in place of the gallery's own model. It must be the same model.
 
         Raises:
             GalleryError: there is none, it is damaged, or the model is another.
         """
-        from shortlist.retrieval.folder_store import FolderStore
-
-        gallery = cls(FolderStore(Path(place)), None if model is None else Path(model))
+        gallery = cls(_opened(place), None if model is None else Path(model))
         if model is not None:
             _ = gallery.describer  # is it the same?
         return gallery
 
     @classmethod
-    def create(cls, place: Path | str, describer: Describer, *, kind: str = "auto") -> Gallery:
-        """An empty gallery for images that `describer` describes."""
-        from shortlist.retrieval.folder_store import FolderStore
+    def create(
+        cls, place: Path | str, describer: Describer, *, model: Path | str | None = None, kind: str = "auto"
+    ) -> Gallery:
+        """An empty gallery.
 
-        return cls(FolderStore.create(Path(place), describer, kind))
+        Args:
+            place: as of `open`.
+            describer: what gives images their vectors; a folder keeps a copy of it.
+            model: the folder that the describer's embedder is in, a run's mostly; a collection of Milvus keeps its
+                place, and no copy.
+            kind: of the index: flat, hnsw, ivfpq, or auto, which goes by the number of images.
+
+        Raises:
+            GalleryError: something else is there.
+            ConfigError: there is no such kind.
+        """
+        if not is_milvus(place):
+            from shortlist.retrieval.folder_store import FolderStore
+
+            return cls(FolderStore.create(Path(place), describer, kind))
+        if model is None:
+            raise GalleryError(f"{place} needs the folder of the model: a collection of Milvus keeps its place only")
+        from shortlist.retrieval.milvus_store import MilvusStore
+
+        return cls(MilvusStore.create(MilvusPlace.parse(str(place)), describer, Path(model), kind), Path(model))
+
+    @staticmethod
+    def exists(place: Path | str) -> bool:
+        """Whether there is a gallery.
+
+        Raises:
+            GalleryError: a server that does not answer, or something is there and is no gallery.
+        """
+        if not is_milvus(place):
+            return (Path(place) / NOTE).is_file()
+        from shortlist.retrieval.milvus_store import exists
+
+        return exists(MilvusPlace.parse(str(place)))
+
+    def close(self) -> None:
+        """Let go of files and connections; a file of Milvus Lite can then be opened by others."""
+        self.store.close()
 
     @cached_property
     def describer(self) -> Describer:
@@ -175,3 +212,45 @@ class Gallery:
         if not found:
             raise NoSuchItem(f"the gallery {self.name} has nothing at {absolute(place)}")
         return found
+
+
+def index(
+    describer: Describer,
+    catalog: Catalog,
+    place: Path | str,
+    *,
+    model: Path | str | None = None,
+    kind: str = "auto",
+    workers: int = 0,
+    progress: Callable[[int, int], None] | None = None,
+) -> tuple[Gallery, Added]:
+    """Put images into a gallery, which is made if there is none: what `Gallery.create`, `open` and `add` do.
+
+    Raises:
+        GalleryError: the gallery that is there is of another model, or its index of another kind.
+    """
+    check_kind(kind)
+    if not Gallery.exists(place):
+        gallery = Gallery.create(place, describer, model=model, kind=kind)
+    else:
+        gallery = Gallery.open(place)
+        if gallery.store.fingerprint != describer.fingerprint:
+            raise GalleryError(
+                f"{place} holds vectors of another model: choose another place, or add to it with the model that it has"
+            )
+        if kind not in ("auto", gallery.store.asked_kind):
+            raise GalleryError(
+                f"{place} was made with the kind {gallery.store.asked_kind}, which stays: for {kind} choose another place"
+            )
+    gallery.describer = describer  # it is here already
+    return gallery, gallery.add(catalog, workers=workers, progress=progress)
+
+
+def _opened(place: Path | str) -> Store:
+    if is_milvus(place):
+        from shortlist.retrieval.milvus_store import MilvusStore
+
+        return MilvusStore(MilvusPlace.parse(str(place)))
+    from shortlist.retrieval.folder_store import FolderStore
+
+    return FolderStore(Path(place))

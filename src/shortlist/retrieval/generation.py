@@ -18,10 +18,10 @@ from numpy.typing import NDArray
 
 from shortlist.files import replacing, write_atomically
 from shortlist.retrieval import faiss_index
-from shortlist.retrieval.store import GalleryError, Ids, Item, NoSuchItem, Row
+from shortlist.retrieval.store import NOTE, GalleryError, Ids, Item, NoSuchItem, Row
 from shortlist.retrieval.vectors import open_vectors
 
-NOTE, FORMAT = "gallery.json", 1
+FORMAT = 1
 PARTS = {"items": "items-{}.parquet", "vectors": "vectors-{}.npy", "index": "index-{}.faiss"}
 SCHEMA = pa.schema(
     [

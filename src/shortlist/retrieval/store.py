@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 from shortlist.errors import DataError, RunError
 from shortlist.retrieval.describer import Describer
 
+NOTE = "gallery.json"  # by which a folder is known as a gallery
 Ids = NDArray[np.int64]
 Floats = NDArray[np.float32]
 
@@ -79,11 +80,17 @@ class Store(Protocol):
         """Of the describer that gave it its vectors."""
 
     @property
+    def asked_kind(self) -> str:
+        """Of its index, as it was asked for: maybe auto."""
+
+    @property
     def at_once(self) -> int | None:
         """Images to embed between two calls of `change`, where those are cheap; None: all of them."""
 
     def describer(self, model: Path | None) -> Describer:
         """Its own, or with the weights in another folder; the caller compares fingerprints."""
+
+    def close(self) -> None: ...
 
     def facts(self) -> dict[str, Any]: ...
 

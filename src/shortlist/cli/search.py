@@ -1,0 +1,248 @@
+"""Embed images, make galleries of them, and search those."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+from rich.console import Console
+from rich.table import Table
+
+from shortlist.cli.app import AsJson, Root, app
+
+if TYPE_CHECKING:
+    from shortlist.retrieval import Added, Gallery, Hit
+    from shortlist.training.display import Display
+
+Run = Annotated[Path, typer.Argument(help="A finished run's folder.")]
+Images = Annotated[
+    str,
+    typer.Argument(
+        help="A folder of images, with a sub-folder a class or without; a .csv or .parquet file; an image; or a "
+        "benchmark's name."
+    ),
+]
+Place = Annotated[
+    str,
+    typer.Argument(
+        metavar="GALLERY", help="A folder, or a Milvus collection: milvus:FILE.db or http://HOST:19530/COLLECTION."
+    ),
+]
+Split = Annotated[str | None, typer.Option(help="Only train, validation or test, where the images have splits.")]
+Workers = Annotated[int | None, typer.Option(min=0, help="Processes that decode. Default: by cores and images.")]
+Model = Annotated[
+    Path | None, typer.Option(metavar="RUN", help="The same model from another folder, where it has been moved.")
+]
+
+gallery_app = typer.Typer(help="Look at a gallery, add to it, remove from it.", no_args_is_help=True)
+app.add_typer(gallery_app, name="gallery")
+
+
+@app.command()
+def embed(
+    run: Run,
+    images: Images,
+    out: Annotated[Path, typer.Option("--out", "-o", metavar="FILE.parquet", help="Where to write.")],
+    root: Root = None,
+    split: Split = None,
+    workers: Workers = None,
+) -> None:
+    """Write path, label and vector of every image into a Parquet file.
+
+    Run again, it embeds what is new or has changed and drops what is gone; killed, it goes on where it was.
+    """
+    from shortlist.data import open_collection
+    from shortlist.data.loader import decoding_workers
+    from shortlist.retrieval.table import embed_to_table
+    from shortlist.training import open_describer
+    from shortlist.training.display import display_for
+
+    display = display_for(sys.stderr)
+    catalog = open_collection(images, root=root, split=split)
+    describer = open_describer(run)
+    workers = decoding_workers(len(catalog)) if workers is None else workers
+    with display.task(f"embedding images of {catalog.name}") as progress:
+        done = embed_to_table(describer, catalog, out, workers=workers, progress=progress)
+    _say_unreadable(done.unreadable)
+    text = f"{out}: {done.embedded:,} images embedded, {done.kept:,} were there already, {done.dropped:,} dropped"
+    display.message(f"{text}, {len(done.unreadable):,} unreadable.", **dataclasses.asdict(done))
+
+
+@app.command()
+def index(
+    run: Run,
+    images: Images,
+    out: Annotated[
+        str,
+        typer.Option(
+            "--out",
+            "-o",
+            metavar="GALLERY",
+            help="A folder, or a Milvus collection: milvus:FILE.db or http://HOST:19530/COLLECTION.",
+        ),
+    ],
+    kind: Annotated[
+        str,
+        typer.Option(help="flat (exact), hnsw, ivfpq (both approximate), or auto: by the number of images and memory."),
+    ] = "auto",
+    root: Root = None,
+    split: Split = None,
+    workers: Workers = None,
+) -> None:
+    """Make a gallery of images, to be searched by images; if there is one already, add to it.
+
+    What is in it and has not changed is not embedded again; killed half-way, the gallery is as it was, and the same
+    command goes on. `shortlist gallery` adds and removes later.
+    """
+    from shortlist import retrieval
+    from shortlist.data import open_collection
+    from shortlist.data.loader import decoding_workers
+    from shortlist.training import open_describer
+    from shortlist.training.display import display_for
+
+    display = display_for(sys.stderr)
+    catalog = open_collection(images, root=root, split=split)
+    describer = open_describer(run)
+    workers = decoding_workers(len(catalog)) if workers is None else workers
+    with display.task(f"embedding images of {catalog.name}") as progress:
+        gallery, added = retrieval.index(
+            describer, catalog, out, model=run, kind=kind, workers=workers, progress=progress
+        )
+    _say_added(display, gallery, added)
+    gallery.close()
+
+
+@app.command()
+def search(
+    place: Place,
+    images: Annotated[list[Path], typer.Argument(metavar="IMAGE...", help="Image files to search with.")],
+    k: Annotated[int, typer.Option("-k", min=1, help="How many to find for each.")] = 10,
+    label: Annotated[str | None, typer.Option(help="Find only images of this label.")] = None,
+    sheet: Annotated[
+        Path | None, typer.Option(metavar="FILE.png", help="Draw a contact sheet of what is found.")
+    ] = None,
+    model: Model = None,
+    as_json: AsJson = False,
+) -> None:
+    """Find the images of a gallery that are most like an image."""
+    from shortlist.retrieval import Gallery
+
+    gallery = Gallery.open(place, model)
+    vectors = gallery.describer.describe(images)
+    found = list(zip(images, gallery.search_vectors(vectors, k, label=label), strict=True))
+    if sheet is not None:
+        from shortlist.report.sheet import draw_hits
+
+        draw_hits(found, sheet, title=f"{gallery.name}: the most similar of {len(gallery):,} images")
+    if as_json:
+        results = [{"query": str(query), "hits": [_facts(hit) for hit in hits]} for query, hits in found]
+        print(json.dumps({"gallery": gallery.facts(), "results": results}, indent=2, ensure_ascii=False))
+    else:
+        _print_hits(found)
+        if sheet is not None:
+            print(f"The contact sheet is {sheet}.")
+    gallery.close()
+
+
+@gallery_app.command("show")
+def show_gallery(place: Place, as_json: AsJson = False) -> None:
+    """Print what is in a gallery, and how it is searched."""
+    from shortlist.retrieval import Gallery
+
+    gallery = Gallery.open(place)
+    facts, labels = gallery.facts(), gallery.labels()
+    gallery.close()
+    if as_json:
+        print(json.dumps({**facts, "labels": labels}, indent=2, ensure_ascii=False))
+        return
+    table = Table(show_header=False)
+    recall = facts.pop("recall")
+    table.add_row("labels", f"{len(labels):,}")
+    for name, value in facts.items():
+        table.add_row(name, f"{value:,}" if isinstance(value, int) else str(value))
+    table.add_row("found of the exact results", _recall(facts["kind"], recall))
+    Console(highlight=False, markup=False).print(table)
+
+
+@gallery_app.command()
+def add(
+    place: Place,
+    images: Images,
+    root: Root = None,
+    split: Split = None,
+    workers: Workers = None,
+    model: Model = None,
+) -> None:
+    """Add images to a gallery with the model that it has; files that have changed since are embedded again."""
+    from shortlist.data import open_collection
+    from shortlist.data.loader import decoding_workers
+    from shortlist.retrieval import Gallery
+    from shortlist.training.display import display_for
+
+    display = display_for(sys.stderr)
+    catalog = open_collection(images, root=root, split=split)
+    gallery = Gallery.open(place, model)
+    workers = decoding_workers(len(catalog)) if workers is None else workers
+    with display.task(f"embedding images of {catalog.name}") as progress:
+        added = gallery.add(catalog, workers=workers, progress=progress)
+    _say_added(display, gallery, added)
+    gallery.close()
+
+
+@gallery_app.command()
+def remove(
+    place: Place,
+    paths: Annotated[
+        list[Path], typer.Argument(metavar="PATH...", help="Images, or folders with all that is in them.")
+    ],
+) -> None:
+    """Take images out of a gallery. Their files are left alone, and need not be there any more."""
+    from shortlist.retrieval import Gallery
+    from shortlist.training.display import display_for
+
+    gallery = Gallery.open(place)
+    removed = gallery.remove(paths)
+    left = len(gallery)
+    display_for(sys.stderr).message(f"{removed:,} images removed, {left:,} left.", removed=removed, images=left)
+    gallery.close()
+
+
+def _say_added(display: Display, gallery: Gallery, added: Added) -> None:
+    _say_unreadable(added.unreadable)
+    facts = gallery.facts()
+    text = (
+        f"{added.added:,} images added, {added.unchanged:,} were there already, {len(added.unreadable):,} unreadable."
+    )
+    kind = f"{facts['kind']}: {_recall(facts['kind'], facts['recall'])}"
+    display.message(
+        f"{text} The gallery {facts['place']} has {facts['images']:,}, searched with {kind}.",
+        **{**facts, **dataclasses.asdict(added)},
+    )
+
+
+def _recall(kind: str, recall: dict[str, float] | None) -> str:
+    if recall is None:
+        return "all, it is exact" if kind == "flat" else "not measured"
+    return f"{100 * recall['recall']:.1f} % of the first {recall['at']}, for {recall['queries']:,} of its own images"
+
+
+def _say_unreadable(unreadable: list[str]) -> None:
+    for path in unreadable:
+        print(f"cannot be read: {path}", file=sys.stderr)
+
+
+def _facts(hit: Hit) -> dict[str, object]:
+    return {"id": hit.item.id, "score": hit.score, "label": hit.item.label, "path": str(hit.item.path)}
+
+
+def _print_hits(found: list[tuple[Path, list[Hit]]]) -> None:
+    console = Console(highlight=False, markup=False)
+    for query, hits in found:
+        table = Table("", "score", "label", "image", title=str(query), title_justify="left")
+        for place, hit in enumerate(hits, start=1):
+            table.add_row(str(place), f"{hit.score:.4f}", hit.item.label or "-", str(hit.item.path))
+        console.print(table if hits else f"{query}: nothing found")
