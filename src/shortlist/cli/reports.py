@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import json
 import sys
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from shortlist.cli.app import app
+from shortlist.cli.app import AsJson, app
 
 
 @app.command()
@@ -26,3 +27,31 @@ def report(
     display = display_for(sys.stdout)
     file = write_report(run, out, display)
     display.message(f"The report is {file}.", report=str(file))
+
+
+@app.command()
+def compare(
+    runs: Annotated[list[Path], typer.Argument(metavar="RUN_A RUN_B...", help="Folders of finished runs.")],
+    out: Annotated[
+        Path | None, typer.Option("--out", "-o", help="The page. Default: comparison.html here; with --json, none.")
+    ] = None,
+    as_json: AsJson = False,
+) -> None:
+    """Compare runs on the same queries, each with the first: whether the difference is real, by a paired bootstrap.
+
+    Prints a table of every metric, and writes a page of the same queries side by side.
+    """
+    from shortlist.report.comparing import compare_runs
+    from shortlist.report.comparison_page import write_comparison
+    from shortlist.report.tables import print_comparison
+    from shortlist.training.display import display_for
+
+    display = display_for(sys.stderr)
+    comparison = compare_runs(runs, display)
+    if as_json:
+        print(json.dumps(comparison.to_dict(), indent=2))
+    else:
+        print_comparison(comparison)
+    if out is not None or not as_json:
+        file = write_comparison(comparison, out or Path("comparison.html"), display)
+        display.message(f"The page is {file}.", page=str(file))

@@ -21,7 +21,6 @@ def query_card(
     rankings: Mapping[str, Analysis],
     number: int,
     groups: Iterable[str] = (),
-    said: str | None = None,
 ) -> Html:
     """A query and its first results in one ranking or, with names, in several.
 
@@ -31,16 +30,16 @@ def query_card(
         rankings: by name, all of the same queries; a single one needs no name.
         number: of the query.
         groups: what a reader may choose it by.
-        said: what to say of it. None: where its first right result stands.
     """
     some = next(iter(rankings.values()))
     row = int(some.queries[number])
     name, path = _called(catalog, row), str(catalog.paths[row])
+    said = "" if len(rankings) > 1 else f"{first_right(some, number)}; "
     lists = [_ranking(album, catalog, each, number, title) for title, each in rankings.items()]
     text = tag(
         "div",
         tag("p", name, class_="class"),
-        tag("p", said or first_right(some, number), class_="said"),
+        tag("p", f"{said}{int(some.to_find[number]):,} to find", class_="said"),
         tag("p", path, class_="path", title=path),
         class_="about",
     )
@@ -53,9 +52,8 @@ def query_card(
 
 def first_right(analysis: Analysis, number: int) -> str:
     """Where the first right result stands."""
-    first, to_find = int(analysis.first[number]), int(analysis.to_find[number])
-    place = "right at once" if first == 1 else f"first right result at rank {first:,}"
-    return f"{place}; {to_find:,} to find"
+    first = int(analysis.first[number])
+    return "right at once" if first == 1 else f"first right result at rank {first:,}"
 
 
 def _ranking(album: Album, catalog: Catalog, analysis: Analysis, number: int, title: str) -> Html:

@@ -5,8 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 
 from rich.console import Console
+from rich.markup import escape
 from rich.table import Table
 
+from shortlist.report.comparing import Comparison, shown_p
 from shortlist.retrieval import Evaluation
 
 
@@ -67,3 +69,24 @@ def counts(measured: Evaluation) -> str:
     text = f"{measured.queries:,} queries, each against {measured.gallery:,} images; left out, for want of anything to "
     setups = "".join(f"; {setup}: {number:,} queries" for setup, number in measured.setups.items())
     return f"{text}find: {measured.left_out:,}{setups}"
+
+
+def print_comparison(comparison: Comparison, console: Console | None = None) -> None:
+    """A table for each test: every metric of every run, and the differences to the first; then what they say."""
+    console = console or Console()
+    for test in comparison.tests:
+        first, *others = test.tested
+        table = Table("metric", f"{first}, %", title=f"{test.catalog.name}, the same queries")
+        for run in others:
+            for column in (f"{run}, %", "difference [95 %]", "p"):
+                table.add_column(column, justify="right")
+        for metric, value in test.means[first].items():
+            row = [metric, f"{100 * value:.1f}"]
+            for run in others:
+                found = test.differences[run][metric]
+                row += [f"{100 * test.means[run][metric]:.1f}", f"{found}{'' if found.real else ' ~'}", shown_p(found)]
+            table.add_row(*(escape(cell) for cell in row))
+        console.print(table)
+    console.print("~ the interval holds 0: no difference is shown", markup=False, highlight=False)
+    for verdict in comparison.verdicts():
+        console.print(f"{verdict}.", markup=False, highlight=False)
