@@ -43,14 +43,15 @@ class Guard:
                 headers.setdefault("Cache-Control", "no-cache")
             await send(message)
 
-        await (self._refusal(Headers(scope=scope)) or self.app)(scope, receive, send_guarded)
+        await (self._refusal(scope["method"], Headers(scope=scope)) or self.app)(scope, receive, send_guarded)
 
-    def _refusal(self, headers: Headers) -> JSONResponse | None:
+    def _refusal(self, method: str, headers: Headers) -> JSONResponse | None:
         host = headers.get("host", "")
         if self.hosts is not None and _name(host) not in self.hosts:
             sentence = f"This page is for {' and '.join(sorted(self.hosts))} only, not for {host[:100] or 'no host'}."
             return JSONResponse({"detail": sentence}, 400)
-        if headers.get("sec-fetch-site") == "cross-site" and headers.get("sec-fetch-mode") != "navigate":
+        link = method == "GET" and headers.get("sec-fetch-mode") == "navigate"
+        if headers.get("sec-fetch-site") == "cross-site" and not link:
             return JSONResponse({"detail": "Pages of other sites may not ask here."}, 403)
         return None
 

@@ -1,0 +1,45 @@
+"""A small gallery with a model whose weights are random: what is found is known all the same."""
+
+from __future__ import annotations
+
+import io
+from pathlib import Path
+
+import torch
+from PIL import Image
+
+from shortlist.data import TestTransform, open_catalog
+from shortlist.model import Embedder
+from shortlist.retrieval import Describer
+from shortlist.retrieval.gallery import Gallery
+from tests.data.pictures import picture
+from tests.training.runs import class_folders
+
+CLASSES, IMAGES = 6, 12  # of each
+
+
+def small_gallery(root: Path, labelled: bool = True) -> Gallery:
+    """72 images of 6 classes, the images in root/images, the gallery in root/gallery.
+
+    Args:
+        root: an empty folder.
+        labelled: or nobody knows the classes.
+    """
+    torch.manual_seed(0)
+    describer = Describer(Embedder("test_efficientnet", dim=16).eval(), TestTransform(32, 36))
+    gallery = Gallery.create(root / "gallery", describer)
+    catalog = open_catalog(class_folders(root / "images", CLASSES, IMAGES))
+    gallery.add(catalog)
+    if not labelled:
+        gallery.store.change(labels={item.id: None for item in gallery.items(limit=1000)})
+    return gallery
+
+
+def png(width: int = 40, height: int = 30, seed: int = 0) -> bytes:
+    return encoded(picture(width, height, seed), "PNG")
+
+
+def encoded(image: Image.Image, kind: str, **options: object) -> bytes:
+    out = io.BytesIO()
+    image.save(out, format=kind, **options)
+    return out.getvalue()

@@ -1,0 +1,189 @@
+"""What is asked and answered."""
+
+from __future__ import annotations
+
+import io
+from pathlib import Path
+
+import pytest
+from fastapi.testclient import TestClient
+from PIL import Image
+
+from shortlist.errors import ShortlistError
+from shortlist.retrieval.gallery import Gallery
+from shortlist.serve import create_app
+from tests.serve.galleries import CLASSES, IMAGES, encoded, png, small_gallery
+
+ALL = CLASSES * IMAGES
+
+
+def test_health(client: TestClient) -> None:
+    answer = client.get("/api/health").json()
+    assert answer["status"] == "ok"
+    assert answer["version"]
+
+
+def test_what_there_is(client: TestClient, gallery: Gallery) -> None:
+    answer = client.get("/api/gallery").json()
+    assert (answer["name"], answer["images"]) == ("gallery", ALL)
+    assert answer["labels"] == [{"label": f"class {number:02}", "images": IMAGES} for number in range(CLASSES)]
+    assert answer["limits"] == {"bytes": 200_000, "pixels": 1_000_000, "results": 200}
+    assert answer["index"] == {"kind": "flat", "recall": None, "dim": 16, "fingerprint": gallery.describer.fingerprint}
+
+
+def test_pages_of_items(client: TestClient) -> None:
+    seen, more = [], True
+    while more:
+        answer = client.get("/api/items", params={"offset": len(seen), "limit": 50}).json()
+        seen += answer["items"]
+        more = answer["more"]
+    assert [item["id"] for item in seen] == list(range(ALL))
+    only = client.get("/api/items", params={"label": "class 02"}).json()
+    assert {item["label"] for item in only["items"]} == {"class 02"}
+    assert len(only["items"]) == IMAGES
+    assert not only["more"]
+    assert client.get("/api/items", params={"label": "nothing"}).json() == {"items": [], "more": False}
+    assert client.get("/api/items", params={"offset": 10**9}).json() == {"items": [], "more": False}
+
+
+def test_one_item(client: TestClient, gallery: Gallery) -> None:
+    assert client.get("/api/items/13").json() == {"id": 13, "label": "class 01", "file": "class 01/1.png"}
+    assert gallery.item(13).path.name == "1.png"
+
+
+def test_similar_leaves_the_item_out(client: TestClient, gallery: Gallery) -> None:
+    answer = client.get("/api/items/5/similar", params={"k": 7}).json()
+    expected = gallery.similar(5, 7)
+    assert answer["query"]["id"] == 5
+    assert [hit["id"] for hit in answer["results"]] == [hit.item.id for hit in expected]
+    assert [hit["score"] for hit in answer["results"]] == pytest.approx([hit.score for hit in expected])
+    assert 5 not in [hit["id"] for hit in answer["results"]]
+    only = client.get("/api/items/5/similar", params={"k": 7, "label": "class 03"}).json()
+    assert [hit["label"] for hit in only["results"]] == ["class 03"] * 7
+
+
+def test_an_image_of_the_gallery_finds_itself(client: TestClient, gallery: Gallery) -> None:
+    content = gallery.item(20).path.read_bytes()
+    answer = client.post("/api/search", files={"image": ("any name", content)}, data={"k": 3}).json()
+    assert answer["query"] is None
+    assert answer["results"][0]["id"] == 20
+    assert answer["results"][0]["score"] == pytest.approx(1, abs=1e-5)
+    assert len(answer["results"]) == 3
+    only = client.post("/api/search", files={"image": content}, data={"label": "class 00"}).json()["results"]
+    assert [hit["label"] for hit in only] == ["class 00"] * 10
+
+
+@pytest.mark.parametrize("kind", ["JPEG", "PNG", "WEBP", "GIF", "BMP", "TIFF"])
+def test_kinds_of_images(client: TestClient, kind: str) -> None:
+    content = encoded(Image.open(io.BytesIO(png())), kind)
+    assert client.post("/api/search", files={"image": content}).status_code == 200
+
+
+def test_empty_fields_are_not_given(client: TestClient) -> None:
+    answer = client.post("/api/search", files={"image": png()}, data={"k": "", "label": ""})
+    assert len(answer.json()["results"]) == 10
+
+
+@pytest.mark.parametrize(("name", "edge"), [("thumbnail", 320), ("image", 1600)])
+def test_pictures_are_bounded(tmp_path: Path, name: str, edge: int) -> None:
+    gallery = small_gallery(tmp_path)
+    wide = gallery.item(0).path
+    Image.new("RGB", (2400, 1200), "green").save(wide)
+    with TestClient(create_app(gallery)) as client:
+        answer = client.get(f"/api/items/0/{name}")
+        assert answer.headers["content-type"] == "image/jpeg"
+        with Image.open(io.BytesIO(answer.content)) as image:
+            assert (image.format, image.size) == ("JPEG", (edge, edge // 2))
+        again = client.get(f"/api/items/0/{name}", headers={"If-None-Match": answer.headers["etag"]})
+        assert (again.status_code, again.content) == (304, b"")
+        Image.new("RGB", (100, 300), "red").save(wide)  # another picture is not taken from the cache
+        with Image.open(io.BytesIO(client.get(f"/api/items/0/{name}").content)) as image:
+            assert image.size == (100, 300)
+
+
+def test_files_that_are_gone_or_broken(tmp_path: Path) -> None:
+    gallery = small_gallery(tmp_path)
+    gallery.item(0).path.unlink()
+    gallery.item(1).path.write_bytes(b"words")
+    with TestClient(create_app(gallery)) as client:
+        for item, said in ((0, "is gone"), (1, "cannot be read")):
+            answer = client.get(f"/api/items/{item}/image")
+            assert answer.status_code == 404
+            assert said in answer.json()["detail"]
+            assert str(tmp_path) not in answer.text
+        assert client.get("/api/items/0/similar").status_code == 200  # its vector is still there
+
+
+def test_without_labels(tmp_path: Path) -> None:
+    with TestClient(create_app(small_gallery(tmp_path, labelled=False))) as client:
+        assert client.get("/api/gallery").json()["labels"] == []
+        assert {hit["label"] for hit in client.get("/api/items/0/similar").json()["results"]} == {None}
+
+
+@pytest.mark.parametrize(
+    ("path", "status", "said"),
+    [
+        ("/api/items/99999", 404, "99999"),
+        ("/api/items/99999/similar", 404, "99999"),
+        ("/api/items/99999/image", 404, "99999"),
+        ("/api/items/-1", 422, "id: "),
+        ("/api/items/..%2F..%2Fetc%2Fpasswd", 404, "Not Found"),
+        ("/api/items/words", 422, "id: "),
+        (f"/api/items/{10**30}/thumbnail", 422, "id: "),
+        ("/api/items/0/similar?k=0", 422, "k: "),
+        ("/api/items/0/similar?k=201", 422, "200"),
+        ("/api/items?limit=0&offset=-1", 422, "offset: "),
+        ("/nothing", 404, "GET /nothing"),
+        ("/../app.py", 404, "Not Found"),
+        ("/%2e%2e/app.py", 404, "Not Found"),
+    ],
+)
+def test_bad_questions_get_a_sentence(client: TestClient, path: str, status: int, said: str) -> None:
+    answer = client.get(path)
+    assert answer.status_code == status
+    assert answer.json().keys() == {"detail"}
+    assert said in answer.json()["detail"]
+
+
+def test_a_gallery_that_cannot_answer(gallery: Gallery, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fails(*_: object, **__: object) -> None:
+        raise ShortlistError("the database is away")
+
+    monkeypatch.setattr(gallery, "similar", fails)
+    with TestClient(create_app(gallery)) as client:
+        answer = client.get("/api/items/0/similar")
+        assert (answer.status_code, answer.json()["detail"]) == (
+            503,
+            "The gallery cannot answer now: the database is away",
+        )
+        assert client.get("/api/health").status_code == 200
+
+
+def test_a_mistake_of_ours_is_a_sentence_too(gallery: Gallery, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(gallery, "labels", lambda: 1 / 0)
+    with TestClient(create_app(gallery), raise_server_exceptions=False) as client:
+        answer = client.get("/api/gallery")
+        assert answer.status_code == 500
+        assert answer.json().keys() == {"detail"}
+        assert "division" not in answer.text
+
+
+def test_the_description_is_complete(client: TestClient) -> None:
+    described = client.get("/openapi.json").json()
+    assert set(described["paths"]) == {
+        "/api/health",
+        "/api/gallery",
+        "/api/search",
+        "/api/items",
+        "/api/items/{id}",
+        "/api/items/{id}/similar",
+        "/api/items/{id}/image",
+        "/api/items/{id}/thumbnail",
+    }
+    assert "HTTPValidationError" not in described["components"]["schemas"]  # one shape of what goes wrong
+    for path, operations in described["paths"].items():
+        for operation in operations.values():
+            assert operation["description"], path
+            for status, response in operation["responses"].items():
+                if status >= "400":
+                    assert response["content"]["application/json"]["schema"]["$ref"].endswith("/Problem")

@@ -1,0 +1,81 @@
+"""Many at once, and slow ones, asked of a server in a process of its own."""
+
+from __future__ import annotations
+
+import socket
+import threading
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from urllib.parse import urlsplit
+
+import httpx
+import psutil
+import pytest
+from PIL import Image
+
+from shortlist.retrieval.gallery import Gallery
+from tests.serve.galleries import encoded, png
+from tests.serve.servers import Server, serving
+
+AT_ONCE = 64
+MEMORY = 300 * 2**20  # more than 8 uploads and 2 decoded images; 64 would be over 2 GB
+
+
+@pytest.fixture(scope="module")
+def server(gallery: Gallery) -> Iterator[Server]:
+    with serving(gallery.store.folder) as server:
+        yield server
+
+
+def search(server: Server, image: bytes) -> httpx.Response:
+    return httpx.post(f"{server.address}/api/search", files={"image": image}, timeout=120)
+
+
+def test_a_slow_upload_keeps_nobody_waiting(server: Server) -> None:
+    parts = urlsplit(server.address)
+    head = (
+        f"POST /api/search HTTP/1.1\r\nHost: {parts.netloc}\r\nContent-Type: multipart/form-data; boundary=b\r\n"
+        "Content-Length: 100000\r\n\r\n--b\r\n"
+    )
+    with socket.create_connection((parts.hostname, parts.port)) as slow:
+        slow.sendall(head.encode())
+        assert httpx.get(f"{server.address}/api/health").json()["status"] == "ok"
+        assert search(server, png()).status_code == 200
+    assert httpx.get(f"{server.address}/api/health").status_code == 200  # it has gone away in the middle
+
+
+def test_many_large_images_at_once(server: Server) -> None:
+    image = encoded(Image.effect_noise((3660, 2740), 60), "PNG", compress_level=1)
+    assert len(image) > 5 * 2**20
+    assert search(server, image).status_code == 200
+    process = psutil.Process(server.process.pid)
+    before, peak, ended = process.memory_info().rss, 0, threading.Event()
+
+    def watch() -> int:
+        """Health checks that were answered meanwhile."""
+        nonlocal peak
+        answered = 0
+        while not ended.wait(0.05):
+            peak = max(peak, process.memory_info().rss)
+            answered += httpx.get(f"{server.address}/api/health", timeout=60).status_code == 200
+        return answered
+
+    with ThreadPoolExecutor(AT_ONCE + 1) as threads:
+        watching = threads.submit(watch)
+        answers = [threads.submit(search, server, image) for _ in range(AT_ONCE)]
+        statuses = [answer.result().status_code for answer in answers]
+        ended.set()
+    assert statuses == [200] * AT_ONCE
+    assert watching.result() > 0
+    assert peak - before < MEMORY
+
+
+def test_a_body_that_is_too_long_is_refused_before_it_is_read(server: Server) -> None:
+    parts = urlsplit(server.address)
+    head = (
+        f"POST /api/search HTTP/1.1\r\nHost: {parts.netloc}\r\nContent-Type: multipart/form-data; boundary=b\r\n"
+        f"Content-Length: {10**12}\r\n\r\n"
+    )
+    with socket.create_connection((parts.hostname, parts.port), timeout=60) as asking:
+        asking.sendall(head.encode())
+        assert asking.recv(100).startswith(b"HTTP/1.1 413 ")
