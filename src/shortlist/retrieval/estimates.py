@@ -79,7 +79,7 @@ def paired_differences(
     drawn = _resampled_means(table, resamples, seed)
     low, high = _quantiles(drawn).tolist()
     against = torch.minimum((drawn <= 0).sum(0), (drawn >= 0).sum(0))
-    p = (2 * (against + 1) / (resamples + 1)).clamp(max=1).tolist()
+    p = (2 * (against + 1).double() / (resamples + 1)).clamp(max=1).tolist()
     return {name: Difference(*each) for name, *each in zip(names, table.mean(0).tolist(), low, high, p, strict=True)}
 
 

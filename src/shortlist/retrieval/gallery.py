@@ -240,7 +240,7 @@ def index(
             )
         if kind not in ("auto", gallery.store.asked_kind):
             raise GalleryError(
-                f"{place} was made with the kind {gallery.store.asked_kind}, which stays: for {kind} choose another place"
+                f"{place} was made with the kind {gallery.store.asked_kind}, for {kind} choose another place"
             )
     gallery.describer = describer  # it is here already
     return gallery, gallery.add(catalog, workers=workers, progress=progress)
