@@ -120,7 +120,8 @@ def _twice(album: Album, catalog: Catalog, found: Duplicates) -> Html | None:
             title, tag("p", text, " ", tag("code", "shortlist data check"), " looks at all files.", class_="note")
         )
     more = f" The first {SHOWN_PAIRS} of them:" if len(found.pairs) > SHOWN_PAIRS else ""
-    text = f"{len(found.pairs):,} pairs have equal pixels and different labels: one label of each is wrong.{more}"
+    pairs = "pair of images has" if len(found.pairs) == 1 else "pairs of images have"
+    text = f"{len(found.pairs):,} {pairs} equal pixels and different labels: one label of each is wrong.{more}"
     items = []
     for pair in found.pairs[:SHOWN_PAIRS]:
         shown = [tag("span", album.show(catalog, row, class_name(catalog, row)), class_="asks") for row in pair]

@@ -85,10 +85,11 @@ def document(title: str, body: Html, pictures: Iterable[str]) -> str:
     """A whole page: one file, with its style, its script and its pictures inside, that asks the network for nothing."""
     part = {name: (files(__package__) / "page" / name).read_text(encoding="utf-8") for name in ("style.css", "page.js")}
     page = (files(__package__) / "page" / "page.html").read_text(encoding="utf-8")
-    return Template(page).substitute(
+    whole = Template(page).substitute(
         title=html.escape(title),
         style=part["style.css"],
         script=part["page.js"],
         body=body,
         pictures=inline_json(list(pictures)),
     )
+    return whole.encode("utf-8", "replace").decode("utf-8")  # names of files may hold what is no text

@@ -1,0 +1,31 @@
+"""The system's Chromium, for tests that look at a page as a person would."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import pytest
+from playwright.sync_api import Browser, sync_playwright
+
+NAMES = ("chromium", "chromium-browser", "google-chrome")
+
+
+def chromium() -> str:
+    """Its path; a test without it is skipped, except in CI, where it must be there."""
+    found = os.environ.get("SHORTLIST_CHROMIUM") or next(filter(None, map(shutil.which, NAMES)), None)
+    if found is None:
+        reason = f"there is no Chromium ({', '.join(NAMES)}, or the path in SHORTLIST_CHROMIUM)"
+        (pytest.fail if os.environ.get("CI") == "true" else pytest.skip)(reason)
+    return found
+
+
+@contextmanager
+def started_browser() -> Iterator[Browser]:
+    path = chromium()
+    with sync_playwright() as playwright:
+        browser = playwright.chromium.launch(executable_path=path, args=["--no-sandbox", "--disable-gpu"])
+        yield browser
+        browser.close()

@@ -1,0 +1,125 @@
+"""What each query finds, against one query and one image at a time."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor
+
+from shortlist.data import Catalog, Judgement
+from shortlist.errors import DataError
+from shortlist.report import analysis as module
+from shortlist.report.analysis import BINS, analyse
+from shortlist.retrieval import evaluate
+from tests.reference_search import ranking
+from tests.retrieval.test_evaluate import catalog, points
+
+
+def judged() -> Catalog:
+    """Three queries after nine images of the gallery; the second has nothing to find."""
+    rows = np.array
+
+    def judgement(positives: list[int], junk: list[int]) -> Judgement:
+        return Judgement(rows(positives, dtype=np.int64), rows(junk, dtype=np.int64))
+
+    return Catalog(
+        name="judged",
+        root=Path(),
+        paths=np.array([f"{row}.png" for row in range(12)], dtype=object),
+        labels=np.zeros(12, dtype=np.int64),
+        class_names=("unlabelled",),
+        splits=np.array(["test"] * 12),
+        roles=np.array(["gallery"] * 9 + ["query"] * 3),
+        judgements={
+            "easy": (judgement([0, 1], [2, 3]), judgement([], [5]), judgement([8], [])),
+            "hard": (judgement([2], [0, 1, 3]), judgement([], [5]), judgement([4, 7], [8])),
+        },
+    )
+
+
+ROLES = ["query", "gallery", "gallery", "query", "gallery", "gallery", "gallery", "query", "gallery", "gallery"]
+CATALOGS = {
+    "leave-one-out": catalog([0, 0, 1, 1, 1, 2, 3, 3, 0, 1]),  # class 2 has one image
+    "query/gallery": catalog([0, 0, 1, 1, 1, 2, 3, 4, 0, 1], ROLES),
+    "judged": judged(),
+}
+
+
+def check(vectors: Tensor, which: Catalog) -> None:
+    """Every part of an analysis against the literal rankings."""
+    found = analyse(vectors, which)
+    right, wrong = [], []
+    for number, query in enumerate(found.queries.tolist()):
+        expected = ranking(vectors, which, query)
+        shown = [row for row in found.results[number].tolist() if row >= 0]
+        assert len(shown) == min(10, len(expected))
+        assert found.right[number, : len(shown)].tolist() == [each[1] for each in expected[:10]]
+        np.testing.assert_allclose(
+            found.similarities[number, : len(shown)], [each[0] for each in expected[:10]], atol=1e-5
+        )
+        places = [place for place, each in enumerate(expected, 1) if each[1]]
+        assert found.to_find[number] == len(places)
+        assert found.first[number] == (places[0] if places else 0)
+        best = {kind: [each[0] for each in expected if each[1] is kind][:1] for kind in (True, False)}
+        margin = best[True][0] - best[False][0] if best[True] and best[False] else 0
+        assert found.margin[number] == pytest.approx(margin, abs=1e-5)
+        right += [each[0] for each in expected if each[1]]
+        wrong += [each[0] for each in expected if not each[1]]
+    assert (found.right_pairs.sum(), found.wrong_pairs.sum()) == (len(right), len(wrong))
+    middles = np.linspace(-1, 1, BINS + 1)[:-1] + 1 / BINS
+    assert found.right_pairs @ middles == pytest.approx(sum(right), abs=len(right) / BINS)
+    assert found.wrong_pairs @ middles == pytest.approx(sum(wrong), abs=len(wrong) / BINS)
+
+
+@pytest.mark.parametrize("which", CATALOGS.values(), ids=CATALOGS)
+class TestAgainstTheReference:
+    @pytest.mark.parametrize("seed", range(3))
+    def test_each_query(self, which: Catalog, seed: int) -> None:
+        check(points(len(which), seed), which)
+
+    def test_tiles_of_any_size_give_the_same(self, which: Catalog, monkeypatch: pytest.MonkeyPatch) -> None:
+        vectors = points(len(which))
+        whole = analyse(vectors, which)
+        for tile in (1, 2 * len(which)):
+            monkeypatch.setattr(module, "_TILE", tile)
+            for name, values in vars(analyse(vectors, which)).items():
+                np.testing.assert_allclose(values, vars(whole)[name], atol=1e-6, err_msg=name)
+
+    def test_progress_ends_with_all_queries(self, which: Catalog) -> None:
+        seen: list[tuple[int, int]] = []
+        found = analyse(points(len(which)), which, lambda *each: seen.append(each))
+        assert seen[-1] == (len(found.queries), len(found.queries))
+
+
+@settings(deadline=None, max_examples=60)
+@given(labels=st.lists(st.integers(0, 4), min_size=3, max_size=24), seed=st.integers(0, 99), copies=st.booleans())
+def test_first_ranks_are_those_of_the_metrics(labels: list[int], seed: int, copies: bool) -> None:
+    labels = [*labels, labels[0]]  # somebody has something to find
+    vectors = points(len(labels), seed)
+    if copies:
+        vectors[1::2] = vectors[0]
+    found = analyse(vectors, catalog(labels))
+    measured = evaluate(vectors, catalog(labels), k=(1, 2, 4), bootstrap=0).values
+    first = found.first[found.answerable]
+    for cut in (1, 2, 4):
+        assert (first <= cut).mean() == pytest.approx(measured[f"r@{cut}"])
+    shown = found.right[found.answerable]
+    for cut in (1, 2, 4):  # what a page shows agrees with what it says
+        assert ((first <= cut) == shown[:, :cut].any(1)).all()
+
+
+def test_a_copy_with_another_label_counts_against() -> None:
+    vectors = torch.tensor([[1.0, 0.0], [1.0, 0.0], [1.0, 0.0], [0.0, 1.0]])
+    found = analyse(vectors, catalog([0, 0, 1, 1]))
+    assert found.first[:2].tolist() == [2, 2]
+    assert found.results[0].tolist()[0] == 2
+
+
+def test_vectors_of_other_images_are_refused() -> None:
+    with pytest.raises(DataError, match="3 embeddings for the 4 images"):
+        analyse(points(3), catalog([0, 0, 1, 1]))

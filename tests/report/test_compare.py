@@ -1,0 +1,195 @@
+"""Runs on the same queries: the statistics, what is printed, and the page."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from shortlist.errors import ConfigError, RunError
+from shortlist.report.analysis import analyse
+from shortlist.report.comparing import Comparison, compare_runs
+from shortlist.report.comparison_page import choose_pairs, write_comparison
+from shortlist.report.tables import print_comparison
+from shortlist.retrieval.estimates import paired_differences
+from shortlist.training import RunFolder
+from tests.reference_search import paired_bootstrap
+from tests.report.runs import NASTY, images_with_a_nasty_class, read, trained
+from tests.retrieval.test_evaluate import catalog, points
+
+pytestmark = pytest.mark.usefixtures("one_thread")
+
+
+class TestStatistics:
+    def test_against_the_reference(self) -> None:
+        random = torch.Generator().manual_seed(3)
+        first = (torch.rand(60, generator=random) < 0.5).double()
+        second = (torch.rand(60, generator=random) < 0.65).double()
+        found = paired_differences(["r@1"], first[:, None], second[:, None], resamples=4000)["r@1"]
+        value, low, high, p = paired_bootstrap(first.tolist(), second.tolist(), 4000, seed=5)
+        assert found.value == pytest.approx(value)
+        assert (found.low, found.high) == pytest.approx((low, high), abs=0.02)  # other draws
+        assert found.p == pytest.approx(p, abs=0.04)
+
+    def test_pairing_counts(self) -> None:
+        """Two that differ on few queries of very different difficulty: alone, their intervals hide it."""
+        base = torch.linspace(0, 1, 200).double()
+        second = base + 0.01 + 0.01 * torch.sin(torch.arange(200))
+        together = paired_differences(["mAP"], base[:, None], second[:, None])["mAP"]
+        shuffled = second[torch.randperm(200, generator=torch.Generator().manual_seed(0))]
+        apart = paired_differences(["mAP"], base[:, None], shuffled[:, None])["mAP"]
+        assert together.value == pytest.approx(apart.value)
+        assert together.real
+        assert not apart.real
+
+    def test_covers_the_truth(self) -> None:
+        """The interval of a 95 % misses in about one of twenty samples; none of 200 would be no interval at all."""
+        random = torch.Generator().manual_seed(0)
+        first = (torch.rand(200, 80, generator=random) < 0.5).double()
+        second = torch.where(torch.rand(200, 80, generator=random) < 0.2, 1.0, first)  # 0.1 more
+        missed = wrongly = 0
+        for one, other in zip(first, second, strict=True):
+            found = paired_differences(["r@1"], one[:, None], other[:, None], resamples=400)["r@1"]
+            missed += not found.low <= 0.1 <= found.high
+            flipped = paired_differences(["r@1"], one[:, None], one.flip(0)[:, None], resamples=400)["r@1"]
+            wrongly += flipped.real
+        assert 1 <= missed <= 30
+        assert wrongly <= 25
+
+    @settings(deadline=None, max_examples=30)
+    @given(st.lists(st.tuples(st.floats(0, 1), st.floats(0, 1)), min_size=1, max_size=30), st.integers(0, 9))
+    def test_the_other_way_round_is_the_opposite(self, pairs: list[tuple[float, float]], seed: int) -> None:
+        one, other = torch.tensor(pairs).double().T[..., None]
+        there = paired_differences(["x"], one, other, 200, seed)["x"]
+        back = paired_differences(["x"], other, one, 200, seed)["x"]
+        assert (there.value, there.low, there.high) == pytest.approx((-back.value, -back.high, -back.low), abs=1e-9)
+        assert there.p == back.p
+        assert there.low - 1e-9 <= there.high
+        assert 2 / 201 <= there.p <= 1
+        assert there.real == back.real
+
+    def test_the_same_twice_is_no_difference(self) -> None:
+        table = torch.rand(20, 2)
+        for found in paired_differences(["a", "b"], table, table).values():
+            assert (found.value, found.low, found.high, found.p, found.real) == (0, 0, 0, 1, False)
+
+    def test_tables_of_other_queries(self) -> None:
+        with pytest.raises(ValueError, match="not of the same queries"):
+            paired_differences(["a"], torch.rand(3, 1), torch.rand(4, 1))
+
+
+class TestChoice:
+    def test_where_they_differ_most(self) -> None:
+        which = catalog([number // 4 for number in range(40)])
+        analyses = {name: analyse(points(40, seed), which) for seed, name in enumerate(("one", "other"))}
+        chosen = choose_pairs(analyses, each=5)
+        ahead = {
+            group: [1 / analyses["other"].first[n] - 1 / analyses["one"].first[n] for n in numbers]
+            for group, numbers in chosen.items()
+        }
+        every = 1 / analyses["other"].first - 1 / analyses["one"].first
+        assert ahead["other better"][0] == max(every)
+        assert ahead["other worse"][0] == min(every)
+        assert min(ahead["other better"]) >= 0 >= max(ahead["other worse"])
+        assert len(chosen["random"]) == 5
+
+    def test_nothing_differs(self) -> None:
+        which = catalog([0, 0, 1, 1])
+        same = analyse(points(4), which)
+        chosen = choose_pairs({"one": same, "other": same})
+        assert chosen["other better"] == chosen["other worse"] == []
+        assert sorted(chosen["random"]) == [0, 1, 2, 3]
+
+
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory: pytest.TempPathFactory) -> dict[str, RunFolder]:
+    root = tmp_path_factory.mktemp("runs")
+    source = images_with_a_nasty_class(root)
+    return {
+        "one": trained(source, root / "one"),
+        "two": trained(source, root / "two", "training.seed=1", "evaluation.k=[1,3]"),
+        "three": trained(source, root / "three", "model.dim=4"),
+        "elsewhere": trained(source, root / "elsewhere", "data.split_seed=3"),
+    }
+
+
+@pytest.fixture(scope="module")
+def comparison(runs: dict[str, RunFolder]) -> Comparison:
+    return compare_runs([runs["one"].path, runs["two"].path])
+
+
+class TestRuns:
+    def test_means_are_those_of_the_runs(self, comparison: Comparison, runs: dict[str, RunFolder]) -> None:
+        (test,) = comparison.tests
+        measured = json.loads(runs["one"].evaluation_file.read_text())[0]["metrics"]
+        assert test.means["one"] == pytest.approx({name: each["value"] for name, each in measured.items()})
+        again = json.loads(runs["two"].evaluation_file.read_text())[0]["metrics"]
+        assert test.means["two"]["mAP"] == pytest.approx(again["mAP"]["value"])
+        assert test.means["two"].keys() == test.means["one"].keys()  # cut-offs of the first
+        assert test.queries["r@1"] == 36
+
+    def test_differences_are_to_the_first(self, runs: dict[str, RunFolder]) -> None:
+        (test,) = compare_runs([runs[name].path for name in ("one", "two", "three")]).tests
+        assert list(test.differences) == ["two", "three"]
+        for run, found in test.differences.items():
+            for name, each in found.items():
+                assert each.value == pytest.approx(test.means[run][name] - test.means["one"][name])
+                assert each.low <= each.value <= each.high
+
+    def test_not_the_same_queries(self, runs: dict[str, RunFolder]) -> None:
+        with pytest.raises(RunError, match=r"not tested on the same queries.*36 images of images.*data\.split_seed"):
+            compare_runs([runs["one"].path, runs["elsewhere"].path])
+
+    def test_one_run_or_the_same_twice(self, runs: dict[str, RunFolder]) -> None:
+        with pytest.raises(ConfigError, match="at least two"):
+            compare_runs([runs["one"].path])
+        with pytest.raises(ConfigError, match="given twice"):
+            compare_runs([runs["one"].path, runs["one"].path / ".." / "one"])
+
+    def test_verdicts(self, comparison: Comparison) -> None:
+        (said,) = comparison.verdicts()
+        (test,) = comparison.tests
+        real = test.differences["two"]["r@1"].real
+        assert ("is better than" in said or "is worse than" in said) == real
+        assert ("do not tell two from one" in said) == (not real)
+
+
+class TestOutput:
+    def test_json(self, comparison: Comparison) -> None:
+        found = json.loads(json.dumps(comparison.to_dict()))
+        assert list(found["runs"]) == ["one", "two"]
+        each = found["tests"][0]["differences"]["two"]["r@1"]
+        assert each.keys() == {"value", "low", "high", "p", "real"}
+
+    def test_table(self, comparison: Comparison, capsys: pytest.CaptureFixture[str]) -> None:
+        print_comparison(comparison)
+        rows = [line.replace("│", " ").split() for line in capsys.readouterr().out.splitlines()]
+        found = {row[0]: row[1:3] for row in rows if len(row) > 2}
+        (test,) = comparison.tests
+        for name in test.means["one"]:
+            assert found[name] == [f"{100 * test.means[run][name]:.1f}" for run in ("one", "two")]
+
+    def test_page(self, comparison: Comparison, tmp_path: Path) -> None:
+        text, found = read(write_comparison(comparison, tmp_path / "sub" / "page.html"))
+        (test,) = comparison.tests
+        for each in test.differences["two"].values():
+            value, _, interval = str(each).partition(" ")
+            assert value in text
+            assert interval in text
+        cards = [each for name, each in found.elements if name == "article"]
+        rankings = [each for name, each in found.elements if name == "ol"]
+        assert cards
+        assert len(rankings) == 2 * len(cards)
+        assert NASTY in text
+        assert [name for name, _ in found.elements].count("script") == 2
+        assert str(comparison.runs["two"]) in text
+
+    def test_vectors_of_different_lengths(self, runs: dict[str, RunFolder], tmp_path: Path) -> None:
+        found = compare_runs([runs["two"].path, runs["three"].path])
+        assert write_comparison(found, tmp_path / "page.html").stat().st_size > 1000
+        assert np.isfinite([each.p for each in found.tests[0].differences["three"].values()]).all()

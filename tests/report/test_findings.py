@@ -1,0 +1,125 @@
+"""Which queries are shown, and what is said of failures."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+from sklearn.metrics import roc_auc_score
+
+from shortlist.data import Catalog
+from shortlist.report import findings
+from shortlist.report.analysis import Analysis, analyse
+from shortlist.report.findings import by_size, choose, confusions, duplicates, first_ranks, separation
+from tests.report.test_analysis import judged
+from tests.retrieval.test_evaluate import catalog, points
+
+
+def on_a_circle(degrees: list[float]) -> torch.Tensor:
+    radians = torch.tensor(degrees).deg2rad()
+    return torch.stack((radians.cos(), radians.sin()), 1)
+
+
+class TestChoice:
+    labels = tuple(number // 4 for number in range(80))
+
+    def analysed(self) -> tuple[Analysis, Catalog]:
+        which = catalog(list(self.labels))
+        return analyse(points(80, seed=1), which), which
+
+    def test_worst_and_best(self) -> None:
+        found, which = self.analysed()
+        chosen = choose(found, which, each=5)
+        assert found.first[chosen["worst"][0]] == found.first.max()
+        assert (np.diff(found.first[chosen["worst"]]) <= 0).all()
+        assert found.margin[chosen["best"][0]] == found.margin.max()
+        assert not set(chosen["worst"]) & set(chosen["best"])
+
+    def test_at_most_two_of_a_class(self) -> None:
+        found, which = self.analysed()
+        hard = replace(found, first=np.where(which.labels == 3, 70, found.first))
+        worst = choose(hard, which, each=8)["worst"]
+        assert [self.labels[number] for number in worst[:2]] == [3, 3]
+        assert max(np.bincount([self.labels[number] for number in worst])) == 2
+
+    def test_one_of_every_class_by_name(self) -> None:
+        found, which = self.analysed()
+        names = [which.class_names[self.labels[number]] for number in choose(found, which)["every class"]]
+        assert names == sorted(which.class_names)
+        assert len(choose(found, which, classes=7)["every class"]) == 7
+
+    def test_random_ones_are_repeatable_and_answerable(self) -> None:
+        which = catalog([0, 0, 1, 2, 3, 3])  # two have nothing to find
+        found = analyse(points(6), which)
+        for group in choose(found, which).values():
+            assert set(group) <= {0, 1, 4, 5}
+        assert choose(found, which) == choose(found, which)
+
+    def test_judged_queries_have_no_classes(self) -> None:
+        found = analyse(points(12), judged())
+        assert sorted(choose(found, judged())["every class"]) == [0, 2]
+
+
+class TestConfusions:
+    def test_counted_with_examples(self) -> None:
+        # class 0 lies on class 1, whose images are nearer to each other; class 2 is far away
+        which = catalog([0, 0, 1, 1, 2, 2])
+        (found,) = confusions(analyse(on_a_circle([0, 60, 4, 5, 180, 181]), which), which)
+        assert (found.asked, found.found, found.times, found.queries) == (0, 1, 2, 2)
+        assert found.examples == [0, 1]  # the most certain mistake first
+
+    def test_none_where_all_is_right(self) -> None:
+        which = catalog([0, 0, 1, 1])
+        assert confusions(analyse(on_a_circle([0, 1, 90, 91]), which), which) == []
+
+    def test_none_of_judged_queries(self) -> None:
+        assert confusions(analyse(points(12), judged()), judged()) == []
+
+
+class TestDistributions:
+    def test_bins_hold_every_query_once(self) -> None:
+        which = catalog([number % 5 for number in range(60)] + [5, 5])
+        found = analyse(points(62), which)
+        sizes, ranks = by_size(found, (1, 4)), first_ranks(found)
+        assert sum(each.queries for each in sizes) == sum(each.queries for each in ranks) == 62
+        assert [(each.low, each.high) for each in sizes] == [(1, 1), (11, 11)]
+        assert [(each.low, each.high) for each in ranks[:4]] == [(1, 1), (2, 2), (3, 4), (5, 8)]
+        mean = sum(each.queries * each.r_at_k[0] for each in sizes) / 62
+        assert mean == pytest.approx((found.first == 1).mean())
+
+    def test_separation_is_the_area_under_the_roc(self) -> None:
+        which = catalog([number % 3 for number in range(40)])
+        vectors = points(40)
+        pairs = [(row, other) for row in range(40) for other in range(40) if row != other]
+        right = [row % 3 == other % 3 for row, other in pairs]
+        scores = [float(vectors[row] @ vectors[other]) for row, other in pairs]
+        assert separation(analyse(vectors, which)) == pytest.approx(roc_auc_score(right, scores), abs=0.01)
+
+
+class TestDuplicates:
+    @pytest.fixture
+    def copies(self, tmp_path: Path) -> Catalog:
+        """0 and 2 are the same picture in two classes, 1 and 5 in one; 3 has the same vector, but other pixels."""
+        for number, grey in enumerate([10, 50, 10, 11, 90, 50]):
+            ending = "png" if number != 2 else "bmp"  # other bytes, the same pixels
+            Image.new("L", (8, 8), grey).save(tmp_path / f"{number}.{ending}")
+        which = catalog([0, 1, 1, 1, 0, 1], root=tmp_path)
+        return replace(which, paths=np.array([f"{n}.{'bmp' if n == 2 else 'png'}" for n in range(6)], dtype=object))
+
+    vectors = on_a_circle([0, 90, 0, 0, 180, 90])
+
+    def test_equal_pixels_in_two_classes(self, copies: Catalog) -> None:
+        found = duplicates(analyse(self.vectors, copies), copies)
+        assert (found.pairs, found.unchecked) == ([(0, 2)], 0)
+
+    def test_files_that_are_gone_are_no_duplicates(self, copies: Catalog, tmp_path: Path) -> None:
+        (tmp_path / "0.png").unlink()
+        assert duplicates(analyse(self.vectors, copies), copies).pairs == []
+
+    def test_what_is_not_compared_is_counted(self, copies: Catalog, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr(findings, "CHECKED", 1)
+        assert duplicates(analyse(torch.ones(6, 1), copies), copies).unchecked == 7  # 2 x 4 pairs

@@ -1,0 +1,150 @@
+"""The pages as a person meets them, in Chromium."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from playwright.sync_api import Browser, Page
+
+from shortlist.report.comparing import compare_runs
+from shortlist.report.comparison_page import write_comparison
+from shortlist.report.run_report import write_report
+from tests.browser import started_browser
+from tests.report.runs import NASTY, images_with_a_nasty_class, trained
+
+pytestmark = pytest.mark.usefixtures("one_thread")
+
+
+@pytest.fixture(scope="module")
+def browser() -> Iterator[Browser]:
+    with started_browser() as found:
+        yield found
+
+
+@pytest.fixture(scope="module")
+def pages(browser: Browser, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    """A report, and a comparison; after the browser, so that nothing is trained where there is none."""
+    root = tmp_path_factory.mktemp("runs")
+    source = images_with_a_nasty_class(root)
+    runs = [trained(source, root / name, f"training.seed={seed}") for seed, name in enumerate(("one", "two"))]
+    comparison = write_comparison(compare_runs([run.path for run in runs]), root / "comparison.html")
+    return {"report": write_report(runs[0].path), "comparison": comparison}
+
+
+@pytest.fixture
+def problems() -> list[str]:
+    return []
+
+
+@pytest.fixture
+def page(browser: Browser, problems: list[str]) -> Iterator[Page]:
+    found = browser.new_page(viewport={"width": 1200, "height": 800})
+    found.on("console", lambda message: problems.append(message.text))
+    found.on("pageerror", lambda error: problems.append(str(error)))
+    found.on("dialog", lambda dialog: problems.append(dialog.message) or dialog.dismiss())
+    found.on(
+        "request", lambda request: None if request.url.startswith(("file:", "data:")) else problems.append(request.url)
+    )
+    yield found
+    found.close()
+    assert problems == []  # nothing was run that a name holds, nothing was asked of the network
+
+
+def shown(page: Page) -> list[str]:
+    return page.locator(".card:visible").evaluate_all("cards => cards.map(card => card.dataset.class)")
+
+
+@pytest.mark.parametrize("name", ["report", "comparison"])
+class TestBoth:
+    def test_pictures_are_there(self, pages: dict[str, Path], page: Page, name: str) -> None:
+        page.goto(pages[name].as_uri())
+        widths = page.locator("img").evaluate_all("images => images.map(image => image.naturalWidth)")
+        assert len(widths) > 100
+        assert min(widths) > 0
+
+    def test_narrow_screens_do_not_scroll_sideways(self, pages: dict[str, Path], page: Page, name: str) -> None:
+        page.set_viewport_size({"width": 390, "height": 800})
+        page.goto(pages[name].as_uri())
+        assert page.evaluate("document.documentElement.scrollWidth") == 390
+
+    def test_light_and_dark(self, pages: dict[str, Path], page: Page, name: str) -> None:
+        colours = []
+        for scheme in ("light", "dark"):
+            page.emulate_media(color_scheme=scheme)  # type: ignore[arg-type]
+            page.goto(pages[name].as_uri())
+            style = "getComputedStyle(document.body)"
+            colours.append([page.evaluate(f"{style}.{part}") for part in ("color", "backgroundColor")])
+        assert colours[0] != colours[1]
+
+    def test_right_and_wrong_differ_without_colour(self, pages: dict[str, Path], page: Page, name: str) -> None:
+        page.goto(pages[name].as_uri())
+        looks = [
+            page.locator(f".results .{kind} .frame").first.evaluate(
+                "frame => [getComputedStyle(frame).borderTopStyle, getComputedStyle(frame, '::after').backgroundImage]"
+            )
+            for kind in ("right", "wrong")
+        ]
+        assert looks[0][0] != looks[1][0]
+        assert looks[0][1] != looks[1][1]
+
+
+class TestReport:
+    def test_groups(self, pages: dict[str, Path], page: Page) -> None:
+        page.goto(pages["report"].as_uri())
+        first = shown(page)
+        page.get_by_role("button", name="one of every class").click()
+        assert sorted(shown(page)) == sorted(["class 06", "class 07", "class 08", "class 09", "class 10", NASTY])
+        assert page.get_by_role("button", name="one of every class").get_attribute("aria-pressed") == "true"
+        page.get_by_role("button", name="random").click()
+        assert shown(page) == first
+
+    def test_by_class(self, pages: dict[str, Path], page: Page) -> None:
+        page.goto(pages["report"].as_uri())
+        field = page.get_by_label("class")
+        field.fill(NASTY)
+        assert set(shown(page)) == {NASTY}
+        field.fill("CLASS 0")
+        assert set(shown(page)) == {"class 06", "class 07", "class 08", "class 09"}
+        field.fill("nonsense")
+        assert shown(page) == []
+        assert "None of the" in page.locator(".chooser output").inner_text()
+        field.fill("")
+        assert len(shown(page)) == 12
+
+    def test_values_by_pointer_and_by_keyboard(self, pages: dict[str, Path], page: Page) -> None:
+        page.goto(pages["report"].as_uri())
+        plot, output = page.locator(".plot svg").first, page.locator(".plot output").first
+        plot.hover()
+        assert output.inner_text().startswith("step ")
+        page.mouse.move(0, 0)
+        assert output.inner_text() == ""
+        plot.focus()
+        page.keyboard.press("ArrowRight")
+        assert output.inner_text().startswith("step 1: ")
+        page.keyboard.press("ArrowRight")
+        assert output.inner_text().startswith("step 2: ")
+        page.keyboard.press("End")
+        assert output.inner_text().startswith("step 6: ")
+
+    def test_links_lead_to_their_sections(self, pages: dict[str, Path], page: Page) -> None:
+        page.goto(pages["report"].as_uri())
+        page.get_by_role("link", name="What was run").click()
+        page.get_by_role("heading", name="What was run").wait_for()
+        assert page.url.endswith("#section-5")
+
+    def test_prints(self, pages: dict[str, Path], page: Page) -> None:
+        page.goto(pages["report"].as_uri())
+        page.emulate_media(media="print")
+        assert not page.locator(".chooser").first.is_visible()
+        assert page.locator(".card:visible").count() == 12
+
+
+def test_comparison_by_group(pages: dict[str, Path], page: Page) -> None:
+    page.goto(pages["comparison"].as_uri())
+    for group in ("two worse", "two better", "random"):
+        button = page.get_by_role("button", name=group)
+        button.click()
+        assert len(shown(page)) == int(button.locator("small").inner_text())
+    assert page.locator(".card:visible").first.locator(".ranking").count() == 2

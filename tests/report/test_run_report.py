@@ -1,0 +1,205 @@
+"""The report of a run: what it says, and what it does where something is missing."""
+
+from __future__ import annotations
+
+import json
+import re
+import shutil
+from pathlib import Path
+
+import pytest
+
+from shortlist.errors import RunError
+from shortlist.report import run_report
+from shortlist.report.run_report import report_after_training, write_report
+from shortlist.training import Display, RunFolder
+from tests.report.runs import NASTY, images_with_a_nasty_class, read, trained
+
+pytestmark = pytest.mark.usefixtures("one_thread")
+
+
+class Listener(Display):
+    def __init__(self) -> None:
+        self.messages: list[str] = []
+
+    def message(self, text: str, **facts: object) -> None:
+        self.messages.append(text)
+
+
+@pytest.fixture(scope="module")
+def source(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return images_with_a_nasty_class(tmp_path_factory.mktemp("images"))
+
+
+@pytest.fixture(scope="module")
+def finished(source: Path, tmp_path_factory: pytest.TempPathFactory) -> RunFolder:
+    return trained(source, tmp_path_factory.mktemp("runs") / "Ein <Lauf> & mehr")
+
+
+@pytest.fixture
+def run(finished: RunFolder, tmp_path: Path) -> RunFolder:
+    """A copy, to be spoilt."""
+    copy = shutil.copytree(finished.path, tmp_path / "run", ignore=shutil.ignore_patterns("report.html"))
+    return RunFolder(Path(copy))
+
+
+@pytest.fixture(scope="module")
+def page(finished: RunFolder) -> Path:
+    return write_report(finished.path)
+
+
+class TestPage:
+    def test_is_in_the_run(self, page: Path, finished: RunFolder) -> None:
+        assert page == finished.path / "report.html"
+
+    def test_numbers_are_those_of_the_evaluation(self, page: Path, finished: RunFolder) -> None:
+        text, _ = read(page)
+        (after,), (before,) = (
+            json.loads(file.read_text()) for file in (finished.evaluation_file, finished.before_file)
+        )
+        for name, estimate in after["metrics"].items():
+            assert name in text
+            value, low, high = (100 * estimate[part] for part in ("value", "low", "high"))
+            assert f"[{low:.1f}, {high:.1f}]" in text
+            assert f"{value:.1f}" in text
+        assert f"before training it was {100 * before['metrics']['r@1']['value']:.1f} %" in text
+
+    def test_every_curve_is_drawn(self, page: Path) -> None:
+        _, found = read(page)
+        plots = [each["aria-label"] or "" for name, each in found.elements if name == "svg" and "data-points" in each]
+        for title in ("loss", "validation r@1", "learning rate", "images a second", "GeM's p"):
+            assert any(label.startswith(f"{title}:") for label in plots), title
+        assert any(label.startswith("Rank of the first right result") for label in plots)
+        assert any(label.startswith("Similarities of right and wrong pairs") for label in plots)
+
+    def test_every_class_is_there_with_its_results(self, page: Path) -> None:
+        _, found = read(page)
+        cards = [each for name, each in found.elements if name == "article"]
+        assert {each["data-class"] for each in cards} == {f"class {number:02}" for number in range(6, 11)} | {NASTY}
+        groups = [set((each["data-groups"] or "").split("|")) for each in cards]
+        assert set.union(*groups) == {"random", "worst", "best", "every class"}
+        assert sum("every class" in each for each in groups) == 6
+        results = [each["class"] for name, each in found.elements if name == "li" and each.get("class")]
+        assert len(results) >= 10 * len(cards)
+        assert set(results) == {"right", "wrong"}
+
+    def test_each_thumbnail_is_inside_once(self, page: Path) -> None:
+        content = page.read_text(encoding="utf-8")
+        (data,) = re.findall(r'id="pictures">(.*?)</script>', content)
+        pictures = json.loads(data)
+        _, found = read(page)
+        asked = [int(each["data-picture"] or -1) for name, each in found.elements if name == "img"]
+        assert set(asked) == set(range(len(pictures)))
+        assert len(asked) > len(pictures)
+        assert len(pictures) <= 36  # test images
+        assert content.count(pictures[0]) == 1
+
+    def test_everything_has_an_alternative_text(self, page: Path) -> None:
+        _, found = read(page)
+        assert all(each.get("alt") for name, each in found.elements if name == "img")
+        assert all(each.get("aria-label") or "aria-hidden" in each for name, each in found.elements if name == "svg")
+
+    def test_names_are_text(self, page: Path) -> None:
+        _, found = read(page)
+        assert [name for name, _ in found.elements].count("script") == 2
+        assert not [each for _, each in found.elements if "onerror" in each or "src" in each]
+        assert "Ein <Lauf> & mehr" in read(page)[0]
+        assert NASTY in read(page)[0]
+
+    def test_what_was_run(self, page: Path, finished: RunFolder) -> None:
+        text, _ = read(page)
+        facts = json.loads(finished.facts_file.read_text())
+        assert f"torch {facts['versions']['torch']}" in text
+        assert "18 images of 3 classes, 6 a class" in text  # training, and validation
+        assert "36 images of 6 classes, 6 a class" in text
+        assert "backbone: test_efficientnet" in text
+        assert f"shortlist train '{finished.config_file}' --run NEW" in text
+
+    def test_asks_no_network(self, page: Path) -> None:
+        _, found = read(page)
+        targets = [each[key] or "" for _, each in found.elements for key in ("src", "href") if key in each]
+        assert targets
+        assert all(target.startswith("#section-") for target in targets)
+        ids = {each["id"] for _, each in found.elements if "id" in each}
+        assert {target[1:] for target in targets} <= ids
+
+
+class TestElsewhere:
+    def test_another_file(self, run: RunFolder, tmp_path: Path) -> None:
+        file = write_report(run.path, tmp_path / "new folder" / "page.html")
+        assert file == tmp_path / "new folder" / "page.html"
+        assert file.is_file()
+        assert not (run.path / "report.html").exists()
+
+    def test_left_out_classes_and_images(self, source: Path, tmp_path: Path) -> None:
+        images = Path(shutil.copytree(source.parent, tmp_path / "images"))
+        for number in range(1, 6):
+            (images / "images" / "class 00" / f"{number}.png").unlink()  # one is left: too few
+        (images / "images" / "class 03" / "0.png").write_text("no image")
+        run = trained(images / "images.csv", tmp_path / "run", "data.on_missing=skip", "data.validation=none")
+        text, _ = read(write_report(run.path))
+        assert "1 (too few images for a batch): class 00" in text
+        assert "5 (left out as data.on_missing=skip says): images/class 00/1.png" in text
+        assert "1 (left out): images/class 03/0.png" in text
+
+    def test_the_same_picture_in_two_classes(self, source: Path, tmp_path: Path) -> None:
+        images = Path(shutil.copytree(source.parent, tmp_path / "images")) / "images"
+        shutil.copyfile(images / "class 07" / "0.png", images / "class 08" / "3.png")
+        run = trained(images.parent / "images.csv", tmp_path / "run", "training.epochs=1")
+        text, _ = read(write_report(run.path))
+        assert "1 pair of images has equal pixels and different labels" in text
+        assert "images/class 08/3.png" in text
+
+
+class TestWhereSomethingIsMissing:
+    def test_no_test_images(self, source: Path, tmp_path: Path) -> None:
+        run = trained(source, tmp_path / "run", "data.train_share=1", "data.validation=none")
+        text, found = read(write_report(run.path))
+        assert "The run had no test images" in text
+        assert "Nothing was tested in this run." in text
+        assert "Nothing was validated in this run." in text
+        assert not [each for name, each in found.elements if name == "article"]
+
+    def test_images_that_are_gone(self, run: RunFolder, source: Path, tmp_path: Path) -> None:
+        text = run.config_file.read_text(encoding="utf-8")
+        run.config_file.write_text(text.replace(str(source), str(tmp_path / "gone.csv")), encoding="utf-8")
+        said, found = read(write_report(run.path))
+        assert "The images cannot be opened any more" in said
+        assert "gone.csv" in said
+        assert "r@1" in said
+        assert not [each for name, each in found.elements if name == "article"]
+
+    def test_vectors_that_are_gone(self, run: RunFolder) -> None:
+        before = write_report(run.path).read_text(encoding="utf-8")
+        shutil.rmtree(run.vectors)
+        assert write_report(run.path).read_text(encoding="utf-8") == before
+        assert run.vectors.is_dir()
+
+    def test_not_tested_before(self, run: RunFolder) -> None:
+        run.before_file.unlink()
+        assert "before training" not in read(write_report(run.path))[0]
+
+    def test_an_unfinished_run(self, run: RunFolder) -> None:
+        run.evaluation_file.unlink()
+        with pytest.raises(RunError, match=r"is not finished.*shortlist train --resume"):
+            write_report(run.path)
+
+    def test_no_run(self, tmp_path: Path) -> None:
+        with pytest.raises(RunError, match="There is no run"):
+            write_report(tmp_path)
+
+
+class TestAfterTraining:
+    def test_says_where_it_is(self, run: RunFolder) -> None:
+        display = Listener()
+        report_after_training(run, display)
+        assert display.messages == [f"The report is {run.path / 'report.html'}."]
+
+    def test_a_failure_is_a_message(self, run: RunFolder, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr(run_report, "results", lambda *_: 1 / 0)
+        display = Listener()
+        report_after_training(run, display)
+        (said,) = display.messages
+        assert "could not be written (ZeroDivisionError" in said
+        assert f"shortlist report {run.path}" in said
+        assert not (run.path / "report.html").exists()
