@@ -1,0 +1,52 @@
+"""`shortlist export`, as a person meets it."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+
+import pytest
+
+from shortlist.cli import main
+from tests.export.describers import describer
+
+
+def call(*args: str | Path) -> int:
+    sys.argv = ["shortlist", "export", *map(str, args)]
+    with pytest.raises(SystemExit) as end:
+        main()
+    return int(end.value.code or 0)
+
+
+@pytest.fixture(autouse=True)
+def as_it_was(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("warnings.showwarning", lambda *_: None)  # main() has its own
+    monkeypatch.setattr(sys, "argv", sys.argv)
+
+
+def test_what_was_written(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    model, file = describer().save(tmp_path / "model"), tmp_path / "model.pt2"
+    assert call(model, "--torch-export", file) == 0
+    out = capsys.readouterr().out
+    assert out.startswith(f"torch.export: {file}, checked on 8 synthetic images: largest difference ")
+    assert out.endswith("allowed 1e-05\n")
+    assert call(model, "--package", tmp_path / "package", "--json") == 0
+    (said,) = json.loads(capsys.readouterr().out)
+    assert (said["kind"], said["path"]) == ("package", str(tmp_path / "package"))
+    assert said["largest_difference"] <= said["tolerance"]
+
+
+def test_help_answers(capsys: pytest.CaptureFixture[str]) -> None:
+    assert call("--help") == 0
+    out = capsys.readouterr().out
+    assert all(option in out for option in ("--onnx", "--torchscript", "--torch-export", "--package", "--license"))
+
+
+@pytest.mark.parametrize(("args", "said"), [((), "Nothing to write"), (("--onnx", "x.onnx"), "There is no run in")])
+def test_mistakes(args: tuple[str, ...], said: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert call(tmp_path, *args) == 1
+    err = capsys.readouterr().err
+    assert err.startswith("Error: ")
+    assert said in err
+    assert err.count("\n") == 1

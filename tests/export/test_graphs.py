@@ -1,0 +1,181 @@
+"""Files with a graph: in their runtimes alone they give the run's vectors; one that does not is not written."""
+
+from __future__ import annotations
+
+import io
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+import onnxruntime
+import pytest
+import torch
+from PIL import Image
+from torch import Tensor
+
+from shortlist.errors import ConfigError, ModelError, RunError, ShortlistError
+from shortlist.export import Exported, export, stage
+from shortlist.export.graph import plain_network
+from shortlist.export.see import see
+from shortlist.retrieval import Describer
+from tests.export.describers import SCALES, WHOLE, describer, pictures
+
+pytestmark = [
+    pytest.mark.usefixtures("one_thread"),
+    pytest.mark.filterwarnings("ignore:.torch.jit.load. is deprecated:FutureWarning"),
+]
+
+KINDS = {
+    "ResNet": {},
+    "EfficientNet, whole images": {"backbone": "test_efficientnet", "transform": WHOLE},
+    "ViT": {"backbone": "test_vit", "pooling": "token", "layer_norm": False, "l2_pooled": True},
+    "several scales": {"transform": WHOLE, "scales": SCALES, "dim": None, "layer_norm": False},
+}
+
+
+def written(folder: Path, kind: str, **described: Any) -> tuple[Describer, Path, Exported]:
+    made = describer(**described)
+    made.save(folder / "model")
+    file = folder / "new folder" / "model.file"
+    (done,) = export(folder / "model", **{kind: file})
+    return made, file, done
+
+
+def vectors_by(runtime: Any, description: dict[str, Any], images: list[Image.Image]) -> Tensor:
+    """Of each image alone and, where they have one shape, of all at once."""
+    seen = [see(image, description["preprocessing"]) for image in images]
+    alone = np.concatenate([runtime(each[None]) for each in seen])
+    if description["preprocessing"]["kind"] == "square":
+        np.testing.assert_allclose(runtime(np.stack(seen)), alone, atol=1e-5)
+    return torch.from_numpy(alone)
+
+
+def assert_described(description: dict[str, Any], made: Describer, done: Exported) -> None:
+    assert description["fingerprint"] == made.fingerprint
+    assert description["check"] == done.check
+    assert description["check"]["images"] == "8 synthetic images"  # a saved describer has no others
+    assert 0 <= description["check"]["largest_difference"] <= description["check"]["tolerance"] <= 1e-4
+    assert description["output"] == {"name": "vectors", "dtype": "float32", "shape": ["batch", made.dim], "length": 1}
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_onnx(kind: str, tmp_path: Path) -> None:
+    made, file, done = written(tmp_path, "onnx", **KINDS[kind])
+    onnx.checker.check_model(file, full_check=True)
+    assert [each.name for each in file.parent.iterdir()] == [file.name]  # the weights are inside
+    session = onnxruntime.InferenceSession(file)
+    (taken,), (given) = session.get_inputs(), session.get_outputs()
+    sides = ["height", "width"] if made.transform.size is None else [64, 64]
+    assert (taken.name, taken.type, taken.shape) == ("images", "tensor(uint8)", ["batch", 3, *sides])
+    assert [(each.name, each.shape) for each in given] == [("vectors", ["batch", made.dim])]
+    description = json.loads(session.get_modelmeta().custom_metadata_map["shortlist"])
+    assert_described(description, made, done)
+    assert description["input"]["shape"] == taken.shape
+    found = vectors_by(lambda images: session.run(None, {"images": images})[0], description, pictures())
+    torch.testing.assert_close(found, made.describe(pictures()), atol=1e-4, rtol=0)
+    torch.testing.assert_close(found.norm(dim=1), torch.ones(len(found)))
+
+
+@pytest.mark.parametrize("kind", ["EfficientNet, whole images", "ViT"])
+def test_torch_export(kind: str, tmp_path: Path) -> None:
+    made, file, done = written(tmp_path, "torch_export", **KINDS[kind])
+    extra = {"shortlist.json": ""}
+    module = torch.export.load(io.BytesIO(file.read_bytes()), extra_files=extra).module()
+    description = json.loads(extra["shortlist.json"])
+    assert_described(description, made, done)
+    found = vectors_by(lambda images: module(torch.from_numpy(images)).numpy(), description, pictures())
+    torch.testing.assert_close(found, made.describe(pictures()), atol=1e-5, rtol=0)
+
+
+@pytest.mark.parametrize("kind", ["ResNet", "EfficientNet, whole images", "ViT"])
+def test_torchscript(kind: str, tmp_path: Path) -> None:
+    made, file, done = written(tmp_path, "torchscript", **KINDS[kind])
+    extra = {"shortlist.json": ""}
+    module = torch.jit.load(file, _extra_files=extra)
+    description = json.loads(extra["shortlist.json"])
+    assert_described(description, made, done)
+    found = vectors_by(lambda images: module(torch.from_numpy(images)).numpy(), description, pictures())
+    torch.testing.assert_close(found, made.describe(pictures()), atol=1e-5, rtol=0)
+
+
+def test_a_trace_that_fixes_sizes_is_not_written(tmp_path: Path) -> None:
+    with pytest.raises(ModelError, match=r"TorchScript file gives other vectors than PyTorch.*use another format"):
+        written(tmp_path, "torchscript", **KINDS["several scales"])
+    assert list((tmp_path / "new folder").iterdir()) == []
+
+
+def test_other_vectors_leave_the_old_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def other_weights(made: Describer) -> torch.nn.Module:
+        network = plain_network(made)
+        network.get_parameter("linear.bias").data += 0.01
+        return network
+
+    model, file = describer().save(tmp_path / "model"), tmp_path / "model.file"
+    file.write_text("what was there")
+    monkeypatch.setattr(stage, "plain_network", other_weights)
+    with pytest.raises(ModelError, match="other vectors"):
+        export(model, torchscript=file)
+    assert file.read_text() == "what was there"
+    assert {each.name for each in tmp_path.iterdir()} == {"model", "model.file"}
+
+
+def test_the_model_is_not_changed(tmp_path: Path) -> None:
+    made = describer()
+    before, images = made.embedder.memory_format, pictures()
+    plain = plain_network(made)
+    assert all(value.is_contiguous() for value in plain.state_dict().values())
+    assert made.embedder.memory_format is before
+    torch.testing.assert_close(made.describe(images), describer().describe(images))
+
+
+def test_several_at_once_and_again(tmp_path: Path) -> None:
+    model = describer().save(tmp_path / "model")
+    files = {"torchscript": tmp_path / "model.pt", "torch_export": tmp_path / "model.pt2"}
+    first, second = (export(model, **files) for _ in range(2))
+    assert [(each.kind, each.path) for each in first] == [
+        ("TorchScript", files["torchscript"]),
+        ("torch.export", files["torch_export"]),
+    ]
+    assert first == second
+
+
+class TestMistakes:
+    def test_nothing_asked_for(self, tmp_path: Path) -> None:
+        with pytest.raises(ConfigError, match="--onnx FILE"):
+            export(tmp_path)
+
+    def test_a_licence_without_a_card(self, tmp_path: Path) -> None:
+        with pytest.raises(ConfigError, match="--package"):
+            export(tmp_path, onnx=tmp_path / "model.onnx", license="mit")
+
+    def test_no_run(self, tmp_path: Path) -> None:
+        with pytest.raises(RunError, match="There is no run in"):
+            export(tmp_path, onnx=tmp_path / "model.onnx")
+
+    @pytest.mark.parametrize("package", ["onnx", "onnxruntime", "onnxscript"])
+    def test_a_package_is_not_installed(self, package: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        model = describer().save(tmp_path / "model")
+        monkeypatch.setitem(sys.modules, package, None)
+        with pytest.raises(ConfigError, match=rf"needs the package {package}.*shortlist\[export\]"):
+            export(model, onnx=tmp_path / "model.onnx")
+        assert not (tmp_path / "model.onnx").exists()
+
+    def test_too_large_for_one_file(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        model = describer().save(tmp_path / "model")
+        monkeypatch.setattr("shortlist.export.onnx_file.LARGEST", 1000)
+        with pytest.raises(ModelError, match="at most 2 GB"):
+            export(model, onnx=tmp_path / "model.onnx")
+
+    def test_an_exporter_that_cannot(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        def fails(*_: object, **__: object) -> None:
+            raise RuntimeError("an operator is not known\nand a long story")
+
+        model = describer().save(tmp_path / "model")
+        monkeypatch.setattr(torch.export, "export", fails)
+        with pytest.raises(ShortlistError) as told:
+            export(model, torch_export=tmp_path / "model.pt2")
+        told_so = "'test_resnet' cannot be written as torch.export (an operator is not known)"
+        assert str(told.value) == f"{told_so}: use another format, or --package"

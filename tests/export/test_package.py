@@ -1,0 +1,202 @@
+"""A package: loaded where there is no shortlist, it gives the run's vectors; its card says what the run knows."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+import yaml
+
+from shortlist.errors import ModelError, RunError
+from shortlist.export import export
+from shortlist.export import package as package_module
+from shortlist.export.origin import Origin
+from shortlist.export.package import write_package
+from shortlist.training import Display, RunFolder, open_describer, train
+from tests.export.describers import SCALES, WHOLE, describer, pictures
+from tests.training.runs import class_folders, config
+
+pytestmark = pytest.mark.usefixtures("one_thread")
+
+KINDS = {
+    "gem": {},
+    "average": {"pooling": "average", "layer_norm": False},
+    "max, no linear layer": {"pooling": "max", "dim": None},
+    "class token": {"backbone": "test_vit", "pooling": "token"},
+    "gem of tokens": {"backbone": "test_vit", "layer_norm": False, "l2_pooled": True},
+    "registers": {"backbone": "test_vit3"},
+    "maps last": {"backbone": "swin_tiny_patch4_window7_224", "backbone_args": {"depths": [1, 1, 1, 1]}},
+    "several scales": {"transform": WHOLE, "scales": SCALES},
+    "several scales of gem": {"transform": WHOLE, "scales": SCALES, "dim": None, "layer_norm": False},
+}
+NAME = "im`a|ges <script>"  # of the folder of images
+ALONE = """
+import sys
+sys.modules["shortlist"] = None
+sys.path.insert(0, sys.argv[1])
+import numpy
+from load import config, embed, see
+from PIL import Image
+found = [embed(see(Image.open(file), config["preprocessing"])[None]) for file in sys.argv[3:]]
+numpy.save(sys.argv[2], numpy.concatenate(found))
+"""
+
+
+def loaded_alone(package: Path, files: list[Path], out: Path) -> torch.Tensor:
+    """The vectors that a process gives in which shortlist cannot be imported."""
+    command = [sys.executable, "-c", ALONE, package, out, *files]
+    done = subprocess.run(
+        list(map(str, command)), capture_output=True, text=True, env={**os.environ, "OMP_NUM_THREADS": "1"}
+    )
+    assert done.returncode == 0, done.stderr
+    return torch.from_numpy(np.load(out))
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory: pytest.TempPathFactory) -> RunFolder:
+    root = tmp_path_factory.mktemp("runs")
+    settings = ("training.epochs=1", "evaluation.before=true")
+    return train(config(class_folders(root / NAME), *settings), root / "run")
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_every_kind(kind: str, tmp_path: Path) -> None:
+    described: dict[str, Any] = KINDS[kind]
+    made = describer(**described)
+    (done,) = export(made.save(tmp_path / "model"), package=tmp_path / "package")
+    assert done.check["largest_difference"] <= 1e-5
+    code = (tmp_path / "package" / "load.py").read_text()
+    assert "shortlist" not in code
+    assert len([line for line in code.splitlines() if line.startswith("    x = ")]) <= 10
+
+
+def test_a_backbone_that_pools_by_itself(tmp_path: Path) -> None:
+    made = describer()  # asked for its features as a VGG has to be, which is too large for a test
+    made.embedder.layout = replace(made.embedder.layout, whole=False)
+    origin = Origin(tmp_path, Display())
+    write_package(tmp_path / "package", made, origin.samples(made), origin, None)
+    assert "x = backbone.forward_features(x)\n" in (tmp_path / "package" / "load.py").read_text()
+
+
+def test_alone(run: RunFolder, tmp_path: Path) -> None:
+    (done,) = export(run.path, package=tmp_path / "package")
+    assert done.check["images"] == f"8 images of {NAME}"
+    assert sorted(each.name for each in done.path.iterdir()) == [
+        "README.md",
+        "config.json",
+        "load.py",
+        "model.safetensors",
+    ]
+    files = []
+    for number, image in enumerate(pictures()):
+        files.append(tmp_path / f"{number}.png")
+        image.save(files[-1])
+    found = loaded_alone(done.path, files, tmp_path / "found.npy")
+    torch.testing.assert_close(found, open_describer(run.path).describe(files), atol=1e-5, rtol=0)
+
+
+def test_the_command_line_of_a_package(run: RunFolder, tmp_path: Path) -> None:
+    export(run.path, package=tmp_path / "package")
+    pictures()[0].save(tmp_path / "one.png")
+    command = [sys.executable, tmp_path / "package" / "load.py", tmp_path / "one.png", tmp_path / "one.png"]
+    done = subprocess.run(list(map(str, command)), capture_output=True, text=True, check=True)
+    assert done.stdout.split() == ["[[1.", "1.]", "[1.", "1.]]"]
+
+
+@pytest.fixture(scope="module")
+def card(run: RunFolder, tmp_path_factory: pytest.TempPathFactory) -> str:
+    folder = tmp_path_factory.mktemp("packages") / "package"
+    export(run.path, package=folder, license="cc-by-4.0")
+    return (folder / "README.md").read_text(encoding="utf-8")
+
+
+class TestCard:
+    def test_head(self, card: str, run: RunFolder) -> None:
+        _, head, _ = card.split("---\n", 2)
+        found = yaml.safe_load(head)
+        (measured,) = json.loads(run.evaluation_file.read_text())
+        assert found["license"] == "cc-by-4.0"
+        (result,) = found["model-index"][0]["results"]
+        assert result["dataset"]["name"] == NAME
+        first = result["metrics"][0]
+        assert (first["type"], first["value"]) == ("r@1", round(100 * measured["metrics"]["r@1"]["value"], 2))
+
+    def test_facts(self, card: str, run: RunFolder) -> None:
+        assert "| test | 36 | 6 |" in card
+        assert "| train | 36 | 6 |" in card
+        (measured,) = json.loads(run.evaluation_file.read_text())
+        (before,) = json.loads(run.before_file.read_text())
+        cells = [
+            f"{100 * each['value']:.1f} [{100 * each['low']:.1f}, {100 * each['high']:.1f}]"
+            for each in (measured["metrics"]["mAP"], before["metrics"]["mAP"])
+        ]
+        assert f"| mAP | {cells[0]} | {cells[1]} |" in card
+        assert "Tested on `im a ges script` and on nothing else. Its test classes are none of the training's." in card
+        assert "`cc-by-4.0`" in card
+
+    def test_names_break_nothing_and_paths_stay_at_home(self, card: str, run: RunFolder) -> None:
+        assert "Source: `im a ges script`." in card
+        body = card.split("---\n", 2)[2]
+        assert "<script" not in body
+        assert str(run.path.parent) not in card
+
+    def test_images_that_are_gone(self, run: RunFolder, tmp_path: Path) -> None:
+        shutil.copytree(run.path, tmp_path / "run")
+        file = tmp_path / "run" / "config.yaml"
+        file.write_text(file.read_text().replace(str(run.path.parent / NAME), str(tmp_path / "gone")))
+        (done,) = export(tmp_path / "run", package=tmp_path / "package")
+        assert done.check["images"] == "8 synthetic images"
+        card = (tmp_path / "package" / "README.md").read_text(encoding="utf-8")
+        assert "no counts" in card
+        assert "license: unknown" in card
+        assert "Unknown: nobody has said." in card
+
+    def test_without_a_run(self, tmp_path: Path) -> None:
+        export(describer().save(tmp_path / "model"), package=tmp_path / "package")
+        card = (tmp_path / "package" / "README.md").read_text(encoding="utf-8")
+        assert "Not known" in card
+        assert "the model was not tested" in card
+
+
+class TestFolder:
+    def test_one_of_others_is_refused(self, tmp_path: Path) -> None:
+        model, folder = describer().save(tmp_path / "model"), tmp_path / "mine"
+        folder.mkdir()
+        (folder / "config.json").write_text('{"my": "own"}')
+        with pytest.raises(RunError, match="choose a new or empty folder"):
+            export(model, package=folder)
+        assert [each.name for each in folder.iterdir()] == ["config.json"]
+
+    def test_a_file_is_refused(self, tmp_path: Path) -> None:
+        (tmp_path / "file").write_text("")
+        with pytest.raises(RunError, match="choose a new or empty folder"):
+            export(describer().save(tmp_path / "model"), package=tmp_path / "file")
+
+    def test_ours_is_replaced_and_the_rest_of_it_stays(self, tmp_path: Path) -> None:
+        folder = tmp_path / "package"
+        export(describer().save(tmp_path / "model"), package=folder)
+        (folder / ".git").mkdir()
+        other = describer(pooling="max")
+        export(other.save(tmp_path / "other"), package=folder)
+        assert json.loads((folder / "config.json").read_text())["fingerprint"] == other.fingerprint
+        assert len(list(folder.iterdir())) == 5
+
+    def test_other_vectors_leave_the_old_package(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        folder = tmp_path / "package"
+        model = describer().save(tmp_path / "model")
+        export(model, package=folder)
+        before = {each.name: each.read_bytes() for each in folder.iterdir()}
+        code = package_module.load_code
+        monkeypatch.setattr(package_module, "load_code", lambda made: code(made).replace("/ 255", "/ 256"))
+        with pytest.raises(ModelError, match="other vectors"):
+            export(model, package=folder)
+        assert {each.name: each.read_bytes() for each in folder.iterdir()} == before

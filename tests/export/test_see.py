@@ -1,0 +1,74 @@
+"""What a file's metadata say of images, and code with Pillow alone, give the pixels that the run saw."""
+
+from __future__ import annotations
+
+import inspect
+from pathlib import Path
+from random import Random
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from PIL import Image
+
+from shortlist.data import FitTransform, TestTransform, Transform
+from shortlist.data.images import upright_rgb
+from shortlist.data.transforms import INTERPOLATIONS, cut
+from shortlist.export.description import preprocessing
+from shortlist.export.see import see
+from tests.data.pictures import picture
+from tests.export.describers import describer
+
+DOCS = Path(__file__).parents[2] / "docs" / "export.md"
+SIDES = st.integers(1, 300)
+TRANSFORMS = st.one_of(
+    st.builds(
+        lambda size, more, interpolation: TestTransform(size, size + more, interpolation),
+        st.integers(1, 80),
+        st.integers(0, 40),
+        st.sampled_from(sorted(INTERPOLATIONS)),
+    ),
+    st.builds(FitTransform, st.integers(1, 200), interpolation=st.sampled_from(sorted(INTERPOLATIONS))),
+)
+MADE = describer()
+
+
+def seen_by_the_run(image: Image.Image, transform: Transform) -> np.ndarray:
+    upright = upright_rgb(image)
+    return cut(upright, transform.crop(*upright.size, Random(0)), transform.interpolation).numpy()
+
+
+def how(transform: Transform) -> dict:
+    object.__setattr__(MADE, "transform", transform)
+    return preprocessing(MADE)
+
+
+@settings(deadline=None)
+@given(width=SIDES, height=SIDES, transform=TRANSFORMS)
+def test_any_shape(width: int, height: int, transform: Transform) -> None:
+    image = picture(width, height)
+    np.testing.assert_array_equal(see(image, how(transform)), seen_by_the_run(image, transform))
+
+
+@pytest.mark.parametrize("mode", ["1", "L", "LA", "P", "RGB", "RGBA", "CMYK"])
+def test_any_mode(mode: str) -> None:
+    image, transform = picture(50, 40).convert(mode), TestTransform(24, 32)
+    if mode == "RGBA":
+        image.putalpha(Image.linear_gradient("L").resize(image.size))
+    np.testing.assert_array_equal(see(image, how(transform)), seen_by_the_run(image, transform))
+
+
+@pytest.mark.parametrize("orientation", range(1, 9))
+def test_upright(orientation: int, tmp_path: Path) -> None:
+    exif = Image.Exif()
+    exif[0x0112] = orientation
+    picture(50, 40).save(tmp_path / "image.png", exif=exif)
+    transform = FitTransform(32)
+    with Image.open(tmp_path / "image.png") as image:
+        np.testing.assert_array_equal(see(image, how(transform)), seen_by_the_run(image, transform))
+
+
+def test_the_docs_show_it() -> None:
+    shown = inspect.getsource(see).replace(": Image.Image, how: Mapping[str, Any]) -> np.ndarray[Any, Any]:", ", how):")
+    assert shown in DOCS.read_text(encoding="utf-8")
