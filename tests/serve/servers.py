@@ -4,13 +4,20 @@ from __future__ import annotations
 
 import re
 import signal
+import socket
 import subprocess
 import sys
 import tempfile
+import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+
+import uvicorn
+
+from shortlist.retrieval.gallery import Gallery
+from shortlist.serve import create_app
 
 
 @dataclass
@@ -43,3 +50,18 @@ def serving(gallery: Path, *options: str) -> Iterator[Server]:
             process.wait()
             if process.stdout is not None:
                 process.stdout.close()
+
+
+@contextmanager
+def serving_here(gallery: Gallery) -> Iterator[str]:
+    """The address of a server in a thread, which starts at once."""
+    listening = socket.create_server(("127.0.0.1", 0))
+    server = uvicorn.Server(uvicorn.Config(create_app(gallery), log_level="warning", timeout_graceful_shutdown=1))
+    thread = threading.Thread(target=server.run, args=([listening],))
+    thread.start()
+    try:
+        yield f"http://127.0.0.1:{listening.getsockname()[1]}"
+    finally:
+        server.should_exit = True
+        thread.join()
+        listening.close()

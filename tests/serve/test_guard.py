@@ -29,9 +29,7 @@ def test_this_computer(gallery: Gallery, host: str) -> None:
     assert client.get("/api/health", headers={"Host": host}).status_code == 200
 
 
-@pytest.mark.parametrize(
-    "host", ["evil.example", "localhost.evil.example:8080", "127.0.0.1.nip.io", "", "::1", "a:b:c"]
-)
+@pytest.mark.parametrize("host", ["evil.example", "localhost.evil.example:8080", "127.0.0.1.nip.io", "", "::1", "a:b"])
 def test_other_names_of_this_computer(gallery: Gallery, host: str) -> None:
     client = TestClient(create_app(gallery, hosts={"localhost", "127.0.0.1", "[::1]"}))
     answer = client.get("/api/items/0/image", headers={"Host": host})

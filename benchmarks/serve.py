@@ -1,0 +1,148 @@
+"""Requests a second and how long they take, of `shortlist serve` on this computer.
+
+    python benchmarks/serve.py
+
+Makes a gallery of random pictures, starts the server on a free port of the loopback interface, and asks it with 1, 8
+and 64 at a time: for health, for the neighbours of an image of the gallery, for a thumbnail, and with an upload, a JPEG
+of a photograph's size. Who asks is this process, on the same cores. Any answer but 200 ends it. The peak of memory is
+the server's. Writes results/serve.json.
+"""
+
+from __future__ import annotations
+
+import argparse
+import io
+import json
+import os
+import platform
+import re
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from itertools import count
+from pathlib import Path
+from typing import Any
+
+import httpx
+import numpy as np
+import torch
+from PIL import Image
+
+RESULTS = Path(__file__).parent / "results" / "serve.json"
+AT_ONCE = (1, 8, 64)
+Ask = Callable[[httpx.Client, int], httpx.Response]
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--images", type=int, default=2000, help="of the gallery")
+    parser.add_argument("--requests", type=int, default=512, help="of each kind, at each number at a time")
+    parser.add_argument("--backbone", default="resnet18")
+    parser.add_argument("--size", type=int, default=224, help="of the image that the backbone sees")
+    parser.add_argument("--megapixels", type=float, default=2.0, help="of the upload")
+    parser.add_argument("--out", type=Path, default=RESULTS)
+    options = parser.parse_args()
+    with tempfile.TemporaryDirectory() as folder:
+        gallery = make_gallery(Path(folder), options.images, options.backbone, options.size)
+        command = [sys.executable, "-m", "shortlist", "serve", str(gallery), "--port", "0"]
+        server = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
+        assert server.stdout is not None
+        found = re.search(r"http://\S+", server.stdout.readline())
+        if found is None:
+            sys.exit("it does not serve")
+        rows = measure(found.group(), options.images, options.requests, photograph(options.megapixels))
+        memory = peak_memory(server.pid)
+        server.send_signal(signal.SIGINT)
+        server.wait()
+    print(f"\npeak memory of the server: {memory / 2**20:,.0f} MB")
+    settings = {name: str(value) if isinstance(value, Path) else value for name, value in vars(options).items()}
+    where = {"machine": platform.machine(), "cores": os.cpu_count(), "torch": torch.__version__}
+    result = {"command": "python benchmarks/serve.py", **settings, **where, "peak_memory": memory, "cases": rows}
+    options.out.write_text(json.dumps(result, indent=2) + "\n")
+
+
+def make_gallery(folder: Path, images: int, backbone: str, size: int) -> Path:
+    """Pictures of 100 x 75 blocks, enlarged: random, and quick to make."""
+    from shortlist.data import TestTransform, open_catalog
+    from shortlist.model import Embedder
+    from shortlist.retrieval import Describer
+    from shortlist.retrieval.gallery import Gallery
+
+    random = np.random.default_rng(0)
+    for number in range(images):
+        place = folder / "images" / f"{number % 10}"
+        place.mkdir(parents=True, exist_ok=True)
+        blocks = Image.fromarray(random.integers(0, 256, (75, 100, 3), dtype=np.uint8))
+        blocks.resize((400, 300)).save(place / f"{number}.jpg")
+    embedder = Embedder(backbone, dim=512, pretrained=False).eval()
+    gallery = Gallery.create(folder / "gallery", Describer(embedder, TestTransform(size, round(size * 8 / 7))))
+    gallery.add(open_catalog(folder / "images"))
+    return folder / "gallery"
+
+
+def photograph(megapixels: float) -> bytes:
+    height = round((megapixels * 1e6 * 3 / 4) ** 0.5)
+    out = io.BytesIO()
+    grain = np.random.default_rng(1).integers(0, 256, (height // 8, height // 6, 3), dtype=np.uint8)
+    Image.fromarray(grain).resize((height * 4 // 3, height)).save(out, format="JPEG", quality=90)
+    return out.getvalue()
+
+
+def measure(address: str, images: int, requests: int, upload: bytes) -> list[dict[str, Any]]:
+    kinds: dict[str, Ask] = {
+        "health": lambda client, _: client.get("/api/health"),
+        "similar": lambda client, number: client.get(f"/api/items/{number % images}/similar"),
+        "thumbnail": lambda client, number: client.get(f"/api/items/{number % images}/thumbnail"),
+        f"search, {len(upload) / 1e6:.1f} MB": lambda client, _: client.post("/api/search", files={"image": upload}),
+    }
+    rows = []
+    print("| request | at a time | a second | p50 ms | p95 ms | p99 ms |\n|---|---|---|---|---|---|")
+    for name, ask in kinds.items():
+        for at_once in AT_ONCE:
+            row = {"request": name, "at_once": at_once, **timed(address, ask, at_once, requests)}
+            rows.append(row)
+            print(
+                f"| {name} | {at_once} | {row['a_second']:.1f} | {row['p50'] * 1e3:.1f} | {row['p95'] * 1e3:.1f} "
+                f"| {row['p99'] * 1e3:.1f} |",
+                flush=True,
+            )
+    return rows
+
+
+def timed(address: str, ask: Ask, at_once: int, requests: int) -> dict[str, float]:
+    numbers = count()
+
+    def worker(client: httpx.Client) -> list[float]:
+        times = []
+        while (number := next(numbers)) < requests:
+            started = time.perf_counter()
+            answer = ask(client, number)
+            times.append(time.perf_counter() - started)
+            if answer.status_code != 200:
+                raise SystemExit(f"{answer.request.method} {answer.request.url}: {answer.status_code} {answer.text}")
+        return times
+
+    with httpx.Client(base_url=address, timeout=300) as one, ThreadPoolExecutor(at_once) as threads:
+        ask(one, 0)
+        clients = [httpx.Client(base_url=address, timeout=300) for _ in range(at_once)]
+        started = time.perf_counter()
+        times = [each for found in threads.map(worker, clients) for each in found]
+        seconds = time.perf_counter() - started
+        for client in clients:
+            client.close()
+    p50, p95, p99 = np.percentile(times, [50, 95, 99]).tolist()
+    return {"a_second": len(times) / seconds, "p50": p50, "p95": p95, "p99": p99}
+
+
+def peak_memory(pid: int) -> int:
+    """Bytes; of Linux, which keeps it for every process."""
+    status = Path(f"/proc/{pid}/status").read_text()
+    return int(re.search(r"VmHWM:\s+(\d+) kB", status).group(1)) * 1024  # type: ignore[union-attr]
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,77 @@
+"""`shortlist serve`: what works, and what is said where it does not."""
+
+from __future__ import annotations
+
+import logging
+import re
+import socket
+import subprocess
+import sys
+import warnings
+from pathlib import Path
+
+import httpx
+import pytest
+
+from shortlist.cli import main
+from shortlist.retrieval.gallery import Gallery
+from tests.serve.galleries import png
+from tests.serve.servers import serving
+
+
+def test_it_serves_until_it_is_interrupted(gallery: Gallery) -> None:
+    with serving(gallery.store.folder, "--max-pixels", "1000") as server:
+        assert server.address.startswith("http://127.0.0.1:")
+        assert httpx.get(server.address).headers["content-type"].startswith("text/html")
+        assert httpx.get(server.address, headers={"Host": "evil.example"}).status_code == 400
+        assert httpx.get(server.address.replace("127.0.0.1", "localhost")).status_code == 200
+        answer = httpx.post(f"{server.address}/api/search", files={"image": png(100, 100)})
+        assert (answer.status_code, "0.001 million" in answer.text) == (413, True)
+
+
+def run(*args: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> tuple[int, str]:
+    monkeypatch.setattr(warnings, "showwarning", warnings.showwarning)  # main() has its own
+    monkeypatch.setattr(logging.getLogger("accelerate"), "level", logging.WARNING)
+    monkeypatch.setattr(sys, "argv", ["shortlist", "serve", *args])
+    with pytest.raises(SystemExit) as end:
+        main()
+    return int(end.value.code or 0), capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        (("--port", "TAKEN"), "cannot listen on 127.0.0.1, port TAKEN (Address already in use): try another --port"),
+        (("--host", "no.such.host.invalid"), "cannot listen on no.such.host.invalid"),
+    ],
+)
+def test_where_it_cannot_listen(
+    gallery: Gallery,
+    options: tuple[str, ...],
+    said: str,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as other:
+        taken = str(other.getsockname()[1])
+        args = (str(gallery.store.folder), *(option.replace("TAKEN", taken) for option in options))
+        code, err = run(*args, capsys=capsys, monkeypatch=monkeypatch)
+    assert (code, err.count("\n")) == (1, 1)
+    assert err.startswith(f"Error: {said.replace('TAKEN', taken)}")
+
+
+def test_what_is_no_gallery(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    code, err = run(str(tmp_path), capsys=capsys, monkeypatch=monkeypatch)
+    assert (code, err.count("\n")) == (1, 1)
+    assert str(tmp_path) in err
+
+
+@pytest.mark.parametrize("package", ["fastapi", "uvicorn", "python_multipart"])
+def test_a_package_that_is_missing(package: str, tmp_path: Path) -> None:
+    code = f"import sys; sys.modules[{package!r}] = None; sys.argv[1:] = ['serve', 'x']; import shortlist.cli as cli"
+    code += "; cli.main()"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=tmp_path)
+    assert done.returncode == 1
+    assert re.fullmatch(r"Error: the search page needs the package \S+: pip install 'shortlist\[serve]'\n", done.stderr)

@@ -1,0 +1,421 @@
+"""The page in a real browser, on a real server."""
+
+from __future__ import annotations
+
+import base64
+import os
+import re
+import shutil
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+from playwright.sync_api import Browser, Locator, Page, expect, sync_playwright
+
+from shortlist.retrieval.gallery import Gallery
+from tests.serve.galleries import CLASSES, IMAGES, png, small_gallery
+from tests.serve.servers import Server, serving, serving_here
+
+NAMES = ("chromium", "chromium-browser", "google-chrome", "chrome")
+ALL = CLASSES * IMAGES
+Open = Callable[..., Page]
+
+
+@pytest.fixture(scope="module")
+def browser() -> Iterator[Browser]:
+    found = os.environ.get("SHORTLIST_CHROMIUM") or next(filter(None, map(shutil.which, NAMES)), None)
+    if found is None:
+        why = "there is no Chromium: install it, or say where it is with SHORTLIST_CHROMIUM"
+        assert os.environ.get("CI") != "true", why
+        pytest.skip(why)
+    options = ["--no-sandbox", "--disable-gpu", "--disable-dev-shm-usage"]
+    with sync_playwright() as playwright:
+        browser = playwright.chromium.launch(executable_path=found, args=options)
+        yield browser
+        browser.close()
+
+
+@pytest.fixture(scope="module")
+def server(gallery: Gallery) -> Iterator[Server]:
+    with serving(gallery.store.folder, "--max-bytes", "300000") as server:
+        yield server
+
+
+@pytest.fixture
+def open_page(browser: Browser, server: Server) -> Iterator[Open]:
+    """Open a path of the page; at the end nothing may have gone wrong, or come from elsewhere."""
+    contexts, problems = [], []
+
+    def open_it(path: str = "/", address: str = server.address, **options: object) -> Page:
+        context = browser.new_context(**{"viewport": {"width": 1200, "height": 800}, **options})
+        contexts.append(context)
+        page = context.new_page()
+        page.set_default_timeout(30_000)
+        page.on("pageerror", lambda error: problems.append(str(error)))
+        page.on("console", lambda said: problems.append(said.text) if _is_problem(said.type, said.text) else None)
+        page.on("request", lambda request: None if _is_ours(request.url, address) else problems.append(request.url))
+        page.goto(address + path)
+        return page
+
+    yield open_it
+    for context in contexts:
+        context.close()
+    assert not problems
+
+
+def _is_problem(kind: str, text: str) -> bool:
+    return kind in ("error", "warning") and not re.search("status of [45]", text)  # Chromium's own words of a refusal
+
+
+def _is_ours(url: str, address: str) -> bool:
+    return url.startswith((f"{address}/", "blob:", "data:"))
+
+
+def cards(page: Page) -> Locator:
+    return page.locator(".card")
+
+
+def name_of(gallery: Gallery, item: int) -> str:
+    return "/".join(gallery.item(item).path.parts[-2:])
+
+
+def file(name: str = "mine.png", content: bytes | None = None, kind: str = "image/png") -> dict[str, object]:
+    return {"name": name, "mimeType": kind, "buffer": png() if content is None else content}
+
+
+def give(page: Page, what: dict[str, object], by: str) -> None:
+    """Drop files, or paste them."""
+    page.evaluate(
+        """([name, kind, content, by]) => {
+            const given = new DataTransfer();
+            const bytes = Uint8Array.from(atob(content), (letter) => letter.charCodeAt(0));
+            given.items.add(new File([bytes], name, {type: kind}));
+            const options = {bubbles: true, cancelable: true};
+            if (by === "paste") {
+                document.body.dispatchEvent(new ClipboardEvent("paste", {...options, clipboardData: given}));
+            } else {
+                for (const kind of ["dragenter", "dragover", by]) {
+                    document.body.dispatchEvent(new DragEvent(kind, {...options, dataTransfer: given}));
+                }
+            }
+        }""",
+        [what["name"], what["mimeType"], base64.b64encode(what["buffer"]).decode(), by],
+    )
+
+
+def expect_found(page: Page, number: int = 20) -> None:
+    expect(page.locator("#query")).to_be_visible()
+    expect(cards(page)).to_have_count(number)
+    expect(page.locator("#status")).to_contain_text(f"{number} result")
+    expect(page.locator("#progress")).to_be_hidden()
+    scores = [float(text) for text in page.locator(".score").all_inner_texts()]
+    assert scores == sorted(scores, reverse=True)
+
+
+def pictures_are_there(page: Page) -> None:
+    page.wait_for_function(
+        """() => [...document.images]
+            .filter((image) => image.checkVisibility() && image.getBoundingClientRect().top < innerHeight)
+            .every((image) => image.complete && image.naturalWidth > 0)"""
+    )
+
+
+def test_the_gallery_is_there_to_look_at(open_page: Open) -> None:
+    page = open_page()
+    expect(cards(page)).to_have_count(60)
+    expect(page.locator("#gallery-name")).to_have_text(f"gallery · {ALL} images")
+    expect(page.locator("#status")).to_have_text(f"60 of {ALL} images")
+    pictures_are_there(page)
+    page.locator("#more").scroll_into_view_if_needed()
+    expect(cards(page)).to_have_count(ALL)
+    expect(page.locator("#more")).to_be_hidden()
+    expect(page).to_have_title("gallery · shortlist")
+
+
+def test_a_file_is_chosen(open_page: Open) -> None:
+    page = open_page()
+    with page.expect_file_chooser() as chooser:
+        page.get_by_role("button", name="Search with an image").click()
+    chooser.value.set_files(file())
+    expect_found(page)
+    expect(page.locator("#query-name")).to_have_text("mine.png")
+    expect(page.locator("#query-kind")).to_have_text("Your image")
+    pictures_are_there(page)
+    assert not page.locator(".card.same").count()  # nobody knows what it is
+    page.go_back()
+    expect(page.locator("#query")).to_be_hidden()
+    page.go_forward()  # the image is still known to the page
+    expect_found(page)
+    page.reload()
+    expect(page.get_by_role("alert")).to_contain_text("not stored")
+    expect(cards(page)).to_have_count(60)
+
+
+def test_the_large_button_chooses_too(open_page: Open) -> None:
+    page = open_page()
+    with page.expect_file_chooser() as chooser:
+        page.locator("#drop").click()
+    chooser.value.set_files(file())
+    expect_found(page)
+
+
+def test_an_image_is_dropped(open_page: Open, gallery: Gallery) -> None:
+    page = open_page()
+    expect(cards(page)).to_have_count(60)
+    give(page, file(), by="dragover")
+    expect(page.locator("#curtain")).to_be_visible()
+    give(page, file("other.png", gallery.item(30).path.read_bytes()), by="drop")
+    expect_found(page)
+    expect(page.locator("#curtain")).to_be_hidden()
+    expect(page.locator(".score").first).to_have_text("1.000")
+    assert cards(page).first.get_attribute("data-id") == "30"
+
+
+def test_an_image_is_pasted(open_page: Open) -> None:
+    page = open_page()
+    expect(cards(page)).to_have_count(60)
+    give(page, file("image.png"), by="paste")
+    expect_found(page)
+
+
+def test_click_through_and_back(open_page: Open, gallery: Gallery) -> None:
+    page = open_page()
+    cards(page).nth(7).click()
+    expect_found(page)
+    expect(page).to_have_url(re.compile(r"\?item=7$"))
+    expect(page.locator("#query-name")).to_have_text(name_of(gallery, 7))
+    expect(page.locator("#query-label")).to_have_text("class 00")
+    expected = gallery.similar(7, 20)
+    found = [int(card.get_attribute("data-id") or -1) for card in cards(page).all()]
+    assert found == [hit.item.id for hit in expected]
+    same = sum(hit.item.label == "class 00" for hit in expected)
+    expect(page.locator(".card.same")).to_have_count(same)
+    expect(page.locator("#verdict")).to_have_text(f"✓ {same} of 20 have the same label")
+    assert "same label" in (page.locator(".card.same").first.get_attribute("aria-label") or "")
+    cards(page).nth(2).click()
+    expect(page).to_have_url(re.compile(rf"\?item={found[2]}$"))
+    expect_found(page)
+    page.go_back()
+    expect(page.locator("#query-name")).to_have_text(name_of(gallery, 7))
+    page.go_back()
+    expect(page.locator("#query")).to_be_hidden()
+    expect(cards(page)).to_have_count(60)
+
+
+def test_where_one_was(open_page: Open) -> None:
+    page = open_page()
+    page.locator("#more").scroll_into_view_if_needed()
+    expect(cards(page)).to_have_count(ALL)
+    page.evaluate("scrollTo(0, 900)")
+    cards(page).nth(50).click()
+    expect_found(page)
+    assert page.evaluate("scrollY") == 0
+    page.go_back()
+    expect(cards(page)).to_have_count(ALL)
+    page.wait_for_function("scrollY > 500")
+
+
+def test_how_many(open_page: Open) -> None:
+    page = open_page("/?item=3&k=5")
+    expect_found(page, 5)
+    page.locator("#k").fill("31")
+    expect_found(page, 31)
+    expect(page).to_have_url(re.compile("k=31"))
+    cards(page).first.click()
+    expect(page).to_have_url(re.compile("k=31"))  # it stays
+    expect_found(page, 31)
+
+
+def test_of_one_label(open_page: Open) -> None:
+    page = open_page("/?item=3")
+    expect_found(page)
+    page.locator("#label").fill("class 04")
+    expect_found(page, IMAGES)
+    assert set(page.locator(".card .label").all_inner_texts()) == {"class 04"}
+    page.get_by_role("button", name="Any label").click()
+    expect_found(page)
+    page.locator("#label").fill("nothing of the kind")
+    page.locator("#label").press("Enter")
+    expect(page.get_by_role("alert")).to_contain_text("No image of the gallery has the label “nothing of the kind”")
+    expect(cards(page)).to_have_count(20)
+
+
+def test_of_one_label_among_all_images(open_page: Open) -> None:
+    page = open_page()
+    page.locator("#label").press_sequentially("class 02")
+    expect(cards(page)).to_have_count(IMAGES)
+    expect(page.locator("#heading")).to_have_text("class 02")
+    expect(page.locator("#status")).to_have_text(f"{IMAGES} images")
+    give(page, file(), by="drop")  # the label stays: it is searched among these
+    expect_found(page, IMAGES)
+
+
+def test_labels_are_suggested(open_page: Open) -> None:
+    page = open_page()
+    expect(cards(page)).to_have_count(60)
+    page.locator("#label").press_sequentially("S 0")
+    expect(page.locator("#labels option")).to_have_count(CLASSES)
+    page.locator("#label").press_sequentially("3")
+    assert page.locator("#labels option").evaluate_all("found => found.map(each => each.value)") == ["class 03"]
+
+
+@pytest.mark.parametrize(
+    ("what", "said"),
+    [
+        (file("notes.txt", b"words", "text/plain"), "notes.txt is not an image"),
+        (file("photo.png", b"words"), "photo.png: This file is not an image"),
+        (file("half.png", png()[:100]), "half.png: The image is damaged"),
+        (file("huge.png", b"x" * 400_000), "huge.png is too large"),
+        (file("empty.png", b""), "empty.png: The file is empty"),
+    ],
+    ids=lambda value: value["name"] if isinstance(value, dict) else "",
+)
+def test_a_bad_file(open_page: Open, gallery: Gallery, what: dict[str, object], said: str) -> None:
+    page = open_page("/?item=3")
+    expect_found(page)
+    page.set_input_files("#file", what)
+    expect(page.get_by_role("alert")).to_contain_text(said)
+    expect_found(page)  # what was there stays there
+    expect(page.locator("#query-name")).to_have_text(name_of(gallery, 3))
+    page.set_input_files("#file", file())
+    expect(page.get_by_role("alert")).to_be_hidden()
+    expect(page.locator("#query-name")).to_have_text("mine.png")
+
+
+def test_an_item_that_is_not_there(open_page: Open) -> None:
+    page = open_page("/?item=5000")
+    expect(page.get_by_role("alert")).to_contain_text("5000")
+
+
+def test_keys(open_page: Open) -> None:
+    page = open_page()
+    expect(cards(page)).to_have_count(60)
+    columns = page.evaluate("getComputedStyle(document.getElementById('list')).gridTemplateColumns.split(' ').length")
+    assert columns > 2
+    page.keyboard.press("ArrowRight")
+    expect(cards(page).nth(0)).to_be_focused()
+    page.keyboard.press("ArrowRight")
+    page.keyboard.press("ArrowDown")
+    expect(cards(page).nth(columns + 1)).to_be_focused()
+    assert cards(page).nth(columns + 1).evaluate("card => getComputedStyle(card).outlineStyle") == "solid"
+    page.keyboard.press("ArrowLeft")
+    page.keyboard.press("ArrowUp")
+    page.keyboard.press("ArrowUp")  # there is nothing above
+    expect(cards(page).nth(0)).to_be_focused()
+    page.keyboard.press("Enter")
+    expect_found(page)
+    expect(page).to_have_url(re.compile(r"\?item=0$"))
+    expect(cards(page).nth(0)).to_be_focused()
+    page.keyboard.press("End")
+    expect(cards(page).last).to_be_focused()
+    page.keyboard.press("Home")
+    expect(cards(page).nth(0)).to_be_focused()
+    page.keyboard.press("/")
+    expect(page.locator("#label")).to_be_focused()
+    page.keyboard.press("Escape")
+    expect(page.locator("#label")).not_to_be_focused()
+    page.keyboard.press("Escape")
+    expect(page.locator("#query")).to_be_hidden()
+
+
+def test_tab_enters_the_grid_once(open_page: Open) -> None:
+    page = open_page("/?item=3")
+    expect_found(page)
+    page.locator("#k").focus()
+    page.keyboard.press("Tab")
+    expect(cards(page).first).to_be_focused()
+    page.keyboard.press("Tab")
+    expect(page.get_by_role("link", name="JSON API")).to_be_focused()
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_light_and_dark(open_page: Open, scheme: str) -> None:
+    page = open_page("/?item=3", color_scheme=scheme)
+    expect_found(page)
+    for element in ("body", ".card .label", ".card .file", "#status", "#verdict", ".primary", ".mark"):
+        assert contrast(page, element) >= 4.5, element
+    paper = page.evaluate("getComputedStyle(document.body).backgroundColor")
+    assert (brightness(paper) < 0.1) == (scheme == "dark")
+
+
+def contrast(page: Page, selector: str) -> float:
+    """Of its text on what is behind it, as WCAG has it."""
+    ink, paper = page.locator(selector).first.evaluate(
+        """(element) => {
+            let behind = element;
+            while (getComputedStyle(behind).backgroundColor === "rgba(0, 0, 0, 0)") behind = behind.parentElement;
+            return [getComputedStyle(element).color, getComputedStyle(behind).backgroundColor];
+        }"""
+    )
+    lighter, darker = sorted((brightness(ink), brightness(paper)), reverse=True)
+    return (lighter + 0.05) / (darker + 0.05)
+
+
+def brightness(colour: str) -> float:
+    values = [int(part) / 255 for part in re.findall(r"\d+", colour)[:3]]
+    linear = [value / 12.92 if value <= 0.04045 else ((value + 0.055) / 1.055) ** 2.4 for value in values]
+    return 0.2126 * linear[0] + 0.7152 * linear[1] + 0.0722 * linear[2]
+
+
+@pytest.mark.parametrize("path", ["/", "/?item=3", "/docs"])
+def test_a_narrow_screen(open_page: Open, path: str) -> None:
+    page = open_page(path, viewport={"width": 390, "height": 844}, has_touch=True, is_mobile=True)
+    expect(page.locator(".card, .endpoint").first).to_be_visible()
+    assert page.evaluate("document.documentElement.scrollWidth") <= 390
+    if path == "/":
+        cards(page).first.tap()
+        expect_found(page)
+        assert page.locator("#choose").bounding_box()["height"] >= 36
+
+
+def test_without_labels(open_page: Open, tmp_path: Path) -> None:
+    with serving_here(small_gallery(tmp_path, labelled=False)) as address:
+        page = open_page("/", address)
+        cards(page).first.click()
+        expect_found(page)
+        expect(page.locator("#label-field")).to_be_hidden()
+        expect(page.locator("#verdict")).to_be_hidden()
+        assert not page.locator(".card.same").count()
+        page.close()
+
+
+def test_names_are_text(open_page: Open, tmp_path: Path) -> None:
+    gallery = small_gallery(tmp_path)
+    label = '<img src=x onerror=alert(1)> "quoted" & 50 %'
+    gallery.store.change(labels={item.id: label for item in gallery.items(limit=30)})
+    with serving_here(gallery) as address:
+        page = open_page("/", address)
+        expect(page.locator(".card .label").first).to_have_text(label)
+        page.locator("#label").fill(label)
+        expect(cards(page)).to_have_count(30)
+        cards(page).first.click()
+        expect_found(page)
+        expect(page.locator("#query-label")).to_have_text(label)
+        page.reload()
+        expect_found(page)
+        page.close()
+
+
+def test_a_file_that_is_gone(open_page: Open, tmp_path: Path) -> None:
+    gallery = small_gallery(tmp_path)
+    gallery.item(1).path.unlink()
+    with serving_here(gallery) as address:
+        page = open_page("/", address)
+        expect(page.locator(".frame.gone")).to_have_count(1)
+        cards(page).nth(1).click()  # its vector is still there
+        expect_found(page)
+        page.close()
+
+
+def test_a_server_that_has_gone(open_page: Open) -> None:
+    page = open_page()
+    expect(cards(page)).to_have_count(60)
+    page.route("**/similar*", lambda route: route.fulfill(status=502, body="no JSON"))
+    cards(page).first.click()
+    expect(page.get_by_role("alert")).to_contain_text("The server does not answer")
+
+
+def test_the_docs(open_page: Open) -> None:
+    page = open_page("/docs")
+    expect(page.locator(".endpoint")).to_have_count(8)
+    expect(page.locator(".endpoint", has_text="/api/search")).to_contain_text("curl -F image=@photo.jpg")
