@@ -35,7 +35,8 @@ def why_it_fails(
     """Everything that is known of the failures of a test."""
     return join(
         tag("div", _ranks(analysis), _similarities(analysis), class_="plots"),
-        _by_size(analysis, k),
+        _nearer(analysis),
+        _by_size(analysis, k, "By the number of right images" if catalog.judgements else "By class size"),
         _confused(album, catalog, analysis, confusions(analysis, catalog)),
         _twice(album, catalog, duplicates(analysis, catalog, progress)),
     )
@@ -47,7 +48,7 @@ def _ranks(analysis: Analysis) -> Html:
         (
             f"{each.high:,}",
             100 * each.queries / number,
-            f"rank {each.name}: {each.queries:,} queries, {each.queries / number:.1%}",
+            f"rank {each.name}: {each.queries:,} queries, {100 * each.queries / number:.1f} %",
         )
         for each in shares
     ]
@@ -60,22 +61,23 @@ def _similarities(analysis: Analysis) -> Html:
     edges = np.linspace(-1, 1, BINS + 1).tolist()
     pairs = {"right pairs": analysis.right_pairs, "wrong pairs": analysis.wrong_pairs}
     shares = {name: (each / max(1, each.sum())).tolist() for name, each in pairs.items()}
-    found = separation(analysis)
-    often = "" if found is None else f" A right image is nearer than a wrong one in {found:.1%} of all cases."
-    return distributions_plot("similarity", edges, shares, f"Similarities of right and wrong pairs.{often}")
+    return distributions_plot("similarity", edges, shares, "Similarities of right and wrong pairs.")
 
 
-def _by_size(analysis: Analysis, k: Sequence[int]) -> Html:
+def _by_size(analysis: Analysis, k: Sequence[int], title: str) -> Html:
     rows = [
         [each.name, f"{each.queries:,}", *(_share(value) for value in each.r_at_k)] for each in by_size(analysis, k)
     ]
     header = ["images to find", "queries", *(f"r@{cut}, %" for cut in k)]
+    return join(tag("h3", title), table(header, rows))
+
+
+def _nearer(analysis: Analysis) -> Html | None:
     found = separation(analysis)
-    remark = None
-    if found is not None:
-        text = f"Over all pairs, a right image is nearer to a query than a wrong one in {found:.1%} of the cases. "
-        remark = tag("p", text, "Searching is harder: the nearest of all wrong ones counts.", class_="note")
-    return join(remark, tag("h3", "By class size"), table(header, rows))
+    if found is None:
+        return None
+    text = f"Of a right and a wrong image, the right one is nearer to a query in {100 * found:.1f} % of all cases. "
+    return tag("p", text, "Searching is harder: the nearest of all wrong ones counts.", class_="note")
 
 
 def _share(value: float) -> Html:
@@ -91,7 +93,7 @@ def _confused(album: Album, catalog: Catalog, analysis: Analysis, found: Sequenc
     what = "Queries of the first class whose nearest image is of the second, with the most certain mistakes."
     items = []
     for each in found:
-        share = f"{each.times:,} of {each.queries:,} queries ({each.times / each.queries:.0%})"
+        share = f"{each.times:,} of {each.queries:,} queries ({100 * each.times / each.queries:.0f} %)"
         names = [tag("b", catalog.class_names[each.asked]), " taken for ", tag("b", catalog.class_names[each.found])]
         examples = [_example(album, catalog, analysis, number) for number in each.examples]
         text = tag("p", names, tag("br"), tag("span", share, class_="count"))

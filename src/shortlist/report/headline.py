@@ -9,28 +9,30 @@ from shortlist.report.tables import counts
 from shortlist.retrieval import Estimate, Evaluation
 
 
+def gauge_key(after: Sequence[Evaluation], before: Sequence[Evaluation]) -> str:
+    """What the marks in the tiles mean, as far as there are any."""
+    marks = ["the dot is the value", "the bar its 95 % interval"]
+    marks += ["the ring the value before training"] if before else []
+    marks += ["the upright line the paper's"] if any(each.difference for each in after) else []
+    return f"In each tile, on a line from 0 to 100 %: {', '.join(marks)}."
+
+
 def lead(after: Evaluation, before: Evaluation | None) -> Html:
-    """The most important number, in a sentence."""
-    name, estimate = next(iter(after.headline.items()))
-    means = "The nearest image is a right one for" if name == "r@1" else f"On average, {name} is"
-    value = tag("b", f"{100 * estimate.value:.1f} %")
-    of = f" of {after.queries - after.left_out:,} queries of {after.data}" if name == "r@1" else f" on {after.data}"
-    was = "" if before is None or name not in before.metrics else f"; before training it was {_value(before, name)} %"
-    return tag("p", means, " ", value, f"{of}{was}.", class_="lead")
+    """The most important number, in a sentence; of judged queries one for each setup."""
+    values = {name: tag("b", f"{100 * estimate.value:.1f} %") for name, estimate in after.headline.items()}
+    if "r@1" in values:
+        was = "" if before is None else f"; before training it was {_value(before, 'r@1')} %"
+        of = f" of {after.queries - after.left_out:,} queries of {after.data}{was}."
+        return tag("p", "The nearest image is a right one for ", values["r@1"], of, class_="lead")
+    each = [join(", " if number else "", name, " ", value) for number, (name, value) in enumerate(values.items())]
+    return tag("p", f"On {after.data}: ", each, ".", class_="lead")
 
 
 def numbers(after: Evaluation, before: Evaluation | None) -> Html:
     """Tiles of the metrics by which the test is known, and a table of all."""
-    tiles = [_tile(name, each, after, before) for name, each in after.headline.items()]
-    key = ["the bar is the 95 % interval"]
-    key += ["the ring is before training"] if before else []
-    key += ["the upright line is the paper"] if any(name in after.paper for name in after.headline) else []
-    bounded = any(each.low is not None for each in after.headline.values())
     return join(
-        tag("div", tiles, class_="tiles"),
-        tag("p", f"{counts(after)}. In each tile, on a line from 0 to 100 %: {', '.join(key)}.", class_="note")
-        if bounded
-        else tag("p", f"{counts(after)}.", class_="note"),
+        tag("div", [_tile(name, each, after, before) for name, each in after.headline.items()], class_="tiles"),
+        tag("p", f"{counts(after)}.", class_="note"),
         [tag("p", f"Note: {remark}", class_="note") for remark in after.remarks],
         tag("details", tag("summary", "All metrics"), _table(after, before)),
     )

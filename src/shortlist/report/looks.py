@@ -40,7 +40,7 @@ def query_card(
         "div",
         tag("p", name, class_="class"),
         tag("p", f"{said}{int(some.to_find[number]):,} to find", class_="said"),
-        tag("p", path, class_="path", title=path),
+        None if name == path else tag("p", path, class_="path", title=path),
         class_="about",
     )
     picture = tag("div", album.show(catalog, row, f"query: {name}"), class_="asks")

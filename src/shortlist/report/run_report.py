@@ -10,7 +10,7 @@ from shortlist.errors import DataError
 from shortlist.files import write_atomically
 from shortlist.report.curves import curves
 from shortlist.report.facts import what_was_run
-from shortlist.report.headline import lead, numbers
+from shortlist.report.headline import gauge_key, lead, numbers
 from shortlist.report.markup import Html, document, page_body, tag
 from shortlist.report.opening import Tested, open_finished, open_test, read_evaluations
 from shortlist.report.results import results
@@ -86,5 +86,5 @@ def _numbers(after: Sequence[Evaluation], before: Sequence[Evaluation]) -> Html:
     parts = []
     for each in after:
         parts += [tag("h3", f"{each.data}: {each.protocol}"), numbers(each, _of(each, before))]
-    nothing = None if after else tag("p", "Nothing was tested in this run.", class_="note")
-    return tag("section", tag("h2", "Numbers"), nothing, parts)
+    about = gauge_key(after, before) if after else "Nothing was tested in this run."
+    return tag("section", tag("h2", "Numbers"), tag("p", about, class_="note"), parts)

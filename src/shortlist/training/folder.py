@@ -42,6 +42,7 @@ class RunFolder:
     vectors/                embeddings of what was tested, which `report` and `compare` read, and of distractors
     evaluation-before.json  a list of all tests before the first step
     evaluation.json         and with the result
+    report.html             the report of the run, by `shortlist train` and `shortlist report`
     failed/                 the step that had no finite loss, if there was one
     """  # fmt: skip
 

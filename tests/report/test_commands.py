@@ -1,0 +1,82 @@
+"""`shortlist report` and `shortlist compare`, and what `train` says at its end."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from shortlist.report import run_report
+from tests.report.runs import trained
+from tests.test_cli import FAST, Call, assert_error, call, folders  # noqa: F401 - fixtures
+
+pytestmark = pytest.mark.usefixtures("one_thread")
+
+
+@pytest.fixture(scope="module")
+def two(folders: Path) -> tuple[Path, Path]:  # noqa: F811
+    return folders / "run", trained(folders / "images", folders / "other", "data.validation=none").path
+
+
+def messages(out: str) -> list[dict[str, object]]:
+    return [json.loads(line) for line in out.splitlines()]
+
+
+class TestReport:
+    def test_where_it_is(self, call: Call, folders: Path, tmp_path: Path) -> None:  # noqa: F811
+        code, out, err = call("report", folders / "run")
+        assert (code, err) == (0, "")
+        assert messages(out)[-1]["report"] == str(folders / "run" / "report.html")
+        code, out, _ = call("report", folders / "run", "-o", "Übersicht.html")
+        assert code == 0
+        assert (tmp_path / "Übersicht.html").read_text(encoding="utf-8").startswith("<!doctype html>")
+
+    def test_mistakes(self, call: Call, tmp_path: Path) -> None:  # noqa: F811
+        assert_error(call("report", tmp_path), "There is no run in")
+        assert_error(call("report", "nowhere"), "There is no run in nowhere")
+
+    def test_train_writes_it(self, call: Call, folders: Path, tmp_path: Path) -> None:  # noqa: F811
+        code, out, _ = call("train", "tiny.yaml", f"data.source={folders / 'images'}", "--run", "run", *FAST)
+        assert code == 0
+        assert [each["report"] for each in messages(out) if "report" in each] == ["run/report.html"]
+        (tmp_path / "run" / "report.html").unlink()
+        assert call("train", "--resume", "run")[0] == 0
+        assert (tmp_path / "run" / "report.html").is_file()
+
+    def test_train_is_none_the_worse_without_it(
+        self,
+        call: Call,  # noqa: F811
+        folders: Path,  # noqa: F811
+        tmp_path: Path,
+        monkeypatch: pytest.MonkeyPatch,
+    ) -> None:
+        monkeypatch.setattr(run_report, "write_report", lambda *_, **__: 1 / 0)
+        code, out, _ = call("train", "tiny.yaml", f"data.source={folders / 'images'}", "--run", "run", *FAST)
+        assert code == 0
+        assert "The report could not be written" in out
+        assert messages(out)[-1]["run"] == "run"
+
+
+class TestCompare:
+    def test_table_and_page(self, call: Call, two: tuple[Path, Path], tmp_path: Path) -> None:  # noqa: F811
+        code, out, err = call("compare", *two)
+        assert code == 0
+        assert "R-precision" in out
+        assert "other" in out
+        assert messages(err)[-1]["page"] == "comparison.html"
+        assert (tmp_path / "comparison.html").is_file()
+
+    def test_json(self, call: Call, two: tuple[Path, Path], tmp_path: Path) -> None:  # noqa: F811
+        code, out, _ = call("compare", *two, "--json")
+        assert code == 0
+        found = json.loads(out)
+        assert found["first"] == "run"
+        assert not list(tmp_path.glob("*.html"))
+        assert call("compare", *two, "--json", "-o", "page.html")[0] == 0
+        assert (tmp_path / "page.html").is_file()
+
+    def test_mistakes(self, call: Call, two: tuple[Path, Path]) -> None:  # noqa: F811
+        assert_error(call("compare", two[0]), "at least two runs")
+        assert_error(call("compare", two[0], two[0]), "given twice")
+        assert_error(call("compare", two[0], "nowhere"), "There is no run in nowhere")

@@ -1,0 +1,69 @@
+"""Pages about judged queries, several tests and distractors, on miniatures of the benchmarks."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from shortlist.report.comparing import Comparison, compare_runs
+from shortlist.report.comparison_page import write_comparison
+from shortlist.report.run_report import write_report
+from shortlist.training import RunFolder, train
+from tests.report.runs import read
+from tests.training.test_evaluation import home, landmarks  # noqa: F401 - a fixture
+
+pytestmark = pytest.mark.usefixtures("one_thread")
+
+
+@pytest.fixture(scope="module")
+def runs(home: Path, tmp_path_factory: pytest.TempPathFactory) -> list[RunFolder]:  # noqa: F811
+    root = tmp_path_factory.mktemp("runs")
+    only_paris = f"evaluation.tests=[{{source: rparis6k, root: {home / 'paris'}}}]"
+    settings = {"both": (), "paris": (only_paris, "training.seed=1", "evaluation.before=false")}
+    return [train(landmarks(home, *each), root / name) for name, each in settings.items()]
+
+
+class TestReport:
+    def test_a_section_for_each_test(self, runs: list[RunFolder]) -> None:
+        text, found = read(write_report(runs[0].path))
+        for name in ("roxford5k", "rparis6k"):
+            assert f"What it looks like: {name}" in text
+            assert f"Why it fails: {name}" in text
+        cards = [each for name, each in found.elements if name == "article"]
+        assert len(cards) == 6 + 6  # every query that has anything to find
+        assert "Classes confused most" not in text
+
+    def test_the_papers_figures(self, runs: list[RunFolder]) -> None:
+        text, _ = read(write_report(runs[0].path))
+        without, with_distractors, _ = json.loads(runs[0].evaluation_file.read_text())
+        for each, paper in ((without, 60.0), (with_distractors, 40.0)):
+            difference = 100 * each["metrics"]["mAP medium"]["value"] - paper
+            assert f"paper {paper} ({difference:+.1f})" in text
+        assert "roxford5k+r1m: revisited" in text
+        assert "mP@7 hard" in text  # not measured, and says so
+        assert "Distractors are not searched here." in text
+
+    def test_only_what_was_tested_before_is_called_before(self, runs: list[RunFolder]) -> None:
+        assert "before training" not in read(write_report(runs[1].path))[0]
+
+
+class TestComparison:
+    @pytest.fixture
+    def comparison(self, runs: list[RunFolder]) -> Comparison:
+        return compare_runs([run.path for run in runs])
+
+    def test_only_what_they_have_in_common(self, comparison: Comparison) -> None:
+        assert [test.catalog.name for test in comparison.tests] == ["rparis6k"]
+
+    def test_every_setup(self, comparison: Comparison, runs: list[RunFolder]) -> None:
+        (test,) = comparison.tests
+        measured = json.loads(runs[1].evaluation_file.read_text())[0]
+        assert test.means["paris"] == pytest.approx({name: each["value"] for name, each in measured["metrics"].items()})
+        assert {name: test.queries[f"mAP {name}"] for name in ("easy", "medium", "hard")} == measured["setups"]
+
+    def test_page(self, comparison: Comparison, tmp_path: Path) -> None:
+        text, found = read(write_comparison(comparison, tmp_path / "page.html"))
+        assert "mAP medium" in text
+        assert [name for name, _ in found.elements].count("article") == 6
