@@ -20,13 +20,22 @@ FLAT_UP_TO = (
 LINKS = 32  # of a vector in HNSW: 256 bytes, beside the vector's own 2,048
 BUILD_EFFORT, SEARCH_EFFORT = 200, 128  # HNSW's candidates: recall@10 near 1, for a few ms a query
 BYTES_A_VECTOR = 64  # of IVF-PQ's codes: a 32nd of 512 dimensions in float32
+A_CENTRE = 39  # vectors for each centre that IVF-PQ learns: FAISS's own advice
+FEWEST = 256 * A_CENTRE  # vectors for IVF-PQ, whose codes have 256 centres; for fewer, exact search is fast
 MOST_LISTS, PROBES = 65_536, 64  # of IVF
 RECALL_AT, RECALL_QUERIES = 10, 1_000
-_BLOCK = 65_536  # vectors added at a time
+_BLOCK = 65_536  # vectors added, or learned from, at a time
 
 
-def choose_kind(number: int, dim: int) -> str:
-    """Exact while that is fast, then HNSW, and IVF-PQ where HNSW with all its vectors would fill half the memory."""
+def choose_kind(asked: str, number: int, dim: int) -> str:
+    """The kind that was asked for, where there are vectors enough; by `auto`, what serves so many.
+
+    Exact while that is fast, then HNSW, and IVF-PQ where HNSW with all its vectors would fill half the memory.
+    """
+    if asked == "ivfpq" and number < FEWEST:
+        return "flat"
+    if asked != "auto":
+        return asked
     if number <= FLAT_UP_TO:
         return "flat"
     hnsw = number * (4 * dim + 8 * LINKS)
@@ -45,9 +54,10 @@ def build(kind: str, vectors: NDArray[Any]) -> Any:
     if kind == "hnsw":
         index = faiss.IndexHNSWFlat(dim, LINKS, faiss.METRIC_INNER_PRODUCT)
         index.hnsw.efConstruction, index.hnsw.efSearch = BUILD_EFFORT, SEARCH_EFFORT
-    elif kind == "ivfpq" and number >= 256:  # fewer cannot train the codes' 256 centres
+    elif kind == "ivfpq":
         index = _inverted_lists(number, dim)
-        sample = np.random.default_rng(0).permutation(number)[: max(39 * index.nlist, 65_536)]
+        lists = _faiss().extract_index_ivf(index).nlist
+        sample = np.random.default_rng(0).permutation(number)[: max(A_CENTRE * lists, _BLOCK)]
         index.train(_float32(vectors[np.sort(sample)]))
     else:
         index = faiss.IndexFlatIP(dim)
@@ -57,7 +67,7 @@ def build(kind: str, vectors: NDArray[Any]) -> Any:
 
 def _inverted_lists(number: int, dim: int) -> Any:
     faiss = _faiss()
-    lists = min(MOST_LISTS, max(1, number // 39, 1), max(1, int(4 * number**0.5)))
+    lists = max(1, min(MOST_LISTS, number // A_CENTRE, int(4 * number**0.5)))
     codes = next(size for size in range(min(BYTES_A_VECTOR, dim), 0, -1) if dim % size == 0)
     index = faiss.index_factory(dim, f"OPQ{codes},IVF{lists},PQ{codes}x8", faiss.METRIC_INNER_PRODUCT)
     faiss.extract_index_ivf(index).nprobe = PROBES

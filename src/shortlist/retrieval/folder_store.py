@@ -149,6 +149,7 @@ class FolderStore:
         with _locked(self.folder):
             if generation.read_note(self.folder)["generation"] != self.now.note["generation"]:
                 self.now = generation.read(self.folder)
+            generation.sweep(self.folder, self.now.note["files"])  # of someone who was killed
             work = self.folder / WORK
             yield work
             shutil.rmtree(work, ignore_errors=True)  # what failed or was killed is kept, to go on with
@@ -177,8 +178,7 @@ class FolderStore:
         """Write the next generation, of the rows that are there already and of new ones at the end."""
         now, gone = self.now, table["removed"].to_numpy()
         left = len(table) - int(gone.sum())
-        kind = now.note["asked_kind"]
-        kind = faiss_index.choose_kind(left, self.dim) if kind == "auto" else kind
+        kind = faiss_index.choose_kind(self.asked_kind, left, self.dim)
         note = {**now.note, "generation": now.note["generation"] + 1, "next_id": now.note["next_id"] + rows}
         serves = self._serves(kind, gone)
         if not serves:
@@ -200,7 +200,7 @@ class FolderStore:
         """Whether the present index goes on, with rows of removed images in it. Exact ones are cheap to build anew."""
         note = self.now.note
         grown = kind == "ivfpq" and len(gone) > GROWN * note["built_of"]
-        return kind == note["kind"] != "flat" and not grown and gone.mean() <= REMOVED_SHARE
+        return kind == note["kind"] != "flat" and not grown and gone.sum() <= REMOVED_SHARE * len(gone)
 
 
 def _ours(file: Path) -> bool:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import cached_property
@@ -16,6 +16,7 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
+from shortlist.errors import DataError
 from shortlist.files import replacing, write_atomically
 from shortlist.retrieval import faiss_index
 from shortlist.retrieval.store import NOTE, GalleryError, Ids, Item, NoSuchItem, Row
@@ -123,7 +124,7 @@ def read(folder: Path) -> Generation:
                 return _opened(note, files)
         except FileNotFoundError:
             continue
-        except (OSError, ValueError, RuntimeError, pa.ArrowException) as error:
+        except (DataError, OSError, ValueError, RuntimeError, pa.ArrowException) as error:
             raise GalleryError(f"the gallery {folder} is damaged: {error}") from error
     missing = ", ".join(file.name for file in files.values() if not file.is_file())
     raise GalleryError(f"the gallery {folder} is damaged: it has no {missing}")
@@ -177,6 +178,11 @@ def write(folder: Path, note: dict[str, Any], table: pa.Table, index: Any) -> No
         pq.write_table(table, temporary)
     faiss_index.write(index, folder / names["index"])
     write_atomically(folder / NOTE, json.dumps({**note, "files": names}, indent=2) + "\n")
+    sweep(folder, names)
+
+
+def sweep(folder: Path, names: Mapping[str, str]) -> None:
+    """Delete the files of all generations but the one that has these."""
     for pattern in PARTS.values():
         for file in folder.glob(pattern.format("*")):
             if file.name not in names.values():

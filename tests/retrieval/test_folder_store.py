@@ -1,0 +1,271 @@
+"""A gallery's folder: whole after a kill at any point, one writer, readers that go on, and approximate indexes."""
+
+from __future__ import annotations
+
+import json
+import multiprocessing
+import os
+import signal
+from pathlib import Path
+
+import filelock
+import numpy as np
+import pytest
+
+from shortlist.data import Catalog, open_collection
+from shortlist.errors import ConfigError
+from shortlist.retrieval import Describer, Gallery, GalleryError, faiss_index, folder_store, nearest
+from shortlist.retrieval.store import Row
+from tests.data.pictures import picture, write
+from tests.retrieval.galleries import CLASSES, DIM, NUMBER
+
+pytestmark = pytest.mark.usefixtures("one_thread")
+
+
+@pytest.fixture
+def gallery(describer: Describer, images: Catalog, tmp_path: Path) -> Gallery:
+    made = Gallery.create(tmp_path / "gallery", describer)
+    made.add(images)
+    return made
+
+
+def filled(folder: Path, describer: Describer, kind: str, number: int) -> tuple[Gallery, np.ndarray]:
+    """A gallery of vectors of no images."""
+    gallery = Gallery.create(folder, describer, kind=kind)
+    vectors = more(number)
+    with gallery.store.changing():
+        gallery.store.change(rows(0, number), vectors)
+    return gallery, vectors
+
+
+def more(number: int, seed: int = 0) -> np.ndarray:
+    vectors = np.random.default_rng(seed).normal(size=(number, DIM)).astype(np.float32)
+    return vectors / np.linalg.norm(vectors, axis=1, keepdims=True)
+
+
+def rows(first: int, last: int) -> list[Row]:
+    return [Row(f"/{each}.png", None, 1, 1) for each in range(first, last)]
+
+
+class TestKilled:
+    POINTS = (
+        "shortlist.retrieval.vector_file.VectorFile.finish",
+        "shortlist.retrieval.generation.write_vectors",
+        "shortlist.retrieval.faiss_index.build",
+        "shortlist.retrieval.generation.write",
+        "shortlist.retrieval.faiss_index.write",
+        "shortlist.retrieval.generation.write_atomically",
+    )
+
+    @pytest.mark.parametrize("after", [False, True], ids=["before", "after"])
+    @pytest.mark.parametrize("point", POINTS)
+    def test_the_old_one_works_and_the_next_call_goes_on(
+        self, gallery: Gallery, point: str, after: bool, tmp_path: Path
+    ) -> None:
+        found = [hit.item.id for hit in gallery.similar(0, NUMBER)]
+        for number in range(3):
+            write(tmp_path / "images" / "bolt" / f"new {number}.png", picture(seed=50 + number))
+        child = multiprocessing.get_context("fork").Process(target=_killed, args=(tmp_path, point, after))
+        child.start()
+        child.join()
+        assert child.exitcode == -signal.SIGKILL
+        again = Gallery.open(tmp_path / "gallery")
+        whole = point.endswith("write_atomically") or point == "shortlist.retrieval.generation.write"
+        assert len(again) == (NUMBER + 3 if after and whole else NUMBER)
+        assert [hit.item.id for hit in again.similar(0, NUMBER + 3) if hit.item.id < NUMBER] == found
+        again.add(open_collection(tmp_path / "images"))
+        assert len(again) == NUMBER + 3
+        files = {each.name for each in (tmp_path / "gallery").iterdir()}
+        assert len(files) == 6  # nothing of other generations is left: note, three files, the model, the lock
+        assert {"gallery.json", "model", ".lock"} < files
+
+    def test_while_it_is_made(self, describer: Describer, images: Catalog, tmp_path: Path) -> None:
+        folder = tmp_path / "gallery"
+        describer.save(folder / "model")
+        (folder / "vectors-0.npy").touch()
+        Gallery.create(folder, describer).add(images)
+        assert len(Gallery.open(folder)) == NUMBER
+
+    def test_what_was_embedded_is_not_embedded_again(
+        self, describer: Describer, images: Catalog, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        gallery = Gallery.create(tmp_path / "gallery", describer)
+        child = multiprocessing.get_context("fork").Process(
+            target=_killed, args=(tmp_path, "shortlist.retrieval.generation.write_vectors", False)
+        )
+        child.start()
+        child.join()
+        monkeypatch.setattr(type(describer.embedder), "forward", None)  # may not be called
+        assert Gallery.open(tmp_path / "gallery").add(images).added == NUMBER
+        assert len(gallery) == 0  # opened before, it is as it was
+
+
+def _killed(root: Path, point: str, after: bool) -> None:
+    """Add images, and be killed before or after a function has done its work."""
+    import importlib
+
+    module, _, name = point.rpartition(".")
+    try:
+        owner = importlib.import_module(module)
+    except ModuleNotFoundError:
+        module, _, kind = module.rpartition(".")
+        owner = getattr(importlib.import_module(module), kind)
+    original = getattr(owner, name)
+
+    def kill(*args: object, **options: object) -> None:
+        if after:
+            original(*args, **options)
+        os.kill(os.getpid(), signal.SIGKILL)
+
+    setattr(owner, name, kill)
+    Gallery.open(root / "gallery").add(open_collection(root / "images"))
+
+
+class TestTogether:
+    def test_one_writer(self, gallery: Gallery, images: Catalog) -> None:
+        lock = filelock.FileLock(gallery.store.folder / ".lock")
+        with lock, pytest.raises(GalleryError, match="Another process is changing the gallery"):
+            _in_child(gallery, images)
+
+    def test_readers_go_on(self, gallery: Gallery, tmp_path: Path) -> None:
+        reader = Gallery.open(tmp_path / "gallery")
+        before = reader.similar(3, NUMBER)
+        gallery.remove([tmp_path / "images" / "bolt"])
+        assert reader.similar(3, NUMBER) == before
+        assert len(reader) == NUMBER
+
+    def test_a_writer_sees_what_others_wrote(self, gallery: Gallery, tmp_path: Path) -> None:
+        other = Gallery.open(tmp_path / "gallery")
+        gallery.remove([0])
+        other.remove([1])
+        assert [item.id for item in other.items()] == list(range(2, NUMBER))
+
+
+def _in_child(gallery: Gallery, images: Catalog) -> None:
+    """filelock lets a thread of the same process in only if it has the same lock; here it has not."""
+    gallery.add(images)
+
+
+class TestKinds:
+    @pytest.fixture(autouse=True)
+    def few_are_enough(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr(faiss_index, "FEWEST", 256)
+
+    @pytest.mark.parametrize("kind", ["hnsw", "ivfpq"])
+    def test_approximate(self, describer: Describer, tmp_path: Path, kind: str) -> None:
+        gallery, vectors = filled(tmp_path / "gallery", describer, kind, 600)
+        facts = gallery.facts()
+        assert facts["kind"] == kind
+        exact = nearest(vectors, vectors, 10)[1].numpy()
+        found = [[hit.item.id for hit in hits] for hits in gallery.search_vectors(vectors, 10)]
+        recall = np.mean([len(set(one) & set(other)) / 10 for one, other in zip(found, exact.tolist(), strict=True)])
+        assert facts["recall"] == {"recall": pytest.approx(recall), "at": 10, "queries": 600}
+        assert recall > 0.8
+        assert json.loads((tmp_path / "gallery" / "gallery.json").read_text())["recall"] == facts["recall"]
+
+    @pytest.mark.parametrize("kind", ["flat", "hnsw", "ivfpq"])
+    def test_removed_ones_are_not_found(self, describer: Describer, tmp_path: Path, kind: str) -> None:
+        gallery, vectors = filled(tmp_path / "gallery", describer, kind, 600)
+        gallery.remove(list(range(60)))
+        again = Gallery.open(tmp_path / "gallery")
+        for opened in (gallery, again):
+            assert len(opened) == 540
+            hits = opened.search_vectors(vectors[:60], 20)
+            assert all(len(each) == 20 and min(hit.item.id for hit in each) >= 60 for each in hits)
+        rows_left = len(np.load(next((tmp_path / "gallery").glob("vectors-*.npy"))))
+        assert rows_left == (540 if kind == "flat" else 600)  # an approximate index is not built anew for a tenth
+        gallery.remove(list(range(60, 200)))
+        assert len(np.load(next((tmp_path / "gallery").glob("vectors-*.npy")))) == 400  # but for a third it is
+        assert gallery.item(599).path == Path("/599.png")
+
+    @pytest.mark.parametrize("kind", ["hnsw", "ivfpq"])
+    def test_added_ones_are_found(self, describer: Describer, tmp_path: Path, kind: str) -> None:
+        gallery, _ = filled(tmp_path / "gallery", describer, kind, 600)
+        new = more(50, seed=1)
+        with gallery.store.changing():
+            gallery.store.change(rows(600, 650), new, removed=[5])
+        hits = Gallery.open(tmp_path / "gallery").search_vectors(new, 10)
+        assert np.mean([600 + at in [hit.item.id for hit in each] for at, each in enumerate(hits)]) > 0.9
+
+    def test_too_few_for_ivfpq(self, describer: Describer, tmp_path: Path) -> None:
+        gallery, vectors = filled(tmp_path / "gallery", describer, "ivfpq", 100)
+        assert gallery.facts()["kind"] == "flat"
+        assert [hits[0].item.id for hits in gallery.search_vectors(vectors, 1)] == list(range(100))
+        with gallery.store.changing():
+            gallery.store.change(rows(100, 400), more(300, seed=1))
+        assert gallery.facts()["kind"] == "ivfpq"
+
+    def test_by_the_number_of_images(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        assert [faiss_index.choose_kind("auto", number, 512) for number in (0, 200_000, 200_001, 10**12)] == [
+            "flat",
+            "flat",
+            "hnsw",
+            "ivfpq",
+        ]
+
+    def test_auto_grows_into_another(
+        self, describer: Describer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr(faiss_index, "FLAT_UP_TO", 300)
+        gallery, _ = filled(tmp_path / "gallery", describer, "auto", 300)
+        assert gallery.facts()["kind"] == "flat"
+        with gallery.store.changing():
+            gallery.store.change(rows(300, 310), more(10, seed=1))
+        assert gallery.facts()["kind"] == "hnsw"
+        gallery.remove(list(range(100)))
+        assert gallery.facts() | {"kind": "flat", "recall": None} == gallery.facts()
+
+
+class TestMistakes:
+    def test_nothing_there(self, tmp_path: Path) -> None:
+        with pytest.raises(GalleryError, match=r"there is no gallery in .*: it has no gallery.json"):
+            Gallery.open(tmp_path)
+
+    def test_something_else_is_there(self, describer: Describer, tmp_path: Path) -> None:
+        (tmp_path / "thesis.tex").touch()
+        for place in (tmp_path, tmp_path / "thesis.tex"):
+            with pytest.raises(GalleryError, match="is there already, and is no gallery"):
+                Gallery.create(place, describer)
+        assert [each.name for each in tmp_path.iterdir()] == ["thesis.tex"]
+
+    def test_no_such_kind(self, describer: Describer, tmp_path: Path) -> None:
+        with pytest.raises(ConfigError, match="no index of the kind 'ivf', did you mean 'ivfpq'"):
+            Gallery.create(tmp_path / "gallery", describer, kind="ivf")
+        assert not (tmp_path / "gallery").exists()
+
+    @pytest.mark.parametrize("part", ["items", "vectors", "index"])
+    @pytest.mark.parametrize("how", ["gone", "cut", "other"])
+    def test_damaged(self, gallery: Gallery, tmp_path: Path, part: str, how: str) -> None:
+        (file,) = (tmp_path / "gallery").glob(f"{part}-*")
+        if how == "gone":
+            file.unlink()
+        elif how == "cut":
+            file.write_bytes(file.read_bytes()[:-40])
+        else:
+            before = file.read_bytes()
+            gallery.remove([0])
+            next((tmp_path / "gallery").glob(f"{part}-*")).write_bytes(before)
+        with pytest.raises(GalleryError, match="is damaged"):
+            Gallery.open(tmp_path / "gallery")
+
+    @pytest.mark.parametrize("note", ["[]", "{", '{"format": 1}', '{"format": "x"}'])
+    def test_a_damaged_note(self, gallery: Gallery, tmp_path: Path, note: str) -> None:
+        (tmp_path / "gallery" / "gallery.json").write_text(note)
+        with pytest.raises(GalleryError, match="is damaged"):
+            Gallery.open(tmp_path / "gallery")
+
+    def test_a_later_version(self, gallery: Gallery, tmp_path: Path) -> None:
+        file = tmp_path / "gallery" / "gallery.json"
+        file.write_text(json.dumps({**json.loads(file.read_text()), "format": 99}))
+        with pytest.raises(GalleryError, match="later version"):
+            Gallery.open(tmp_path / "gallery")
+
+    def test_another_model_in_its_folder(self, gallery: Gallery, images: Catalog, tmp_path: Path) -> None:
+        from shortlist.model import Embedder
+
+        Embedder("test_efficientnet", dim=DIM).save(tmp_path / "gallery" / folder_store.MODEL)
+        with pytest.raises(GalleryError, match="is not the one that gave"):
+            Gallery.open(tmp_path / "gallery").search(images.file(0))
+
+    def test_labels_of_the_folder(self, gallery: Gallery) -> None:
+        assert gallery.labels() == dict(sorted(CLASSES.items()))

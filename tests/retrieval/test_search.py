@@ -1,0 +1,138 @@
+"""Exact search: the neighbours that FAISS's flat index finds, in any kind of array, in blocks of any size."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor
+
+from shortlist.errors import DataError
+from shortlist.retrieval import nearest, open_vectors, search
+
+
+def unit(number: int, dim: int = 16, seed: int = 0) -> Tensor:
+    return torch.nn.functional.normalize(torch.randn(number, dim, generator=torch.Generator().manual_seed(seed)))
+
+
+def flat(queries: Tensor, gallery: Tensor, k: int) -> tuple[np.ndarray, np.ndarray]:
+    import faiss
+
+    index = faiss.IndexFlatIP(gallery.shape[1])
+    index.add(gallery.numpy())
+    return index.search(queries.numpy(), k)
+
+
+def literal(queries: Tensor, gallery: Tensor, k: int) -> tuple[Tensor, Tensor]:
+    found = (queries @ gallery.T).sort(dim=1, descending=True, stable=True)
+    return found.values[:, :k], found.indices[:, :k]
+
+
+@pytest.fixture(params=[2**25, 64, 1], ids=["one block", "blocks", "single numbers"])
+def small_blocks(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(search, "NUMBERS", request.param)
+    monkeypatch.setattr(search, "SIDE", 7 if request.param < 2**25 else search.SIDE)
+
+
+@pytest.mark.usefixtures("small_blocks")
+class TestAnswers:
+    @pytest.mark.parametrize("k", [1, 5, 40])
+    def test_as_faiss(self, k: int) -> None:
+        queries, gallery = unit(23, seed=1), unit(40)
+        scores, rows = nearest(queries, gallery, k)
+        expected = flat(queries, gallery, k)
+        np.testing.assert_allclose(scores, expected[0], atol=1e-6)
+        np.testing.assert_array_equal(rows, expected[1])
+
+    @pytest.mark.parametrize("k", [1, 5, 40])
+    def test_a_gallery_against_itself(self, k: int) -> None:
+        gallery = unit(40)
+        scores, rows = nearest(gallery, gallery, k)
+        expected = flat(gallery, gallery, k)
+        np.testing.assert_allclose(scores, expected[0], atol=1e-6)
+        np.testing.assert_array_equal(rows, expected[1])
+
+    def test_fewer_than_k(self) -> None:
+        scores, rows = nearest(unit(3, seed=1), unit(5), 100)
+        assert scores.shape == rows.shape == (3, 5)
+        assert rows.sort().values.tolist() == [list(range(5))] * 3
+        assert nearest(unit(3), unit(0), 4)[1].shape == (3, 0)
+        assert nearest(unit(0), unit(3), 4)[1].shape == (0, 3)
+
+    def test_ties_in_the_order_of_rows(self) -> None:
+        gallery = unit(6).repeat(5, 1)  # each five times
+        for some in (gallery, gallery.clone()):
+            _, rows = nearest(some, gallery, 30)
+            for query, found in enumerate(rows.tolist()):
+                assert found[:5] == list(range(query % 6, 30, 6))
+
+    def test_among_those_that_compete(self) -> None:
+        queries, gallery = unit(9, seed=1), unit(30)
+        competes = np.arange(30) % 3 == 1
+        scores, rows = nearest(queries, gallery, 4, competes=competes)
+        expected, within = literal(queries, gallery[torch.from_numpy(competes)], 4)
+        torch.testing.assert_close(scores, expected)
+        assert torch.equal(rows, torch.from_numpy(np.flatnonzero(competes))[within])
+        assert nearest(gallery, gallery, 100, competes=competes)[1].shape == (30, 10)
+
+    @pytest.mark.parametrize("dtype", [np.float16, np.float32, np.float64])
+    def test_memory_maps(self, tmp_path: Path, dtype: type) -> None:
+        gallery = unit(30).numpy().astype(dtype)
+        np.save(tmp_path / "vectors.npy", gallery)
+        mapped = open_vectors(tmp_path / "vectors.npy")
+        expected, expected_rows = literal(*2 * [torch.from_numpy(gallery).float()], 5)
+        for queries in (mapped, gallery):
+            scores, rows = nearest(queries, mapped, 5)
+            torch.testing.assert_close(scores, expected)
+            assert torch.equal(rows, expected_rows)
+
+    def test_progress(self) -> None:
+        for queries, gallery in ((unit(9), unit(12)), 2 * (unit(20),)):
+            told: list[tuple[int, int]] = []
+            nearest(queries, gallery, 3, progress=lambda done, of, told=told: told.append((done, of)))
+            assert told[-1] == (len(queries) * len(gallery),) * 2
+            assert told == sorted(told)
+
+
+@given(st.integers(1, 30), st.integers(1, 30), st.integers(1, 35), st.integers(0, 99), st.integers(1, 300))
+@settings(max_examples=60, deadline=None)
+def test_any_sizes(queries: int, gallery: int, k: int, seed: int, numbers: int) -> None:
+    """Vectors of few different numbers: many ties, duplicates and zeros."""
+    random = torch.Generator().manual_seed(seed)
+    asked, there = (torch.randint(-1, 2, (n, 3), generator=random).float() for n in (queries, gallery))
+    before = search.NUMBERS
+    search.NUMBERS = numbers
+    try:
+        for each in (asked, there):
+            scores, rows = nearest(each, there, k)
+            expected, _ = literal(each, there, k)
+            assert torch.equal(scores, expected)
+            assert torch.equal((each @ there.T).gather(1, rows), scores)  # the rows are those of the scores
+            assert all(len(set(found)) == len(found) for found in rows.tolist())
+            for one, other in zip(scores.tolist(), rows.tolist(), strict=True):
+                found = [(-score, row) for score, row in zip(one, other, strict=True)]
+                assert found == sorted(found)
+    finally:
+        search.NUMBERS = before
+
+
+class TestMistakes:
+    def test_shapes(self) -> None:
+        with pytest.raises(DataError, match=r"queries are \(2, 3\), but the gallery is \(2, 4\)"):
+            nearest(unit(2, 3), unit(2, 4), 1)
+        with pytest.raises(DataError, match="k is how many"):
+            nearest(unit(2), unit(2), 0)
+
+    def test_not_finite(self) -> None:
+        bad = unit(5)
+        bad[3, 2] = torch.nan
+        with pytest.raises(DataError, match="row 3 of the gallery"):
+            nearest(unit(2), bad, 1)
+        with pytest.raises(DataError, match="row 3 of the queries"):
+            nearest(bad, unit(2), 1)
+        with pytest.raises(DataError, match="row 3 of the queries"):
+            nearest(bad, bad, 1)
