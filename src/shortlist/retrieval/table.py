@@ -139,7 +139,7 @@ class _Writing:
             )
         if facts["fingerprint"] != ours["fingerprint"]:
             raise DataError(f"{self.path} holds vectors of another model: choose another file, or delete it")
-        names = [name for name in self.schema.names if name != "vector" and name in schema.names]
+        names = [name for name in schema.names if name != "vector"]
         found = pq.read_table(self.path, columns=names).to_pylist()
         return {_key(each): (each["label"], (each["size"], each["modified"])) for each in found}
 
