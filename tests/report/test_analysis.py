@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from pathlib import Path
 
 import numpy as np
@@ -123,3 +125,26 @@ def test_a_copy_with_another_label_counts_against() -> None:
 def test_vectors_of_other_images_are_refused() -> None:
     with pytest.raises(DataError, match="3 embeddings for the 4 images"):
         analyse(points(3), catalog([0, 0, 1, 1]))
+
+
+MEASURED = """
+import resource, torch
+from shortlist.report.analysis import analyse
+from tests.retrieval.test_evaluate import catalog, points
+
+torch.set_num_threads(1)
+which = catalog([number // 4 for number in range(12_000)])
+vectors = points(len(which))
+analyse(vectors[:400], which.subset(range(400)))  # what is loaded once
+before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+analyse(vectors, which)
+print((resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) // 1024)
+"""
+
+
+@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="memory is measured in Linux's units")
+def test_memory_is_that_of_a_tile() -> None:
+    found = subprocess.run(
+        [sys.executable, "-c", MEASURED], cwd=Path(__file__).parents[2], capture_output=True, text=True, check=True
+    )
+    assert int(found.stdout) < 150  # MB; all similarities would take 576

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -15,7 +15,9 @@ from shortlist.data import Catalog, Judgement
 from shortlist.errors import DataError
 from shortlist.ranking.metrics import rounding
 from shortlist.ranking.precision import full_precision
+from shortlist.ranking.reaching import count_reaching
 from shortlist.ranking.relevance import HIDDEN
+from shortlist.ranking.scratch import Scratch
 from shortlist.retrieval.scores import gallery_rows, leave_one_out, query_rows
 
 SHOWN = 10  # results of a query
@@ -72,56 +74,67 @@ def analyse(vectors: Tensor, catalog: Catalog, progress: Callable[[int, int], No
     if len(vectors) != len(catalog):
         raise DataError(f"{len(vectors)} embeddings for the {len(catalog)} images of {catalog.name}")
     queries, gallery = query_rows(catalog), gallery_rows(catalog)
-    answers = _Answers(catalog, queries, gallery, vectors.device)
+    answers = _Answers(catalog, queries, gallery)
     database = vectors if len(gallery) == len(vectors) else vectors[torch.from_numpy(gallery).to(vectors.device)]
     lengths = rounding(vectors.shape[1], vectors.dtype) * database.norm(dim=1)
     size, tiles = max(1, _TILE // max(1, len(gallery))), []
-    right_pairs, all_pairs = torch.zeros(2, BINS, dtype=torch.int64)
+    scratch = Scratch(vectors.device, vectors.dtype)
     with full_precision(vectors.device):
         for start in range(0, len(queries), size):
             stop = min(start + size, len(queries))
             asking = vectors[torch.from_numpy(queries[start:stop]).to(vectors.device)]
-            right, hidden = answers.tile(start, stop)
-            similarities = asking @ database.T
-            similarities -= right * (asking.norm(dim=1, keepdim=True) * lengths)  # a right one is behind what it ties
-            similarities[hidden] = HIDDEN
-            right_pairs += _histogram(similarities[right])
-            all_pairs += _histogram(similarities)
-            all_pairs[0] -= int(hidden.sum())
-            tiles.append(_Tile.of(similarities, right))
+            similarities = torch.matmul(asking, database.T, out=scratch("similarities", len(asking), len(database)))
+            similarities[answers.hidden(start, stop, vectors.device)] = HIDDEN
+            right = answers.right(start, stop, vectors.device)
+            # A right image is behind what it ties with.
+            similarities[right] -= asking.norm(dim=1)[right[0]] * lengths[right[1]]
+            tiles.append(_Tile.of(similarities, right, scratch))
             if progress is not None:
                 progress(stop, len(queries))
-    found = {name: torch.cat([getattr(tile, name) for tile in tiles]).cpu().numpy() for name in _Tile._fields}
-    found["results"] = np.where(found["results"] < 0, -1, gallery[found["results"]])
-    wrong_pairs = all_pairs - right_pairs
-    return Analysis(queries, **found, right_pairs=right_pairs.numpy(), wrong_pairs=wrong_pairs.numpy())
+    found = {name: [getattr(tile, name).cpu() for tile in tiles] for name in _Tile._fields}
+    pairs = {name: torch.stack(found.pop(name)).sum(0).numpy() for name in ("right_pairs", "wrong_pairs")}
+    rows = {name: torch.cat(values).numpy() for name, values in found.items()}
+    rows["results"] = np.where(rows["results"] < 0, -1, gallery[rows["results"]])
+    return Analysis(queries, **rows, **pairs)
+
+
+Places = tuple[Tensor, Tensor]  # rows and columns of a tile
 
 
 class _Answers:
     """What is right for a query, and what is not in its ranking at all: the query itself, and junk."""
 
-    def __init__(
-        self, catalog: Catalog, queries: NDArray[np.int64], gallery: NDArray[np.int64], device: torch.device
-    ) -> None:
-        self.device, self.width, self.itself = device, len(gallery), leave_one_out(catalog)
+    def __init__(self, catalog: Catalog, queries: NDArray[np.int64], gallery: NDArray[np.int64]) -> None:
+        self.itself = leave_one_out(catalog)
         self.judged = None if not catalog.judgements else _any_setup(catalog, gallery)
-        labels = torch.from_numpy(catalog.labels.copy()).to(device)
-        self.asked, self.searched = labels[torch.from_numpy(queries)], labels[torch.from_numpy(gallery)]
+        labels = catalog.labels[gallery]
+        self.members = np.argsort(labels, kind="stable")  # places in the gallery, class by class
+        self.first, self.last = (
+            np.searchsorted(labels[self.members], catalog.labels[queries], side) for side in ("left", "right")
+        )
 
-    def tile(self, start: int, stop: int) -> tuple[Tensor, Tensor]:
-        """Two masks, (stop - start, gallery)."""
-        hidden = torch.zeros(stop - start, self.width, dtype=torch.bool, device=self.device)
+    def right(self, start: int, stop: int, device: torch.device) -> Places:
+        """Where a tile of the queries from `start` to `stop` against the gallery holds right images."""
         if self.judged is not None:
-            right = torch.zeros_like(hidden)
-            for row, judgement in enumerate(self.judged[start:stop]):
-                right[row, torch.from_numpy(judgement.positives).to(self.device)] = True
-                hidden[row, torch.from_numpy(judgement.junk).to(self.device)] = True
-            return right, hidden
-        right = self.asked[start:stop, None] == self.searched
+            return _places([each.positives for each in self.judged[start:stop]], device)
+        found = [self.members[self.first[query] : self.last[query]] for query in range(start, stop)]
         if self.itself:
-            own = torch.arange(stop - start, device=self.device)
-            right[own, own + start], hidden[own, own + start] = False, True
-        return right, hidden
+            found = [places[places != start + row] for row, places in enumerate(found)]
+        return _places(found, device)
+
+    def hidden(self, start: int, stop: int, device: torch.device) -> Places:
+        """Where it holds what is not in the ranking."""
+        if self.judged is not None:
+            return _places([each.junk for each in self.judged[start:stop]], device)
+        own = torch.arange(start, stop if self.itself else start, device=device)
+        return own - start, own
+
+
+def _places(columns: Sequence[NDArray[np.int64]], device: torch.device) -> Places:
+    """From the columns of each row."""
+    rows = np.repeat(np.arange(len(columns)), [len(each) for each in columns])
+    joined = np.concatenate(columns)
+    return torch.from_numpy(rows).to(device), torch.from_numpy(joined).to(device)
 
 
 def _any_setup(catalog: Catalog, gallery: NDArray[np.int64]) -> list[Judgement]:
@@ -146,24 +159,35 @@ class _Tile(NamedTuple):
     to_find: Tensor
     first: Tensor
     margin: Tensor
+    right_pairs: Tensor
+    wrong_pairs: Tensor
 
     @classmethod
-    def of(cls, similarities: Tensor, right: Tensor) -> _Tile:
+    def of(cls, similarities: Tensor, right: Places, scratch: Scratch) -> _Tile:
+        """Spoils the (T, N) similarities: a pass over them costs, and a copy more."""
+        at = similarities[right]
+        to_find = torch.bincount(right[0], minlength=len(similarities))
+        best = torch.full_like(similarities[:, 0], HIDDEN).scatter_reduce_(0, right[0], at, "amax")
         top = similarities.topk(min(SHOWN, similarities.shape[1]))
+        similarities[right] = HIDDEN  # only wrong ones are left
+        found = similarities.gather(1, top.indices) < top.values  # what has just been hidden
         there = top.values > HIDDEN
-        best = similarities.masked_fill(~right, HIDDEN).amax(1)
-        wrong = similarities.masked_fill(right, HIDDEN)
-        to_find = right.sum(1)
-        margin = best - wrong.amax(1)
+        margin = best - similarities.amax(1)
+        first = 1 + count_reaching(similarities, best[:, None])[:, 0]
         return cls(
             top.indices.masked_fill(~there, -1),
             top.values.masked_fill(~there, 0),
-            right.gather(1, top.indices) & there,
+            found & there,
             to_find,
-            (1 + (wrong >= best[:, None]).sum(1)).masked_fill(to_find == 0, 0),
+            first.masked_fill(to_find == 0, 0),
             margin.masked_fill(~margin.isfinite(), 0),
+            _histogram(at, scratch),
+            _histogram(similarities, scratch),
         )
 
 
-def _histogram(similarities: Tensor) -> Tensor:
-    return torch.histc(similarities.float().clamp(-1, 1), BINS, -1, 1).long().cpu()
+def _histogram(similarities: Tensor, scratch: Scratch) -> Tensor:
+    """How many of the similarities, which are spoilt, are in each bin from -1 to 1; what is hidden is in none."""
+    places = similarities.add_(1).mul_(BINS / 2).add_(1).clamp_(0, BINS)  # 0: hidden
+    whole = scratch("bins", *places.shape, dtype=torch.int32).copy_(places)
+    return torch.bincount(whole.view(-1), minlength=BINS + 1)[1:]

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
+from matplotlib import get_data_path
 from PIL import Image, ImageDraw, ImageFont, ImageOps
 
 from shortlist.data import ImageError, load_image
@@ -14,7 +15,7 @@ from shortlist.retrieval import Hit
 THUMB, GAP, MARGIN, LINE = 144, 14, 28, 17
 INK, PAPER, GREY, RULE, HOLE = "#1c1c1e", "#ffffff", "#6b6b70", "#d0d0d4", "#f0f0f2"
 ACROSS = 5  # results in a line
-Font = ImageFont.FreeTypeFont | ImageFont.ImageFont
+Font = ImageFont.FreeTypeFont
 
 
 def draw_hits(found: Sequence[tuple[Path, Sequence[Hit]]], path: Path | str, *, title: str = "") -> Path:
@@ -45,10 +46,8 @@ def draw_hits(found: Sequence[tuple[Path, Sequence[Hit]]], path: Path | str, *, 
         for place, hit in enumerate(hits):
             corner = (left + place % across * cell, top + place // across * tall)
             _paste(sheet, hit.item.path, corner)
-            label = hit.item.label
-            name = hit.item.path.name
-            first = f"{hit.score:.3f}" + ("" if label is None else f"  {label}")
-            _caption(draw, corner, first, name)
+            label = "" if hit.item.label is None else f"  {hit.item.label}"
+            _caption(draw, corner, f"{hit.score:.3f}{label}", hit.item.path.name)
         top += number * tall
     with replacing(path) as temporary:
         sheet.save(temporary, format="PNG", optimize=True)
@@ -85,4 +84,5 @@ def _fitting(draw: ImageDraw.ImageDraw, text: str, width: int, font: Font) -> st
 
 
 def _font(size: int) -> Font:
-    return ImageFont.load_default(size)
+    """DejaVu, which has the letters of more languages than Pillow's own."""
+    return ImageFont.truetype(Path(get_data_path()) / "fonts" / "ttf" / "DejaVuSans.ttf", size)
