@@ -21,6 +21,7 @@ def test_health(client: TestClient) -> None:
     answer = client.get("/api/health").json()
     assert answer["status"] == "ok"
     assert answer["version"]
+    assert client.head("/api/health").status_code == 200
 
 
 def test_what_there_is(client: TestClient, gallery: Gallery) -> None:

@@ -77,6 +77,9 @@ def test_too_many_bytes(client: TestClient) -> None:
     assert "too large" in refused(client, b"x" * 2_000_000, 413)  # its declared length is enough
 
 
+NAMED = b'--b\r\nContent-Disposition: form-data; name="k"\r\n\r\n1\r\n--b--\r\n'
+
+
 def endless(sent: list[int]) -> Iterator[bytes]:
     yield b'--b\r\nContent-Disposition: form-data; name="image"; filename="x"\r\n\r\n'
     for _ in range(10_000):
@@ -111,9 +114,10 @@ def test_what_does_not_say_its_length(gallery: Gallery) -> None:
         ({"Content-Type": "multipart/form-data; boundary=b"}, b"x", 422, "form cannot be read"),
         ({"Content-Type": "multipart/form-data; boundary=b"}, b"--b--\r\n", 422, "no image"),
         ({"Content-Type": "multipart/form-data; boundary="}, b"--\r\n", 422, "form"),
+        ({"Content-Type": "multipart/form-data; boundary=b; charset=undefined"}, NAMED, 422, "form cannot be read"),
         ({"Content-Type": f"multipart/form-data; boundary={'b' * 5000}"}, b"--b", 422, "form"),
     ],
-    ids=["nothing", "json", "no boundary", "no form", "empty form", "empty boundary", "long boundary"],
+    ids=["nothing", "json", "no boundary", "no form", "empty form", "empty boundary", "no charset", "long boundary"],
 )
 def test_what_is_no_form(client: TestClient, headers: dict[str, str], content: bytes, status: int, said: str) -> None:
     answer = client.post("/api/search", content=content, headers=headers)

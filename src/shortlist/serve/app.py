@@ -59,6 +59,7 @@ def create_app(gallery: Gallery, limits: Limits | None = None, hosts: Collection
 def _add_facts(app: FastAPI, service: Service) -> None:
     gallery = service.gallery
 
+    @app.head("/api/health", include_in_schema=False)  # as some health checks ask
     @app.get("/api/health", responses=responses())
     async def health() -> schema.Health:
         """Whether the server answers. It does while it is busy, too."""

@@ -16,8 +16,8 @@ THUMBNAIL, VIEW = 320, 1600  # pixels of the longer side
 QUALITY = 88
 
 
-def check_upload(content: bytes, pixels: int) -> None:
-    """Read an image's header, and no more.
+def check_upload(content: bytes, pixels: int) -> int:
+    """How many pixels an image has; reads its header, and no more.
 
     Raises:
         Refused: it is no image, or has more pixels.
@@ -35,6 +35,7 @@ def check_upload(content: bytes, pixels: int) -> None:
     if width * height > pixels:
         has = f"The image has {width} x {height} pixels"
         raise Refused(413, f"{has}, which is too many: at most {pixels / 1e6:g} million.")
+    return width * height
 
 
 def encoded(path: Path, edge: int) -> bytes:

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import functools
+import threading
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import nullcontext
 from pathlib import Path
 from typing import NamedTuple, ParamSpec, TypeVar
 
@@ -19,6 +21,7 @@ from shortlist.serve.schema import Asked
 from shortlist.serve.uploads import read_upload
 
 WORKERS = 2  # decode and embed, and as many encode thumbnails: memory is theirs, however many wait
+LARGE = 12_000_000  # pixels: up to 24 bytes each while it is decoded, so that only one such image is at a time
 THUMBNAILS = 2000  # are kept, of about 15 kB each
 Given = ParamSpec("Given")
 Answer = TypeVar("Answer")
@@ -36,6 +39,7 @@ class Service:
         self.gallery, self.limits = gallery, limits
         _ = gallery.describer  # the model is loaded now, not by the first visitors
         self._places = asyncio.Semaphore(limits.uploads)
+        self._one_large = threading.Lock()
         self._searchers = ThreadPoolExecutor(WORKERS, "search")
         self._draughtsmen = ThreadPoolExecutor(WORKERS, "pictures")
         self._thumbnail = functools.lru_cache(THUMBNAILS)(_encoded)
@@ -74,9 +78,10 @@ class Service:
             raise Refused(404, f"The file of the image {id} cannot be read: {error.reason.rstrip('.')}.") from None
 
     def _answer(self, image: bytes, asked: Asked) -> list[Hit]:
-        check_upload(image, self.limits.pixels)
+        large = check_upload(image, self.limits.pixels) > LARGE
         try:
-            return self.gallery.search(image, asked.k, label=asked.label)
+            with self._one_large if large else nullcontext():
+                return self.gallery.search(image, asked.k, label=asked.label)
         except ImageError as error:
             raise Refused(422, f"The image is damaged: {error.reason.rstrip('.')}.") from None
 

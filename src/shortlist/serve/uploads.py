@@ -85,6 +85,8 @@ async def _read_form(request: Request, limits: Limits) -> FormData:
         return await _InMemory(request.headers, _bounded(request.stream(), limits), most).parse()
     except MultiPartException as error:
         raise Refused(422, f"The form cannot be read: {error.message.rstrip('.')}.") from None
+    except ValueError as error:  # names that their own charset cannot decode
+        raise Refused(422, f"The form cannot be read: {error}.") from None
 
 
 async def _bounded(stream: AsyncGenerator[bytes, None], limits: Limits) -> AsyncGenerator[bytes, None]:
