@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import numpy as np
-from PIL import Image, ImageDraw
+from PIL import Image, ImageColor, ImageDraw
 
 from shortlist.report import sheet
 from shortlist.report.sheet import draw_hits
@@ -18,11 +18,17 @@ def hits(root: Path, number: int, label: str | None = "bolt") -> list[Hit]:
     return [Hit(Item(each, file, label), 1 - each / 10) for each, file in enumerate(files)]
 
 
+def seen(path: Path) -> set[tuple[int, ...]]:
+    """Every colour of a picture."""
+    with Image.open(path) as image:
+        return {tuple(each) for each in np.asarray(image).reshape(-1, 3).tolist()}
+
+
 def test_every_result_is_there(tmp_path: Path) -> None:
     query = write(tmp_path / "query.png", Image.new("RGB", (30, 40), (255, 0, 0)))
     found = hits(tmp_path, 7)
     path = draw_hits([(query, found), (query, found[:2])], tmp_path / "new" / "sheet.png", title="Parts")
-    colours = {tuple(each) for each in np.asarray(Image.open(path)).reshape(-1, 3).tolist()}
+    colours = seen(path)
     assert {(0, 20 * each, 255) for each in range(7)} <= colours
     assert (255, 0, 0) in colours
 
@@ -30,13 +36,13 @@ def test_every_result_is_there(tmp_path: Path) -> None:
 def test_a_file_that_has_gone(tmp_path: Path) -> None:
     query, found = write(tmp_path / "query.png"), hits(tmp_path, 3, label=None)
     found[1].item.path.unlink()
-    drawn = Image.open(draw_hits([(query, found)], tmp_path / "sheet.png"))
-    assert sheet.HOLE in {"#%02x%02x%02x" % tuple(each) for each in np.asarray(drawn).reshape(-1, 3).tolist()}
+    assert ImageColor.getrgb(sheet.HOLE) in seen(draw_hits([(query, found)], tmp_path / "sheet.png"))
 
 
 def test_nothing_was_found(tmp_path: Path) -> None:
     query = write(tmp_path / "query.png")
-    assert Image.open(draw_hits([(query, [])], tmp_path / "sheet.png")).height > sheet.THUMB
+    with Image.open(draw_hits([(query, [])], tmp_path / "sheet.png")) as drawn:
+        assert drawn.height > sheet.THUMB
 
 
 def test_long_names_are_cut_in_the_middle() -> None:

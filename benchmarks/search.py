@@ -1,0 +1,194 @@
+"""Search: exact in torch against FAISS's flat index, and FAISS's approximate indexes against exact.
+
+    python benchmarks/search.py
+
+First the top 1000 of 60,502 x 512 against itself, the size of SOP's test set: `nearest` and FAISS's IndexFlatIP in turn,
+in one process, the fastest of each counts; and the peak of memory above the vectors, each in a process of its own (the
+answer alone, (n, 1000) of float32 and int64, is 726 MB). Then 1,000,000 x 512, clustered: HNSW and IVF-PQ as galleries
+build them, recall@10 against exact search, queries a second one at a time and all at once, the file's size and the time
+to build. All with 2 threads. Smaller: --images 20000 --many 50000. Writes results/search.json.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import resource
+import tempfile
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import psutil
+import torch
+from alone import run_alone
+
+from shortlist.retrieval import faiss_index, nearest
+
+RESULTS = Path(__file__).parent / "results" / "search.json"
+DIMENSIONS, K, THREADS = 512, 1000, 2
+QUERIES = 1_000  # of the approximate indexes
+WAYS = ("nearest", "faiss")
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--images", type=int, default=60_502, help="vectors of the exact search")
+    parser.add_argument("--many", type=int, default=1_000_000, help="vectors of the approximate indexes; 0: none")
+    parser.add_argument("--repeats", type=int, default=3)
+    parser.add_argument("--out", type=Path, default=RESULTS)
+    parser.add_argument("--case", type=json.loads, help=argparse.SUPPRESS)
+    options = parser.parse_args()
+    if options.case is not None:
+        case = dict(options.case)
+        print(json.dumps({"time": timed, "memory": memory, "approximate": approximate}[case.pop("what")](**case)))
+        return
+    threads = {"OMP_NUM_THREADS": str(THREADS), "MKL_NUM_THREADS": str(THREADS)}
+    found: dict[str, Any] = {"command": "python benchmarks/search.py", "images": options.images, "k": K}
+    found["exact"] = run_alone(
+        __file__, {"what": "time", "images": options.images, "repeats": options.repeats}, threads
+    )
+    for way in WAYS:
+        case = {"what": "memory", "images": options.images, "way": way}
+        found["exact"][f"{way}_mb"] = run_alone(__file__, case, threads)["mb"]
+    print_exact(found)
+    found["many"], found["approximate"] = options.many, []
+    if options.many:
+        print("\n| index | recall@10 | one at a time, queries/s | all at once, queries/s | MB | build s |")
+        print("|---|---|---|---|---|---|")
+        for kind in faiss_index.KINDS:
+            row = run_alone(__file__, {"what": "approximate", "images": options.many, "kind": kind}, threads)
+            found["approximate"].append(row)
+            print(
+                f"| {kind} | {row['recall']:.3f} | {row['one']:,.0f} | {row['all']:,.0f} | {row['mb']:,.0f} "
+                f"| {row['build']:,.0f} |",
+                flush=True,
+            )
+    options.out.parent.mkdir(exist_ok=True)
+    options.out.write_text(json.dumps(found, indent=2) + "\n")
+
+
+def print_exact(found: dict[str, Any]) -> None:
+    row = found["exact"]
+    print(f"top {K} of {found['images']:,} x {DIMENSIONS} against itself, {THREADS} threads\n")
+    print("| | s | MB above the vectors |\n|---|---|---|")
+    for way in WAYS:
+        print(f"| {way} | {row[way]:.1f} | {row[f'{way}_mb']:,.0f} |")
+    print(f"\nratio {row['nearest'] / row['faiss']:.2f}; the same neighbours: {100 * row['same']:.2f} %", flush=True)
+
+
+def clustered(number: int, seed: int = 0) -> torch.Tensor:
+    """Unit vectors in classes of about 5, which vary in few of their dimensions, as trained embeddings do."""
+    random = torch.Generator().manual_seed(seed)
+    classes = torch.randint(max(1, number // 5), (number,), generator=random)
+    centres = torch.randn(max(1, number // 5), 64, generator=random)
+    basis = torch.randn(64, DIMENSIONS, generator=random) / 8
+    vectors = torch.empty(number, DIMENSIONS)
+    for start in range(0, number, 65_536):  # a million at once would need three times their memory
+        some = classes[start : start + 65_536]
+        latent = centres[some] + 0.7 * torch.randn(len(some), 64, generator=random)
+        vectors[start : start + 65_536] = latent @ basis + 0.1 * torch.randn(len(some), DIMENSIONS, generator=random)
+    return torch.nn.functional.normalize(vectors, out=vectors)
+
+
+def ways(vectors: torch.Tensor) -> dict[str, Callable[[], tuple[Any, Any]]]:
+    flat = faiss_index.build("flat", vectors.numpy())
+    return {
+        "nearest": lambda: nearest(vectors, vectors, K),
+        "faiss": lambda: faiss_index.found_by(flat, vectors.numpy(), K, None),
+    }
+
+
+def timed(images: int, repeats: int) -> dict[str, Any]:
+    """In turn, so that what else the machine does falls on both."""
+    torch.set_num_threads(THREADS)
+    vectors = clustered(images)
+    both = ways(vectors)
+    times: dict[str, list[float]] = {way: [] for way in WAYS}
+    answers = {}
+    for _ in range(repeats):
+        for way in WAYS:
+            started = time.perf_counter()
+            _, rows = both[way]()
+            times[way].append(time.perf_counter() - started)
+            answers[way] = np.asarray(rows)
+    same = float(np.mean([len(np.intersect1d(*each)) / K for each in zip(*answers.values(), strict=True)]))
+    return {**{way: min(times[way]) for way in WAYS}, "times": times, "same": same}
+
+
+def memory(images: int, way: str) -> dict[str, float]:
+    """The most that was in memory, above what was there before: for FAISS, its copy of the vectors as well is before."""
+    torch.set_num_threads(THREADS)
+    vectors = clustered(images)
+    work = ways(vectors)[way]
+    before = psutil.Process().memory_info().rss
+    with Peak() as peak:
+        work()
+    return {"mb": (peak.most - before) / 1e6}
+
+
+class Peak:
+    """Watches how much memory the process has, ten times a second: what was freed before does not count."""
+
+    def __enter__(self) -> Peak:
+        self.most, self.done = 0, threading.Event()
+        self.thread = threading.Thread(target=self._watch)
+        self.thread.start()
+        return self
+
+    def _watch(self) -> None:
+        process = psutil.Process()
+        while not self.done.wait(0.1):
+            self.most = max(self.most, process.memory_info().rss)
+
+    def __exit__(self, *_: object) -> None:
+        self.most = max(self.most, psutil.Process().memory_info().rss)
+        self.done.set()
+        self.thread.join()
+
+
+def approximate(images: int, kind: str) -> dict[str, Any]:
+    torch.set_num_threads(THREADS)
+    vectors = clustered(images).numpy()
+    started = time.perf_counter()
+    index = faiss_index.build(kind, vectors)
+    build = time.perf_counter() - started
+    queries = clustered_queries(vectors)
+    _, exact = nearest(queries, vectors, 10)
+    started = time.perf_counter()
+    _, found = faiss_index.found_by(index, queries, 10, None)
+    together = len(queries) / (time.perf_counter() - started)
+    started = time.perf_counter()
+    for query in queries[:200]:
+        faiss_index.found_by(index, query[None], 10, None)
+    alone = len(queries[:200]) / (time.perf_counter() - started)
+    recall = np.mean([len(np.intersect1d(*each)) / 10 for each in zip(found, exact.numpy(), strict=True)])
+    with tempfile.TemporaryDirectory() as folder:
+        faiss_index.write(index, Path(folder) / "index")
+        size = os.path.getsize(Path(folder) / "index")  # noqa: PTH202
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+    return {
+        "kind": kind,
+        "recall": float(recall),
+        "one": alone,
+        "all": together,
+        "mb": size / 1e6,
+        "build": build,
+        "peak_mb": peak / 1e6,
+    }
+
+
+def clustered_queries(vectors: np.ndarray) -> np.ndarray:
+    """Near to vectors of the gallery, and not of it: some of them, moved a little."""
+    random = np.random.default_rng(1)
+    near = vectors[np.sort(random.permutation(len(vectors))[:QUERIES])]
+    moved = near + random.normal(0, 0.3 / DIMENSIONS**0.5, near.shape)
+    return (moved / np.linalg.norm(moved, axis=1, keepdims=True)).astype(np.float32)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,101 @@
+"""embed, index, search and gallery on the command line."""
+
+# ruff: noqa: F811 - fixtures of test_cli
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+
+import pyarrow.parquet as pq
+import pytest
+from PIL import Image
+
+from tests.test_cli import Call, assert_error, call, folders  # noqa: F401
+
+pytestmark = pytest.mark.usefixtures("one_thread")
+NUMBER = 72
+
+
+@pytest.fixture(params=["folder", "milvus"])
+def place(request: pytest.FixtureRequest, tmp_path: Path) -> str:
+    return "gallery" if request.param == "folder" else "milvus:gallery.db"
+
+
+def facts(err: str) -> dict:
+    return json.loads(err.splitlines()[-1])
+
+
+def test_embed(call: Call, folders: Path, tmp_path: Path) -> None:
+    code, _, err = call("embed", folders / "run", folders / "images", "-o", "vectors.parquet")
+    assert (code, facts(err)["embedded"]) == (0, NUMBER)
+    found = pq.read_table(tmp_path / "vectors.parquet")
+    assert set(found["label"].to_pylist()) == {f"class {number:02}" for number in range(12)}
+    code, _, err = call("embed", folders / "run", folders / "images" / "class 03", "-o", "vectors.parquet")
+    assert (facts(err)["kept"], facts(err)["dropped"]) == (6, NUMBER - 6)
+
+
+def test_unreadable_images_are_listed(call: Call, folders: Path, tmp_path: Path) -> None:
+    shutil.copytree(folders / "images", tmp_path / "images")
+    (tmp_path / "images" / "class 00" / "bad.png").write_text("words")
+    for command in (("embed", "-o", "vectors.parquet"), ("index", "-o", "gallery")):
+        code, _, err = call(command[0], folders / "run", "images", *command[1:])
+        assert code == 0
+        assert err.splitlines()[0] == f"cannot be read: {tmp_path}/images/class 00/bad.png"
+        assert "1 unreadable" in facts(err)["message"]
+    assert_error(call("index", folders / "run", "images/class 00/bad.png", "-o", "other"), "none of its 1 images")
+
+
+def test_from_index_to_search(call: Call, folders: Path, place: str, tmp_path: Path) -> None:
+    code, out, err = call("index", folders / "run", folders / "images", "-o", place)
+    assert (code, out, facts(err)["added"]) == (0, "", NUMBER)
+    assert "searched with flat: all, it is exact" in facts(err)["message"]
+    query = folders / "images" / "class 05" / "2.png"
+    code, out, _ = call("search", place, query, "-k", "3", "--sheet", "sheets/sheet.png")
+    assert code == 0
+    assert "1.0000" in out
+    assert "class 05" in out
+    with Image.open(tmp_path / "sheets" / "sheet.png") as sheet:
+        assert sheet.width > 500
+    code, out, _ = call("search", place, query, query, "-k", "2", "--label", "class 07", "--json")
+    found = json.loads(out)
+    assert found["gallery"]["images"] == NUMBER
+    assert [len(each["hits"]) for each in found["results"]] == [2, 2]
+    assert {hit["label"] for each in found["results"] for hit in each["hits"]} == {"class 07"}
+    assert Path(found["results"][0]["hits"][0]["path"]).is_file()
+
+
+def test_gallery(call: Call, folders: Path, place: str) -> None:
+    call("index", folders / "run", folders / "images", "-o", place)
+    code, _, err = call("gallery", "remove", place, folders / "images" / "class 05", folders / "images/class 06/0.png")
+    assert (code, facts(err)["removed"], facts(err)["images"]) == (0, 7, NUMBER - 7)
+    code, out, _ = call("gallery", "show", place, "--json")
+    assert (code, json.loads(out)["images"], len(json.loads(out)["labels"])) == (0, NUMBER - 7, 11)
+    code, _, err = call("gallery", "add", place, folders / "images")
+    assert (code, facts(err)["added"], facts(err)["unchanged"]) == (0, 7, NUMBER - 7)
+    code, out, _ = call("gallery", "show", place)
+    assert (code, "all, it is exact" in out) == (0, True)
+
+
+def test_the_measured_recall_is_said(call: Call, folders: Path) -> None:
+    code, _, err = call("index", folders / "run", folders / "images", "-o", "gallery", "--kind", "hnsw")
+    assert (code, facts(err)["kind"], facts(err)["recall"]["queries"]) == (0, "hnsw", NUMBER)
+    assert "hnsw: 100.0 % of the first 10, for 72 of its own images" in facts(err)["message"]
+    assert "100.0 % of the first 10" in call("gallery", "show", "gallery")[1]
+
+
+def test_mistakes(call: Call, folders: Path, tmp_path: Path) -> None:
+    run, images = folders / "run", folders / "images"
+    call("index", run, images / "class 00", "-o", "gallery")
+    assert_error(call("search", "nowhere", images / "class 00" / "0.png"), "there is no gallery in nowhere")
+    assert_error(call("search", "gallery", "nothing.png"), "nothing.png", "no such file")
+    assert_error(call("search", "gallery", images / "class 00" / "0.png", "--model", tmp_path), "no embedder")
+    assert_error(call("search", "milvus:nothing.db", images / "class 00" / "0.png"), "nothing.db", "shortlist index")
+    assert_error(call("index", run, "nowhere/at/all", "-o", "gallery"), "there is no", "nowhere/at/all")
+    assert_error(call("index", run, images, "-o", "other", "--kind", "hsnw"), "did you mean 'hnsw'")
+    assert_error(call("index", tmp_path, images, "-o", "other"), "There is no run in")
+    assert_error(call("gallery", "remove", "gallery", "nothing.png"), "has nothing at", "nothing.png")
+    assert_error(call("gallery", "add", "gallery", images, "--root", images), "--root has no meaning")
+    assert_error(call("embed", run, images, "-o", "tiny.yaml"), "is no Parquet file")
+    assert not (tmp_path / "other").exists()
