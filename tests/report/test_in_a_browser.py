@@ -28,7 +28,7 @@ def pages(browser: Browser, tmp_path_factory: pytest.TempPathFactory) -> dict[st
     """A report, and a comparison; after the browser, so that nothing is trained where there is none."""
     root = tmp_path_factory.mktemp("runs")
     source = images_with_a_nasty_class(root)
-    runs = [trained(source, root / name, f"training.seed={seed}") for seed, name in enumerate(("one", "two"))]
+    runs = [trained(source, root / name, f"training.seed={seed}") for seed, name in enumerate(("one", "two | 2"))]
     comparison = write_comparison(compare_runs([run.path for run in runs]), root / "comparison.html")
     return {"report": write_report(runs[0].path), "comparison": comparison}
 
@@ -143,7 +143,7 @@ class TestReport:
 
 def test_comparison_by_group(pages: dict[str, Path], page: Page) -> None:
     page.goto(pages["comparison"].as_uri())
-    for group in ("two worse", "two better", "random"):
+    for group in ("two | 2 worse", "two | 2 better", "random"):
         button = page.get_by_role("button", name=group)
         button.click()
         assert len(shown(page)) == int(button.locator("small").inner_text())

@@ -76,7 +76,7 @@ class TestPage:
         _, found = read(page)
         cards = [each for name, each in found.elements if name == "article"]
         assert {each["data-class"] for each in cards} == {f"class {number:02}" for number in range(6, 11)} | {NASTY}
-        groups = [set((each["data-groups"] or "").split("|")) for each in cards]
+        groups = [set(json.loads(each["data-groups"] or "")) for each in cards]
         assert set.union(*groups) == {"random", "worst", "best", "every class"}
         assert sum("every class" in each for each in groups) == 6
         results = [each["class"] for name, each in found.elements if name == "li" and each.get("class")]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterable, Mapping, Sequence
 from urllib.parse import quote
 
@@ -46,7 +47,7 @@ def query_card(
     picture = tag("div", album.show(catalog, row, f"query: {name}"), class_="asks")
     return tag(
         "article", tag("div", picture, text, class_="query"), tag("div", lists, class_="rankings"),
-        class_="card", data_groups="|".join(groups), data_class=name,
+        class_="card", data_groups=json.dumps(list(groups)), data_class=name,
     )  # fmt: skip
 
 

@@ -60,7 +60,7 @@ for (const chooser of document.querySelectorAll(".chooser")) {
     const fits = (card) => {
       const name = card.dataset.class.toLowerCase();
       if (wanted) return names.has(wanted) ? name === wanted : name.includes(wanted);
-      return card.dataset.groups.split("|").includes(group);
+      return JSON.parse(card.dataset.groups).includes(group);
     };
     let shown = 0;
     for (const card of cards) {
