@@ -18,7 +18,7 @@ FLAT_UP_TO = (
     200_000  # vectors: of 512 dimensions, one exact answer takes some 40 ms, less than its image takes to embed
 )
 LINKS = 32  # of a vector in HNSW: 256 bytes, beside the vector's own 2,048
-BUILD_EFFORT, SEARCH_EFFORT = 200, 128  # HNSW's candidates: recall@10 near 1, for a few ms a query
+BUILD_EFFORT, SEARCH_EFFORT = 100, 128  # HNSW's candidates: recall@10 near 1, for a few ms a query
 BYTES_A_VECTOR = 64  # of IVF-PQ's codes: a 32nd of 512 dimensions in float32
 A_CENTRE = 39  # vectors for each centre that IVF-PQ learns: FAISS's own advice
 FEWEST = 256 * A_CENTRE  # vectors for IVF-PQ, whose codes have 256 centres; for fewer, exact search is fast
