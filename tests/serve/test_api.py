@@ -121,6 +121,13 @@ def test_without_labels(tmp_path: Path) -> None:
         assert {hit["label"] for hit in client.get("/api/items/0/similar").json()["results"]} == {None}
 
 
+def test_an_empty_gallery(gallery: Gallery, tmp_path: Path) -> None:
+    with TestClient(create_app(Gallery.create(tmp_path / "empty", gallery.describer))) as client:
+        assert client.get("/api/gallery").json()["images"] == 0
+        assert client.get("/api/items").json() == {"items": [], "more": False}
+        assert client.post("/api/search", files={"image": png()}).json() == {"query": None, "results": []}
+
+
 @pytest.mark.parametrize(
     ("path", "status", "said"),
     [

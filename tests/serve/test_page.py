@@ -238,6 +238,16 @@ def test_of_one_label(open_page: Open) -> None:
     page.locator("#label").press("Enter")
     expect(page.get_by_role("alert")).to_contain_text("No image of the gallery has the label “nothing of the kind”")
     expect(cards(page)).to_have_count(20)
+    page.locator("#label").fill("S 0")
+    page.locator("#label").press("Enter")
+    expect(page.get_by_role("alert")).to_contain_text(f"{CLASSES} labels contain “S 0”")
+    page.locator("#label").press("Escape")
+    expect(page.locator("#label")).to_have_value("")
+    page.locator("#label").fill("S 05")  # there is only one
+    page.locator("#label").press("Enter")
+    expect_found(page, IMAGES)
+    expect(page.locator("#label")).to_have_value("class 05")
+    expect(page.get_by_role("alert")).to_be_hidden()
 
 
 def test_of_one_label_among_all_images(open_page: Open) -> None:
@@ -416,6 +426,7 @@ def test_a_server_that_has_gone(open_page: Open) -> None:
 
 
 def test_the_docs(open_page: Open) -> None:
-    page = open_page("/docs")
+    page = open_page("/docs#get/api/items/{id}/thumbnail")
     expect(page.locator(".endpoint")).to_have_count(8)
+    expect(page.get_by_role("heading", name="/api/items/{id}/thumbnail")).to_be_in_viewport()
     expect(page.locator(".endpoint", has_text="/api/search")).to_contain_text("curl -F image=@photo.jpg")

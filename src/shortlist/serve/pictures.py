@@ -35,7 +35,7 @@ def check_upload(content: bytes, pixels: int) -> int:
     if width * height > pixels:
         has = f"The image has {width} x {height} pixels"
         raise Refused(413, f"{has}, which is too many: at most {pixels / 1e6:g} million.")
-    return width * height
+    return int(width * height)
 
 
 def encoded(path: Path, edge: int) -> bytes:

@@ -297,7 +297,10 @@ addEventListener("keydown", (event) => {
   if (event.metaKey || event.ctrlKey || event.altKey || event.isComposing) return;
   const typing = event.target.matches("input");
   if (event.key === "Escape") {
-    if (typing) event.target.blur();
+    if (typing) {
+      showControls(asked()); // what was half typed is forgotten
+      event.target.blur();
+    }
     else if (isSearch(asked())) back();
   } else if (event.key === "/" && !typing && !part("label-field").hidden) {
     event.preventDefault();
@@ -315,8 +318,7 @@ part("k").addEventListener("change", ({ target }) => {
 });
 
 function suggest() {
-  const typed = part("label").value.trim().toLowerCase();
-  const near = [...labels.keys()].filter((label) => label.toLowerCase().includes(typed)).slice(0, 50);
+  const near = containing(part("label").value.trim()).slice(0, 50);
   part("labels").replaceChildren(...near.map((label) => {
     const option = new Option(label, label);
     option.label = `${label} (${labels.get(label)})`;
@@ -324,25 +326,32 @@ function suggest() {
   }));
 }
 
-function choose_label() {
+const containing = (typed) => [...labels.keys()].filter((label) => label.toLowerCase().includes(typed.toLowerCase()));
+
+// What is typed is a label, or is in only one.
+function chooseLabel() {
   const typed = part("label").value.trim();
-  const known = labels.has(part("label").value) ? part("label").value : typed;
-  if (known && !labels.has(known)) {
+  const near = containing(typed);
+  const meant = labels.has(part("label").value) ? part("label").value : !typed ? null
+    : near.find((label) => label.toLowerCase() === typed.toLowerCase()) ?? (near.length === 1 ? near[0] : undefined);
+  if (meant === undefined) {
     part("label").setAttribute("aria-invalid", "true");
-    fail(`No image of the gallery has the label “${typed}”.`);
-  } else if ((known || null) !== asked().label) go({ label: known || null });
+    fail(near.length ? `${near.length} labels contain “${typed}”: choose one of them.`
+      : `No image of the gallery has the label “${typed}”.`);
+  } else if (meant !== asked().label) go({ label: meant });
+  else showControls(asked());
 }
 
 part("label").addEventListener("input", () => {
   suggest();
-  if (labels.has(part("label").value)) choose_label(); // picked from the list, or typed to the end
+  if (labels.has(part("label").value)) chooseLabel(); // picked from the list, or typed to the end
 });
 part("label").addEventListener("focus", suggest);
-part("label").addEventListener("change", choose_label);
+part("label").addEventListener("change", chooseLabel);
 part("clear-label").addEventListener("click", () => go({ label: null }));
 part("controls").addEventListener("submit", (event) => {
   event.preventDefault();
-  choose_label();
+  chooseLabel();
 });
 part("more").addEventListener("click", () => loadMore().catch((error) => fail(error.message)));
 new IntersectionObserver(([entry]) => {
@@ -352,7 +361,8 @@ new IntersectionObserver(([entry]) => {
 // ---------------------------------------------------------------- begin
 
 function describe({ kind, dim, recall }) {
-  const found = recall === null ? "exact search" : `${kind} index, recall@10 ${(100 * recall).toFixed(1)} %`;
+  const measured = recall === null ? "" : `, recall@10 ${(100 * recall).toFixed(1)} %`;
+  const found = kind === "flat" ? "exact search" : `${kind} index${measured}`;
   part("facts").textContent = `${found}, ${dim} dimensions ·`;
 }
 

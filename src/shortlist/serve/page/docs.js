@@ -65,6 +65,7 @@ function endpoint(path, method, operation) {
   return element("section", parts, { className: "endpoint", id: `${method}${path}` });
 }
 
+const shown = decodeURIComponent(location.hash.slice(1));
 document.getElementById("about").textContent = api.info.description;
 for (const [path, operations] of Object.entries(api.paths)) {
   for (const [method, operation] of Object.entries(operations)) {
@@ -74,3 +75,4 @@ for (const [path, operations] of Object.entries(api.paths)) {
       element("span", method.toUpperCase(), { className: "method" }), element("code", path)], { href: `#${made.id}` }));
   }
 }
+document.getElementById(shown)?.scrollIntoView(); // it was not there when the browser looked for it
