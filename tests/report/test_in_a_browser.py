@@ -136,7 +136,8 @@ class TestReport:
 
     def test_prints(self, pages: dict[str, Path], page: Page) -> None:
         page.goto(pages["report"].as_uri())
-        page.emulate_media(media="print")
+        page.emulate_media(media="print", color_scheme="dark")
+        assert page.evaluate("getComputedStyle(document.body).backgroundColor") == "rgb(255, 255, 255)"
         assert not page.locator(".chooser").first.is_visible()
         assert page.locator(".card:visible").count() == 12
 

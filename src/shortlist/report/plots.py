@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from shortlist.report.markup import Html, tag
 
 WIDTH, HEIGHT = 440, 220
-LEFT, RIGHT, TOP, BOTTOM = 46, 12, 12, 36
+LEFT, RIGHT, TOP, BOTTOM = 52, 12, 12, 36
 POINTS = 240  # of a line: about what a screen can show
 
 Point = tuple[float, float]
