@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import closing
 from pathlib import Path
 from typing import Annotated
 
@@ -32,11 +33,11 @@ def serve(
     limits = Limits(bytes=max_bytes, pixels=max_pixels)
     from shortlist.retrieval.gallery import Gallery
 
-    opened = Gallery.open(gallery, model)
+    with closing(Gallery.open(gallery, model)) as opened:
 
-    def ready(address: str, public: bool) -> None:
-        print(f"{opened.name}: {len(opened):,} images to search at {address} (Ctrl-C ends it)", flush=True)
-        if public:
-            print("Everyone who can reach this computer can see them.", flush=True)
+        def ready(address: str, public: bool) -> None:
+            print(f"{opened.name}: {len(opened):,} images to search at {address} (Ctrl-C ends it)", flush=True)
+            if public:
+                print("Everyone who can reach this computer can see them.", flush=True)
 
-    serve(opened, host, port, limits, ready=ready)
+        serve(opened, host, port, limits, ready=ready)

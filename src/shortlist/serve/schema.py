@@ -86,7 +86,9 @@ class Bounds(BaseModel):
 
 class IndexFacts(BaseModel):
     kind: str = Field(description="flat is exact.")
-    recall: float | None = Field(default=None, description="Recall@10 against exact search; null where it is exact, or not measured.")
+    recall: float | None = Field(
+        default=None, description="Recall@10 against exact search; null where it is exact, or not measured."
+    )
     dim: int = Field(description="Numbers of a vector.")
     fingerprint: str = Field(description="Of the model that gives the vectors.")
 
