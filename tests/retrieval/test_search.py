@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from shortlist.errors import DataError
-from shortlist.retrieval import nearest, open_vectors, search
+from shortlist.retrieval import nearest, open_vectors, search, self_search
 
 
 def unit(number: int, dim: int = 16, seed: int = 0) -> Tensor:
@@ -35,7 +35,10 @@ def literal(queries: Tensor, gallery: Tensor, k: int) -> tuple[Tensor, Tensor]:
 @pytest.fixture(params=[2**25, 64, 1], ids=["one block", "blocks", "single numbers"])
 def small_blocks(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(search, "NUMBERS", request.param)
-    monkeypatch.setattr(search, "SIDE", 7 if request.param < 2**25 else search.SIDE)
+    if request.param < 2**25:
+        monkeypatch.setattr(search, "SIDE", 7)
+        monkeypatch.setattr(self_search, "SIDE", 7)
+        monkeypatch.setattr(self_search, "SAMPLE", 10 if request.param > 1 else 2)
 
 
 @pytest.mark.usefixtures("small_blocks")
@@ -104,8 +107,13 @@ def test_any_sizes(queries: int, gallery: int, k: int, seed: int, numbers: int) 
     """Vectors of few different numbers: many ties, duplicates and zeros."""
     random = torch.Generator().manual_seed(seed)
     asked, there = (torch.randint(-1, 2, (n, 3), generator=random).float() for n in (queries, gallery))
-    before = search.NUMBERS
-    search.NUMBERS = numbers
+    before = search.NUMBERS, self_search.SIDE, self_search.SAMPLE, self_search.ROOM
+    search.NUMBERS, self_search.SIDE, self_search.SAMPLE, self_search.ROOM = (
+        numbers,
+        numbers % 9 + 1,
+        numbers % 7 + 1,
+        1,
+    )
     try:
         for each in (asked, there):
             scores, rows = nearest(each, there, k)
@@ -117,7 +125,26 @@ def test_any_sizes(queries: int, gallery: int, k: int, seed: int, numbers: int) 
                 found = [(-score, row) for score, row in zip(one, other, strict=True)]
                 assert found == sorted(found)
     finally:
-        search.NUMBERS = before
+        search.NUMBERS, self_search.SIDE, self_search.SAMPLE, self_search.ROOM = before
+
+
+def test_where_the_sample_was_wrong(monkeypatch: pytest.MonkeyPatch) -> None:
+    """One cluster is all in the sample, which promises too much to it; another is not, and finds no room."""
+    monkeypatch.setattr(self_search, "SAMPLE", 64)
+    monkeypatch.setattr(self_search, "SIDE", 50)
+    sampled = np.unique(np.linspace(0, 299, 64).astype(int))
+    others = np.setdiff1d(np.arange(300), sampled)[:150]
+    vectors = unit(300)
+    vectors[sampled[:12]] = vectors[0] + 0.01 * unit(12, seed=2)
+    vectors[others] = vectors[5] + 0.01 * unit(150, seed=3)
+    found = self_search.candidates(vectors, 20)
+    assert set(sampled[:12]) <= set(found.few)
+    assert len(found.few) < 100
+    assert (found.bars > self_search._bars(vectors, 20))[others].all()  # they were raised when there was no room
+    scores, rows = nearest(vectors, vectors, 20)
+    expected, _ = literal(vectors, vectors, 20)
+    torch.testing.assert_close(scores, expected)
+    torch.testing.assert_close((vectors @ vectors.T).gather(1, rows), scores)
 
 
 class TestMistakes:

@@ -11,6 +11,7 @@ from torch import Tensor
 
 from shortlist.errors import DataError
 from shortlist.ranking.precision import full_precision
+from shortlist.retrieval.self_search import candidates
 from shortlist.retrieval.vectors import Vectors, blocks
 
 SIDE = 8_192  # queries at a time: wide enough that what must be compared with the best so far is little
@@ -54,28 +55,37 @@ def nearest(
         raise DataError(f"k is how many to find, 1 or more, not {k}")
     device = queries.device if isinstance(queries, Tensor) else torch.device("cpu")
     k = min(k, len(gallery) if competes is None else int(competes.sum()))
-    best = _Best(len(queries), k, device)
-    itself = gallery is queries and competes is None
-    done, total = 0, len(queries) * len(gallery)
     with full_precision(device):
-        for rows, columns, similarities in _symmetric(queries, device) if itself else _all(queries, gallery, device):
+        if gallery is queries and competes is None and device.type == "cpu" and k:
+            return _among_themselves(queries, k, progress)
+        best = _Best(len(queries), k, device)
+        done, total = 0, len(queries) * len(gallery)
+        for rows, columns, similarities in _products(queries, gallery, device):
             if competes is not None:
                 aside = torch.from_numpy(~competes[columns : columns + similarities.shape[1]]).to(device)
                 similarities[:, aside] = -torch.inf
             best.take(rows, columns, similarities)
             done += similarities.numel()
-            if itself and rows != columns:
-                best.take(columns, rows, similarities.T)
-                done += similarities.numel()
             if progress is not None:
                 progress(done, total)
-        return best.sorted()
+        return _sorted(best.values, best.rows)
+
+
+def _among_themselves(vectors: Vectors, k: int, progress: Callable[[int, int], None] | None) -> tuple[Tensor, Tensor]:
+    for first, block in blocks([vectors], SIDE, torch.empty(0)):
+        _check_finite(block, first, "queries")
+    found = candidates(vectors, k, progress)
+    values, rows = found.best()
+    if len(few := found.few):
+        again = torch.from_numpy(np.array(vectors[few])) if not isinstance(vectors, Tensor) else vectors[few]
+        values[few], rows[few] = nearest(again, vectors, k)
+    return _sorted(values, rows)
 
 
 Block = tuple[int, int, Tensor]  # the first query, the first vector of the gallery, and their similarities
 
 
-def _all(queries: Vectors, gallery: Vectors, device: torch.device) -> Iterator[Block]:
+def _products(queries: Vectors, gallery: Vectors, device: torch.device) -> Iterator[Block]:
     like = torch.empty(0, device=device)
     side = max(1, min(SIDE, len(queries)))
     width = max(1, NUMBERS // max(side, gallery.shape[1], 1))
@@ -85,18 +95,6 @@ def _all(queries: Vectors, gallery: Vectors, device: torch.device) -> Iterator[B
             if not row:
                 _check_finite(block, column, "gallery")
             yield row, column, some @ block.T
-
-
-def _symmetric(vectors: Vectors, device: torch.device) -> Iterator[Block]:
-    """The diagonal first: then each query has k candidates, and little is as good as they are."""
-    like = torch.empty(0, device=device)
-    side = int(NUMBERS**0.5)
-    for row, some in blocks([vectors], side, like):
-        _check_finite(some, row, "queries")
-        yield row, row, some @ some.T
-    for row, some in blocks([vectors], side, like):
-        for column, block in blocks([vectors[row + side :]], side, like):
-            yield row, row + side + column, some @ block.T
 
 
 class _Best:
@@ -126,15 +124,17 @@ class _Best:
         torch.gather(torch.cat((rows, places + column), dim=1), 1, found.indices, out=rows)
         values.copy_(found.values)
 
-    def sorted(self) -> tuple[Tensor, Tensor]:
-        for start in range(0, len(self.values), SIDE):
-            values, rows = self.values[start : start + SIDE], self.rows[start : start + SIDE]
-            bits = (values + 0.0).view(torch.int32)  # + 0.0: there is but one zero
-            ascending = bits ^ ((bits >> 31) & 0x7FFFFFFF)  # integers in the order of the floats
-            order = ((ascending.long() << 32) | (0xFFFFFFFF - rows)).argsort(dim=1, descending=True)
-            values.copy_(values.gather(1, order))
-            rows.copy_(rows.gather(1, order))
-        return self.values, self.rows
+
+def _sorted(values: Tensor, rows: Tensor) -> tuple[Tensor, Tensor]:
+    """In place: the best first, equal ones by their rows."""
+    for start in range(0, len(values), SIDE):
+        some, theirs = values[start : start + SIDE], rows[start : start + SIDE]
+        bits = (some + 0.0).contiguous().view(torch.int32)  # + 0.0: there is but one zero
+        ascending = bits ^ ((bits >> 31) & 0x7FFFFFFF)  # integers in the order of the floats
+        order = ((ascending.long() << 32) | (0xFFFFFFFF - theirs)).argsort(dim=1, descending=True)
+        some.copy_(some.gather(1, order))
+        theirs.copy_(theirs.gather(1, order))
+    return values, rows
 
 
 def _above(similarities: Tensor, bar: Tensor) -> tuple[Tensor, Tensor]:
