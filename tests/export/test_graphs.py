@@ -133,11 +133,11 @@ def test_the_model_is_not_changed(tmp_path: Path) -> None:
 
 def test_several_at_once_and_again(tmp_path: Path) -> None:
     model = describer().save(tmp_path / "model")
-    files = {"torchscript": tmp_path / "model.pt", "torch_export": tmp_path / "model.pt2"}
+    files = {"torchscript": tmp_path / "model.pt", "package": tmp_path / "package"}
     first, second = (export(model, **files) for _ in range(2))
     assert [(each.kind, each.path) for each in first] == [
         ("TorchScript", files["torchscript"]),
-        ("torch.export", files["torch_export"]),
+        ("package", files["package"]),
     ]
     assert first == second
 

@@ -43,13 +43,14 @@ def write_package(
         ModelError: load.py gives other vectors than the run.
     """
     _check_ours(folder)
-    folder.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory(prefix=".shortlist-", dir=folder) as temporary:
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(prefix=f".{folder.name}.", dir=folder.parent) as temporary:
         new = Path(temporary)
         _write_model(new, describer, None)
         measured = check(_opened(new), samples, TOLERANCE, "package's")
         _write_model(new, describer, measured)
         (new / CARD).write_text(model_card(describer, origin, measured, license), encoding="utf-8")
+        folder.mkdir(exist_ok=True)
         for name in (WEIGHTS, CONFIG, CODE, CARD):
             (new / name).chmod(0o644)  # safetensors writes for its user alone
             (new / name).replace(folder / name)
