@@ -8,8 +8,7 @@ from dataclasses import dataclass
 
 from fastapi import Request
 from pydantic import ValidationError
-from starlette.datastructures import FormData, Headers
-from starlette.datastructures import UploadFile as StarletteUploadFile
+from starlette.datastructures import FormData, Headers, UploadFile
 from starlette.formparsers import MultiPartException, MultiPartParser
 from starlette.requests import ClientDisconnect
 
@@ -39,11 +38,13 @@ async def read_upload(request: Request, limits: Limits) -> Upload:
         raise Refused(408, f"The upload took longer than {limits.seconds:g} seconds.") from None
     except ClientDisconnect:
         raise Refused(400, "The upload ended before its end.") from None
-    async with _closing(form):
+    try:
         image = form.get("image")
-        if not isinstance(image, StarletteUploadFile):
+        if not isinstance(image, UploadFile):
             raise Refused(422, "The form has no image: send a file in its field 'image'.")
         content = await image.read()
+    finally:
+        await form.close()
     if not content:
         raise Refused(422, "The file is empty.")
     if len(content) > limits.bytes:
@@ -53,17 +54,6 @@ async def read_upload(request: Request, limits: Limits) -> Upload:
         return Upload(content, Asked.model_validate(fields))
     except ValidationError as error:
         raise Refused(422, invalid(error.errors())) from None
-
-
-class _closing:  # noqa: N801 - a context manager
-    def __init__(self, form: FormData) -> None:
-        self.form = form
-
-    async def __aenter__(self) -> FormData:
-        return self.form
-
-    async def __aexit__(self, *_: object) -> None:
-        await self.form.close()
 
 
 class _InMemory(MultiPartParser):

@@ -2,6 +2,8 @@
 
 import { get, upload } from "./api.js";
 import * as cards from "./cards.js";
+import { onImage } from "./given.js";
+import { busy, empty, fail, say, sent, status } from "./said.js";
 
 const PAGE = 60; // items of the gallery at a time
 const MOST = 100; // results that are asked for at once: fewer are shown by hiding, without asking again
@@ -9,7 +11,6 @@ const part = (id) => document.getElementById(id);
 const count = (number, what) => `${number.toLocaleString("en")} ${what}${number === 1 ? "" : "s"}`;
 
 let gallery = null;
-let settled = ""; // what the status says of what is shown
 let labels = new Map(); // label -> number of images
 let work = new AbortController(); // of what is under way; a new search ends it
 let browsed = { label: null, items: [], more: true }; // what of the gallery is loaded
@@ -174,46 +175,6 @@ function showControls({ k, label, item, upload: key }) {
   part("clear-label").hidden = label === null;
 }
 
-// ---------------------------------------------------------------- what is said
-
-function busy(what) {
-  const bar = part("progress");
-  bar.hidden = !what;
-  part("list").classList.toggle("stale", Boolean(what));
-  part("list").setAttribute("aria-busy", String(Boolean(what)));
-  bar.removeAttribute("value");
-  part("status").textContent = what || settled;
-}
-
-function sent(share) {
-  const bar = part("progress");
-  if (share < 1) bar.value = 100 * share;
-  else bar.removeAttribute("value");
-  part("status").textContent = (share < 1 ? `Sending … ${Math.round(100 * share)} %` : "Searching …");
-}
-
-// What stays when nothing is under way.
-function status(what) {
-  settled = what;
-  part("status").textContent = what;
-}
-
-function say(what) {
-  part("notice").textContent = what;
-  part("notice").hidden = !what;
-}
-
-function fail(sentence) {
-  busy(false);
-  say(sentence);
-  part("notice").scrollIntoView({ block: "nearest" });
-}
-
-function empty(what) {
-  part("empty").textContent = what;
-  part("empty").hidden = !what;
-}
-
 // ---------------------------------------------------------------- an image is given
 
 async function searchWith(file) {
@@ -244,41 +205,7 @@ async function searchWith(file) {
   return undefined;
 }
 
-const choose = () => part("file").click();
-part("choose").addEventListener("click", choose);
-part("drop").addEventListener("click", choose);
-part("file").addEventListener("change", ({ target }) => {
-  const [file] = target.files;
-  target.value = ""; // the same file again is a change, too
-  if (file) searchWith(file);
-});
-
-const hasFiles = (event) => event.dataTransfer?.types.includes("Files");
-let over = 0; // elements that are dragged over, one inside the other
-addEventListener("dragenter", (event) => {
-  over += 1;
-  part("curtain").hidden = !hasFiles(event);
-});
-addEventListener("dragleave", () => {
-  over = Math.max(0, over - 1);
-  if (!over) part("curtain").hidden = true;
-});
-addEventListener("dragover", (event) => event.preventDefault()); // or the browser would open the file
-addEventListener("drop", (event) => {
-  event.preventDefault();
-  over = 0;
-  part("curtain").hidden = true;
-  const [file] = event.dataTransfer.files;
-  if (file) searchWith(file);
-  else fail("What was dropped is not a file. Save the image first, or copy and paste it.");
-});
-addEventListener("paste", (event) => {
-  const [file] = event.clipboardData.files;
-  if (file) {
-    event.preventDefault();
-    searchWith(file);
-  } else if (event.target !== part("label")) fail("There is no image in the clipboard.");
-});
+onImage(searchWith);
 
 // ---------------------------------------------------------------- clicks, keys, controls
 
