@@ -125,7 +125,7 @@ class TestTogether:
     def test_one_writer(self, gallery: Gallery, images: Catalog) -> None:
         lock = filelock.FileLock(gallery.store.folder / ".lock")
         with lock, pytest.raises(GalleryError, match="Another process is changing the gallery"):
-            _in_child(gallery, images)
+            gallery.add(images)
 
     def test_readers_go_on(self, gallery: Gallery, tmp_path: Path) -> None:
         reader = Gallery.open(tmp_path / "gallery")
@@ -139,11 +139,6 @@ class TestTogether:
         gallery.remove([0])
         other.remove([1])
         assert [item.id for item in other.items()] == list(range(2, NUMBER))
-
-
-def _in_child(gallery: Gallery, images: Catalog) -> None:
-    """filelock lets a thread of the same process in only if it has the same lock; here it has not."""
-    gallery.add(images)
 
 
 class TestKinds:
@@ -267,5 +262,11 @@ class TestMistakes:
         with pytest.raises(GalleryError, match="is not the one that gave"):
             Gallery.open(tmp_path / "gallery").search(images.file(0))
 
-    def test_labels_of_the_folder(self, gallery: Gallery) -> None:
-        assert gallery.labels() == dict(sorted(CLASSES.items()))
+
+def test_a_label_of_many(gallery: Gallery, images: Catalog, monkeypatch: pytest.MonkeyPatch) -> None:
+    found = [gallery.search(images.file(0), 3, label=label) for label in CLASSES]
+    monkeypatch.setattr(folder_store, "COPIED", 0)
+    for label, hits in zip(CLASSES, found, strict=True):
+        again = gallery.search(images.file(0), 3, label=label)
+        assert [hit.item for hit in again] == [hit.item for hit in hits]
+        assert [hit.score for hit in again] == pytest.approx([hit.score for hit in hits])

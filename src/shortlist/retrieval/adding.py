@@ -101,7 +101,7 @@ class Adding:
         bad = {absolute(path) for path in left_out(file)}
         rows = [plan.rows[place] for place in places if plan.rows[place].path not in bad]
         replaced = [each for row in rows for each in plan.replaced[row.path]]
-        self.store.change(rows, np.array(open_vectors(file)), removed=replaced)
+        self.store.change(rows, open_vectors(file), removed=replaced)
         self.done.unreadable += sorted(bad)
         self.done.added += len(rows)
         self.done.replaced += sum(bool(plan.replaced[row.path]) for row in rows)

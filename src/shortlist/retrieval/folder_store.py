@@ -28,6 +28,7 @@ from shortlist.retrieval.store import Floats, GalleryError, Hit, Ids, Item, Know
 
 MODEL, WORK = "model", ".adding"
 REMOVED_SHARE = 0.2  # of the rows may be of removed images before an approximate index is built anew
+COPIED = 65_536  # vectors of one label to take out and search; more are searched where they are
 GROWN = 2.0  # times the images that IVF-PQ learned its codes from: then it learns again
 
 
@@ -124,9 +125,12 @@ class FolderStore:
         if label is None:
             everything = len(rows) == len(now.table)
             scores, found = faiss_index.found_by(now.index, vectors, k, None if everything else now.alive)
-        else:  # exactly: an approximate index finds little among few
+        elif len(rows) <= COPIED:  # exactly: an approximate index finds little among few
             best, within = nearest(vectors, now.vectors[rows], k)
             scores, found = best.numpy(), rows[within.numpy()]
+        else:
+            best, whole = nearest(vectors, now.vectors, k, competes=np.isin(np.arange(len(now.table)), rows))
+            scores, found = best.numpy(), whole.numpy()
         return _hits(now, scores, found)
 
     def known(self, paths: Sequence[str]) -> Mapping[str, list[Known]]:
