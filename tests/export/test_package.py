@@ -132,7 +132,8 @@ class TestCard:
 
     def test_facts(self, card: str, run: RunFolder) -> None:
         assert "| test | 36 | 6 |" in card
-        assert "| train | 36 | 6 |" in card
+        assert "| train | 18 | 3 |" in card
+        assert "| validation | 18 | 3 |" in card
         (measured,) = json.loads(run.evaluation_file.read_text())
         (before,) = json.loads(run.before_file.read_text())
         cells = [
@@ -159,6 +160,13 @@ class TestCard:
         assert "no counts" in card
         assert "license: unknown" in card
         assert "Unknown: nobody has said." in card
+
+    def test_images_that_have_changed(self, tmp_path: Path) -> None:
+        images = class_folders(tmp_path / "images")
+        run = train(config(images, "training.epochs=1"), tmp_path / "run")
+        shutil.rmtree(images / "class 00")
+        export(run.path, package=tmp_path / "package")
+        assert "no counts" in (tmp_path / "package" / "README.md").read_text(encoding="utf-8")
 
     def test_without_a_run(self, tmp_path: Path) -> None:
         export(describer().save(tmp_path / "model"), package=tmp_path / "package")

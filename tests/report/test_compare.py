@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from pathlib import Path
 
 import numpy as np
@@ -21,6 +22,7 @@ from shortlist.training import RunFolder
 from tests.reference_search import paired_bootstrap
 from tests.report.runs import NASTY, images_with_a_nasty_class, read, trained
 from tests.retrieval.test_evaluate import catalog, points
+from tests.training.runs import class_folders
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
@@ -144,6 +146,13 @@ class TestRuns:
     def test_not_the_same_queries(self, runs: dict[str, RunFolder]) -> None:
         with pytest.raises(RunError, match=r"not tested on the same queries.*36 images of images.*data\.split_seed"):
             compare_runs([runs["one"].path, runs["elsewhere"].path])
+
+    def test_images_that_have_changed(self, runs: dict[str, RunFolder], tmp_path: Path) -> None:
+        images = class_folders(tmp_path / "images")
+        others = [trained(images, tmp_path / name, f"training.seed={seed}") for seed, name in enumerate("ab")]
+        shutil.rmtree(images / "class 00")
+        with pytest.raises(RunError, match=r"not those that .* began with"):
+            compare_runs([run.path for run in others])
 
     def test_one_run_or_the_same_twice(self, runs: dict[str, RunFolder]) -> None:
         with pytest.raises(ConfigError, match="at least two"):

@@ -169,6 +169,17 @@ class TestWhereSomethingIsMissing:
         assert "r@1" in said
         assert not [each for name, each in found.elements if name == "article"]
 
+    def test_images_that_have_changed(self, source: Path, tmp_path: Path) -> None:
+        images = Path(shutil.copytree(source.parent / "images", tmp_path / "images"))
+        run = trained(images, tmp_path / "run")
+        vectors = {file.name: file.read_bytes() for file in run.vectors.glob("*.npy")}
+        shutil.rmtree(images / "class 00")  # half of the classes are tested: now others, and some of the training's
+        said, found = read(write_report(run.path))
+        assert "The images have changed since, so no results are shown." in said
+        assert "r@1" in said
+        assert not [each for name, each in found.elements if name == "article"]
+        assert {file.name: file.read_bytes() for file in run.vectors.glob("*.npy")} == vectors
+
     def test_vectors_that_are_gone(self, run: RunFolder) -> None:
         before = write_report(run.path).read_text(encoding="utf-8")
         shutil.rmtree(run.vectors)

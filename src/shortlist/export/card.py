@@ -90,7 +90,7 @@ def _data(origin: Origin) -> str:
     source = _text(data.source if data.source in BENCHMARKS else Path(data.source).name)
     lines = [f"## Training data\n\nSource: `{source}`. Validation: `{_text(str(data.validation))}`."]
     if catalog is None:
-        lines.append("Its images could not be opened when this card was written, so there are no counts.")
+        lines.append("Its images were gone or changed when this card was written, so there are no counts.")
     else:
         lines.append("\n".join(_table(("split", "images", "classes"), _counts(catalog))))
     too_small, missing = len(facts.get("classes_too_small", ())), len(facts.get("missing", ()))

@@ -22,7 +22,7 @@ from shortlist.errors import DataError, ShortlistError
 from shortlist.model.sizes import by_size
 from shortlist.retrieval import Describer
 from shortlist.training import Display, RunFolder
-from shortlist.training.opening import open_exams, open_images
+from shortlist.training.opening import open_exams, open_own
 
 CHECKED = 8  # images; of each, every number of its vector is compared
 _SHAPES = ((640, 480), (480, 640), (500, 500), (800, 300))  # of synthetic images
@@ -59,11 +59,11 @@ class Origin:
 
     @cached_property
     def catalog(self) -> Catalog | None:
-        """The run's own images, where they are still there."""
+        """The run's own images, where they are still there and the same."""
         if self.folder is None or self.config is None:
             return None
         try:
-            return open_images(self.config, self.display, self.folder).catalog
+            return open_own(self.config, self.display, self.folder).catalog
         except (ShortlistError, OSError):
             return None
 

@@ -13,7 +13,7 @@ from shortlist.report.opening import Tested, open_finished, open_test
 from shortlist.retrieval.estimates import RESAMPLES, Difference, paired_differences
 from shortlist.retrieval.scores import QueryTable, score_queries
 from shortlist.training import Display
-from shortlist.training.opening import open_exams, open_images
+from shortlist.training.opening import open_exams, open_own
 
 
 @dataclass(frozen=True, eq=False)
@@ -95,7 +95,7 @@ def compare_runs(paths: Sequence[Path | str], display: Display | None = None) ->
 
     Raises:
         ConfigError: fewer than two runs, or one given twice.
-        RunError: a run is not finished, or they have no test in common.
+        RunError: a run is not finished, its images have changed since, or the runs have no test in common.
     """
     display = display or Display()
     runs = _named([Path(path) for path in paths])
@@ -124,7 +124,7 @@ def _named(paths: Sequence[Path]) -> dict[str, Path]:
 def _tests(path: Path, display: Display) -> dict[str, Tested]:
     """By the fingerprint of what was tested."""
     folder, config, describer = open_finished(path)
-    exams = open_exams(config, display, lambda: open_images(config, display, folder).catalog)
+    exams = open_exams(config, display, lambda: open_own(config, display, folder).catalog)
     return {exam.catalog.fingerprint(): open_test(folder, config, describer, exam, display) for exam in exams}
 
 

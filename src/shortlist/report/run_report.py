@@ -17,12 +17,14 @@ from shortlist.report.results import results
 from shortlist.report.thumbnails import Album
 from shortlist.retrieval import Evaluation
 from shortlist.training import Display, Plan, RunFolder, make_plan
+from shortlist.training.folder import OtherImages
 
 
 def write_report(path: Path | str, out: Path | str | None = None, display: Display | None = None) -> Path:
     """Write the report of a finished run.
 
-    Where its images can no longer be opened it says so, and shows the rest: numbers, curves, and what was run.
+    Where its images can no longer be opened, or have changed, it says so, and shows the rest: numbers, curves, and what
+    was run.
 
     Args:
         path: the run's folder.
@@ -43,6 +45,8 @@ def write_report(path: Path | str, out: Path | str | None = None, display: Displ
     try:
         plan = make_plan(config, display, folder)
         tested = [open_test(folder, config, describer, exam, display) for exam in plan.exams]
+    except OtherImages as error:
+        problem = f"The images have changed since, so no results are shown. {error}"
     except DataError as error:
         problem = f"The images cannot be opened any more, so no results are shown: {error}"
     after, before = read_evaluations(folder.evaluation_file), read_evaluations(folder.before_file)

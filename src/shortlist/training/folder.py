@@ -29,6 +29,10 @@ class Busy(RunError):  # noqa: N818 - says what the folder is
     """Another process is at work in the run's folder."""
 
 
+class OtherImages(RunError):  # noqa: N818 - says what was found
+    """The images are not those that a run began with."""
+
+
 class RunFolder:
     """
     config.yaml             the resolved config: `shortlist train config.yaml` repeats the run
@@ -109,21 +113,27 @@ class RunFolder:
                 file.unlink(missing_ok=True)
             self.path.rmdir()  # unless it holds something of others
 
-    def check_facts(self, fingerprint: str, **others: Any) -> None:
-        """Write down what the run stands on, or compare with what was written when it began.
+    def check_images(self, fingerprint: str) -> None:
+        """Compare the fingerprint of the images with the one of when the run began, if it has.
 
         Raises:
-            RunError: the images are not those that the run began with.
+            OtherImages: it is another.
         """
+        if not self.facts_file.exists():
+            return
+        before = json.loads(self.facts_file.read_text(encoding="utf-8"))["catalog"]
+        if before != fingerprint:
+            raise OtherImages(
+                f"The images, classes or splits are not those that {self.path} began with (fingerprint "
+                f"{fingerprint[:12]}, then {before[:12]}). Put them back, or start a new run."
+            )
+
+    def check_facts(self, fingerprint: str, **others: Any) -> None:
+        """Write down what the run stands on, or warn of what is no longer as it was when the run began."""
         versions = {"python": platform.python_version(), **{name: _version(name) for name in PACKAGES}}
         threads = torch.get_num_threads()
         if self.facts_file.exists():
             before = json.loads(self.facts_file.read_text(encoding="utf-8"))
-            if before["catalog"] != fingerprint:
-                raise RunError(
-                    f"The images, classes or splits are not those that {self.path} began with (fingerprint "
-                    f"{fingerprint[:12]}, then {before['catalog'][:12]}). Put them back, or start a new run."
-                )
             then, now = {**before["versions"], "threads": before["threads"]}, {**versions, "threads": threads}
             changes = [f"{name} {then.get(name)}, now {now[name]}" for name in now if then.get(name) != now[name]]
             if changes:
@@ -141,7 +151,7 @@ class RunFolder:
             "threads": threads,
             "device": torch.cuda.get_device_name() if torch.cuda.is_available() else platform.processor() or "cpu",
             "started": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
-            "command": " ".join([Path(sys.argv[0]).name, *sys.argv[1:]]),
+            "command": shlex.join([Path(sys.argv[0]).name, *sys.argv[1:]]),
         }
         write_atomically(self.facts_file, json.dumps(facts, indent=2) + "\n")
 

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple, TypeVar
 
 from shortlist.config import RunConfig
 from shortlist.config.schema import DataConfig, TestConfig
-from shortlist.data import BENCHMARKS, Catalog, open_catalog
+from shortlist.data import BENCHMARKS, Catalog, half_validation, open_catalog
 from shortlist.data.inspection import drop_unreadable
 from shortlist.errors import ConfigError
 from shortlist.files import write_atomically
@@ -77,6 +77,20 @@ def open_images(config: RunConfig, display: Display, folder: RunFolder | None = 
     left_out = {path for path, _ in unreadable}
     left = catalog.subset([path not in left_out for path in catalog.paths])
     return Opened(_saying(left, missing, len(unreadable)), unreadable)
+
+
+def open_own(config: RunConfig, display: Display, folder: RunFolder | None = None) -> Opened:
+    """A run's own images, split as it trains, validates and is tested on them.
+
+    Raises:
+        OtherImages: they are not those that the run in `folder` began with.
+    """
+    catalog, unreadable = open_images(config, display, folder)
+    if config.data.validation == "half":
+        catalog = half_validation(catalog)
+    if folder is not None:
+        folder.check_images(catalog.fingerprint())
+    return Opened(catalog, unreadable)
 
 
 def _saying(catalog: Catalog, missing: int, unreadable: int = 0) -> Catalog:

@@ -11,14 +11,14 @@ import torch
 from torch import Tensor
 
 from shortlist.config import RunConfig
-from shortlist.data import Catalog, half_validation
+from shortlist.data import Catalog
 from shortlist.data.sampler import ClassBalancedSampler
 from shortlist.model import Embedder
 from shortlist.training.display import Display
 from shortlist.training.folder import RunFolder
 from shortlist.training.losses import build_loss
 from shortlist.training.memory import GraphSize
-from shortlist.training.opening import Exam, open_exams, open_images, open_validation
+from shortlist.training.opening import Exam, open_exams, open_own, open_validation
 from shortlist.training.parts import build_transforms
 
 AUTOMATIC_BATCH = 392
@@ -74,10 +74,12 @@ class Plan:
 
 
 def make_plan(config: RunConfig, display: Display, folder: RunFolder | None = None) -> Plan:
-    """Open the images and split them. What is unreadable is noted in the run's folder, and not looked for again."""
-    catalog, unreadable = open_images(config, display, folder)
-    if config.data.validation == "half":
-        catalog = half_validation(catalog)
+    """Open the images and split them. What is unreadable is noted in the run's folder, and not looked for again.
+
+    Raises:
+        OtherImages: they are not those that the run in `folder` began with.
+    """
+    catalog, unreadable = open_own(config, display, folder)
     validation = open_validation(config, display, catalog)
     batch = config.batch
     train = catalog.split("train")
