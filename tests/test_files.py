@@ -7,7 +7,8 @@ from pathlib import Path
 import pytest
 
 from shortlist import files
-from shortlist.files import write_atomically
+from shortlist.errors import ConfigError
+from shortlist.files import check_place, write_atomically
 
 
 def test_files_are_written_whole_or_not_at_all(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -18,7 +19,35 @@ def test_files_are_written_whole_or_not_at_all(tmp_path: Path, monkeypatch: pyte
         raise OSError(28, "No space left on device")
 
     monkeypatch.setattr(files.os, "fsync", full)
-    with pytest.raises(OSError, match="No space left"):
+    with pytest.raises(OSError, match=r"No space left on device: '.*[/\\\\]file\.json'"):
         write_atomically(file, "second")
     assert file.read_text() == "first"
     assert list(tmp_path.iterdir()) == [file]
+
+
+def test_an_error_names_the_file_that_was_asked_for(tmp_path: Path) -> None:
+    with pytest.raises(FileNotFoundError) as found:
+        write_atomically(tmp_path / "nowhere" / "file.json", "text")
+    assert found.value.filename == str(tmp_path / "nowhere" / "file.json")
+
+
+class TestPlaces:
+    def test_new_and_old_files(self, tmp_path: Path) -> None:
+        (tmp_path / "old").write_text("")
+        for path in (tmp_path / "old", tmp_path / "new", tmp_path / "folder" / "that" / "is" / "made"):
+            check_place(path)
+
+    def test_a_folder(self, tmp_path: Path) -> None:
+        with pytest.raises(ConfigError, match="is a folder: give the name of a file"):
+            check_place(tmp_path)
+
+    @pytest.mark.parametrize("below", ["new", "folder/new"])
+    def test_a_file_where_a_folder_should_be(self, below: str, tmp_path: Path) -> None:
+        (tmp_path / "file").write_text("")
+        with pytest.raises(ConfigError, match=r"cannot be written, since .*file is a file"):
+            check_place(tmp_path / "file" / below)
+
+    def test_a_folder_of_others(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr(files.os, "access", lambda *_: False)  # root may write everywhere
+        with pytest.raises(ConfigError, match="you may not write to"):
+            check_place(tmp_path / "folder" / "new")

@@ -7,6 +7,23 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+from shortlist.errors import ConfigError
+
+
+def check_place(path: Path) -> None:
+    """See that a file can be written, before the work that it is for.
+
+    Raises:
+        ConfigError: it cannot.
+    """
+    folder = next(each for each in path.absolute().parents if each.exists())
+    if path.is_dir():
+        raise ConfigError(f"{path} is a folder: give the name of a file.")
+    if not folder.is_dir():
+        raise ConfigError(f"{path} cannot be written, since {folder} is a file: give another name.")
+    if not os.access(folder, os.W_OK | os.X_OK):
+        raise ConfigError(f"{path} cannot be written, since you may not write to {folder}: give another name.")
+
 
 @contextmanager
 def replacing(path: Path) -> Iterator[Path]:
@@ -17,6 +34,10 @@ def replacing(path: Path) -> Iterator[Path]:
         with temporary.open("rb+") as file:
             os.fsync(file.fileno())
         temporary.replace(path)
+    except OSError as error:
+        if error.filename in (None, str(temporary)):  # a name that nobody knows, or none, as where the disk is full
+            error.filename = str(path)
+        raise
     finally:
         temporary.unlink(missing_ok=True)
 

@@ -32,9 +32,10 @@ class TestReport:
         assert code == 0
         assert (tmp_path / "Übersicht.html").read_text(encoding="utf-8").startswith("<!doctype html>")
 
-    def test_mistakes(self, call: Call, tmp_path: Path) -> None:  # noqa: F811
+    def test_mistakes(self, call: Call, folders: Path, tmp_path: Path) -> None:  # noqa: F811
         assert_error(call("report", tmp_path), "There is no run in")
         assert_error(call("report", "nowhere"), "There is no run in nowhere")
+        assert_error(call("report", folders / "run", "-o", tmp_path), "is a folder")
 
     def test_train_writes_it(self, call: Call, folders: Path, tmp_path: Path) -> None:  # noqa: F811
         code, out, _ = call("train", "tiny.yaml", f"data.source={folders / 'images'}", "--run", "run", *FAST)
@@ -80,3 +81,4 @@ class TestCompare:
         assert_error(call("compare", two[0]), "at least two runs")
         assert_error(call("compare", two[0], two[0]), "given twice")
         assert_error(call("compare", two[0], "nowhere"), "There is no run in nowhere")
+        assert_error(call("compare", *two, "--json", "-o", two[0]), "is a folder")

@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from shortlist.files import write_atomically
+from shortlist.files import check_place, write_atomically
 from shortlist.report.analysis import Analysis, analyse
 from shortlist.report.comparing import ComparedTest, Comparison, shown_p
 from shortlist.report.looks import chooser, query_card
@@ -30,8 +30,13 @@ LEGEND = (
 
 
 def write_comparison(comparison: Comparison, out: Path | str, display: Display | None = None) -> Path:
-    """Write the page; return its path."""
+    """Write the page; return its path.
+
+    Raises:
+        ConfigError: it cannot be written there.
+    """
     display, album, file = display or Display(), Album(), Path(out)
+    check_place(file)
     sections: dict[str, Html] = {}
     for test in comparison.tests:
         of = "" if len(comparison.tests) == 1 else f": {test.catalog.name}"

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from shortlist.errors import DataError
-from shortlist.files import write_atomically
+from shortlist.files import check_place, write_atomically
 from shortlist.report.curves import curves
 from shortlist.report.facts import what_was_run
 from shortlist.report.headline import gauge_key, lead, numbers
@@ -36,9 +36,12 @@ def write_report(path: Path | str, out: Path | str | None = None, display: Displ
 
     Raises:
         RunError: there is no run, or it is not finished.
+        ConfigError: the file cannot be written.
     """
     display = display or Display()
     folder, config, describer = open_finished(path)
+    file = folder.path / "report.html" if out is None else Path(out)
+    check_place(file)
     plan: Plan | None = None
     tested: list[Tested] = []
     problem = "The run had no test images, so there are no results to show."
@@ -58,7 +61,6 @@ def write_report(path: Path | str, out: Path | str | None = None, display: Displ
         sections["Results"] = tag("section", tag("h2", "Results"), tag("p", problem))
     sections["What was run"] = what_was_run(folder, plan, records)
     body = page_body(_head(folder, config.name, after, before), sections, "shortlist report")
-    file = folder.path / "report.html" if out is None else Path(out)
     file.parent.mkdir(parents=True, exist_ok=True)
     write_atomically(file, document(f"{folder.path.absolute().name}: report", body, album.pictures))
     return file
