@@ -151,6 +151,18 @@ class TestMistakes:
         with pytest.raises(ConfigError, match="--package"):
             export(tmp_path, onnx=tmp_path / "model.onnx", license="mit")
 
+    def test_two_forms_in_one_file(self, tmp_path: Path) -> None:
+        file = tmp_path / "model"
+        with pytest.raises(ConfigError, match="Two forms cannot be written to one file"):
+            export(describer().save(tmp_path / "describer"), onnx=file, torchscript=str(file))
+
+    def test_places_are_looked_at_before_anything_is_written(self, tmp_path: Path) -> None:
+        model = describer().save(tmp_path / "model")
+        for places in ({"torch_export": tmp_path}, {"package": model}, {"package": model / "describer.json" / "new"}):
+            with pytest.raises(ShortlistError, match=r"is a folder|something else|is a file"):
+                export(model, torchscript=tmp_path / "model.pt", **places)
+            assert not (tmp_path / "model.pt").exists()
+
     def test_no_run(self, tmp_path: Path) -> None:
         with pytest.raises(RunError, match="There is no run in"):
             export(tmp_path, onnx=tmp_path / "model.onnx")

@@ -208,3 +208,18 @@ class TestFolder:
         with pytest.raises(ModelError, match="other vectors"):
             export(model, package=folder)
         assert {each.name: each.read_bytes() for each in folder.iterdir()} == before
+
+    def test_a_full_disk_leaves_the_old_package(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        folder = tmp_path / "package"
+        export(describer().save(tmp_path / "one"), package=folder)
+        before = {file.name: file.read_bytes() for file in folder.iterdir()}
+
+        def full(*_: object) -> int:
+            raise OSError(28, "No space left on device")
+
+        other = describer(dim=4).save(tmp_path / "other")
+        monkeypatch.setattr(Path, "write_bytes", full)
+        with pytest.raises(OSError, match="No space left"):
+            export(other, package=folder)
+        assert {file.name: file.read_bytes() for file in folder.iterdir()} == before
+        assert not list(tmp_path.glob(".package*"))

@@ -18,6 +18,7 @@ from shortlist.export.check import Run, check
 from shortlist.export.description import describe
 from shortlist.export.load_code import load_code
 from shortlist.export.origin import Origin, Samples
+from shortlist.files import check_place
 from shortlist.retrieval import Describer
 
 TOLERANCE = 1e-5
@@ -42,7 +43,7 @@ def write_package(
         RunError: the folder holds something else than a package.
         ModelError: load.py gives other vectors than the run.
     """
-    _check_ours(folder)
+    check_package(folder)
     folder.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(prefix=f".{folder.name}.", dir=folder.parent) as temporary:
         new = Path(temporary)
@@ -52,14 +53,14 @@ def write_package(
         (new / CARD).write_text(model_card(describer, origin, measured, license), encoding="utf-8")
         folder.mkdir(exist_ok=True)
         for name in (WEIGHTS, CONFIG, CODE, CARD):
-            (new / name).chmod(0o644)  # safetensors writes for its user alone
             (new / name).replace(folder / name)
     return measured
 
 
 def _write_model(folder: Path, describer: Describer, measured: dict[str, Any] | None) -> None:
     tensors = {name: value.detach().cpu().contiguous() for name, value in describer.embedder.state_dict().items()}
-    safetensors.torch.save_file(tensors, folder / WEIGHTS, metadata={"format": "pt"})
+    # To a file, safetensors writes itself: for its user alone, and its error is no OSError where the disk is full.
+    (folder / WEIGHTS).write_bytes(safetensors.torch.save(tensors, metadata={"format": "pt"}))
     config = json.dumps(package_config(describer, measured), indent=2) + "\n"
     (folder / CONFIG).write_text(config, encoding="utf-8")
     (folder / CODE).write_text(load_code(describer), encoding="utf-8")
@@ -95,12 +96,22 @@ def _opened(folder: Path) -> Run:
     return run
 
 
-def _check_ours(folder: Path) -> None:
-    if not folder.exists() or (folder.is_dir() and not any(folder.iterdir())):
-        return
-    try:
-        ours = str(json.loads((folder / CONFIG).read_text(encoding="utf-8"))["made_by"]).startswith("shortlist ")
-    except (OSError, ValueError, KeyError, TypeError):
-        ours = False
-    if not ours:
+def check_package(folder: Path) -> None:
+    """See that a package can be written.
+
+    Raises:
+        RunError: the folder holds something else.
+        ConfigError: it cannot be made, or written to.
+    """
+    if folder.exists() and not _replaceable(folder):
         raise RunError(f"{folder} holds something else than a package of shortlist: choose a new or empty folder")
+    check_place(folder / CONFIG)
+
+
+def _replaceable(folder: Path) -> bool:
+    if folder.is_dir() and not any(folder.iterdir()):
+        return True
+    try:
+        return str(json.loads((folder / CONFIG).read_text(encoding="utf-8"))["made_by"]).startswith("shortlist ")
+    except (OSError, ValueError, KeyError, TypeError):
+        return False

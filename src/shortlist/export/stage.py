@@ -15,9 +15,9 @@ from shortlist.export.description import describe
 from shortlist.export.graph import plain_network
 from shortlist.export.onnx_file import OnnxFile
 from shortlist.export.origin import Origin, Samples
-from shortlist.export.package import write_package
+from shortlist.export.package import check_package, write_package
 from shortlist.export.torch_files import TorchExport, TorchScript
-from shortlist.files import replacing
+from shortlist.files import check_place, replacing
 from shortlist.retrieval import Describer
 from shortlist.training import Display, open_describer
 
@@ -75,7 +75,7 @@ def export(
         display: for progress.
 
     Raises:
-        ConfigError: nothing was asked for.
+        ConfigError: nothing was asked for, or it cannot be written where it was asked for.
         ModelError: the network cannot be written so, or the file gives other vectors; it is then not there.
         RunError: the run is not finished, or the package's folder holds something else.
     """
@@ -90,6 +90,7 @@ def export(
         )
     if license is not None and package is None:
         raise ConfigError("--license is for the model card: it goes with --package.")
+    _check_places(files, package)
     display = display or Display()
     describer, origin = open_describer(run), Origin(Path(run), display)
     describer.embedder.cpu()
@@ -103,6 +104,16 @@ def export(
             measured = write_package(Path(package), describer, samples, origin, license)
         written.append(Exported("package", Path(package), measured))
     return written
+
+
+def _check_places(files: Mapping[str, Path], package: Path | str | None) -> None:
+    """See that all can be written, before the first is."""
+    if len({path.absolute() for path in files.values()}) < len(files):
+        raise ConfigError("Two forms cannot be written to one file: give each a name of its own.")
+    for path in files.values():
+        check_place(path)
+    if package is not None:
+        check_package(Path(package))
 
 
 def _write_graph(kind: str, path: Path, describer: Describer, network: nn.Module, samples: Samples) -> Exported:

@@ -30,8 +30,10 @@ class TorchScript:
             self.traced = torch.jit.trace(network, example(describer), check_trace=False)  # type: ignore[no-untyped-call]
 
     def save(self, path: Path, description: dict[str, Any]) -> None:
+        content = io.BytesIO()  # to a file, torch writes itself, and its error is no OSError where the disk is full
         with _deprecated():
-            torch.jit.save(self.traced, path, _extra_files={EXTRA: json.dumps(description)})
+            torch.jit.save(self.traced, content, _extra_files={EXTRA: json.dumps(description)})
+        path.write_bytes(content.getbuffer())
 
     @staticmethod
     def open(path: Path) -> Run:
