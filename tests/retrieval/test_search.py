@@ -32,13 +32,14 @@ def literal(queries: Tensor, gallery: Tensor, k: int) -> tuple[Tensor, Tensor]:
     return found.values[:, :k], found.indices[:, :k]
 
 
-@pytest.fixture(params=[2**25, 64, 1], ids=["one block", "blocks", "single numbers"])
+@pytest.fixture(params=["one block", "blocks", "single numbers"])
 def small_blocks(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(search, "NUMBERS", request.param)
-    if request.param < 2**25:
-        monkeypatch.setattr(search, "SIDE", 7)
+    if request.param != "one block":
+        monkeypatch.setattr(search, "NUMBERS", 64 if request.param == "blocks" else 1)
+        monkeypatch.setattr(search, "QUERIES", 7)
         monkeypatch.setattr(self_search, "SIDE", 7)
-        monkeypatch.setattr(self_search, "SAMPLE", 10 if request.param > 1 else 2)
+        for module in (search, self_search):
+            monkeypatch.setattr(module, "SAMPLE", 10 if request.param == "blocks" else 2)
 
 
 @pytest.mark.usefixtures("small_blocks")
@@ -67,7 +68,8 @@ class TestAnswers:
         assert nearest(unit(0), unit(3), 4)[1].shape == (0, 3)
 
     def test_ties_in_the_order_of_rows(self) -> None:
-        gallery = unit(6).repeat(5, 1)  # each five times
+        few_digits = (unit(6) * 64).round() / 64  # so that products are exact, in blocks of any size
+        gallery = few_digits.repeat(5, 1)  # each five times
         for some in (gallery, gallery.clone()):
             _, rows = nearest(some, gallery, 30)
             for query, found in enumerate(rows.tolist()):
@@ -107,14 +109,14 @@ def test_any_sizes(queries: int, gallery: int, k: int, seed: int, numbers: int) 
     """Vectors of few different numbers: many ties, duplicates and zeros."""
     random = torch.Generator().manual_seed(seed)
     asked, there = (torch.randint(-1, 2, (n, 3), generator=random).float() for n in (queries, gallery))
-    before = search.NUMBERS, self_search.SIDE, self_search.SAMPLE, self_search.ROOM
-    search.NUMBERS, self_search.SIDE, self_search.SAMPLE, self_search.ROOM = (
-        numbers,
-        numbers % 9 + 1,
-        numbers % 7 + 1,
-        1,
-    )
-    try:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(search, "NUMBERS", numbers)
+        patch.setattr(search, "QUERIES", numbers % 11 + 1)
+        patch.setattr(search, "AT_ONCE", numbers % 5 + 1)
+        patch.setattr(search, "SAMPLE", numbers % 7 + 1)
+        patch.setattr(self_search, "SIDE", numbers % 9 + 1)
+        patch.setattr(self_search, "SAMPLE", numbers % 7 + 1)
+        patch.setattr(self_search, "ROOM", 1)
         for each in (asked, there):
             scores, rows = nearest(each, there, k)
             expected, _ = literal(each, there, k)
@@ -124,8 +126,21 @@ def test_any_sizes(queries: int, gallery: int, k: int, seed: int, numbers: int) 
             for one, other in zip(scores.tolist(), rows.tolist(), strict=True):
                 found = [(-score, row) for score, row in zip(one, other, strict=True)]
                 assert found == sorted(found)
-    finally:
-        search.NUMBERS, self_search.SIDE, self_search.SAMPLE, self_search.ROOM = before
+
+
+@pytest.mark.parametrize("sampled", [True, False])
+def test_where_a_sample_promises_too_much(monkeypatch: pytest.MonkeyPatch, sampled: bool) -> None:
+    """What is near to a query is all in the sample, or none of it."""
+    monkeypatch.setattr(search, "SAMPLE", 32)
+    monkeypatch.setattr(search, "NUMBERS", 50)
+    chosen = np.linspace(0, 299, 32).astype(int)
+    near = chosen[:12] if sampled else np.setdiff1d(np.arange(300), chosen)[:150]
+    gallery = unit(300)
+    gallery[near] = gallery[0] + 0.01 * unit(len(near), seed=2)
+    queries = torch.cat((gallery[:1], unit(4, seed=3)))
+    scores, rows = nearest(queries, gallery, 20)
+    torch.testing.assert_close(scores, literal(queries, gallery, 20)[0])
+    torch.testing.assert_close((queries @ gallery.T).gather(1, rows), scores)
 
 
 def test_where_the_sample_was_wrong(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -163,3 +178,5 @@ class TestMistakes:
             nearest(bad, unit(2), 1)
         with pytest.raises(DataError, match="row 3 of the queries"):
             nearest(bad, bad, 1)
+        with pytest.raises(DataError, match="row 3 of the gallery"):
+            nearest(torch.zeros(1, 16), bad, 1)

@@ -27,11 +27,13 @@ def candidates(vectors: Vectors, k: int, progress: Callable[[int, int], None] | 
     like = torch.empty(0)
     number = len(vectors)
     found = Candidates(_bars(vectors, k), k)
+    products = torch.empty(min(SIDE, number) ** 2)  # used again and again: new memory costs more than what is put there
     done = 0
     for row, some in blocks([vectors], SIDE, like):
         for later, block in blocks([vectors[row:]], SIDE, like):
             column = row + later
-            found.take(row, column, (some @ block.T).numpy())
+            similarities = products[: len(some) * len(block)].view(len(some), len(block))
+            found.take(row, column, torch.mm(some, block.T, out=similarities).numpy())
             done += len(some) * len(block) * (2 if later else 1)
             if progress is not None:
                 progress(done, number * number)
@@ -110,7 +112,7 @@ class Candidates:
         self.bars[query] = all_values[best].min()
 
     @property
-    def few(self) -> Ints:
+    def few(self) -> NDArray[np.int64]:
         """Queries of which fewer than k were found."""
         return np.flatnonzero(self.counts < self.k)
 
