@@ -9,6 +9,7 @@ import pytest
 from fastapi.testclient import TestClient
 from PIL import Image
 
+from shortlist.data import open_collection
 from shortlist.errors import ShortlistError
 from shortlist.retrieval.gallery import Gallery
 from shortlist.serve import create_app
@@ -30,6 +31,14 @@ def test_what_there_is(client: TestClient, gallery: Gallery) -> None:
     assert answer["labels"] == [{"label": f"class {number:02}", "images": IMAGES} for number in range(CLASSES)]
     assert answer["limits"] == {"bytes": 200_000, "pixels": 1_000_000, "results": 200}
     assert answer["index"] == {"kind": "flat", "recall": None, "dim": 16, "fingerprint": gallery.describer.fingerprint}
+
+
+def test_an_approximate_index_says_what_it_finds(gallery: Gallery, tmp_path: Path) -> None:
+    approximate = Gallery.create(tmp_path / "gallery", gallery.describer, kind="hnsw")
+    approximate.add(open_collection(gallery.item(0).path.parents[1]))
+    with TestClient(create_app(approximate)) as client:
+        index = client.get("/api/gallery").json()["index"]
+    assert (index["kind"], index["recall"]) == ("hnsw", {"recall": 1.0, "at": 10, "queries": ALL})
 
 
 def test_pages_of_items(client: TestClient) -> None:

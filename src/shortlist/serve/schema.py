@@ -84,11 +84,17 @@ class Bounds(BaseModel):
         return cls(bytes=limits.bytes, pixels=limits.pixels)
 
 
+class Recall(BaseModel):
+    """What part of the exact first results the index finds."""
+
+    recall: float
+    at: int = Field(description="How many first results.")
+    queries: int = Field(description="Images of the gallery that it was measured with.")
+
+
 class IndexFacts(BaseModel):
     kind: str = Field(description="flat is exact.")
-    recall: float | None = Field(
-        default=None, description="Recall@10 against exact search; null where it is exact, or not measured."
-    )
+    recall: Recall | None = Field(default=None, description="Null where it is exact, or not measured.")
     dim: int = Field(description="Numbers of a vector.")
     fingerprint: str = Field(description="Of the model that gives the vectors.")
 

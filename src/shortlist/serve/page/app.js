@@ -288,7 +288,7 @@ new IntersectionObserver(([entry]) => {
 // ---------------------------------------------------------------- begin
 
 function describe({ kind, dim, recall }) {
-  const measured = recall === null ? "" : `, recall@10 ${(100 * recall).toFixed(1)} %`;
+  const measured = recall === null ? "" : `, recall@${recall.at} ${(100 * recall.recall).toFixed(1)} %`;
   const found = kind === "flat" ? "exact search" : `${kind} index${measured}`;
   part("facts").textContent = `${found}, ${dim} dimensions ·`;
 }
