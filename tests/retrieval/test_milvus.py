@@ -53,6 +53,10 @@ class TestAddresses:
             ("http://localhost:19530/a/b", "a collection's name"),
             ("http://root:secret@localhost:19530", "MILVUS_TOKEN"),
             ("http:///parts", "is not an address"),
+            ("http://host:port/parts", "is not an address"),
+            ("http://host:99999/parts", "is not an address"),
+            ("http://host:0/parts", "is not an address"),
+            ("http://[::1/parts", "is not an address"),
         ],
     )
     def test_mistakes(self, text: str, said: str) -> None:

@@ -53,11 +53,15 @@ class MilvusPlace:
             if not path.endswith(".db"):
                 raise ConfigError(f"{place}: the file of a Milvus gallery ends with .db, as in milvus:parts.db")
             return cls(os.path.abspath(Path(path).expanduser()), _name(place, collection))  # noqa: PTH100
-        parts = urlsplit(place)
+        try:
+            parts = urlsplit(place)
+            whole = bool(parts.hostname) and parts.port != 0 and not parts.query and not parts.fragment
+        except ValueError:  # a port that is no number, a bracket that is not closed
+            whole = False
+        if not whole:
+            raise ConfigError(f"{place} is not an address like http://HOST:19530/COLLECTION")
         if parts.username or parts.password:
             raise ConfigError(f"a password has no place in a gallery's address: put USER:PASSWORD into ${TOKEN}")
-        if not parts.hostname or parts.query or parts.fragment:
-            raise ConfigError(f"{place} is not an address like http://HOST:19530/COLLECTION")
         return cls(f"{parts.scheme}://{parts.netloc}", _name(place, parts.path.strip("/")))
 
     def connect(self) -> Any:
