@@ -50,7 +50,7 @@ def test_unreadable_images_are_listed(call: Call, folders: Path, tmp_path: Path)
 def test_from_index_to_search(call: Call, folders: Path, place: str, tmp_path: Path) -> None:
     code, out, err = call("index", folders / "run", folders / "images", "-o", place)
     assert (code, out, facts(err)["added"]) == (0, "", NUMBER)
-    assert "searched with flat: all, it is exact" in facts(err)["message"]
+    assert facts(err)["message"].endswith(f"has {NUMBER}; search is exact (flat).")
     query = folders / "images" / "class 05" / "2.png"
     code, out, _ = call("search", place, query, "-k", "3", "--sheet", "sheets/sheet.png")
     assert code == 0
@@ -75,14 +75,34 @@ def test_gallery(call: Call, folders: Path, place: str) -> None:
     code, _, err = call("gallery", "add", place, folders / "images")
     assert (code, facts(err)["added"], facts(err)["unchanged"]) == (0, 7, NUMBER - 7)
     code, out, _ = call("gallery", "show", place)
-    assert (code, "all, it is exact" in out) == (0, True)
+    assert (code, "exact (flat)" in out) == (0, True)
 
 
 def test_the_measured_recall_is_said(call: Call, folders: Path) -> None:
     code, _, err = call("index", folders / "run", folders / "images", "-o", "gallery", "--kind", "hnsw")
     assert (code, facts(err)["kind"], facts(err)["recall"]["queries"]) == (0, "hnsw", NUMBER)
-    assert "hnsw: 100.0 % of the first 10, for 72 of its own images" in facts(err)["message"]
-    assert "100.0 % of the first 10" in call("gallery", "show", "gallery")[1]
+    said = "approximate (hnsw, recall@10 100.0 %, measured with 72 of its own images as queries)"
+    assert said in facts(err)["message"]
+    assert said in call("gallery", "show", "gallery")[1]
+
+
+def test_paths_are_never_cut(call: Call, folders: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """They are there to be copied: shorter where they are below the folder one is in, whole in any terminal."""
+    monkeypatch.setenv("COLUMNS", "40")
+    long = tmp_path / ("a folder with a long name " * 4) / "[red]"
+    shutil.copytree(folders / "images" / "class 00", long)
+    call("index", folders / "run", long, "-o", "gallery")
+    _, out, _ = call("search", "gallery", long / "0.png", "-k", "1")
+    assert out.splitlines()[0] == f"{long / '0.png'}:"
+    assert out.splitlines()[2].split(maxsplit=3) == ["1", "1.0000", "-", f"{long.relative_to(tmp_path) / '0.png'} "]
+    (tmp_path / "elsewhere").mkdir()
+    monkeypatch.chdir(tmp_path / "elsewhere")
+    _, out, _ = call("search", "../gallery", long / "0.png", "-k", "1")
+    assert f" {long / '0.png'} " in out.splitlines()[2]
+    assert (
+        json.loads((tmp_path / "gallery" / "gallery.json").read_text())["fingerprint"]
+        in call("gallery", "show", "../gallery")[1]
+    )
 
 
 def test_mistakes(call: Call, folders: Path, tmp_path: Path) -> None:
@@ -91,6 +111,10 @@ def test_mistakes(call: Call, folders: Path, tmp_path: Path) -> None:
     assert_error(call("search", "nowhere", images / "class 00" / "0.png"), "there is no gallery in nowhere")
     assert_error(call("search", "gallery", "nothing.png"), "nothing.png", "no such file")
     assert_error(call("search", "gallery", images / "class 00" / "0.png", "--model", tmp_path), "no embedder")
+    query = images / "class 00" / "0.png"
+    assert_error(call("search", "gallery", query, "--label", "class00"), "of the label 'class00', and no labels at all")
+    call("index", run, images, "-o", "labelled")
+    assert_error(call("search", "labelled", query, "--label", "class00"), "did you mean 'class 00'?")
     assert_error(call("search", "milvus:nothing.db", images / "class 00" / "0.png"), "nothing.db", "shortlist index")
     assert_error(call("index", run, "nowhere/at/all", "-o", "gallery"), "there is no", "nowhere/at/all")
     assert_error(call("index", run, images, "-o", "other", "--kind", "hsnw"), "did you mean 'hnsw'")

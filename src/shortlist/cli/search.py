@@ -6,13 +6,14 @@ import dataclasses
 import json
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich.console import Console
 from rich.table import Table
 
 from shortlist.cli.app import AsJson, Root, app
+from shortlist.errors import DataError, did_you_mean
 
 if TYPE_CHECKING:
     from shortlist.retrieval import Added, Gallery, Hit
@@ -134,6 +135,10 @@ def search(
     gallery = Gallery.open(place, model)
     vectors = gallery.describer.describe(images)
     found = list(zip(images, gallery.search_vectors(vectors, k, label=label), strict=True))
+    if label is not None and not any(hits for _, hits in found):
+        known = gallery.labels()
+        hint = did_you_mean(label, known) if known else "and no labels at all"
+        raise DataError(f"the gallery {gallery.name} has no image of the label {label!r}, {hint}")
     if sheet is not None:
         from shortlist.report.sheet import draw_hits
 
@@ -159,13 +164,11 @@ def show_gallery(place: Place, as_json: AsJson = False) -> None:
     if as_json:
         print(json.dumps({**facts, "labels": labels}, indent=2, ensure_ascii=False))
         return
-    table = Table(show_header=False)
-    recall = facts.pop("recall")
-    table.add_row("labels", f"{len(labels):,}")
-    for name, value in facts.items():
-        table.add_row(name, f"{value:,}" if isinstance(value, int) else str(value))
-    table.add_row("found of the exact results", _recall(facts["kind"], recall))
-    Console(highlight=False, markup=False).print(table)
+    facts |= {"labels": f"{len(labels):,}", "images": f"{facts['images']:,}", "search": _how(facts)}
+    table = Table(show_header=False, box=None, pad_edge=False)
+    for name in ("name", "place", "images", "labels", "search", "dim", "fingerprint"):
+        table.add_row(name, str(facts[name]))
+    _print_whole(table)
 
 
 @gallery_app.command()
@@ -217,17 +220,20 @@ def _say_added(display: Display, gallery: Gallery, added: Added) -> None:
     text = (
         f"{added.added:,} images added, {added.unchanged:,} were there already, {len(added.unreadable):,} unreadable."
     )
-    kind = f"{facts['kind']}: {_recall(facts['kind'], facts['recall'])}"
     display.message(
-        f"{text} The gallery {facts['place']} has {facts['images']:,}, searched with {kind}.",
+        f"{text} The gallery {facts['place']} has {facts['images']:,}; search is {_how(facts)}.",
         **{**facts, **dataclasses.asdict(added)},
     )
 
 
-def _recall(kind: str, recall: dict[str, float] | None) -> str:
+def _how(facts: dict[str, Any]) -> str:
+    kind, recall = facts["kind"], facts["recall"]
+    if kind == "flat":
+        return "exact (flat)"
     if recall is None:
-        return "all, it is exact" if kind == "flat" else "not measured"
-    return f"{100 * recall['recall']:.1f} % of the first {recall['at']}, for {recall['queries']:,} of its own images"
+        return f"approximate ({kind}, whose recall is not measured)"
+    queries = f"{recall['queries']:,} of its own images as queries"
+    return f"approximate ({kind}, recall@{recall['at']} {100 * recall['recall']:.1f} %, measured with {queries})"
 
 
 def _say_unreadable(unreadable: list[str]) -> None:
@@ -240,9 +246,19 @@ def _facts(hit: Hit) -> dict[str, object]:
 
 
 def _print_hits(found: list[tuple[Path, list[Hit]]]) -> None:
-    console = Console(highlight=False, markup=False)
     for query, hits in found:
-        table = Table("", "score", "label", "image", title=str(query), title_justify="left")
+        print(f"{query}:" if hits else f"{query}: nothing found")
+        table = Table("", "score", "label", "image", box=None)
         for place, hit in enumerate(hits, start=1):
-            table.add_row(str(place), f"{hit.score:.4f}", hit.item.label or "-", str(hit.item.path))
-        console.print(table if hits else f"{query}: nothing found")
+            table.add_row(str(place), f"{hit.score:.4f}", hit.item.label or "-", str(_from_here(hit.item.path)))
+        _print_whole(table)
+
+
+def _from_here(path: Path) -> Path:
+    here = Path.cwd()
+    return path.relative_to(here) if path.is_relative_to(here) else path
+
+
+def _print_whole(table: Table) -> None:
+    """However narrow the terminal is, nothing is cut: paths are there to be copied."""
+    Console(width=10**5, highlight=False, markup=False).print(table)
