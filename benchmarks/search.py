@@ -2,12 +2,12 @@
 
     python benchmarks/search.py
 
-First the top 1000 of 60,502 x 512 against itself, the size of SOP's test set: `nearest` and FAISS's IndexFlatIP in turn,
-in one process, the fastest of each counts; and the peak of memory above the vectors, each in a process of its own (the
-answer alone, (n, 1000) of float32 and int64, is 726 MB). Then 1,000,000 x 512, clustered: HNSW and IVF-PQ as galleries
-build and search them, recall@10 against exact search, queries a second one at a time and all at once, the file's size and
-the time to build. All with 2 threads. Smaller: --images 20000 --many 50000. Writes results/search.json, and goes on with
-it where it was stopped.
+First the top 1000 of 60,502 x 512 against itself, the size of SOP's test set: `nearest` and FAISS's IndexFlatIP in
+turn, in one process, the fastest of each counts; and the peak of memory above the vectors, each in a process of its
+own (the answer alone, (n, 1000) of float32 and int64, is 726 MB). Then 1,000,000 x 512, clustered: HNSW and IVF-PQ as
+galleries build and search them, recall@10 against exact search, queries a second one at a time and all at once, the
+file's size and the time to build. All with 2 threads. Smaller: --images 20000 --many 50000. Writes
+results/search.json, and goes on with it where it was stopped.
 """
 
 from __future__ import annotations
