@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import shutil
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -340,6 +341,10 @@ class TestTables:
 
     def measured(self, paper: dict[str, float], **others: object) -> Evaluation:
         return Evaluation("cars196", "test", "leave-one-out", 1200, 1199, 3, self.METRICS, paper=paper, **others)
+
+    def test_names_with_brackets(self) -> None:
+        _, text = printed(replace(self.measured({}), data="my[b]images"))
+        assert "my[b]images, test" in text
 
     def test_paper_and_difference(self) -> None:
         rows, text = printed(self.measured({"r@2": 80.7, "r@1": 44.4, "r@8": 91}))

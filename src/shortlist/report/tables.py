@@ -50,7 +50,7 @@ def _by_us(ours: Mapping[str, Mapping[str, float]]) -> str:
 
 def evaluation_table(measured: Evaluation) -> Table:
     """A row a metric, the paper's first; with the paper's figures where it has any, and the difference to them."""
-    title = f"{measured.data}, {measured.split}: {measured.protocol}"
+    title = escape(f"{measured.data}, {measured.split}: {measured.protocol}")
     table = Table("metric", "%", "95 % interval", title=title)
     if measured.paper:
         table.add_column("paper", justify="right")
@@ -76,10 +76,10 @@ def print_comparison(comparison: Comparison, console: Console | None = None) -> 
     console = console or Console()
     for test in comparison.tests:
         first, *others = test.tested
-        table = Table("metric", f"{first}, %", title=f"{test.catalog.name}, the same queries")
+        table = Table("metric", escape(f"{first}, %"), title=escape(f"{test.catalog.name}, the same queries"))
         for run in others:
             for column in (f"{run}, %", "difference [95 %]", "p"):
-                table.add_column(column, justify="right")
+                table.add_column(escape(column), justify="right")
         for metric, value in test.means[first].items():
             row = [metric, f"{100 * value:.1f}"]
             for run in others:
@@ -87,6 +87,8 @@ def print_comparison(comparison: Comparison, console: Console | None = None) -> 
                 row += [f"{100 * test.means[run][metric]:.1f}", f"{found}{'' if found.real else ' ~'}", shown_p(found)]
             table.add_row(*(escape(cell) for cell in row))
         console.print(table)
-    console.print("~ the interval holds 0: no difference is shown", markup=False, highlight=False)
+    each = [found for test in comparison.tests for run in test.differences.values() for found in run.values()]
+    if not all(found.real for found in each):
+        console.print("~ the interval holds 0: no difference is shown", markup=False, highlight=False)
     for verdict in comparison.verdicts():
         console.print(f"{verdict}.", markup=False, highlight=False)

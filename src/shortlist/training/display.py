@@ -49,7 +49,7 @@ class Terminal(Display):
     def __init__(self, stream: TextIO) -> None:
         self.console = Console(file=stream, highlight=False)
         self._progress = Progress(
-            TextColumn("{task.description}"),
+            TextColumn("{task.description}", markup=False),
             BarColumn(),
             MofNCompleteColumn(),
             TextColumn("{task.fields[note]}"),
