@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -182,6 +183,20 @@ class TestOutput:
         (test,) = comparison.tests
         for name in test.means["one"]:
             assert found[name] == [f"{100 * test.means[run][name]:.1f}" for run in ("one", "two")]
+
+    def test_names_with_brackets(
+        self, runs: dict[str, RunFolder], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    ) -> None:
+        named = Path(shutil.copytree(runs["one"].path, tmp_path / "one[b]"))
+        print_comparison(compare_runs([named, runs["two"].path]))
+        assert "one[b], %" in capsys.readouterr().out
+
+    def test_few_queries(self, comparison: Comparison) -> None:
+        (test,) = comparison.tests
+        (said,) = comparison.verdicts()
+        assert "too few" not in said
+        (said,) = replace(comparison, tests=[replace(test, queries=dict.fromkeys(test.queries, 3))]).verdicts()
+        assert "but 3 queries are too few to rely on that" in said
 
     def test_page(self, comparison: Comparison, tmp_path: Path) -> None:
         text, found = read(write_comparison(comparison, tmp_path / "sub" / "page.html"))

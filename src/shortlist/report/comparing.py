@@ -15,6 +15,8 @@ from shortlist.retrieval.scores import QueryTable, score_queries
 from shortlist.training import Display
 from shortlist.training.opening import open_exams, open_own
 
+FEW_QUERIES = 30  # of fewer, intervals of a bootstrap are too narrow: three that agree would be certain
+
 
 @dataclass(frozen=True, eq=False)
 class ComparedTest:
@@ -52,7 +54,7 @@ class Comparison:
     def verdicts(self) -> list[str]:
         """For each test and each run but the first, a sentence on the first metric."""
         return [
-            f"{test.catalog.name}: {_verdict(self.first, run, *next(iter(found.items())))}"
+            f"{test.catalog.name}: {_verdict(self.first, run, test.queries, *next(iter(found.items())))}"
             for test in self.tests
             for run, found in test.differences.items()
         ]
@@ -73,9 +75,11 @@ class Comparison:
         return {"runs": {name: str(path) for name, path in self.runs.items()}, "first": self.first, "tests": tests}
 
 
-def _verdict(first: str, run: str, metric: str, found: Difference) -> str:
+def _verdict(first: str, run: str, queries: dict[str, int], metric: str, found: Difference) -> str:
     value, _, interval = str(found).partition(" ")
     points = f"{metric} {value} points, 95 % interval {interval}, p {shown_p(found)}"
+    if queries[metric] < FEW_QUERIES:
+        points += f"; but {queries[metric]} queries are too few to rely on that"
     if found.real:
         return f"{run} is {'better' if found.value > 0 else 'worse'} than {first} ({points})"
     return f"the queries do not tell {run} from {first} ({points})"
