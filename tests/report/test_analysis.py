@@ -122,6 +122,14 @@ def test_a_copy_with_another_label_counts_against() -> None:
     assert found.results[0].tolist()[0] == 2
 
 
+def test_opposite_vectors_are_counted() -> None:
+    vectors = points(40, seed=0)
+    vectors[20:] = -vectors[:20] * (1 + 1e-6)  # a rounding beyond -1
+    found = analyse(vectors, catalog([0] * 20 + [1] * 20))
+    assert found.right_pairs.sum() == 2 * 20 * 19
+    assert found.wrong_pairs.sum() == 2 * 20 * 20
+
+
 def test_vectors_of_other_images_are_refused() -> None:
     with pytest.raises(DataError, match="3 embeddings for the 4 images"):
         analyse(points(3), catalog([0, 0, 1, 1]))

@@ -52,6 +52,12 @@ class TestChoice:
         assert names == sorted(which.class_names)
         assert len(choose(found, which, classes=7)["every class"]) == 7
 
+    def test_one_of_two_classes(self) -> None:
+        which = catalog([0, 0, 0, 1, 1, 1])
+        chosen = choose(analyse(points(6), which), which)
+        assert [which.labels[number] for number in chosen["every class"]] == [0, 1]
+        assert sorted(chosen["worst"]) == list(range(6))
+
     def test_random_ones_are_repeatable_and_answerable(self) -> None:
         which = catalog([0, 0, 1, 2, 3, 3])  # two have nothing to find
         found = analyse(points(6), which)

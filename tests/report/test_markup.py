@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from shortlist.report.markup import document, inline_json, join, tag
-from shortlist.report.plots import bar_plot, distributions_plot, line_plot, thinned, ticks
+from shortlist.report.plots import bar_plot, distributions_plot, line_plot, show_ticks, thinned, ticks
 
 NASTY = "</script><script>alert(1)</script> & \"quotes\" 'too' <b>"
 
@@ -83,6 +83,14 @@ def test_ticks_are_round_and_enclose(one: float, other: float, number: int) -> N
         step = found[1] - found[0]
         digits = step / 10 ** math.floor(math.log10(step) + 1e-9)
         assert min(abs(digits - each) for each in (1, 2, 2.5, 5, 10)) < 1e-3
+
+
+@given(numbers, st.floats(1e-4, 1e6), st.integers(2, 8))
+def test_ticks_can_be_told_apart(low: float, wide: float, number: int) -> None:
+    found = ticks(low, low + wide, number)
+    texts = show_ticks(found)
+    assert len(set(texts)) == len(found)
+    assert [float(text.replace(",", "")) for text in texts] == pytest.approx(found, rel=0, abs=wide / 100)
 
 
 @given(st.lists(st.tuples(numbers, numbers), min_size=1, max_size=300), st.integers(1, 50))

@@ -10,10 +10,13 @@ from pathlib import Path
 import pytest
 
 from shortlist.errors import RunError
-from shortlist.report import run_report
+from shortlist.report import opening, run_report
+from shortlist.report.results import results
 from shortlist.report.run_report import report_after_training, write_report
-from shortlist.training import Display, RunFolder
+from shortlist.report.thumbnails import Album
+from shortlist.training import Display, RunFolder, evaluation
 from tests.report.runs import NASTY, images_with_a_nasty_class, read, trained
+from tests.retrieval.test_evaluate import catalog, points
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
@@ -150,6 +153,11 @@ class TestElsewhere:
         assert "1 pair of images has equal pixels and different labels" in text
         assert "images/class 08/3.png" in text
 
+    def test_more_classes_than_are_shown(self) -> None:
+        tested = opening.Tested(catalog([number // 2 for number in range(50)]), (1,), points(50))
+        sections = results(Album(), tested, 10, Display())
+        assert "one of each of 20 classes" in sections[f"Results: {tested.catalog.name}"]
+
 
 class TestWhereSomethingIsMissing:
     def test_no_test_images(self, source: Path, tmp_path: Path) -> None:
@@ -167,6 +175,7 @@ class TestWhereSomethingIsMissing:
         assert "The images cannot be opened any more" in said
         assert "gone.csv" in said
         assert "r@1" in said
+        assert "for all steps, without validation and tests" in said
         assert not [each for name, each in found.elements if name == "article"]
 
     def test_images_that_have_changed(self, source: Path, tmp_path: Path) -> None:
@@ -185,6 +194,23 @@ class TestWhereSomethingIsMissing:
         shutil.rmtree(run.vectors)
         assert write_report(run.path).read_text(encoding="utf-8") == before
         assert run.vectors.is_dir()
+
+    def test_a_version_that_was_not_known(self, run: RunFolder) -> None:
+        facts = json.loads(run.facts_file.read_text(encoding="utf-8"))
+        facts["versions"]["shortlist"] = None
+        run.facts_file.write_text(json.dumps(facts), encoding="utf-8")
+        assert "shortlist None" not in read(write_report(run.path))[0]
+
+    def test_a_folder_of_others_is_not_embedded_again(
+        self, run: RunFolder, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        def embeds(*_: object, **__: object) -> None:
+            raise AssertionError("its vectors are there")
+
+        monkeypatch.setattr(evaluation, "embed_images", embeds)
+        # Root may write everywhere.
+        monkeypatch.setattr(evaluation.os, "access", lambda path, _: Path(path) != run.path)
+        write_report(run.path, tmp_path / "page.html")
 
     def test_not_tested_before(self, run: RunFolder) -> None:
         run.before_file.unlink()

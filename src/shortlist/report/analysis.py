@@ -188,6 +188,6 @@ class _Tile(NamedTuple):
 
 def _histogram(similarities: Tensor, scratch: Scratch) -> Tensor:
     """How many of the similarities, which are spoilt, are in each bin from -1 to 1; what is hidden is in none."""
-    places = similarities.add_(1).mul_(BINS / 2).add_(1).clamp_(0, BINS)  # 0: hidden
+    places = similarities.add_(1 + 1e-5).mul_(BINS / 2).add_(1).clamp_(0, BINS)  # 0: hidden, and no rounding below -1
     whole = scratch("bins", *places.shape, dtype=torch.int32).copy_(places)
     return torch.bincount(whole.view(-1), minlength=BINS + 1)[1:]

@@ -7,6 +7,7 @@ import shlex
 from collections.abc import Sequence
 from typing import Any
 
+from shortlist.config import RunConfig
 from shortlist.data import Catalog
 from shortlist.errors import FEW
 from shortlist.report.markup import Child, Html, join, tag
@@ -24,11 +25,11 @@ def what_was_run(folder: RunFolder, plan: Plan | None, records: Sequence[dict[st
         "classes left out": _some(facts.get("classes_too_small", []), "too few images for a batch"),
         "missing": _some(facts.get("missing", []), "left out as data.on_missing=skip says"),
         **({} if plan is None else {"unreadable": _some([path for path, _ in plan.unreadable], "left out")}),
-        **_training(plan, records),
+        **_training(config, plan, records),
         "device": f"{facts.get('device', 'unknown')}; {facts.get('platform', '')}",
         "threads": facts.get("threads"),
         "seed": facts.get("seed"),
-        "versions": ", ".join(f"{name} {version}" for name, version in facts.get("versions", {}).items()),
+        "versions": ", ".join(f"{name} {version}" for name, version in facts.get("versions", {}).items() if version),
         "catalog": tag("code", facts.get("catalog", "unknown")),
         "command": tag("code", facts.get("command", "unknown")),
     }
@@ -62,15 +63,16 @@ def _count(catalog: Catalog) -> str:
     return text
 
 
-def _training(plan: Plan | None, records: Sequence[dict[str, Any]]) -> dict[str, Child]:
+def _training(config: RunConfig, plan: Plan | None, records: Sequence[dict[str, Any]]) -> dict[str, Child]:
     steps = [record for record in records if record["kind"] == "step"]
     if not steps:
         return {"steps": "none"}
     found: dict[str, Child] = {"steps": f"{steps[-1]['step']:,} in {steps[-1]['epoch']:,} epochs"}
+    size = config.batch.size if plan is None else plan.sampler.batch_size
     if plan is not None:
-        size = plan.sampler.batch_size
-        seconds = sum(size / record["images_per_second"] for record in steps)
         found["batches"] = str(plan.sampler)
+    if size != "auto":
+        seconds = sum(size / record["images_per_second"] for record in steps)
         found["time"] = f"{duration(seconds)} for all steps, without validation and tests"
     return found
 

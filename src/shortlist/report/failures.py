@@ -76,7 +76,7 @@ def _nearer(analysis: Analysis) -> Html | None:
     found = separation(analysis)
     if found is None:
         return None
-    text = f"Of a right and a wrong image, the right one is nearer to a query in {100 * found:.1f} % of all cases. "
+    text = f"Of a right and a wrong pair of any queries, the right one is nearer in {100 * found:.1f} % of all cases. "
     return tag("p", text, "Searching is harder: the nearest of all wrong ones counts.", class_="note")
 
 
@@ -123,7 +123,7 @@ def _twice(album: Album, catalog: Catalog, found: Duplicates) -> Html | None:
         )
     more = f" The first {SHOWN_PAIRS} of them:" if len(found.pairs) > SHOWN_PAIRS else ""
     pairs = "pair of images has" if len(found.pairs) == 1 else "pairs of images have"
-    text = f"{len(found.pairs):,} {pairs} equal pixels and different labels: one label of each is wrong.{more}"
+    text = f"{len(found.pairs):,} {pairs} equal pixels and different labels: at least one label of each is wrong.{more}"
     items = []
     for pair in found.pairs[:SHOWN_PAIRS]:
         shown = [tag("span", album.show(catalog, row, class_name(catalog, row)), class_="asks") for row in pair]

@@ -21,7 +21,7 @@ def choose(analysis: Analysis, catalog: Catalog, each: int = 12, classes: int = 
     """Numbers of queries to show: a random sample, the worst, the best, and one of every class (of at most `classes`).
 
     The worst have their first right result farthest behind, the best the widest margin before the first wrong one; at
-    most two of a class, so that they show more than one thing.
+    most two of a class, so that they show more than one thing, unless there are only one or two classes.
     """
     answerable = analysis.answerable
     labels = catalog.labels[analysis.queries]
@@ -29,16 +29,15 @@ def choose(analysis: Analysis, catalog: Catalog, each: int = 12, classes: int = 
     by_margin = answerable[np.argsort(-analysis.margin[answerable], kind="stable")]
     by_rank = by_margin[::-1][np.argsort(-analysis.first[by_margin[::-1]], kind="stable")]
     ranked = {"worst": by_rank, "best": by_margin}
-    few = {name: _at_most(queries.tolist(), labels, 2)[:each] for name, queries in ranked.items()}
+    most = 2 if len(np.unique(labels)) > 2 else len(labels)
+    few = {name: _at_most(queries.tolist(), labels, most)[:each] for name, queries in ranked.items()}
     every = _at_most(order.tolist(), labels, 1) if not catalog.judgements else order.tolist()
     every = sorted(every[:classes], key=lambda query: (catalog.class_names[labels[query]], query))
     return {"random": order[:each].tolist(), **few, "every class": every}
 
 
 def _at_most(queries: Sequence[int], labels: NDArray[np.int64], number: int) -> list[int]:
-    """The queries without those of a class that has had so many; all, where that would leave only a class or two."""
-    if len(np.unique(labels)) < 3:
-        return list(queries)
+    """The queries without those of a class that has had so many."""
     seen: dict[int, int] = {}
     kept = []
     for query in queries:
@@ -127,7 +126,7 @@ def _doubling(numbers: NDArray[np.int64], gaps: bool = False) -> list[tuple[int,
 
 
 def separation(analysis: Analysis) -> float | None:
-    """How often a right image is more similar to a query than a wrong one, over all pairs (ties half)."""
+    """How often a right pair is more similar than a wrong one, whatever their queries (ties half)."""
     right, wrong = analysis.right_pairs.astype(float), analysis.wrong_pairs.astype(float)
     if not right.sum() or not wrong.sum():
         return None

@@ -128,11 +128,18 @@ def distributions_plot(title: str, edges: Sequence[float], shares: dict[str, Seq
 
 
 def show_ticks(marks: Sequence[float]) -> list[str]:
-    """With as many digits as they need to differ, and no more; small and large ones as powers of ten."""
-    largest = max(abs(mark) for mark in marks)
-    if largest and not 1e-3 <= largest < 1e5:
-        return [f"{mark:.1e}".replace("e-0", "e-").replace("e+0", "e") if mark else "0" for mark in marks]
-    return [f"{mark:,g}" if largest < 1e4 else f"{mark:,.0f}" for mark in marks]
+    """With as many digits as they need to be read as what they are; small and large ones as powers of ten.
+
+    >>> show_ticks([0, 2.5e-4, 5e-4]), show_ticks([9.5e-5, 1e-4, 1.05e-4])
+    (['0', '2.5e-4', '5.0e-4'], ['9.50e-5', '1.00e-4', '1.05e-4'])
+    """
+    largest, near = max(abs(mark) for mark in marks), 1e-3 * (marks[-1] - marks[0])
+    form = "{:.{}e}" if largest and not 1e-3 <= largest < 1e5 else "{:,.{}g}"
+    for digits in range(1 if "e" in form else 6, 16):
+        texts = [form.format(mark, digits) for mark in marks]
+        if all(abs(float(text.replace(",", "")) - mark) <= near for text, mark in zip(texts, marks, strict=True)):
+            break
+    return [text.replace("e-0", "e-").replace("e+0", "e") if float(text.replace(",", "")) else "0" for text in texts]
 
 
 def _rows(y: Axis, marks: Sequence[float], texts: Sequence[str]) -> list[Html]:

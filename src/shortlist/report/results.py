@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import numpy as np
+
+from shortlist.data import Catalog
 from shortlist.report.analysis import Analysis, analyse
 from shortlist.report.failures import why_it_fails
 from shortlist.report.findings import choose
@@ -46,8 +49,16 @@ def _queries(album: Album, tested: Tested, analysis: Analysis, classes: int) -> 
         for number in members:
             groups.setdefault(number, []).append(group)
     cards = [query_card(album, catalog, {"": analysis}, number, names) for number, names in groups.items()]
-    says = {"every class": "many" if catalog.judgements else "one of every class"}
+    says = {"every class": _says(catalog, analysis, len(chosen["every class"]))}
     buttons = [(group, says.get(group, group), len(members)) for group, members in chosen.items()]
     names = sorted({catalog.class_names[catalog.labels[analysis.queries[number]]] for number in groups})
     legend = tag("p", JUDGED_LEGEND if catalog.judgements else LEGEND, class_="note")
     return join(legend, chooser(catalog.name, buttons, [] if catalog.judgements else names), cards)
+
+
+def _says(catalog: Catalog, analysis: Analysis, shown: int) -> str:
+    """What the button of the largest group says."""
+    if catalog.judgements:
+        return "many"
+    classes = len(np.unique(catalog.labels[analysis.queries[analysis.answerable]]))
+    return "one of every class" if shown == classes else f"one of each of {shown} classes"
