@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import pytest
@@ -52,6 +53,19 @@ def test_splits_as_elsewhere(tmp_path: Path) -> None:
 def test_a_folder_called_train_with_images_right_in_it(tmp_path: Path) -> None:
     write(tmp_path / "train" / "0.png")
     assert found(open_collection(tmp_path)) == {"train/0.png": "train"}
+
+
+def test_a_name_that_is_no_text_is_left_out(tmp_path: Path) -> None:
+    file = tmp_path / os.fsdecode(b"\xff.png")
+    try:
+        write(tmp_path / "a.png", format="PNG").rename(file)
+    except OSError:
+        pytest.skip("this file system takes no such names")
+    with pytest.raises(DataError, match="is not text in UTF-8"):
+        open_collection(tmp_path)
+    write(tmp_path / "é.png", format="PNG")
+    catalog = open_collection(tmp_path)
+    assert (list(catalog.paths), catalog.missing) == (["é.png"], (file.name,))
 
 
 def test_one_image(tmp_path: Path) -> None:

@@ -96,9 +96,24 @@ def _images(root: Path, folder: str, above: set[tuple[int, int]]) -> Iterator[st
 
 def _catalog(root: Path, rows: list[tuple[str, str, str]], name: str) -> Catalog:
     """Of path, label and split of each image."""
-    paths, labels, splits = zip(*rows, strict=True)
+    named = [row for row in rows if _is_text(f"{root}/{row[0]}")]
+    if not named:
+        raise DataError(f"the name of {root / rows[0][0]} is not text in UTF-8: rename it")
+    missing = tuple(sorted({row[0] for row in rows} - {row[0] for row in named}))
+    paths, labels, splits = zip(*named, strict=True)
     names, numbers = np.unique(np.array(labels, dtype=object), return_inverse=True)
-    return Catalog(name, root, np.array(paths, dtype=object), numbers, tuple(names.tolist()), np.array(splits))
+    return Catalog(
+        name, root, np.array(paths, dtype=object), numbers, tuple(names.tolist()), np.array(splits), missing=missing
+    )
+
+
+def _is_text(path: str) -> bool:
+    """Whether a table can hold it: Python spells other bytes of a file's name as lone surrogates."""
+    try:
+        path.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
 
 
 def _unknown(source: str | Path, path: Path) -> str:
