@@ -159,6 +159,27 @@ class TestKinds:
         assert json.loads((tmp_path / "gallery" / "gallery.json").read_text())["recall"] == facts["recall"]
 
     @pytest.mark.parametrize("kind", ["flat", "hnsw", "ivfpq"])
+    @pytest.mark.parametrize("k", [1, 10, 600])
+    def test_scores_are_those_of_the_vectors(self, describer: Describer, tmp_path: Path, kind: str, k: int) -> None:
+        gallery, vectors = filled(tmp_path / "gallery", describer, kind, 600)
+        queries = more(20, seed=1)
+        for query, hits in zip(queries, gallery.search_vectors(queries, k), strict=True):
+            found = [hit.item.id for hit in hits]
+            assert len(set(found)) == len(found) == k
+            assert [hit.score for hit in hits] == pytest.approx((vectors[found] @ query).tolist(), abs=1e-6)
+
+    def test_ranked_again_more_is_found(
+        self, describer: Describer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        with monkeypatch.context() as patched:
+            patched.setattr(faiss_index, "RANKED_AGAIN", 1)
+            patched.setattr(faiss_index, "FEWEST_RANKED", 1)
+            gallery, _ = filled(tmp_path / "codes alone", describer, "ivfpq", 600)
+        codes = gallery.facts()["recall"]["recall"]
+        gallery, _ = filled(tmp_path / "gallery", describer, "ivfpq", 600)
+        assert gallery.facts()["recall"]["recall"] > codes
+
+    @pytest.mark.parametrize("kind", ["flat", "hnsw", "ivfpq"])
     def test_removed_ones_are_not_found(self, describer: Describer, tmp_path: Path, kind: str) -> None:
         gallery, vectors = filled(tmp_path / "gallery", describer, kind, 600)
         gallery.remove(list(range(60)))

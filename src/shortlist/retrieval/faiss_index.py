@@ -23,6 +23,7 @@ BYTES_A_VECTOR = 64  # of IVF-PQ's codes: a 32nd of 512 dimensions in float32
 A_CENTRE = 39  # vectors for each centre that IVF-PQ learns: FAISS's own advice
 FEWEST = 256 * A_CENTRE  # vectors for IVF-PQ, whose codes have 256 centres; for fewer, exact search is fast
 MOST_LISTS, PROBES = 65_536, 64  # of IVF
+RANKED_AGAIN, FEWEST_RANKED = 4, 100  # candidates of IVF-PQ: so many times the results, and no fewer
 RECALL_AT, RECALL_QUERIES = 10, 1_000
 _BLOCK = 65_536  # vectors added, or learned from, at a time
 
@@ -80,17 +81,34 @@ def extend(index: Any, vectors: NDArray[Any]) -> None:
         index.add(_float32(vectors[start : start + _BLOCK]))
 
 
-def found_by(
-    index: Any, queries: NDArray[np.float32], k: int, alive: NDArray[np.bool_] | None
+def search(
+    index: Any, vectors: NDArray[Any], queries: NDArray[np.float32], k: int, alive: NDArray[np.bool_] | None
 ) -> tuple[NDArray[np.float32], NDArray[np.int64]]:
-    """Similarities and numbers of the k nearest, (q, k) each; the number is -1 where there are no more.
+    """Cosine similarities and numbers of the k nearest, (q, k) each; the number is -1 where there are no more.
+
+    What IVF-PQ finds is ranked again by the vectors themselves: of its codes, neither order nor scores are exact.
 
     Args:
         index: from `build`.
+        vectors: (n, d), of which it was built.
         queries: (q, d).
         k: how many.
         alive: (n,) which rows count; None for all.
     """
+    if not isinstance(index, _faiss().IndexPreTransform):
+        return found_by(index, queries, k, alive)
+    _, found = found_by(index, queries, min(max(RANKED_AGAIN * k, FEWEST_RANKED), len(vectors)), alive)
+    found = np.sort(found)  # ties by number, and a file is read in its order
+    exact = np.stack([_float32(vectors[rows]) @ query for query, rows in zip(queries, found, strict=True)])
+    scores = np.where(found < 0, np.float32(-np.inf), exact)
+    best = np.argsort(-scores, kind="stable")[:, :k]
+    return np.take_along_axis(scores, best, 1), np.take_along_axis(found, best, 1)
+
+
+def found_by(
+    index: Any, queries: NDArray[np.float32], k: int, alive: NDArray[np.bool_] | None
+) -> tuple[NDArray[np.float32], NDArray[np.int64]]:
+    """What the index alone finds, as of `search`."""
     faiss = _faiss()
     if alive is None:
         return index.search(queries, k)  # type: ignore[no-any-return]
@@ -114,7 +132,7 @@ def measured_recall(index: Any, vectors: NDArray[Any], alive: NDArray[np.bool_] 
     rows = np.arange(len(vectors)) if alive is None else np.flatnonzero(alive)
     chosen = np.sort(np.random.default_rng(0).permutation(rows)[:RECALL_QUERIES])
     queries, k = _float32(vectors[chosen]), min(RECALL_AT, len(rows))
-    _, found = found_by(index, queries, k, alive)
+    _, found = search(index, vectors, queries, k, alive)
     _, exact = nearest(queries, vectors, k, competes=alive)
     hits = sum(len(np.intersect1d(one, other)) for one, other in zip(found, exact.numpy(), strict=True))
     return {"recall": hits / max(exact.numel(), 1), "at": k, "queries": len(queries)}

@@ -124,14 +124,15 @@ class FolderStore:
             return [[] for _ in vectors]
         if label is None:
             everything = len(rows) == len(now.table)
-            scores, found = faiss_index.found_by(now.index, vectors, k, None if everything else now.alive)
-        elif len(rows) <= COPIED:  # exactly: an approximate index finds little among few
+            scores, found = faiss_index.search(now.index, now.vectors, vectors, k, None if everything else now.alive)
+            if (found >= 0).all():
+                return _hits(now, scores, found)
+        # Exactly: an approximate index finds little among few of its vectors, and does not reach very many.
+        if len(rows) <= COPIED:
             best, within = nearest(vectors, now.vectors[rows], k)
-            scores, found = best.numpy(), rows[within.numpy()]
-        else:
-            best, whole = nearest(vectors, now.vectors, k, competes=np.isin(np.arange(len(now.table)), rows))
-            scores, found = best.numpy(), whole.numpy()
-        return _hits(now, scores, found)
+            return _hits(now, best.numpy(), rows[within.numpy()])
+        best, whole = nearest(vectors, now.vectors, k, competes=np.isin(np.arange(len(now.table)), rows))
+        return _hits(now, best.numpy(), whole.numpy())
 
     def known(self, paths: Sequence[str]) -> Mapping[str, list[Known]]:
         there = pc.is_in(self.now.table["path"], value_set=pa.array(paths, pa.string()))
@@ -238,10 +239,8 @@ def _locked(folder: Path) -> Iterator[None]:
 
 
 def _hits(now: Generation, scores: NDArray[np.float32], rows: Ids) -> list[list[Hit]]:
-    items = now.items(np.maximum(rows.ravel(), 0))
-    hits = [Hit(*each) for each in zip(items, scores.ravel().tolist(), strict=True)]
-    found = []
-    for number, line in enumerate(rows):
-        mine = [hits[number * len(line) + place] for place in np.flatnonzero(line >= 0)]
-        found.append(sorted(mine, key=lambda hit: (-hit.score, hit.item.id)))
-    return found
+    """Of (q, k) scores and rows."""
+    hits = [Hit(*each) for each in zip(now.items(rows.ravel()), scores.ravel().tolist(), strict=True)]
+    k = rows.shape[1]
+    found = [hits[start : start + k] for start in range(0, len(hits), k)]
+    return [sorted(each, key=lambda hit: (-hit.score, hit.item.id)) for each in found]
