@@ -178,9 +178,11 @@ class TestOutput:
 
     def test_table(self, comparison: Comparison, capsys: pytest.CaptureFixture[str]) -> None:
         print_comparison(comparison)
-        rows = [line.replace("│", " ").split() for line in capsys.readouterr().out.splitlines()]
+        out = capsys.readouterr().out
+        rows = [line.replace("│", " ").split() for line in out.splitlines()]
         found = {row[0]: row[1:3] for row in rows if len(row) > 2}
         (test,) = comparison.tests
+        assert f"{comparison.verdicts()[0]}." in out.splitlines()  # a sentence is for the terminal to wrap
         for name in test.means["one"]:
             assert found[name] == [f"{100 * test.means[run][name]:.1f}" for run in ("one", "two")]
 

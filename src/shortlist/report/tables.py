@@ -91,4 +91,4 @@ def print_comparison(comparison: Comparison, console: Console | None = None) -> 
     if not all(found.real for found in each):
         console.print("~ the interval holds 0: no difference is shown", markup=False, highlight=False)
     for verdict in comparison.verdicts():
-        console.print(f"{verdict}.", markup=False, highlight=False)
+        console.print(f"{verdict}.", markup=False, highlight=False, soft_wrap=True)
