@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 from shortlist.files import check_place, write_atomically
 from shortlist.report.analysis import Analysis, analyse
 from shortlist.report.comparing import ComparedTest, Comparison, shown_p
-from shortlist.report.looks import chooser, query_card
+from shortlist.report.looks import queries_to_choose
 from shortlist.report.markup import Html, document, page_body, table, tag
 from shortlist.report.thumbnails import Album
 from shortlist.retrieval.estimates import Difference
@@ -92,23 +92,9 @@ def _queries(album: Album, test: ComparedTest, of: str, display: Display) -> Htm
     for name, each in test.tested.items():
         with display.task(f"ranking {test.catalog.name} for {name}") as progress:
             analyses[name] = analyse(each.vectors, test.catalog, progress)
-    chosen = choose_pairs(analyses)
-    groups: dict[int, list[str]] = {}
-    for group, members in chosen.items():
-        for number in members:
-            groups.setdefault(number, []).append(group)
-    some = next(iter(analyses.values()))
-    cards = []
     with display.task("drawing the queries"):
-        for number, names in groups.items():
-            cards.append(query_card(album, test.catalog, analyses, number, names))
-    catalog = test.catalog
-    classes = [] if catalog.judgements else sorted(
-        {catalog.class_names[int(catalog.labels[some.queries[number]])] for number in groups}
-    )  # fmt: skip
-    buttons = [(group, group, len(members)) for group, members in chosen.items()]
-    choice = chooser(catalog.name, buttons, classes)
-    return tag("section", tag("h2", f"The same queries{of}"), tag("p", LEGEND, class_="note"), choice, cards)
+        shown = queries_to_choose(album, test.catalog, analyses, choose_pairs(analyses), {})
+    return tag("section", tag("h2", f"The same queries{of}"), tag("p", LEGEND, class_="note"), shown)
 
 
 def choose_pairs(analyses: dict[str, Analysis], each: int = EACH) -> dict[str, list[int]]:

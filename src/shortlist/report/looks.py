@@ -8,12 +8,39 @@ from urllib.parse import quote
 
 from shortlist.data import Catalog
 from shortlist.report.analysis import Analysis
-from shortlist.report.markup import Html, tag
+from shortlist.report.markup import Html, join, tag
 from shortlist.report.thumbnails import Album
 
 
 def class_name(catalog: Catalog, row: int) -> str:
     return catalog.class_names[int(catalog.labels[row])]
+
+
+def queries_to_choose(
+    album: Album,
+    catalog: Catalog,
+    rankings: Mapping[str, Analysis],
+    chosen: Mapping[str, Sequence[int]],
+    says: Mapping[str, str],
+) -> Html:
+    """Queries with their results, of which a reader sees a group or, unless answers are judged, a class.
+
+    Args:
+        album: of the page.
+        catalog: what was tested.
+        rankings: as of `query_card`.
+        chosen: numbers of queries by group.
+        says: what is on a group's button, where that is not its name.
+    """
+    groups: dict[int, list[str]] = {}
+    for group, members in chosen.items():
+        for number in members:
+            groups.setdefault(number, []).append(group)
+    cards = [query_card(album, catalog, rankings, number, names) for number, names in groups.items()]
+    queries = next(iter(rankings.values())).queries
+    classes = set() if catalog.judgements else {class_name(catalog, queries[number]) for number in groups}
+    buttons = [(group, says.get(group, group), len(members)) for group, members in chosen.items()]
+    return join(chooser(catalog.name, buttons, sorted(classes)), cards)
 
 
 def query_card(

@@ -8,7 +8,7 @@ from shortlist.data import Catalog
 from shortlist.report.analysis import Analysis, analyse
 from shortlist.report.failures import why_it_fails
 from shortlist.report.findings import choose
-from shortlist.report.looks import chooser, query_card
+from shortlist.report.looks import queries_to_choose
 from shortlist.report.markup import Html, join, tag
 from shortlist.report.opening import Tested
 from shortlist.report.thumbnails import Album
@@ -44,16 +44,9 @@ def results(album: Album, tested: Tested, tests: int, display: Display) -> dict[
 def _queries(album: Album, tested: Tested, analysis: Analysis, classes: int) -> Html:
     catalog = tested.catalog
     chosen = choose(analysis, catalog, classes=classes)
-    groups: dict[int, list[str]] = {}
-    for group, members in chosen.items():
-        for number in members:
-            groups.setdefault(number, []).append(group)
-    cards = [query_card(album, catalog, {"": analysis}, number, names) for number, names in groups.items()]
     says = {"every class": _says(catalog, analysis, len(chosen["every class"]))}
-    buttons = [(group, says.get(group, group), len(members)) for group, members in chosen.items()]
-    names = sorted({catalog.class_names[catalog.labels[analysis.queries[number]]] for number in groups})
     legend = tag("p", JUDGED_LEGEND if catalog.judgements else LEGEND, class_="note")
-    return join(legend, chooser(catalog.name, buttons, [] if catalog.judgements else names), cards)
+    return join(legend, queries_to_choose(album, catalog, {"": analysis}, chosen, says))
 
 
 def _says(catalog: Catalog, analysis: Analysis, shown: int) -> str:
