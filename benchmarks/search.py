@@ -175,11 +175,11 @@ def approximate(images: int, kind: str) -> dict[str, Any]:
     queries = clustered_queries(vectors)
     _, exact = nearest(queries, vectors, 10)
     started = time.perf_counter()
-    _, found = faiss_index.found_by(index, queries, 10, None)
+    _, found = faiss_index.search(index, vectors, queries, 10, None)
     together = len(queries) / (time.perf_counter() - started)
     started = time.perf_counter()
     for query in queries[:200]:
-        faiss_index.found_by(index, query[None], 10, None)
+        faiss_index.search(index, vectors, query[None], 10, None)
     alone = len(queries[:200]) / (time.perf_counter() - started)
     recall = np.mean([len(np.intersect1d(*each)) / 10 for each in zip(found, exact.numpy(), strict=True)])
     with tempfile.TemporaryDirectory() as folder:
