@@ -124,6 +124,11 @@ def test_files_that_are_gone_or_broken(tmp_path: Path) -> None:
         assert client.get("/api/items/0/similar").status_code == 200  # its vector is still there
 
 
+def test_an_empty_label_is_none(client: TestClient) -> None:
+    assert len(client.get("/api/items?label=&limit=7").json()["items"]) == 7
+    assert len(client.get("/api/items/0/similar?label=&k=7").json()["results"]) == 7
+
+
 def test_without_labels(tmp_path: Path) -> None:
     with TestClient(create_app(small_gallery(tmp_path, labelled=False))) as client:
         assert client.get("/api/gallery").json()["labels"] == []

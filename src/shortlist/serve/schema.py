@@ -5,14 +5,18 @@ from __future__ import annotations
 from typing import Annotated, Any
 
 from fastapi import Path, Query
-from pydantic import BaseModel, Field
+from pydantic import AfterValidator, BaseModel, Field
 
 from shortlist.retrieval.gallery import Hit, Item
 from shortlist.serve.limits import LARGEST_ID, MOST, Limits
 
 Id = Annotated[int, Path(ge=0, le=LARGEST_ID, description="Of an image of the gallery.")]
 K = Annotated[int, Query(ge=1, le=MOST, description="How many results.")]
-Label = Annotated[str | None, Query(max_length=1000, description="Only images with this label.")]
+Label = Annotated[
+    str | None,
+    Query(max_length=1000, description="Only images with this label; empty: any."),
+    AfterValidator(lambda label: label or None),
+]
 Offset = Annotated[int, Query(ge=0, le=LARGEST_ID, description="Of the first item.")]
 PageLength = Annotated[int, Query(ge=1, le=MOST, description="How many items.")]
 
