@@ -8,7 +8,7 @@ import pytest
 
 from shortlist import files
 from shortlist.errors import ConfigError
-from shortlist.files import check_place, write_atomically
+from shortlist.files import check_place, sweep_unfinished, write_atomically
 
 
 def test_files_are_written_whole_or_not_at_all(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -51,3 +51,10 @@ class TestPlaces:
         monkeypatch.setattr(files.os, "access", lambda *_: False)  # root may write everywhere
         with pytest.raises(ConfigError, match="you may not write to"):
             check_place(tmp_path / "folder" / "new")
+
+
+def test_what_a_killed_writer_left_is_deleted(tmp_path: Path) -> None:
+    for name in (".a[1].txt.123", ".a[1].txt.lock", "a[1].txt", ".a1.txt.123"):
+        (tmp_path / name).touch()
+    sweep_unfinished(tmp_path / "a[1].txt")
+    assert {file.name for file in tmp_path.iterdir()} == {".a[1].txt.lock", "a[1].txt", ".a1.txt.123"}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import glob
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -40,6 +41,13 @@ def replacing(path: Path) -> Iterator[Path]:
         raise
     finally:
         temporary.unlink(missing_ok=True)
+
+
+def sweep_unfinished(path: Path) -> None:
+    """Delete what `replacing` left beside `path` where it was killed; while nobody else can be writing it."""
+    for left in path.parent.glob(f".{glob.escape(path.name)}.*"):
+        if left.suffix[1:].isdecimal():
+            left.unlink(missing_ok=True)
 
 
 def write_atomically(path: Path, text: str) -> None:

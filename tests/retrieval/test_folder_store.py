@@ -79,6 +79,13 @@ class TestKilled:
         assert len(files) == 6  # nothing of other generations is left: note, three files, the model, the lock
         assert {"gallery.json", "model", ".lock"} < files
 
+    def test_what_was_half_written_is_deleted(self, gallery: Gallery, tmp_path: Path) -> None:
+        left = [tmp_path / "gallery" / f".{name}.123" for name in ("vectors-1.npy", "items-9.parquet", "index-2.faiss")]
+        for file in left:
+            file.touch()
+        gallery.remove([0])
+        assert not [file for file in left if file.exists()]
+
     def test_while_it_is_made(self, describer: Describer, images: Catalog, tmp_path: Path) -> None:
         folder = tmp_path / "gallery"
         describer.save(folder / "model")

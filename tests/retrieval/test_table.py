@@ -94,9 +94,11 @@ def test_killed(describer: Describer, images: Catalog, file: Path, monkeypatch: 
     child.join()
     assert child.exitcode == -signal.SIGKILL
     assert len(names(file)) == 4  # as it was
+    half = file.with_name(f".{file.name}.{child.pid}")  # what it would leave if it were killed a little later
+    half.touch()
     monkeypatch.setattr(type(describer.embedder), "forward", None)  # what was embedded is not embedded again
     done = embed_to_table(describer, images, file)
-    assert (done.embedded, done.kept) == (NUMBER - 4, 4)
+    assert (done.embedded, done.kept, half.exists()) == (NUMBER - 4, 4, False)
     assert len(names(file)) == NUMBER
 
 

@@ -182,9 +182,9 @@ def write(folder: Path, note: dict[str, Any], table: pa.Table, index: Any) -> No
 
 
 def sweep(folder: Path, names: Mapping[str, str]) -> None:
-    """Delete the files of all generations but the one that has these."""
+    """Delete the files of all generations but the one that has these, and what was not written to the end."""
     for pattern in PARTS.values():
-        for file in folder.glob(pattern.format("*")):
+        for file in (*folder.glob(pattern.format("*")), *folder.glob(f".{pattern.format('*')}.*")):
             if file.name not in names.values():
                 with suppress(OSError):  # where an open file cannot be deleted, the next change does it
                     file.unlink()

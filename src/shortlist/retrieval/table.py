@@ -16,7 +16,7 @@ import pyarrow.parquet as pq
 
 from shortlist.data import Catalog
 from shortlist.errors import DataError, RunError
-from shortlist.files import replacing
+from shortlist.files import replacing, sweep_unfinished
 from shortlist.retrieval.adding import absolute
 from shortlist.retrieval.describer import Describer
 from shortlist.retrieval.embed import NothingReadable, embed_to_file, stamp
@@ -80,6 +80,7 @@ def embed_to_table(
     except filelock.Timeout:
         raise RunError(f"Another process is writing {path}. Wait for it.") from None
     try:
+        sweep_unfinished(path)
         return _Writing(describer, catalog, path).run(workers, progress)
     finally:
         lock.release()
