@@ -153,6 +153,7 @@ function showQuery({ upload: key }, query) {
   part("query-name").textContent = query ? query.file : sent.file.name || "Pasted image";
   part("query-label").hidden = query?.label == null;
   part("query-label").textContent = query?.label ?? "";
+  for (const each of [part("query-name"), part("query-label")]) each.title = each.textContent; // long ones are cut
   part("query-link").href = query ? `/api/items/${query.id}/image` : sent.url;
   image.alt = query ? `${query.label ?? ""} ${query.file}` : "Your image";
   image.src = query ? `/api/items/${query.id}/image` : sent.url;
