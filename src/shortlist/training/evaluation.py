@@ -135,13 +135,14 @@ def embed_test(
 ) -> Tensor:
     """The vectors of all images of a test; they are kept in the run's folder, where that can be written to."""
     settings: dict[str, Any] = {"batch_size": describer.batch_size, "workers": workers, "progress": progress}
-    if folder is not None:
-        path = folder.vectors / f"{catalog.name}.npy"
+    path = None if folder is None else folder.vectors / f"{catalog.name}.npy"
+    writable = folder is not None and os.access(folder.path, os.W_OK)
+    if path is not None and (writable or path.exists()):
         try:
             file = embed_to_file(describer.network, catalog, describer.transform, path, dtype=np.float32, **settings)
             return torch.from_numpy(np.array(open_vectors(file)))
-        except OSError:  # they are not there yet, and cannot be
-            if os.access(folder.path, os.W_OK):
+        except OSError:  # they are others', and new ones cannot be kept
+            if writable:
                 raise
     vectors = embed_images(describer.network, catalog, describer.transform, **settings)
     if not vectors.isfinite().all():
