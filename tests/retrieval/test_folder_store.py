@@ -6,6 +6,8 @@ import json
 import multiprocessing
 import os
 import signal
+import subprocess
+import sys
 from pathlib import Path
 
 import filelock
@@ -298,3 +300,20 @@ def test_a_label_of_many(gallery: Gallery, images: Catalog, monkeypatch: pytest.
         again = gallery.search(images.file(0), 3, label=label)
         assert [hit.item for hit in again] == [hit.item for hit in hits]
         assert [hit.score for hit in again] == pytest.approx([hit.score for hit in hits])
+
+
+def test_where_another_library_has_changed_faiss() -> None:
+    """pytorch-metric-learning imports faiss.contrib.torch_utils, after which `search` takes no parameters."""
+    script = """
+import faiss.contrib.torch_utils
+import numpy as np
+from shortlist.retrieval import faiss_index
+vectors = np.eye(4, dtype=np.float32)
+alive = np.array([True, False, True, True])
+print(faiss_index.found_by(faiss_index.build("flat", vectors), vectors, 1, alive)[1].ravel().tolist())
+"""
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    found = json.loads(done.stdout)
+    assert (found[0], found[2], found[3]) == (0, 2, 3)
+    assert found[1] != 1

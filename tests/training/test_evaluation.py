@@ -20,10 +20,11 @@ from shortlist.model import Embedder, MultiScale
 from shortlist.report.tables import print_evaluations
 from shortlist.retrieval import Estimate, Evaluation, embed_images, evaluate
 from shortlist.training import Display, RunFolder, describe, evaluate_run, evaluation, make_plan, train
+from shortlist.training.folder import OtherImages
 from shortlist.training.opening import with_absolute_paths
 from shortlist.training.parts import build_embedder, build_transforms
 from tests.miniatures import miniature
-from tests.training.runs import class_folders, records
+from tests.training.runs import class_folders, config, records
 
 LANDMARKS = """
 name: landmarks
@@ -373,3 +374,13 @@ class TestTables:
     def test_setups(self) -> None:
         _, text = printed(self.measured({}, setups={"easy": 68, "hard": 70}))
         assert "easy: 68 queries; hard: 70 queries" in text
+
+
+def test_images_that_have_changed_since_the_training_are_not_tested(tmp_path: Path) -> None:
+    """With another class the halves are others, and what was trained on would count as test."""
+    images = class_folders(tmp_path / "images", classes=8)
+    run = train(config(images, "training.epochs=1", "data.validation=none"), tmp_path / "run")
+    evaluate_run(run.path)
+    shutil.copytree(images / "class 00", images / "a new class")
+    with pytest.raises(OtherImages, match="are not those that .* began with"):
+        evaluate_run(run.path)

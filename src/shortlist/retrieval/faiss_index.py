@@ -110,11 +110,14 @@ def found_by(
 ) -> tuple[NDArray[np.float32], NDArray[np.int64]]:
     """What the index alone finds, as of `search`."""
     faiss = _faiss()
+    ask = getattr(
+        index, "search_numpy", index.search
+    )  # faiss.contrib.torch_utils puts one without `params` in its place
     if alive is None:
-        return index.search(queries, k)  # type: ignore[no-any-return]
+        return ask(queries, k)  # type: ignore[no-any-return]
     chosen = np.packbits(alive, bitorder="little")
     selector = faiss.IDSelectorBitmap(chosen)
-    return index.search(queries, k, params=_parameters(index, selector))  # type: ignore[no-any-return]
+    return ask(queries, k, params=_parameters(index, selector))  # type: ignore[no-any-return]
 
 
 def _parameters(index: Any, selector: Any) -> Any:

@@ -32,7 +32,7 @@ from shortlist.retrieval import (
 from shortlist.retrieval.describer import FILE as DESCRIBER
 from shortlist.training.display import Advance, Display
 from shortlist.training.folder import RunFolder
-from shortlist.training.opening import Exam, open_exam, open_exams, open_images
+from shortlist.training.opening import Exam, open_exam, open_exams, open_images, open_own
 from shortlist.training.parts import build_transforms
 from shortlist.training.plan import decoding_workers, images_at_once
 
@@ -59,6 +59,7 @@ def evaluate_run(
     Raises:
         DataError: the run's images have no test classes.
         RunError: the run is not finished.
+        OtherImages: its own images have changed since: some that it trained on might count as test.
     """
     folder, display = RunFolder.open(Path(path)), display or Display()
     config = folder.config()
@@ -68,7 +69,9 @@ def evaluate_run(
     embedder = open_embedder(folder).to(Accelerator().device)
 
     def own() -> Catalog:
-        return open_images(config, display, folder if on_missing is None else None).catalog
+        if on_missing is not None:  # then others may be left out
+            return open_images(config, display).catalog
+        return open_own(config, display, folder).catalog
 
     exams: tuple[Exam, ...]
     if data is not None:
