@@ -382,5 +382,5 @@ def test_images_that_have_changed_since_the_training_are_not_tested(tmp_path: Pa
     run = train(config(images, "training.epochs=1", "data.validation=none"), tmp_path / "run")
     evaluate_run(run.path)
     shutil.copytree(images / "class 00", images / "a new class")
-    with pytest.raises(OtherImages, match="are not those that .* began with"):
+    with pytest.raises(OtherImages, match=r"are not those that .* began with"):
         evaluate_run(run.path)
