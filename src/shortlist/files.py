@@ -8,7 +8,9 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from shortlist.errors import ConfigError
+import filelock
+
+from shortlist.errors import ConfigError, RunError
 
 
 def check_place(path: Path) -> None:
@@ -24,6 +26,25 @@ def check_place(path: Path) -> None:
         raise ConfigError(f"{path} cannot be written, since {folder} is a file: give another name.")
     if not os.access(folder, os.W_OK | os.X_OK):
         raise ConfigError(f"{path} cannot be written, since you may not write to {folder}: give another name.")
+
+
+@contextmanager
+def written_alone(path: Path) -> Iterator[None]:
+    """Hold a file, in a folder that is made, for this process alone while it is written; a killed process lets go.
+
+    Raises:
+        RunError: another process is writing it.
+    """
+    path.parent.mkdir(parents=True, exist_ok=True)
+    lock = filelock.FileLock(path.with_name(f".{path.name}.lock"))
+    try:
+        lock.acquire(timeout=0)
+    except filelock.Timeout:
+        raise RunError(f"Another process is writing {path}. Wait for it.") from None
+    try:
+        yield
+    finally:
+        lock.release()
 
 
 @contextmanager

@@ -133,7 +133,7 @@ class TestChanges:
     ) -> None:
         assert new().add(images).added == NUMBER
         gallery = new()
-        monkeypatch.setattr("shortlist.retrieval.adding.embed_to_file", None)  # may not be called
+        monkeypatch.setattr("shortlist.retrieval.adding.describe_to_file", None)  # may not be called
         again = gallery.add(images)
         assert (again.added, again.unchanged) == (0, NUMBER)
 

@@ -79,7 +79,7 @@ def test_nothing_is_done_twice(
 ) -> None:
     embed_to_table(describer, images, file)
     before = file.stat()
-    monkeypatch.setattr(table, "embed_to_file", None)  # may not be called
+    monkeypatch.setattr(table, "describe_to_file", None)  # may not be called
     assert embed_to_table(describer, images, file).kept == NUMBER
     assert file.stat() == before  # not even written
     other = replace(images, class_names=tuple(name.upper() for name in images.class_names))

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from shortlist.data import Catalog
 from shortlist.errors import DataError
 from shortlist.retrieval.describer import Describer
-from shortlist.retrieval.embed import NothingReadable, embed_to_file, stamp
+from shortlist.retrieval.embed import NothingReadable, describe_to_file, stamp
 from shortlist.retrieval.store import Known, Row, Store
 from shortlist.retrieval.vector_file import left_out
 from shortlist.retrieval.vectors import open_vectors
@@ -82,19 +82,9 @@ class Adding:
         return plan
 
     def _embed(self, plan: _Plan, places: list[int], work: Path, workers: int, progress: Progress | None) -> None:
-        file, describer, part = work / "vectors.npy", self.describer, self.catalog.subset(places)
+        file = work / "vectors.npy"
         try:
-            embed_to_file(
-                describer.network,
-                part,
-                describer.transform,
-                file,
-                dtype=np.float32,
-                on_missing="skip",
-                batch_size=describer.batch_size,
-                workers=workers,
-                progress=progress,
-            )
+            describe_to_file(self.describer, self.catalog.subset(places), file, workers=workers, progress=progress)
         except NothingReadable:
             self.done.unreadable += [plan.rows[place].path for place in places]
             return

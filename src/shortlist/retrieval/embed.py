@@ -7,7 +7,6 @@ import json
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 
-import filelock
 import numpy as np
 import torch
 from numpy.typing import DTypeLike
@@ -15,8 +14,10 @@ from torch import Tensor, nn
 
 from shortlist.data import Catalog, ImageDataset, ImageError, Transform, image_chunks
 from shortlist.errors import DataError, RunError
+from shortlist.files import written_alone
 from shortlist.model import EmbedderConfig
 from shortlist.model.sizes import by_size
+from shortlist.retrieval.describer import Describer
 from shortlist.retrieval.vector_file import VectorFile
 
 Progress = Callable[[int, int], None]  # done, total
@@ -100,22 +101,30 @@ def embed_to_file(
     file = VectorFile(path, _digest(embedder, catalog, transform, dtype), dtype)
     if file.done:
         return path
-    path.parent.mkdir(parents=True, exist_ok=True)
-    lock = filelock.FileLock(path.with_name(f".{path.name}.lock"))
-    try:
-        lock.acquire(timeout=0)
-    except filelock.Timeout:
-        raise RunError(f"Another process is writing {path}. Wait for it.") from None
-    try:
-        with file:
-            while file.seen < len(catalog):
-                _go_on(file, embedder, catalog, transform, on_missing, batch_size, workers, progress)
-            if not file.rows:
-                raise NothingReadable(f"{catalog.name}: none of its {len(catalog)} images can be read")
-            file.finish()
-    finally:
-        lock.release()
+    with written_alone(path), file:
+        while file.seen < len(catalog):
+            _go_on(file, embedder, catalog, transform, on_missing, batch_size, workers, progress)
+        if not file.rows:
+            raise NothingReadable(f"{catalog.name}: none of its {len(catalog)} images can be read")
+        file.finish()
     return path
+
+
+def describe_to_file(
+    describer: Describer, catalog: Catalog, path: Path, *, workers: int = 0, progress: Progress | None = None
+) -> Path:
+    """`embed_to_file` as a describer says, in full precision; what cannot be read is left out."""
+    return embed_to_file(
+        describer.network,
+        catalog,
+        describer.transform,
+        path,
+        dtype=np.float32,
+        on_missing="skip",
+        batch_size=describer.batch_size,
+        workers=workers,
+        progress=progress,
+    )
 
 
 def _go_on(

@@ -9,17 +9,16 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-import filelock
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
 from shortlist.data import Catalog
-from shortlist.errors import DataError, RunError
-from shortlist.files import replacing, sweep_unfinished
+from shortlist.errors import DataError
+from shortlist.files import replacing, sweep_unfinished, written_alone
 from shortlist.retrieval.adding import absolute
 from shortlist.retrieval.describer import Describer
-from shortlist.retrieval.embed import NothingReadable, embed_to_file, stamp
+from shortlist.retrieval.embed import NothingReadable, describe_to_file, stamp
 from shortlist.retrieval.vector_file import left_out
 from shortlist.retrieval.vectors import open_vectors
 
@@ -73,17 +72,9 @@ def embed_to_table(
         RunError: another process is writing it.
     """
     path = Path(path)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    lock = filelock.FileLock(path.with_name(f".{path.name}.lock"))
-    try:
-        lock.acquire(timeout=0)
-    except filelock.Timeout:
-        raise RunError(f"Another process is writing {path}. Wait for it.") from None
-    try:
+    with written_alone(path):
         sweep_unfinished(path)
         return _Writing(describer, catalog, path).run(workers, progress)
-    finally:
-        lock.release()
 
 
 class _Writing:
@@ -145,21 +136,11 @@ class _Writing:
         return {_key(each): (each["label"], (each["size"], each["modified"])) for each in found}
 
     def _embed(self, places: list[int], workers: int, progress: Callable[[int, int], None] | None) -> Any:
-        describer, file = self.describer, self.work / "vectors.npy"
+        file = self.work / "vectors.npy"
         if not places:
             return []
         try:
-            embed_to_file(
-                describer.network,
-                self.catalog.subset(places),
-                describer.transform,
-                file,
-                dtype=np.float32,
-                on_missing="skip",
-                batch_size=describer.batch_size,
-                workers=workers,
-                progress=progress,
-            )
+            describe_to_file(self.describer, self.catalog.subset(places), file, workers=workers, progress=progress)
         except NothingReadable:
             self.done.unreadable += [absolute(self.catalog.file(place)) for place in places]
             return []
