@@ -36,7 +36,7 @@ def nearest(
     """The k vectors of a gallery with the largest inner product with each query, computed in float32.
 
     Which of several equal similarities is the last to be taken is not defined. Where the gallery is the queries, the
-    same object, each product is computed once; this takes half as much memory again as the answer.
+    same object, each product is computed once.
 
     Args:
         queries: (q, d); a tensor's device is where the work is done.
