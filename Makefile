@@ -2,7 +2,7 @@
 # make test      set up, then lint, types, contracts and all tests
 # make check     lint, types, contracts
 # make bench     measure the losses and the large-batch step (hours on 2 cores; BENCH="--bars" for the bars only)
-# make figures   draw docs/images
+# make figures   draw docs/images, and take the pictures of the pages (with Chromium)
 PYTHON ?= $(shell command -v python3.11 || command -v python3)
 VENV := .venv
 BIN := $(VENV)/bin
@@ -41,6 +41,7 @@ bench: $(READY)
 
 figures: $(READY)
 	$(BIN)/python docs/figures.py
+	$(BIN)/python docs/screenshots.py
 
 clean:
 	rm -rf $(VENV) build dist .mypy_cache .ruff_cache .pytest_cache .hypothesis src/*.egg-info

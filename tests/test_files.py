@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 from shortlist import files
-from shortlist.errors import ConfigError
-from shortlist.files import check_place, sweep_unfinished, write_atomically
+from shortlist.errors import ConfigError, RunError
+from shortlist.files import check_place, read_json, sweep_unfinished, write_atomically
 
 
 def test_files_are_written_whole_or_not_at_all(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -58,3 +58,11 @@ def test_what_a_killed_writer_left_is_deleted(tmp_path: Path) -> None:
         (tmp_path / name).touch()
     sweep_unfinished(tmp_path / "a[1].txt")
     assert {file.name for file in tmp_path.iterdir()} == {".a[1].txt.lock", "a[1].txt", ".a1.txt.123"}
+
+
+@pytest.mark.parametrize("content", [b'{"a": 1', b"", b"\xff\xfe"])
+def test_a_damaged_file_of_ours_is_named(content: bytes, tmp_path: Path) -> None:
+    file = tmp_path / "facts.json"
+    file.write_bytes(content)
+    with pytest.raises(RunError, match=r"facts\.json is damaged: it is no JSON"):
+        read_json(file)

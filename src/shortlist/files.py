@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import glob
+import json
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import filelock
 
@@ -69,6 +71,23 @@ def sweep_unfinished(path: Path) -> None:
     for left in path.parent.glob(f".{glob.escape(path.name)}.*"):
         if left.suffix[1:].isdecimal():
             left.unlink(missing_ok=True)
+
+
+def read_json(path: Path) -> Any:
+    """What is in a JSON file of ours.
+
+    Raises:
+        RunError: it is damaged.
+    """
+    return parse_json(path.read_text(encoding="utf-8", errors="replace"), path)
+
+
+def parse_json(text: str, path: Path) -> Any:
+    """A piece of JSON from a file of ours; as of `read_json`."""
+    try:
+        return json.loads(text)
+    except ValueError as error:
+        raise RunError(f"{path} is damaged: it is no JSON ({error}). Put it back as it was.") from None
 
 
 def write_atomically(path: Path, text: str) -> None:

@@ -162,6 +162,15 @@ def test_where_the_sample_was_wrong(monkeypatch: pytest.MonkeyPatch) -> None:
     torch.testing.assert_close((vectors @ vectors.T).gather(1, rows), scores)
 
 
+@pytest.mark.parametrize("k", [999, 1000])
+def test_among_themselves_takes_the_memory_of_the_answer(k: int) -> None:
+    vectors = unit(1200)
+    values, rows = nearest(vectors, vectors, k)
+    answer = values.nbytes + rows.nbytes
+    held = {each.untyped_storage().data_ptr(): each.untyped_storage().nbytes() for each in (values, rows)}
+    assert sum(held.values()) < 1.05 * answer
+
+
 class TestMistakes:
     def test_shapes(self) -> None:
         with pytest.raises(DataError, match=r"queries are \(2, 3\), but the gallery is \(2, 4\)"):

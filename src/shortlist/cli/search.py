@@ -210,16 +210,14 @@ def remove(
     gallery = Gallery.open(place)
     removed = gallery.remove(paths)
     left = len(gallery)
-    display_for(sys.stderr).message(f"{removed:,} images removed, {left:,} left.", removed=removed, images=left)
+    display_for(sys.stderr).message(f"Images removed: {removed:,}, left: {left:,}.", removed=removed, images=left)
     gallery.close()
 
 
 def _say_added(display: Display, gallery: Gallery, added: Added) -> None:
     _say_unreadable(added.unreadable)
     facts = gallery.facts()
-    text = (
-        f"{added.added:,} images added, {added.unchanged:,} were there already, {len(added.unreadable):,} unreadable."
-    )
+    text = f"Images added: {added.added:,}, there already: {added.unchanged:,}, unreadable: {len(added.unreadable):,}."
     display.message(
         f"{text} The gallery {facts['place']} has {facts['images']:,}; search is {_how(facts)}.",
         **{**facts, **dataclasses.asdict(added)},

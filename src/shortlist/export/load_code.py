@@ -50,6 +50,8 @@ _SEVERAL_SCALES = """\
 _END = """
 
 if __name__ == "__main__":
+    if len(sys.argv) < 2:
+        sys.exit("usage: python load.py ONE.jpg OTHER.jpg ...")
     seen = [see(Image.open(path), config["preprocessing"]) for path in sys.argv[1:]]
     found = torch.cat([embed(each[None]) for each in seen])
     print((found @ found.T).numpy().round(4))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -19,6 +18,7 @@ from shortlist.data import Catalog, Transform
 from shortlist.data.images import ImageDataset
 from shortlist.data.transforms import cut
 from shortlist.errors import DataError, ShortlistError
+from shortlist.files import read_json
 from shortlist.model.sizes import by_size
 from shortlist.retrieval import Describer
 from shortlist.training import Display, RunFolder
@@ -70,7 +70,7 @@ class Origin:
     def read(self, name: str) -> Any:
         """What is in one of the run's JSON files; None where there is none."""
         file = self.path / name
-        return json.loads(file.read_text(encoding="utf-8")) if self.folder and file.is_file() else None
+        return read_json(file) if self.folder and file.is_file() else None
 
     def samples(self, describer: Describer) -> Samples:
         """A few of the run's test images or, where these cannot be opened, synthetic ones; on the CPU."""

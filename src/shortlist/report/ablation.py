@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import json
 import statistics
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from shortlist.errors import RunError
+from shortlist.files import read_json
 from shortlist.training.ablation import STUDIES
 
 if TYPE_CHECKING:
@@ -53,7 +53,7 @@ def read_results(file: Path) -> dict[str, Any]:
     Raises:
         RunError: no case is finished.
     """
-    results: dict[str, Any] = json.loads(file.read_text(encoding="utf-8"))
+    results: dict[str, Any] = read_json(file)
     if not any("metrics" in case for case in results["cases"]):
         raise RunError(f"{file}: no case of this study is finished, so there is nothing to show yet.")
     return results

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import json
 import time
 from pathlib import Path
 
 from shortlist.config import RunConfig
+from shortlist.files import read_json
 from shortlist.report.pictures import Column, draw_results, sample_queries
 from shortlist.report.run_report import report_after_training
 from shortlist.retrieval import embed_images
@@ -30,10 +30,7 @@ def run_demo(config: RunConfig, path: Path, display: Display) -> Path:
     test = catalog.split("test")
     after = open_embedder(folder)
     _, transform = build_transforms(config, after)
-    r1 = [
-        json.loads(file.read_text(encoding="utf-8"))[0]["metrics"]["r@1"]["value"]
-        for file in (folder.before_file, folder.evaluation_file)
-    ]
+    r1 = [read_json(file)[0]["metrics"]["r@1"]["value"] for file in (folder.before_file, folder.evaluation_file)]
     workers = decoding_workers(config)
     columns = [
         Column(f"{when} training: r@1 {100 * value:.1f} %", embed_images(each, test, transform, workers=workers))

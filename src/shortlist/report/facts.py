@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import shlex
 from collections.abc import Sequence
 from typing import Any
@@ -10,6 +9,7 @@ from typing import Any
 from shortlist.config import RunConfig
 from shortlist.data import Catalog
 from shortlist.errors import FEW
+from shortlist.files import read_json
 from shortlist.report.markup import Child, Html, join, tag
 from shortlist.training import Plan, RunFolder
 
@@ -17,7 +17,7 @@ from shortlist.training import Plan, RunFolder
 def what_was_run(folder: RunFolder, plan: Plan | None, records: Sequence[dict[str, Any]]) -> Html:
     """The last section of a report; without a plan (the images are gone), what the run's folder knows."""
     config = folder.config()
-    facts = json.loads(folder.facts_file.read_text(encoding="utf-8")) if folder.facts_file.exists() else {}
+    facts = read_json(folder.facts_file) if folder.facts_file.exists() else {}
     rows: dict[str, Child] = {
         "recipe": f"{config.name}{': ' if config.about else ''}{config.about}",
         "images": config.data.source + (f" in {config.data.root}" if config.data.root else ""),

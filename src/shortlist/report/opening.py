@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -11,6 +10,7 @@ from torch import Tensor
 from shortlist.config import RunConfig
 from shortlist.data import Catalog
 from shortlist.errors import RunError
+from shortlist.files import read_json
 from shortlist.retrieval import Describer, Evaluation
 from shortlist.training import Display, RunFolder, open_describer
 from shortlist.training.evaluation import embed_test
@@ -51,4 +51,4 @@ def read_evaluations(file: Path) -> list[Evaluation]:
     """Those of an evaluation.json; none where there is no such file."""
     if not file.exists():
         return []
-    return [Evaluation.from_dict(each) for each in json.loads(file.read_text(encoding="utf-8"))]
+    return [Evaluation.from_dict(each) for each in read_json(file)]

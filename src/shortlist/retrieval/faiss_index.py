@@ -14,9 +14,7 @@ from shortlist.files import replacing
 from shortlist.retrieval.search import nearest
 
 KINDS = ("flat", "hnsw", "ivfpq")
-FLAT_UP_TO = (
-    200_000  # vectors: of 512 dimensions, one exact answer takes some 40 ms, less than its image takes to embed
-)
+FLAT_UP_TO = 200_000  # vectors: of 512 dimensions, an exact answer takes some 40 ms, less than its image's embedding
 LINKS = 32  # of a vector in HNSW: 256 bytes, beside the vector's own 2,048
 BUILD_EFFORT, SEARCH_EFFORT = 100, 128  # HNSW's candidates: recall@10 near 1, for a few ms a query
 BYTES_A_VECTOR = 64  # of IVF-PQ's codes: a 32nd of 512 dimensions in float32
@@ -110,9 +108,7 @@ def found_by(
 ) -> tuple[NDArray[np.float32], NDArray[np.int64]]:
     """What the index alone finds, as of `search`."""
     faiss = _faiss()
-    ask = getattr(
-        index, "search_numpy", index.search
-    )  # faiss.contrib.torch_utils puts one without `params` in its place
+    ask = getattr(index, "search_numpy", index.search)  # where faiss.contrib.torch_utils has put its own in its place
     if alive is None:
         return ask(queries, k)  # type: ignore[no-any-return]
     chosen = np.packbits(alive, bitorder="little")

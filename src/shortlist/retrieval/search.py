@@ -36,7 +36,7 @@ def nearest(
     """The k vectors of a gallery with the largest inner product with each query, computed in float32.
 
     Which of several equal similarities is the last to be taken is not defined. Where the gallery is the queries, the
-    same object, each product is computed once.
+    same object, each product is computed once, and the two tensors are views of one memory.
 
     Args:
         queries: (q, d); a tensor's device is where the work is done.

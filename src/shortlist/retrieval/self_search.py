@@ -17,7 +17,7 @@ from shortlist.retrieval.vectors import Vectors, blocks
 
 SIDE = 4_096  # of a block: 64 MB of similarities; below 65,536, or places in it would need more than 16 bits
 SAMPLE = 4_096  # vectors that the bars come from
-ROOM = 1.5  # times k: for what reaches the bar
+ROOM = 1.5  # times k: for what reaches the bar; with less, the answer would not fit where the candidates were
 
 Ints = NDArray[np.integer]
 

@@ -13,7 +13,7 @@ from typing import Any
 from shortlist.config import RunConfig, read_config
 from shortlist.data import Catalog, ClassBalancedSampler, half_validation
 from shortlist.errors import ConfigError, Interrupted, RunError, did_you_mean
-from shortlist.files import write_atomically
+from shortlist.files import read_json, write_atomically
 from shortlist.training.display import Display
 from shortlist.training.folder import Busy, RunFolder
 from shortlist.training.loop import resume, train
@@ -159,7 +159,7 @@ def _check_batches(configs: Sequence[RunConfig], training: Catalog) -> None:
 
 def collect(folder: Path) -> Path:
     """Write the results of all finished cases of a study into its `results.json`."""
-    facts = json.loads((folder / STUDY_FILE).read_text(encoding="utf-8"))
+    facts = read_json(folder / STUDY_FILE)
     results = {**facts, "cases": list(_results(folder))}
     file = folder / "results.json"
     write_atomically(file, json.dumps(results, indent=1) + "\n")
@@ -169,7 +169,7 @@ def collect(folder: Path) -> Path:
 def _results(folder: Path) -> Iterator[dict[str, Any]]:
     for file in sorted(folder.glob("*/*/seed-*/case.json")):
         run = RunFolder(file.parent)
-        case = json.loads(file.read_text(encoding="utf-8"))
+        case = read_json(file)
         if run.failed.exists():
             yield {**case, "failed": True}
         elif run.evaluation_file.exists():
@@ -180,7 +180,7 @@ def _results(folder: Path) -> Iterator[dict[str, Any]]:
 
 
 def _tested(run: RunFolder) -> list[dict[str, Any]]:
-    tested: list[dict[str, Any]] = json.loads(run.evaluation_file.read_text(encoding="utf-8"))
+    tested: list[dict[str, Any]] = read_json(run.evaluation_file)
     if not tested:
         raise RunError(f"{run.path} was tested on nothing: its images have no test classes. Set evaluation.tests.")
     return tested
@@ -224,7 +224,7 @@ def _check_same(folder: Path, facts: dict[str, Any]) -> None:
     """A folder is one study's, from its first run on: what could not even begin is no reason to choose another one."""
     file = folder / STUDY_FILE
     begun = any(folder.glob(f"*/*/seed-*/{RunFolder(folder).config_file.name}"))
-    if begun and file.exists() and json.loads(file.read_text(encoding="utf-8")) != facts:
+    if begun and file.exists() and read_json(file) != facts:
         raise RunError(
             f"{folder} holds another study, or this one with other settings: see {file}. Choose another folder."
         )

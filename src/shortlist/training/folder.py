@@ -20,7 +20,7 @@ import yaml
 
 from shortlist.config import RunConfig, read_config
 from shortlist.errors import RunError
-from shortlist.files import write_atomically
+from shortlist.files import parse_json, read_json, write_atomically
 
 PACKAGES = ("shortlist", "torch", "torchvision", "timm", "accelerate", "numpy", "pillow")
 
@@ -121,7 +121,7 @@ class RunFolder:
         """
         if not self.facts_file.exists():
             return
-        before = json.loads(self.facts_file.read_text(encoding="utf-8"))["catalog"]
+        before = read_json(self.facts_file)["catalog"]
         if before != fingerprint:
             raise OtherImages(
                 f"The images, classes or splits are not those that {self.path} began with (fingerprint "
@@ -133,7 +133,7 @@ class RunFolder:
         versions = {"python": platform.python_version(), **{name: _version(name) for name in PACKAGES}}
         threads = torch.get_num_threads()
         if self.facts_file.exists():
-            before = json.loads(self.facts_file.read_text(encoding="utf-8"))
+            before = read_json(self.facts_file)
             then, now = {**before["versions"], "threads": before["threads"]}, {**versions, "threads": threads}
             changes = [f"{name} {then.get(name)}, now {now[name]}" for name in now if then.get(name) != now[name]]
             if changes:
@@ -164,7 +164,7 @@ class RunFolder:
         if not self.metrics_file.exists():
             return []
         lines = self.metrics_file.read_text(encoding="utf-8").split("\n")[:-1]
-        return [json.loads(line) for line in lines]
+        return [parse_json(line, self.metrics_file) for line in lines]
 
     def forget_after(self, step: int) -> None:
         """Drop the records of what a resumed run does again: later steps, and the test."""

@@ -13,7 +13,7 @@ from shortlist.config.schema import DataConfig, TestConfig
 from shortlist.data import BENCHMARKS, Catalog, half_validation, open_catalog
 from shortlist.data.inspection import drop_unreadable
 from shortlist.errors import ConfigError
-from shortlist.files import write_atomically
+from shortlist.files import read_json, write_atomically
 from shortlist.training.display import Display
 from shortlist.training.folder import RunFolder
 
@@ -68,7 +68,7 @@ def open_images(config: RunConfig, display: Display, folder: RunFolder | None = 
         return Opened(catalog, [])
     missing = len(catalog.missing)
     if folder is not None and folder.unreadable_file.exists():
-        unreadable = [(path, why) for path, why in json.loads(folder.unreadable_file.read_text(encoding="utf-8"))]
+        unreadable = [(path, why) for path, why in read_json(folder.unreadable_file)]
     else:
         with display.task("looking for unreadable images") as progress:
             _, unreadable = drop_unreadable(catalog, progress=progress)
