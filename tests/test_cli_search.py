@@ -43,7 +43,7 @@ def test_unreadable_images_are_listed(call: Call, folders: Path, tmp_path: Path)
         code, _, err = call(command[0], folders / "run", "images", *command[1:])
         assert code == 0
         assert err.splitlines()[0] == f"cannot be read: {tmp_path}/images/class 00/bad.png"
-        assert "1 unreadable" in facts(err)["message"]
+        assert "unreadable: 1." in facts(err)["message"]
     assert_error(call("index", folders / "run", "images/class 00/bad.png", "-o", "other"), "none of its 1 images")
 
 

@@ -160,11 +160,11 @@ class TestKinds:
         gallery, vectors = filled(tmp_path / "gallery", describer, kind, 600)
         facts = gallery.facts()
         assert facts["kind"] == kind
-        exact = nearest(vectors, vectors, 10)[1].numpy()
-        found = [[hit.item.id for hit in hits] for hits in gallery.search_vectors(vectors, 10)]
+        exact = nearest(vectors, vectors, 11)[1].numpy()
+        found = [[hit.item.id for hit in gallery.similar(number, 10)] for number in range(600)]  # without itself
         recall = np.mean([len(set(one) & set(other)) / 10 for one, other in zip(found, exact.tolist(), strict=True)])
         assert facts["recall"] == {"recall": pytest.approx(recall), "at": 10, "queries": 600}
-        assert recall > 0.8
+        assert recall > 0.9
         assert json.loads((tmp_path / "gallery" / "gallery.json").read_text())["recall"] == facts["recall"]
 
     @pytest.mark.parametrize("kind", ["flat", "hnsw", "ivfpq"])
@@ -211,6 +211,32 @@ class TestKinds:
             gallery.store.change(rows(600, 650), new, removed=[5])
         hits = Gallery.open(tmp_path / "gallery").search_vectors(new, 10)
         assert np.mean([600 + at in [hit.item.id for hit in each] for at, each in enumerate(hits)]) > 0.9
+
+    @pytest.mark.parametrize(("kind", "enough", "most"), [("hnsw", 0.999, 1024), ("ivfpq", 0.9, 128)])
+    def test_the_least_effort_that_is_enough(
+        self, monkeypatch: pytest.MonkeyPatch, kind: str, enough: float, most: int
+    ) -> None:
+        vectors = more(5000)
+        index = faiss_index.build(kind, vectors)
+
+        def recall(least: int, enough: float) -> float:
+            monkeypatch.setattr(faiss_index, "LEAST_EFFORT", least)
+            monkeypatch.setattr(faiss_index, "ENOUGH", enough)
+            return faiss_index.tune(index, vectors)["recall"]
+
+        assert recall(2, enough) >= enough
+        needed = faiss_index.effort(index)
+        assert 2 < needed < most
+        assert recall(needed // 2, 0) < enough
+        recall(2, 1.1)  # cannot be
+        assert faiss_index.effort(index) == most
+
+    @pytest.mark.parametrize("images", [0, 1, 2])
+    def test_hardly_anything_to_measure(self, describer: Describer, tmp_path: Path, images: int) -> None:
+        gallery, _ = filled(tmp_path / "gallery", describer, "hnsw", 3)
+        gallery.remove(list(range(images, 3)))
+        assert (gallery.facts()["recall"] is None) == (images < 2)
+        assert len(Gallery.open(tmp_path / "gallery").search_vectors(more(1, seed=1), 5)[0]) == images
 
     def test_too_few_for_ivfpq(self, describer: Describer, tmp_path: Path) -> None:
         gallery, vectors = filled(tmp_path / "gallery", describer, "ivfpq", 100)

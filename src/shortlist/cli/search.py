@@ -69,8 +69,8 @@ def embed(
     with display.task(f"embedding images of {catalog.name}") as progress:
         done = embed_to_table(describer, catalog, out, workers=workers, progress=progress)
     _say_unreadable(done.unreadable)
-    text = f"{out}: {done.embedded:,} images embedded, {done.kept:,} were there already, {done.dropped:,} dropped"
-    display.message(f"{text}, {len(done.unreadable):,} unreadable.", **dataclasses.asdict(done))
+    text = f"{out}: images embedded: {done.embedded:,}, there already: {done.kept:,}, dropped: {done.dropped:,}"
+    display.message(f"{text}, unreadable: {len(done.unreadable):,}.", **dataclasses.asdict(done))
 
 
 @app.command()

@@ -16,13 +16,14 @@ from shortlist.retrieval.search import nearest
 KINDS = ("flat", "hnsw", "ivfpq")
 FLAT_UP_TO = 200_000  # vectors: of 512 dimensions, an exact answer takes some 40 ms, less than its image's embedding
 LINKS = 32  # of a vector in HNSW: 256 bytes, beside the vector's own 2,048
-BUILD_EFFORT, SEARCH_EFFORT = 100, 128  # HNSW's candidates: recall@10 near 1, for a few ms a query
+BUILD_EFFORT = 100  # HNSW's candidates while it is built
 BYTES_A_VECTOR = 64  # of IVF-PQ's codes: a 32nd of 512 dimensions in float32
 A_CENTRE = 39  # vectors for each centre that IVF-PQ learns: FAISS's own advice
 FEWEST = 256 * A_CENTRE  # vectors for IVF-PQ, whose codes have 256 centres; for fewer, exact search is fast
-MOST_LISTS, PROBES = 65_536, 64  # of IVF
+MOST_LISTS = 65_536  # of IVF
 RANKED_AGAIN, FEWEST_RANKED = 4, 100  # candidates of IVF-PQ: so many times the results, and no fewer
-RECALL_AT, RECALL_QUERIES = 10, 1_000
+LEAST_EFFORT, MOST_CANDIDATES = 16, 1_024  # of a search: IVF's lists, of which all may be needed, or HNSW's candidates
+ENOUGH, RECALL_AT, RECALL_QUERIES = 0.95, 10, 1_000
 _BLOCK = 65_536  # vectors added, or learned from, at a time
 
 
@@ -47,12 +48,12 @@ def check_kind(kind: str) -> None:
 
 
 def build(kind: str, vectors: NDArray[Any]) -> Any:
-    """A FAISS index of all vectors, (n, d) and maybe memory-mapped; row i has the number i."""
+    """A FAISS index of all vectors, (n, d) and maybe memory-mapped; row i has the number i. Then `tune` it."""
     faiss = _faiss()
     number, dim = vectors.shape
     if kind == "hnsw":
         index = faiss.IndexHNSWFlat(dim, LINKS, faiss.METRIC_INNER_PRODUCT)
-        index.hnsw.efConstruction, index.hnsw.efSearch = BUILD_EFFORT, SEARCH_EFFORT
+        index.hnsw.efConstruction = BUILD_EFFORT
     elif kind == "ivfpq":
         index = _inverted_lists(number, dim)
         lists = _faiss().extract_index_ivf(index).nlist
@@ -69,9 +70,7 @@ def _inverted_lists(number: int, dim: int) -> Any:
     lists = max(1, min(MOST_LISTS, number // A_CENTRE, int(4 * number**0.5)))
     codes = next(size for size in range(min(BYTES_A_VECTOR, dim), 0, -1) if dim % size == 0)
     # np: without training for polysemous codes, which nobody searches here, and which takes 3 s for each byte.
-    index = faiss.index_factory(dim, f"OPQ{codes},IVF{lists},PQ{codes}x8np", faiss.METRIC_INNER_PRODUCT)
-    faiss.extract_index_ivf(index).nprobe = PROBES
-    return index
+    return faiss.index_factory(dim, f"OPQ{codes},IVF{lists},PQ{codes}x8np", faiss.METRIC_INNER_PRODUCT)
 
 
 def extend(index: Any, vectors: NDArray[Any]) -> None:
@@ -119,22 +118,57 @@ def found_by(
 def _parameters(index: Any, selector: Any) -> Any:
     faiss = _faiss()
     if isinstance(index, faiss.IndexHNSW):
-        return faiss.SearchParametersHNSW(sel=selector, efSearch=index.hnsw.efSearch)
+        return faiss.SearchParametersHNSW(sel=selector, efSearch=effort(index))
     if isinstance(index, faiss.IndexPreTransform):
-        inner = faiss.SearchParametersIVF(sel=selector, nprobe=faiss.extract_index_ivf(index).nprobe)
+        inner = faiss.SearchParametersIVF(sel=selector, nprobe=effort(index))
         return faiss.SearchParametersPreTransform(index_params=inner)
     return faiss.SearchParameters(sel=selector)
 
 
-def measured_recall(index: Any, vectors: NDArray[Any], alive: NDArray[np.bool_] | None = None) -> dict[str, Any]:
-    """How many of the exact 10 nearest of some of its own vectors the index finds."""
+def tune(index: Any, vectors: NDArray[Any], alive: NDArray[np.bool_] | None = None) -> dict[str, Any] | None:
+    """Let searches make the least effort that finds 95 % of the exact 10 nearest of some of the index's own vectors.
+
+    The effort doubles until that is so, or all there is. A vector itself, which any effort finds, does not count.
+
+    Returns:
+        What was measured; None of fewer than two vectors.
+    """
     rows = np.arange(len(vectors)) if alive is None else np.flatnonzero(alive)
+    if len(rows) < 2:
+        return None
     chosen = np.sort(np.random.default_rng(0).permutation(rows)[:RECALL_QUERIES])
-    queries, k = _float32(vectors[chosen]), min(RECALL_AT, len(rows))
-    _, found = search(index, vectors, queries, k, alive)
-    _, exact = nearest(queries, vectors, k, competes=alive)
-    hits = sum(len(np.intersect1d(one, other)) for one, other in zip(found, exact.numpy(), strict=True))
-    return {"recall": hits / max(exact.numel(), 1), "at": k, "queries": len(queries)}
+    queries, k = _float32(vectors[chosen]), min(RECALL_AT, len(rows) - 1)
+    _, exact = nearest(queries, vectors, k + 1, competes=alive)
+    wanted = [set(each) - {own} for each, own in zip(exact.tolist(), chosen.tolist(), strict=True)]
+    effort, most = LEAST_EFFORT, _most_effort(index)
+    while True:
+        set_effort(index, min(effort, most))
+        _, found = search(index, vectors, queries, k + 1, alive)
+        hits = sum(len(right & set(each)) for right, each in zip(wanted, found.tolist(), strict=True))
+        recall = hits / sum(map(len, wanted))
+        if recall >= ENOUGH or effort >= most:
+            return {"recall": recall, "at": k, "queries": len(queries)}
+        effort *= 2
+
+
+def _most_effort(index: Any) -> int:
+    faiss = _faiss()
+    return MOST_CANDIDATES if isinstance(index, faiss.IndexHNSW) else int(faiss.extract_index_ivf(index).nlist)
+
+
+def effort(index: Any) -> int:
+    """Of a search: how many lists, or candidates, it looks at."""
+    faiss = _faiss()
+    return int(index.hnsw.efSearch if isinstance(index, faiss.IndexHNSW) else faiss.extract_index_ivf(index).nprobe)
+
+
+def set_effort(index: Any, number: int) -> None:
+    """It is kept in the index's file."""
+    faiss = _faiss()
+    if isinstance(index, faiss.IndexHNSW):
+        index.hnsw.efSearch = number
+    else:
+        faiss.extract_index_ivf(index).nprobe = number
 
 
 def write(index: Any, path: Path) -> None:

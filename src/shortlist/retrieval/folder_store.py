@@ -197,7 +197,7 @@ class FolderStore:
             index = faiss_index.build(kind, vectors)
             note |= _index_facts(kind, left)
         if kind != "flat":
-            note["recall"] = faiss_index.measured_recall(index, vectors, ~table["removed"].to_numpy())
+            note["recall"] = faiss_index.tune(index, vectors, ~table["removed"].to_numpy())
         generation.write(self.folder, {**note, "images": left}, table, index)
         self.now = generation.read(self.folder)
 

@@ -15,7 +15,7 @@ import numpy as np
 
 from shortlist.errors import ConfigError
 from shortlist.retrieval.describer import Describer
-from shortlist.retrieval.faiss_index import BUILD_EFFORT, BYTES_A_VECTOR, LINKS, PROBES, SEARCH_EFFORT, check_kind
+from shortlist.retrieval.faiss_index import BUILD_EFFORT, BYTES_A_VECTOR, LINKS, check_kind
 from shortlist.retrieval.milvus_place import MilvusPlace, told
 from shortlist.retrieval.store import Floats, GalleryError, Hit, Item, Known, NoSuchItem, Row
 
@@ -25,8 +25,8 @@ MOST = 16_384  # rows that Milvus gives at once
 ROWS = 1_000  # to insert, or to ask for by path, at once: below the 64 MB of a message at 4,096 dimensions
 INDEXES: dict[str, tuple[str, dict[str, Any], dict[str, Any]]] = {  # Milvus's name, how to build it, how to search it
     "flat": ("FLAT", {}, {}),
-    "hnsw": ("HNSW", {"M": LINKS, "efConstruction": BUILD_EFFORT}, {"ef": SEARCH_EFFORT}),
-    "ivfpq": ("IVF_PQ", {"nlist": 1024, "m": BYTES_A_VECTOR, "nbits": 8}, {"nprobe": PROBES}),
+    "hnsw": ("HNSW", {"M": LINKS, "efConstruction": BUILD_EFFORT}, {"ef": 128}),
+    "ivfpq": ("IVF_PQ", {"nlist": 1024, "m": BYTES_A_VECTOR, "nbits": 8}, {"nprobe": 64}),
 }
 
 
