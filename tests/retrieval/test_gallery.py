@@ -231,11 +231,17 @@ class TestModel:
 class TestIndex:
     def test_makes_and_adds(self, place: str, describer: Describer, images: Catalog, tmp_path: Path) -> None:
         run = describer.save(tmp_path / "run")
-        told: list[tuple[int, int]] = []
-        progress = lambda done, of: told.append((done, of))  # noqa: E731
-        gallery, done = index(describer, images.subset(range(5)), place, model=run, progress=progress)
+        told: list[tuple[str, int, int]] = []
+        gallery, done = index(
+            describer,
+            images.subset(range(5)),
+            place,
+            model=run,
+            progress=lambda *numbers: told.append(("embedded", *numbers)),
+            indexing=lambda *numbers: told.append(("indexed", *numbers)),
+        )
         gallery.close()
-        assert (done.added, told[-1]) == (5, (5, 5))
+        assert (done.added, told) == (5, [("embedded", 5, 5), ("indexed", 5, 5)])
         gallery, done = index(describer, images, place, model=run)
         assert (done.added, done.unchanged, len(gallery)) == (NUMBER - 5, 5, NUMBER)
         gallery.close()

@@ -33,6 +33,21 @@ def test_what_there_is(client: TestClient, gallery: Gallery) -> None:
     assert answer["index"] == {"kind": "flat", "recall": None, "dim": 16, "fingerprint": gallery.describer.fingerprint}
 
 
+def test_what_was_added_since(gallery: Gallery, tmp_path: Path) -> None:
+    images = open_collection(gallery.item(0).path.parents[1])
+    Gallery.create(tmp_path / "gallery", gallery.describer).add(images.subset(range(ALL - 1)))
+    with TestClient(create_app(Gallery.open(tmp_path / "gallery"))) as client:
+        assert client.get(f"/api/items/{ALL - 1}").status_code == 404
+        Gallery.open(tmp_path / "gallery").add(images)
+        assert client.get("/api/gallery").json()["images"] == ALL
+        assert client.get(f"/api/items/{ALL - 1}").status_code == 200
+        (tmp_path / "gallery" / "gallery.json").unlink()
+        gone = client.get("/api/gallery")
+        assert gone.status_code == 503
+        assert "there is no gallery in" in gone.json()["detail"]
+        assert client.get(f"/api/items/{ALL - 1}/similar").status_code == 200
+
+
 def test_an_approximate_index_says_what_it_finds(gallery: Gallery, tmp_path: Path) -> None:
     approximate = Gallery.create(tmp_path / "gallery", gallery.describer, kind="hnsw")
     approximate.add(open_collection(gallery.item(0).path.parents[1]))

@@ -5,6 +5,8 @@ from __future__ import annotations
 import dataclasses
 import json
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -16,8 +18,9 @@ from shortlist.cli.app import AsJson, Root, app
 from shortlist.errors import DataError, did_you_mean
 
 if TYPE_CHECKING:
+    from shortlist.data import Catalog
     from shortlist.retrieval import Added, Gallery, Hit
-    from shortlist.training.display import Display
+    from shortlist.training.display import Advance, Display
 
 Run = Annotated[Path, typer.Argument(help="A finished run's folder.")]
 Images = Annotated[
@@ -109,10 +112,8 @@ def index(
     catalog = open_collection(images, root=root, split=split)
     describer = open_describer(run)
     workers = decoding_workers(len(catalog)) if workers is None else workers
-    with display.task(f"embedding images of {catalog.name}") as progress:
-        gallery, added = retrieval.index(
-            describer, catalog, out, model=run, kind=kind, workers=workers, progress=progress
-        )
+    with _adding(display, catalog) as told:
+        gallery, added = retrieval.index(describer, catalog, out, model=run, kind=kind, workers=workers, **told)
     _say_added(display, gallery, added)
     gallery.close()
 
@@ -190,8 +191,8 @@ def add(
     catalog = open_collection(images, root=root, split=split)
     gallery = Gallery.open(place, model)
     workers = decoding_workers(len(catalog)) if workers is None else workers
-    with display.task(f"embedding images of {catalog.name}") as progress:
-        added = gallery.add(catalog, workers=workers, progress=progress)
+    with _adding(display, catalog) as told:
+        added = gallery.add(catalog, workers=workers, **told)
     _say_added(display, gallery, added)
     gallery.close()
 
@@ -212,6 +213,16 @@ def remove(
     left = len(gallery)
     display_for(sys.stderr).message(f"Images removed: {removed:,}, left: {left:,}.", removed=removed, images=left)
     gallery.close()
+
+
+@contextmanager
+def _adding(display: Display, catalog: Catalog) -> Iterator[dict[str, Advance]]:
+    """Bars for what `Gallery.add` tells."""
+    with (
+        display.task(f"embedding images of {catalog.name}") as progress,
+        display.task("building the index", later=True) as indexing,
+    ):
+        yield {"progress": progress, "indexing": indexing}
 
 
 def _say_added(display: Display, gallery: Gallery, added: Added) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -14,11 +14,9 @@ from shortlist.data import Catalog
 from shortlist.errors import DataError
 from shortlist.retrieval.describer import Describer
 from shortlist.retrieval.embed import NothingReadable, describe_to_file, stamp
-from shortlist.retrieval.store import Known, Row, Store
+from shortlist.retrieval.store import Known, Progress, Row, Store
 from shortlist.retrieval.vector_file import left_out
 from shortlist.retrieval.vectors import open_vectors
-
-Progress = Callable[[int, int], None]  # done, total
 
 
 @dataclass
@@ -50,14 +48,14 @@ class Adding:
         self.catalog = _whole_images(catalog)
         self.done = Added(unreadable=[absolute(catalog.root / path) for path in catalog.missing])
 
-    def run(self, workers: int, progress: Progress | None) -> Added:
+    def run(self, workers: int, progress: Progress | None, indexing: Progress | None) -> Added:
         with self.store.changing() as work:
             plan = self._plan()
             places = list(plan.rows)
             step = self.store.at_once or max(len(places), 1)
             for start in range(0, len(places), step):
                 told = None if progress is None else _shifted(progress, start, len(places))
-                self._embed(plan, places[start : start + step], work, workers, told)
+                self._add(plan, places[start : start + step], work, workers, told, indexing)
             if plan.labels or plan.left_over:
                 self.store.change(removed=plan.left_over, labels=plan.labels)
         if not self.done.added and not self.done.unchanged:
@@ -81,7 +79,15 @@ class Adding:
                 self.done.relabelled += 1
         return plan
 
-    def _embed(self, plan: _Plan, places: list[int], work: Path, workers: int, progress: Progress | None) -> None:
+    def _add(
+        self,
+        plan: _Plan,
+        places: list[int],
+        work: Path,
+        workers: int,
+        progress: Progress | None,
+        indexing: Progress | None,
+    ) -> None:
         file = work / "vectors.npy"
         try:
             describe_to_file(self.describer, self.catalog.subset(places), file, workers=workers, progress=progress)
@@ -91,7 +97,7 @@ class Adding:
         bad = {absolute(path) for path in left_out(file)}
         rows = [plan.rows[place] for place in places if plan.rows[place].path not in bad]
         replaced = [each for row in rows for each in plan.replaced[row.path]]
-        self.store.change(rows, open_vectors(file), removed=replaced)
+        self.store.change(rows, open_vectors(file), removed=replaced, progress=indexing)
         self.done.unreadable += sorted(bad)
         self.done.added += len(rows)
         self.done.replaced += sum(bool(plan.replaced[row.path]) for row in rows)

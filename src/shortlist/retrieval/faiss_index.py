@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +25,9 @@ MOST_LISTS = 65_536  # of IVF
 RANKED_AGAIN, FEWEST_RANKED = 4, 100  # candidates of IVF-PQ: so many times the results, and no fewer
 LEAST_EFFORT, MOST_CANDIDATES = 16, 1_024  # of a search: IVF's lists, of which all may be needed, or HNSW's candidates
 ENOUGH, RECALL_AT, RECALL_QUERIES = 0.95, 10, 1_000
-_BLOCK = 65_536  # vectors added, or learned from, at a time
+LEARNED = 65_536  # vectors that IVF-PQ learns its codes from, or more
+_BLOCK = 16_384  # vectors added at a time
+Progress = Callable[[int, int], None]  # vectors in the index, of how many
 
 
 def choose_kind(asked: str, number: int, dim: int) -> str:
@@ -47,7 +50,7 @@ def check_kind(kind: str) -> None:
         raise ConfigError(f"there is no index of the kind {kind!r}, {did_you_mean(kind, ('auto', *KINDS))}")
 
 
-def build(kind: str, vectors: NDArray[Any]) -> Any:
+def build(kind: str, vectors: NDArray[Any], progress: Progress | None = None) -> Any:
     """A FAISS index of all vectors, (n, d) and maybe memory-mapped; row i has the number i. Then `tune` it."""
     faiss = _faiss()
     number, dim = vectors.shape
@@ -57,11 +60,13 @@ def build(kind: str, vectors: NDArray[Any]) -> Any:
     elif kind == "ivfpq":
         index = _inverted_lists(number, dim)
         lists = _faiss().extract_index_ivf(index).nlist
-        sample = np.random.default_rng(0).permutation(number)[: max(A_CENTRE * lists, _BLOCK)]
+        sample = np.random.default_rng(0).permutation(number)[: max(A_CENTRE * lists, LEARNED)]
+        if progress is not None:
+            progress(0, number)
         index.train(_float32(vectors[np.sort(sample)]))
     else:
         index = faiss.IndexFlatIP(dim)
-    extend(index, vectors)
+    extend(index, vectors, progress)
     return index
 
 
@@ -73,9 +78,12 @@ def _inverted_lists(number: int, dim: int) -> Any:
     return faiss.index_factory(dim, f"OPQ{codes},IVF{lists},PQ{codes}x8np", faiss.METRIC_INNER_PRODUCT)
 
 
-def extend(index: Any, vectors: NDArray[Any]) -> None:
+def extend(index: Any, vectors: NDArray[Any], progress: Progress | None = None) -> None:
+    total = index.ntotal + len(vectors)
     for start in range(0, len(vectors), _BLOCK):
         index.add(_float32(vectors[start : start + _BLOCK]))
+        if progress is not None:
+            progress(index.ntotal, total)
 
 
 def search(

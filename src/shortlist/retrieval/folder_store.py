@@ -24,7 +24,7 @@ from shortlist.retrieval.describer import FILE as DESCRIBER
 from shortlist.retrieval.describer import Describer
 from shortlist.retrieval.generation import Generation
 from shortlist.retrieval.search import nearest
-from shortlist.retrieval.store import Floats, GalleryError, Hit, Ids, Item, Known, Row
+from shortlist.retrieval.store import Floats, GalleryError, Hit, Ids, Item, Known, Progress, Row
 
 MODEL, WORK = "model", ".adding"
 REMOVED_SHARE = 0.2  # of the rows may be of removed images before an approximate index is built anew
@@ -72,6 +72,10 @@ class FolderStore:
 
     def close(self) -> None:
         """Nothing: files that are mapped go with it."""
+
+    def refresh(self) -> None:
+        if generation.read_note(self.folder)["generation"] != self.now.note["generation"]:
+            self.now = generation.read(self.folder)
 
     @property
     def name(self) -> str:
@@ -152,8 +156,7 @@ class FolderStore:
     def changing(self) -> Iterator[Path]:
         """Raises GalleryError where another process holds it."""
         with _locked(self.folder):
-            if generation.read_note(self.folder)["generation"] != self.now.note["generation"]:
-                self.now = generation.read(self.folder)
+            self.refresh()
             generation.sweep(self.folder, self.now.note["files"])  # of someone who was killed
             work = self.folder / WORK
             yield work
@@ -166,6 +169,7 @@ class FolderStore:
         *,
         removed: Sequence[int] = (),
         labels: Mapping[int, str | None] | None = None,
+        progress: Progress | None = None,
     ) -> None:
         now, first = self.now, self.now.note["next_id"]
         gone = ~now.alive
@@ -177,9 +181,10 @@ class FolderStore:
                 named[now.row(each)] = label
             table = _with_column(table, "label", pa.array(named, pa.string()))
         table = pa.concat_tables([table, generation.new_rows(rows, first)])
-        self._become(table, np.empty((0, self.dim), dtype=np.float32) if vectors is None else vectors, len(rows))
+        new = np.empty((0, self.dim), dtype=np.float32) if vectors is None else vectors
+        self._become(table, new, len(rows), progress)
 
-    def _become(self, table: pa.Table, new: Floats, rows: int) -> None:
+    def _become(self, table: pa.Table, new: Floats, rows: int, progress: Progress | None) -> None:
         """Write the next generation, of the rows that are there already and of new ones at the end."""
         now, gone = self.now, table["removed"].to_numpy()
         left = len(table) - int(gone.sum())
@@ -192,9 +197,9 @@ class FolderStore:
         vectors = generation.write_vectors(self.folder, note["generation"], now.vectors, kept, new)
         if serves:
             index = faiss_index.read(self.folder / now.note["files"]["index"])  # others search the one in memory
-            faiss_index.extend(index, new)
+            faiss_index.extend(index, new, progress)
         else:
-            index = faiss_index.build(kind, vectors)
+            index = faiss_index.build(kind, vectors, progress)
             note |= _index_facts(kind, left)
         if kind != "flat":
             note["recall"] = faiss_index.tune(index, vectors, ~table["removed"].to_numpy())

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -16,7 +16,7 @@ from shortlist.retrieval.adding import Added, Adding, absolute
 from shortlist.retrieval.describer import Describer, Picture
 from shortlist.retrieval.faiss_index import check_kind
 from shortlist.retrieval.milvus_place import MilvusPlace, is_milvus
-from shortlist.retrieval.store import NOTE, GalleryError, Hit, Item, NoSuchItem, Store
+from shortlist.retrieval.store import NOTE, GalleryError, Hit, Item, NoSuchItem, Progress, Store
 from shortlist.retrieval.vectors import Vectors
 
 __all__ = ["Added", "Gallery", "GalleryError", "Hit", "Item", "NoSuchItem"]
@@ -92,6 +92,14 @@ class Gallery:
     def close(self) -> None:
         """Let go of files and connections; a file of Milvus Lite can then be opened by others."""
         self.store.close()
+
+    def refresh(self) -> None:
+        """See what other processes have added or removed since; until then, searches go on with what was opened.
+
+        Raises:
+            GalleryError: it cannot be read any more.
+        """
+        self.store.refresh()
 
     @cached_property
     def describer(self) -> Describer:
@@ -177,7 +185,14 @@ class Gallery:
         (found,) = self.search_vectors(self.store.vectors([id]), k + 1, label=label)
         return [hit for hit in found if hit.item.id != id][:k]
 
-    def add(self, catalog: Catalog, *, workers: int = 0, progress: Callable[[int, int], None] | None = None) -> Added:
+    def add(
+        self,
+        catalog: Catalog,
+        *,
+        workers: int = 0,
+        progress: Progress | None = None,
+        indexing: Progress | None = None,
+    ) -> Added:
         """Put images in; those that are there, and whose files have not changed since, are not looked at again.
 
         What was embedded before a kill is not embedded again. Where the images have roles, queries stay outside.
@@ -185,13 +200,14 @@ class Gallery:
         Args:
             catalog: the images; the class "" stands for no label, as of `open_collection`.
             workers: processes that decode.
-            progress: called with the number done and the number in all.
+            progress: called with the number of images that are embedded, and of all.
+            indexing: then called with the number of vectors that are in the index, and of all.
 
         Raises:
             DataError: none can be read, or some are parts of images.
             GalleryError: another process is changing the gallery.
         """
-        return Adding(self.store, self.describer, catalog).run(workers, progress)
+        return Adding(self.store, self.describer, catalog).run(workers, progress, indexing)
 
     def remove(self, which: Iterable[int | Path | str]) -> int:
         """Take images out by id, by path, or all that lie in a folder; gives how many.
@@ -222,7 +238,8 @@ def index(
     model: Path | str | None = None,
     kind: str = "auto",
     workers: int = 0,
-    progress: Callable[[int, int], None] | None = None,
+    progress: Progress | None = None,
+    indexing: Progress | None = None,
 ) -> tuple[Gallery, Added]:
     """Put images into a gallery, which is made if there is none: what `Gallery.create`, `open` and `add` do.
 
@@ -243,7 +260,7 @@ def index(
                 f"{place} was made with the kind {gallery.store.asked_kind}, for {kind} choose another place"
             )
     gallery.describer = describer  # it is here already
-    return gallery, gallery.add(catalog, workers=workers, progress=progress)
+    return gallery, gallery.add(catalog, workers=workers, progress=progress, indexing=indexing)
 
 
 def _opened(place: Path | str) -> Store:

@@ -17,7 +17,7 @@ from shortlist.errors import ConfigError
 from shortlist.retrieval.describer import Describer
 from shortlist.retrieval.faiss_index import BUILD_EFFORT, BYTES_A_VECTOR, LINKS, check_kind
 from shortlist.retrieval.milvus_place import MilvusPlace, told
-from shortlist.retrieval.store import Floats, GalleryError, Hit, Item, Known, NoSuchItem, Row
+from shortlist.retrieval.store import Floats, GalleryError, Hit, Item, Known, NoSuchItem, Progress, Row
 
 FORMAT = 1
 FACTS, NEXT_ID = "shortlist.facts", "shortlist.next_id"  # properties of the collection
@@ -92,6 +92,9 @@ class MilvusStore:
 
     def close(self) -> None:
         self.client.close()
+
+    def refresh(self) -> None:
+        self._labels = None
 
     @property
     def name(self) -> str:
@@ -183,10 +186,11 @@ class MilvusStore:
         *,
         removed: Sequence[int] = (),
         labels: Mapping[int, str | None] | None = None,
+        progress: Progress | None = None,
     ) -> None:
         self._labels = None
         if rows and vectors is not None:
-            self._insert(rows, vectors)
+            self._insert(rows, vectors, progress)
         for start in range(0, len(labels or {}), ROWS):
             some = dict(islice((labels or {}).items(), start, start + ROWS))
             whole = self._get(list(some), ["vector", *Row._fields])
@@ -196,7 +200,7 @@ class MilvusStore:
             with told(self.place):
                 self.client.delete(self.place.collection, ids=list(removed[start : start + ROWS]))
 
-    def _insert(self, rows: Sequence[Row], vectors: Floats) -> None:
+    def _insert(self, rows: Sequence[Row], vectors: Floats, progress: Progress | None) -> None:
         with told(self.place):
             properties = self.client.describe_collection(self.place.collection)["properties"]
             first = int(properties[NEXT_ID])
@@ -206,6 +210,8 @@ class MilvusStore:
                 some = enumerate(rows[start : start + ROWS], start)
                 data = [{"id": first + at, "vector": vectors[at], **row._asdict()} for at, row in some]
                 self.client.insert(self.place.collection, data)
+                if progress is not None:
+                    progress(start + len(data), len(rows))
 
     def _get(self, ids: Sequence[int], fields: list[str]) -> list[dict[str, Any]]:
         """Rows in the order of the ids."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,6 +17,7 @@ from shortlist.retrieval.describer import Describer
 NOTE = "gallery.json"  # by which a folder is known as a gallery
 Ids = NDArray[np.int64]
 Floats = NDArray[np.float32]
+Progress = Callable[[int, int], None]  # done, total
 
 
 class GalleryError(RunError):
@@ -92,6 +93,9 @@ class Store(Protocol):
 
     def close(self) -> None: ...
 
+    def refresh(self) -> None:
+        """See what other processes have changed since."""
+
     def facts(self) -> dict[str, Any]: ...
 
     def __len__(self) -> int: ...
@@ -125,5 +129,6 @@ class Store(Protocol):
         *,
         removed: Sequence[int] = (),
         labels: Mapping[int, str | None] | None = None,
+        progress: Progress | None = None,
     ) -> None:
         """Within `changing`: add rows, which get new ids, take others out, and give others another label."""

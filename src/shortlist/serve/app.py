@@ -67,7 +67,8 @@ def _add_facts(app: FastAPI, service: Service) -> None:
 
     @app.get("/api/gallery", responses=responses(503))
     def facts() -> schema.GalleryFacts:
-        """What there is to search, its labels, and the bounds of uploads."""
+        """What there is to search, as it is now, its labels, and the bounds of uploads."""
+        gallery.refresh()
         return schema.GalleryFacts(
             name=gallery.name,
             images=len(gallery),

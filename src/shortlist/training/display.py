@@ -20,8 +20,8 @@ class Display:
         """A sentence for people; the facts in it for programs."""
 
     @contextmanager
-    def task(self, name: str) -> Iterator[Advance]:
-        """A bar for a piece of work."""
+    def task(self, name: str, *, later: bool = False) -> Iterator[Advance]:
+        """A bar for a piece of work; of one that comes `later`, as soon as it has begun."""
         yield lambda done, total: None
 
     @contextmanager
@@ -76,11 +76,11 @@ class Terminal(Display):
                 self._progress.stop()
 
     @contextmanager
-    def task(self, name: str) -> Iterator[Advance]:
+    def task(self, name: str, *, later: bool = False) -> Iterator[Advance]:
         with self._shown():
-            bar = self._progress.add_task(name, total=None, note="")
+            bar = self._progress.add_task(name, total=None, note="", visible=not later)
             try:
-                yield lambda done, total: self._progress.update(bar, completed=done, total=total)
+                yield lambda done, total: self._progress.update(bar, completed=done, total=total, visible=True)
             finally:
                 self._progress.remove_task(bar)
 
