@@ -59,7 +59,7 @@ def main() -> None:
         server.send_signal(signal.SIGINT)
         server.wait()
     print(f"\npeak memory of the server: {memory / 2**20:,.0f} MB")
-    settings = {name: str(value) if isinstance(value, Path) else value for name, value in vars(options).items()}
+    settings = {name: value for name, value in vars(options).items() if name != "out"}
     where = {"machine": platform.machine(), "cores": os.cpu_count(), "torch": torch.__version__}
     result = {"command": "python benchmarks/serve.py", **settings, **where, "peak_memory": memory, "cases": rows}
     options.out.write_text(json.dumps(result, indent=2) + "\n")
