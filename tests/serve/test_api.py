@@ -170,6 +170,7 @@ def test_an_empty_gallery(gallery: Gallery, tmp_path: Path) -> None:
         ("/api/items/0/similar?k=0", 422, "k: "),
         ("/api/items/0/similar?k=201", 422, "200"),
         ("/api/items?limit=0&offset=-1", 422, "offset: "),
+        ("/api/search", 405, "GET /api/search"),
         ("/nothing", 404, "GET /nothing"),
         ("/../app.py", 404, "Not Found"),
         ("/%2e%2e/app.py", 404, "Not Found"),

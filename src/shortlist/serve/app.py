@@ -134,7 +134,12 @@ def _add_page(app: FastAPI) -> None:
     async def docs() -> FileResponse:
         return FileResponse(PAGE / "docs.html")
 
-    app.mount("/", StaticFiles(directory=PAGE, html=True))
+    files = StaticFiles(directory=PAGE)
+
+    @app.api_route("/", methods=["GET", "HEAD"], include_in_schema=False)
+    @app.api_route("/{name}", methods=["GET", "HEAD"], include_in_schema=False)
+    async def page(request: Request, name: str = "index.html") -> Response:
+        return await files.get_response(name, request.scope)
 
 
 def _add_problems(app: FastAPI) -> None:
