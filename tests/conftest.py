@@ -1,15 +1,22 @@
-"""One thread: for models as small as those of the tests, more only wait for each other."""
+"""What all tests share."""
 
 from __future__ import annotations
 
+import signal
 from collections.abc import Iterator
 
 import pytest
 import torch
 
 
+def pytest_configure() -> None:
+    """A shell's background jobs begin by ignoring Ctrl-C, and so would all that the tests start and interrupt."""
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
 @pytest.fixture(scope="module")
 def one_thread() -> Iterator[None]:
+    """For models as small as those of the tests, more only wait for each other."""
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
     yield
