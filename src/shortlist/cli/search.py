@@ -208,10 +208,11 @@ def remove(
     from shortlist.retrieval import Gallery
     from shortlist.training.display import display_for
 
-    gallery = Gallery.open(place)
-    removed = gallery.remove(paths)
+    display, gallery = display_for(sys.stderr), Gallery.open(place)
+    with display.task("building the index", later=True) as indexing:
+        removed = gallery.remove(paths, indexing=indexing)
     left = len(gallery)
-    display_for(sys.stderr).message(f"Images removed: {removed:,}, left: {left:,}.", removed=removed, images=left)
+    display.message(f"Images removed: {removed:,}, left: {left:,}.", removed=removed, images=left)
     gallery.close()
 
 

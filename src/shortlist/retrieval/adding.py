@@ -14,9 +14,9 @@ from shortlist.data import Catalog
 from shortlist.errors import DataError
 from shortlist.retrieval.describer import Describer
 from shortlist.retrieval.embed import NothingReadable, describe_to_file, stamp
-from shortlist.retrieval.store import Known, Progress, Row, Store
+from shortlist.retrieval.store import Known, Row, Store
 from shortlist.retrieval.vector_file import left_out
-from shortlist.retrieval.vectors import open_vectors
+from shortlist.retrieval.vectors import Progress, open_vectors
 
 
 @dataclass
@@ -57,7 +57,7 @@ class Adding:
                 told = None if progress is None else _shifted(progress, start, len(places))
                 self._add(plan, places[start : start + step], work, workers, told, indexing)
             if plan.labels or plan.left_over:
-                self.store.change(removed=plan.left_over, labels=plan.labels)
+                self.store.change(removed=plan.left_over, labels=plan.labels, progress=indexing)
         if not self.done.added and not self.done.unchanged:
             raise DataError(f"{self.catalog.name}: none of its {len(self.done.unreadable):,} images can be read")
         return self.done

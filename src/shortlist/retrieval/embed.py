@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -19,8 +19,8 @@ from shortlist.model import EmbedderConfig
 from shortlist.model.sizes import by_size
 from shortlist.retrieval.describer import Describer
 from shortlist.retrieval.vector_file import VectorFile
+from shortlist.retrieval.vectors import Progress
 
-Progress = Callable[[int, int], None]  # done, total
 _PLAIN = (int, float, str, tuple, EmbedderConfig)  # settings of a module that are not in its tensors
 PIXELS = 64 * 256**2  # at once, of images that keep their shapes: 64 small ones, 5 of 1024 x 768
 

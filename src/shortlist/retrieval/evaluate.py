@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from itertools import groupby
 from typing import Any
@@ -12,7 +12,7 @@ import numpy as np
 from shortlist.data import Catalog
 from shortlist.retrieval.estimates import Estimate, estimates
 from shortlist.retrieval.scores import gallery_rows, leave_one_out, query_rows, score_queries
-from shortlist.retrieval.vectors import Vectors
+from shortlist.retrieval.vectors import Progress, Vectors
 
 K, JUDGED_K = (1, 2, 4, 8), (1, 5, 10)  # cut-offs where nobody gives others
 
@@ -82,7 +82,7 @@ def evaluate(
     bootstrap: int = 1000,
     seed: int = 0,
     distractors: Mapping[str, Vectors] | None = None,
-    progress: Callable[[int, int], None] | None = None,
+    progress: Progress | None = None,
 ) -> Evaluation:
     """Every exact metric of a catalog's embeddings, by the protocol that the catalog asks for.
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +12,7 @@ from numpy.typing import NDArray
 from shortlist.errors import ConfigError, did_you_mean
 from shortlist.files import replacing
 from shortlist.retrieval.search import nearest
+from shortlist.retrieval.vectors import Progress
 
 KINDS = ("flat", "hnsw", "ivfpq")
 FLAT_UP_TO = 200_000  # vectors: of 512 dimensions, an exact answer takes some 40 ms, less than its image's embedding
@@ -27,7 +27,6 @@ LEAST_EFFORT, MOST_CANDIDATES = 16, 1_024  # of a search: IVF's lists, of which 
 ENOUGH, RECALL_AT, RECALL_QUERIES = 0.95, 10, 1_000
 LEARNED = 65_536  # vectors that IVF-PQ learns its codes from, or more
 _BLOCK = 16_384  # vectors added at a time
-Progress = Callable[[int, int], None]  # vectors in the index, of how many
 
 
 def choose_kind(asked: str, number: int, dim: int) -> str:

@@ -24,7 +24,8 @@ from shortlist.retrieval.describer import FILE as DESCRIBER
 from shortlist.retrieval.describer import Describer
 from shortlist.retrieval.generation import Generation
 from shortlist.retrieval.search import nearest
-from shortlist.retrieval.store import Floats, GalleryError, Hit, Ids, Item, Known, Progress, Row
+from shortlist.retrieval.store import Floats, GalleryError, Hit, Ids, Item, Known, Row
+from shortlist.retrieval.vectors import Progress
 
 MODEL, WORK = "model", ".adding"
 REMOVED_SHARE = 0.2  # of the rows may be of removed images before an approximate index is built anew

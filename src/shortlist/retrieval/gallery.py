@@ -16,8 +16,8 @@ from shortlist.retrieval.adding import Added, Adding, absolute
 from shortlist.retrieval.describer import Describer, Picture
 from shortlist.retrieval.faiss_index import check_kind
 from shortlist.retrieval.milvus_place import MilvusPlace, is_milvus
-from shortlist.retrieval.store import NOTE, GalleryError, Hit, Item, NoSuchItem, Progress, Store
-from shortlist.retrieval.vectors import Vectors
+from shortlist.retrieval.store import NOTE, GalleryError, Hit, Item, NoSuchItem, Store
+from shortlist.retrieval.vectors import Progress, Vectors
 
 __all__ = ["Added", "Gallery", "GalleryError", "Hit", "Item", "NoSuchItem"]
 
@@ -209,8 +209,12 @@ class Gallery:
         """
         return Adding(self.store, self.describer, catalog).run(workers, progress, indexing)
 
-    def remove(self, which: Iterable[int | Path | str]) -> int:
+    def remove(self, which: Iterable[int | Path | str], *, indexing: Progress | None = None) -> int:
         """Take images out by id, by path, or all that lie in a folder; gives how many.
+
+        Args:
+            which: ids, or paths of files and folders.
+            indexing: as of `add`, where so many go that the index is built anew.
 
         Raises:
             NoSuchItem: there is nothing of the kind.
@@ -220,7 +224,7 @@ class Gallery:
             for each in which:
                 ids.update(dict.fromkeys([self.store.item(each).id] if isinstance(each, int) else self._below(each)))
             if ids:
-                self.store.change(removed=list(ids))
+                self.store.change(removed=list(ids), progress=indexing)
         return len(ids)
 
     def _below(self, place: Path | str) -> list[int]:

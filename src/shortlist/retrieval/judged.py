@@ -7,7 +7,7 @@ each positive. Ties count against, within the rounding of a dot product, as ever
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -22,7 +22,7 @@ from shortlist.ranking.metrics import rounding
 from shortlist.ranking.precision import computed_dtype, full_precision
 from shortlist.ranking.reaching import count_reaching
 from shortlist.ranking.relevance import HIDDEN
-from shortlist.retrieval.vectors import Vectors, blocks, take
+from shortlist.retrieval.vectors import Progress, Vectors, blocks, take
 
 _NUMBERS = 2**22  # of the vectors of a block, and of its similarities
 
@@ -44,7 +44,7 @@ def judged_scores(
     k: Sequence[int] = (1, 5, 10),
     *,
     competes: NDArray[np.bool_] | None = None,
-    progress: Callable[[int, int], None] | None = None,
+    progress: Progress | None = None,
 ) -> dict[str, JudgedScores]:
     """The scores of every query in every setup; queries without a positive in a setup are left out of it.
 
@@ -99,7 +99,7 @@ def _unjudged_ahead(
     gallery: Sequence[Vectors],
     known: Sequence[_Known],
     competes: NDArray[np.bool_] | None,
-    progress: Callable[[int, int], None] | None,
+    progress: Progress | None,
 ) -> list[Rows]:
     """For each bar of each query, the images that nobody has judged and that are not behind it."""
     bars = np.full((len(known), max((len(each.bars) for each in known), default=0)), np.inf)

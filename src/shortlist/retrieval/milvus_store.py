@@ -17,7 +17,8 @@ from shortlist.errors import ConfigError
 from shortlist.retrieval.describer import Describer
 from shortlist.retrieval.faiss_index import BUILD_EFFORT, BYTES_A_VECTOR, LINKS, check_kind
 from shortlist.retrieval.milvus_place import MilvusPlace, told
-from shortlist.retrieval.store import Floats, GalleryError, Hit, Item, Known, NoSuchItem, Progress, Row
+from shortlist.retrieval.store import Floats, GalleryError, Hit, Item, Known, NoSuchItem, Row
+from shortlist.retrieval.vectors import Progress
 
 FORMAT = 1
 FACTS, NEXT_ID = "shortlist.facts", "shortlist.next_id"  # properties of the collection

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -15,7 +15,7 @@ from shortlist.errors import ConfigError, DataError
 from shortlist.ranking.metrics import query_scores
 from shortlist.ranking.precision import computed_dtype
 from shortlist.retrieval.judged import judged_scores
-from shortlist.retrieval.vectors import Vectors, take
+from shortlist.retrieval.vectors import Progress, Vectors, take
 
 
 class QueryTable(NamedTuple):
@@ -32,7 +32,7 @@ def score_queries(
     k: Sequence[int],
     *,
     distractors: Mapping[str, Vectors] | None = None,
-    progress: Callable[[int, int], None] | None = None,
+    progress: Progress | None = None,
 ) -> dict[str, QueryTable]:
     """The metrics of every query: by setup where answers are judged, else one table named "".
 
@@ -97,7 +97,7 @@ def _judged(
     catalog: Catalog,
     k: Sequence[int],
     distractors: Mapping[str, Vectors],
-    progress: Callable[[int, int], None] | None,
+    progress: Progress | None,
 ) -> dict[str, QueryTable]:
     assert catalog.judgements is not None
     assert catalog.roles is not None

@@ -6,8 +6,6 @@ reach that bar. Only those are looked at again. A query whose bar was too high i
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 import numpy as np
 import torch
 from numpy.typing import NDArray
@@ -16,7 +14,7 @@ from torch import Tensor
 from shortlist.errors import DataError
 from shortlist.ranking.precision import full_precision
 from shortlist.retrieval.self_search import candidates
-from shortlist.retrieval.vectors import Vectors, blocks, take
+from shortlist.retrieval.vectors import Progress, Vectors, blocks, take
 
 QUERIES, NUMBERS = 4_096, 2**23  # of a block of products: 32 MB
 WIDEST = 65_536  # vectors of the gallery at a time, however few the queries are
@@ -31,7 +29,7 @@ def nearest(
     k: int,
     *,
     competes: NDArray[np.bool_] | None = None,
-    progress: Callable[[int, int], None] | None = None,
+    progress: Progress | None = None,
 ) -> tuple[Tensor, Tensor]:
     """The k vectors of a gallery with the largest inner product with each query, computed in float32.
 
@@ -79,7 +77,7 @@ def nearest(
     return values, found
 
 
-def _among_themselves(vectors: Vectors, k: int, progress: Callable[[int, int], None] | None) -> tuple[Tensor, Tensor]:
+def _among_themselves(vectors: Vectors, k: int, progress: Progress | None) -> tuple[Tensor, Tensor]:
     for first, block in blocks([vectors], QUERIES, torch.empty(0)):
         _check_finite(block, first, "queries")
     found = candidates(vectors, k, progress)

@@ -6,14 +6,12 @@ little more than k of all will reach. Only those are looked at again. Where the 
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from shortlist.retrieval.vectors import Vectors, blocks
+from shortlist.retrieval.vectors import Progress, Vectors, blocks
 
 SIDE = 4_096  # of a block: 64 MB of similarities; below 65,536, or places in it would need more than 16 bits
 SAMPLE = 4_096  # vectors that the bars come from
@@ -22,7 +20,7 @@ ROOM = 1.5  # times k: for what reaches the bar; with less, the answer would not
 Ints = NDArray[np.integer]
 
 
-def candidates(vectors: Vectors, k: int, progress: Callable[[int, int], None] | None = None) -> Candidates:
+def candidates(vectors: Vectors, k: int, progress: Progress | None = None) -> Candidates:
     """At least the k nearest of each vector, but of those that `Candidates.few` names."""
     like = torch.empty(0)
     number = len(vectors)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,11 +13,11 @@ from numpy.typing import NDArray
 
 from shortlist.errors import DataError, RunError
 from shortlist.retrieval.describer import Describer
+from shortlist.retrieval.vectors import Progress
 
 NOTE = "gallery.json"  # by which a folder is known as a gallery
 Ids = NDArray[np.int64]
 Floats = NDArray[np.float32]
-Progress = Callable[[int, int], None]  # done, total
 
 
 class GalleryError(RunError):

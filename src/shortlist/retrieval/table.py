@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -20,7 +20,7 @@ from shortlist.retrieval.adding import absolute
 from shortlist.retrieval.describer import Describer
 from shortlist.retrieval.embed import NothingReadable, describe_to_file, stamp
 from shortlist.retrieval.vector_file import left_out
-from shortlist.retrieval.vectors import open_vectors
+from shortlist.retrieval.vectors import Progress, open_vectors
 
 METADATA = b"shortlist"  # the key in the schema's metadata
 _ROWS = 8_192  # of a row group: what is in memory
@@ -53,7 +53,7 @@ def embed_to_table(
     path: Path | str,
     *,
     workers: int = 0,
-    progress: Callable[[int, int], None] | None = None,
+    progress: Progress | None = None,
 ) -> Embedded:
     """Write the embeddings of all images that can be read; those that the file has already are not embedded again.
 
@@ -85,7 +85,7 @@ class _Writing:
         self.schema = _schema(describer, catalog)
         self.images = dict(self._images())
 
-    def run(self, workers: int, progress: Callable[[int, int], None] | None) -> Embedded:
+    def run(self, workers: int, progress: Progress | None) -> Embedded:
         there = self._there()
         kept = {key for key, (_, stamped) in there.items() if key in self.images and self.images[key].stamp == stamped}
         new = {key: image for key, image in self.images.items() if key not in kept}
@@ -135,7 +135,7 @@ class _Writing:
         found = pq.read_table(self.path, columns=names).to_pylist()
         return {_key(each): (each["label"], (each["size"], each["modified"])) for each in found}
 
-    def _embed(self, places: list[int], workers: int, progress: Callable[[int, int], None] | None) -> Any:
+    def _embed(self, places: list[int], workers: int, progress: Progress | None) -> Any:
         file = self.work / "vectors.npy"
         if not places:
             return []

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import mmap
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +15,7 @@ from torch import Tensor
 from shortlist.errors import DataError
 
 Vectors = Tensor | NDArray[Any]  # (n, d); an array may be a memory map, and of half precision
+Progress = Callable[[int, int], None]  # how many are done, and of how many
 
 
 def open_vectors(path: Path | str) -> NDArray[Any]:
