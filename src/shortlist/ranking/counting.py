@@ -1,7 +1,11 @@
 """Smooth counting: how many items stand ahead of a threshold when the step function is a sigmoid.
 
-This is where the time of a ranking loss goes. Two ways to the same numbers: every sigmoid, or only those in the band
-where a sigmoid is not yet flat. `members`, (T, P), says which thresholds of a row are counted for at all.
+This is where the time of a ranking loss goes. There are three ways to the same numbers. `DenseCounts` takes one sigmoid
+per pair of item and threshold, with shapes that do not depend on the data, as GPUs need it. `FactoredCounts` takes one
+exponential per item. `BandCounts` looks only at the items for which the sigmoid is not yet flat.
+
+All of them set a sigmoid to exactly 0 where it is flat (see `pruning.flat_from`). Otherwise sigmoids far from their
+middle, and products with them, would be subnormal numbers, on which some processors are a hundred times slower.
 """
 
 from __future__ import annotations
@@ -13,66 +17,123 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
+from shortlist.ranking.pruning import flat_from, half_range
 from shortlist.ranking.scratch import Scratch
 
 Steps = Callable[[Tensor, Tensor, Tensor, float, Tensor], tuple[Tensor, Tensor]]
 
 
-class Ahead(Protocol):
-    """How many of the N items of each row stand ahead of each of its P thresholds, smoothly."""
+class RankCounts(Protocol):
+    """How many of the N items of each row are ahead of each of its P thresholds, smoothly.
 
-    counts: Tensor  # (T, P) sum over the items of sigmoid((item - threshold) * scale), 0 for those not members
-    slopes: Tensor  # (T, P) sum over the items of that sigmoid's derivative by its argument
+    `members`, (T, P), says which thresholds of a row are counted for; the others get 0.
+    """
+
+    counts: Tensor  # (T, P) sum over the items of sigmoid((item - threshold) * scale)
+    slopes: Tensor  # (T, P) sum over the items of the derivative of that sigmoid with respect to its argument
 
     def gradient(self, weights: Tensor, places: Tensor, values: Tensor, out: Tensor) -> Tensor:
         """Gradient of sum(weights * counts) at the items but for the factor `scale`, (T, N), plus values at places.
 
-        Dense, in `out`, or CSR. To be called once: it reuses memory.
+        It is dense, in `out`, or CSR. Call it once: it reuses memory.
         """
         ...
 
 
-def soft_steps(items: Tensor, rows: Tensor, thresholds: Tensor, scale: float, slope: Tensor) -> tuple[Tensor, Tensor]:
+def sigmoid_or_zero(x: Tensor, items: int) -> Tensor:
+    """Sigmoid in place, exactly 0 where it is flat for a sum over so many items."""
+    return torch.threshold_(x, -flat_from(items, x.dtype), -torch.inf).sigmoid_()
+
+
+def soft_steps(
+    items: Tensor, rows: Tensor, thresholds: Tensor, scale: float, slope: Tensor
+) -> tuple[Tensor, Tensor]:
     """Counts and slopes, (M,), of items[rows], (M, N), against thresholds, (M,); fills in each item's slope, (M, N)."""
-    soft = torch.index_select(items, 0, rows, out=slope).sub_(thresholds.unsqueeze(1)).mul_(scale).sigmoid_()
+    gap = torch.index_select(items, 0, rows, out=slope).sub_(thresholds.unsqueeze(1)).mul_(scale)
+    soft = sigmoid_or_zero(gap, items.shape[1])
     counts = soft.sum(1)
     slope = soft.addcmul_(soft, soft, value=-1)
     return counts, slope.sum(1)
 
 
-class Everything:
-    """Every item against every member: without `members` no shape depends on the data, so this is the way of GPUs.
+class DenseCounts:
+    """Every item against every threshold. No shape depends on the data, so this is the way for GPUs.
 
     Args:
-        steps: `soft_steps`, or what `compiled_steps` makes of it.
+        steps: `soft_steps`, or `compiled_steps`, which fuses it.
     """
 
-    def __init__(
-        self, items: Tensor, thresholds: Tensor, members: Tensor | None, scale: float, steps: Steps, scratch: Scratch
-    ):
-        self._all = members is None
-        if members is None:
-            rows = torch.arange(len(items), device=items.device).unsqueeze(1).expand_as(thresholds).reshape(-1)
-            flat = torch.arange(thresholds.numel(), device=items.device)
-        else:
-            flat = members.view(-1).nonzero().squeeze(1)
-            rows = flat // thresholds.shape[1]
-        self._rows, self._flat = rows, flat
+    def __init__(self, items: Tensor, thresholds: Tensor, scale: float, steps: Steps, scratch: Scratch):
+        rows = torch.arange(len(items), device=items.device).repeat_interleave(thresholds.shape[1])
         self._slope = scratch("slope", len(rows), items.shape[1])
-        counts, slopes = steps(items, rows, thresholds.reshape(-1)[flat], scale, self._slope)
-        zeros = torch.zeros_like(thresholds).view(-1)
-        self.counts, self.slopes = (zeros.index_copy(0, flat, each).view_as(thresholds) for each in (counts, slopes))
+        counts, slopes = steps(items, rows, thresholds.reshape(-1), scale, self._slope)
+        self.counts, self.slopes = counts.view_as(thresholds), slopes.view_as(thresholds)
 
     def gradient(self, weights: Tensor, places: Tensor, values: Tensor, out: Tensor) -> Tensor:
-        if self._all:
-            torch.bmm(weights.unsqueeze(1), self._slope.view(*weights.shape, -1), out=out.unsqueeze(1))
-        else:
-            self._slope.mul_(weights.reshape(-1)[self._flat].unsqueeze(1))
-            out.zero_().index_add_(0, self._rows, self._slope)
+        torch.bmm(weights.unsqueeze(1), self._slope.view(*weights.shape, -1), out=out.unsqueeze(1))
         return out.scatter_add_(1, places, values)
 
 
-class Band:
+class FactoredCounts:
+    """Every item against the members among the thresholds, with one exponential per item instead of one per pair.
+
+    For any anchor a, sigmoid((s - t) * scale) = f / (E + f) with E = exp((a - s) * scale) of the item and
+    f = exp((a - t) * scale) of the threshold. Members of a row whose thresholds are close together share an anchor and
+    form a *group*: close enough that no value leaves half of the range of exponents, so that a product with a weight
+    stays within the whole.
+    """
+
+    def __init__(self, items: Tensor, thresholds: Tensor, members: Tensor, scale: float, scratch: Scratch):
+        size = items.shape[1]
+        width = flat_from(size, items.dtype)
+        span = half_range(items.dtype) - width  # of the thresholds of a group, in temperatures
+        self._member = members.reshape(-1).nonzero().squeeze(1)
+        row = self._member // thresholds.shape[1]
+        at = thresholds.reshape(-1)[self._member]
+        lowest = thresholds.masked_fill(~members, torch.inf).amin(1)
+        level = ((at - lowest[row]) * (scale / span)).long()
+        levels = int(level.max()) + 1
+        key, group, self._sizes = torch.unique(row * levels + level, return_inverse=True, return_counts=True)
+        self._rows = key // levels  # (G,) the row of each group
+        anchor = lowest[self._rows] + (key % levels) * (span / scale)
+        self._place = self._places(group)
+
+        factor = self._by_group(((anchor[group] - at) * scale).exp_()).unsqueeze(2)  # (G, W, 1); 0 for padding
+        gap = torch.index_select(items, 0, self._rows, out=scratch("gap", len(key), size))
+        gap = gap.sub_(anchor.unsqueeze(1)).mul_(scale)
+        gap = torch.threshold_(gap, -width, -torch.inf).clamp_(max=span + width).neg_().exp_()
+        soft = torch.add(gap.unsqueeze(1), factor, out=scratch("slope", len(key), factor.shape[1], size))
+        soft = torch.div(factor, soft, out=soft)
+        counts = soft.sum(2)
+        self._slope = soft.addcmul_(soft, soft, value=-1)
+        self._gap = gap  # free to be overwritten
+        zeros = torch.zeros_like(thresholds).view(-1)
+        self.counts, self.slopes = (
+            zeros.index_copy(0, self._member, each.view(-1)[self._place]).view_as(thresholds)
+            for each in (counts, self._slope.sum(2))
+        )
+
+    def _places(self, group: Tensor) -> Tensor:
+        """Where each member goes in a (G, W) matrix with a row per group, flat."""
+        order = group.argsort(stable=True)
+        starts = self._sizes.cumsum(0) - self._sizes
+        slot = torch.empty_like(group)
+        slot[order] = torch.arange(len(group), device=group.device) - starts[group[order]]
+        return group * int(self._sizes.max()) + slot
+
+    def _by_group(self, values: Tensor) -> Tensor:
+        """Values of the members, (M,), as a (G, W) matrix padded with 0."""
+        width = int(self._sizes.max())
+        padded = torch.zeros(len(self._sizes) * width, device=values.device, dtype=values.dtype)
+        return padded.index_copy_(0, self._place, values).view(-1, width)
+
+    def gradient(self, weights: Tensor, places: Tensor, values: Tensor, out: Tensor) -> Tensor:
+        weights = self._by_group(weights.reshape(-1)[self._member])
+        torch.bmm(weights.unsqueeze(1), self._slope, out=self._gap.unsqueeze(1))
+        return out.zero_().index_add_(0, self._rows, self._gap).scatter_add_(1, places, values)
+
+
+class BandCounts:
     """Only the items marked in `near`, (T, N): the others are so far below every member that they count nothing."""
 
     def __init__(self, items: Tensor, thresholds: Tensor, members: Tensor, scale: float, near: Tensor):
@@ -82,7 +143,7 @@ class Band:
         self._starts = torch.searchsorted(self._entry, ends)
         self._row = torch.repeat_interleave(self._starts.diff())
         gap = items.view(-1).index_select(0, self._entry).unsqueeze(1) - thresholds.index_select(0, self._row)
-        soft = gap.mul_(scale).sigmoid_()
+        soft = sigmoid_or_zero(gap.mul_(scale), items.shape[1])
         self.counts = self._sum_rows(soft)
         self._slope = soft.addcmul_(soft, soft, value=-1)
         self.slopes = self._sum_rows(self._slope)
@@ -91,39 +152,20 @@ class Band:
         return torch.segment_reduce(values, "sum", lengths=self._starts.diff(), axis=0, unsafe=True).mul_(self._members)
 
     def gradient(self, weights: Tensor, places: Tensor, values: Tensor, out: Tensor) -> Tensor:
-        """Sparse (CSR); the places must be marked in `near` as well."""
+        """As a CSR matrix; the places must be marked in `near` as well."""
         rows, columns = self._shape
-        entries = self._entries(weights)
+        entries = self._slope.mul_((weights * self._members).index_select(0, self._row)).sum(1)
         flat = places + columns * torch.arange(rows, device=places.device).unsqueeze(1)
         entries.index_add_(0, torch.searchsorted(self._entry, flat.view(-1)), values.reshape(-1))
         return _sparse_rows(self._starts, self._entry - columns * self._row, entries, self._shape)
 
-    def add_gradient(self, gradient: Tensor, weights: Tensor) -> None:
-        """Add to a dense gradient, (T, N)."""
-        gradient.view(-1).index_add_(0, self._entry, self._entries(weights))
 
-    def _entries(self, weights: Tensor) -> Tensor:
-        return self._slope.mul_((weights * self._members).index_select(0, self._row)).sum(1)
-
-
-class Both:
-    """Members near the top by their band, the others by everything."""
-
-    def __init__(self, band: Band, everything: Everything):
-        self._band, self._everything = band, everything
-        self.counts, self.slopes = band.counts + everything.counts, band.slopes + everything.slopes
-
-    def gradient(self, weights: Tensor, places: Tensor, values: Tensor, out: Tensor) -> Tensor:
-        self._band.add_gradient(self._everything.gradient(weights, places, values, out), weights)
-        return out
-
-
-class EachOther:
-    """The thresholds of a row against each other, itself and padding left out: ranks among the positives alone."""
+class PositiveCounts:
+    """The thresholds of a row against each other, without itself and without padding: ranks among the positives."""
 
     def __init__(self, thresholds: Tensor, present: Tensor, scale: float):
         items = thresholds.masked_fill(~present, -torch.inf)
-        soft = ((items.unsqueeze(1) - thresholds.unsqueeze(2)) * scale).sigmoid_()
+        soft = sigmoid_or_zero((items.unsqueeze(1) - thresholds.unsqueeze(2)) * scale, thresholds.shape[1])
         soft.diagonal(dim1=1, dim2=2).zero_()
         self.counts = soft.sum(2)
         self._slope = soft.addcmul_(soft, soft, value=-1)

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from shortlist.ranking.inputs import check_k, check_temperature
 from shortlist.ranking.losses import RankingLoss, ranking_loss
+from shortlist.ranking.pruning import flat_from
 from shortlist.ranking.simix import SiMix, VirtualBatch
 from shortlist.ranking.tiles import Engine, Ranks
 
@@ -19,7 +20,7 @@ class RecallHead:
     """1 - smooth recall@k, averaged over k: a positive counts by how far its rank is inside the first k.
 
     The sum over the positives is clipped at k and divided by min(k, |P|): with more than k positives, all that can be
-    asked is that the first k results are positives.
+    asked is that the first k results are positives. Positives past the head's reach add exactly 0.
     """
 
     k: tuple[int, ...]
@@ -31,7 +32,9 @@ class RecallHead:
 
     def __call__(self, ranks: Ranks) -> Tensor:
         k = torch.tensor(self.k, dtype=ranks.overall.dtype, device=ranks.overall.device)
-        inside = torch.sigmoid((k - ranks.overall.unsqueeze(2)) / self.rank_temperature)  # (T, P, K)
+        gap = (k - ranks.overall.unsqueeze(2)) / self.rank_temperature  # (T, P, K)
+        flat = flat_from(gap.shape[1], gap.dtype)
+        inside = torch.sigmoid(torch.threshold(gap, -flat, -torch.inf))
         found = (inside * ranks.present.unsqueeze(2)).sum(1).minimum(k)
         return 1 - (found / ranks.number.unsqueeze(1).minimum(k)).mean(1)
 

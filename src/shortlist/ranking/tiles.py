@@ -8,9 +8,9 @@ Sigmoids are flat almost everywhere, and what is flat need not be computed:
 
 - *Reach* (untrained embeddings): a positive whose rank is certainly past the head's reach adds nothing to the loss and
   has no gradient. The others are *kept*.
-- *Band* (trained embeddings): a competitor far below a positive adds nothing to its rank and has no gradient. Kept
-  positives with few competitors left are *light*: those few are picked one by one, and where a query has no other
-  positives its gradient is sparse. The rest are *heavy* and meet every competitor.
+- *Band* (trained embeddings): a competitor far below a positive adds nothing to its rank and has no gradient. Where
+  few competitors are left for all kept positives of a query, its row is *sparse*: those few are picked one by one, and
+  the gradient of the row is sparse. The other rows are *dense*.
 """
 
 from __future__ import annotations
@@ -22,9 +22,18 @@ from typing import NamedTuple, Protocol
 import torch
 from torch import Tensor
 
-from shortlist.ranking.counting import Ahead, Band, Both, EachOther, Everything, Steps, compiled_steps, soft_steps
+from shortlist.ranking.counting import (
+    BandCounts,
+    DenseCounts,
+    FactoredCounts,
+    PositiveCounts,
+    RankCounts,
+    Steps,
+    compiled_steps,
+    soft_steps,
+)
 from shortlist.ranking.inputs import check_tile_size
-from shortlist.ranking.pruning import flat_from, similarity_of_the_crowd, similarity_out_of_reach
+from shortlist.ranking.pruning import flat_from, similarity_out_of_reach, sparse_threshold
 from shortlist.ranking.relevance import Relevance
 from shortlist.ranking.scratch import Scratch
 from shortlist.ranking.similarities import Gradients, Similarities
@@ -104,10 +113,7 @@ class Engine:
             positives, present = relevance.positives(rows, width)
             at = competitors.gather(1, positives)
             relevance.hide(competitors, rows, positives)
-            tile = _Tile(
-                competitors, positives, at, present, kept=present, light=torch.zeros_like(present), near=present[:, :0]
-            )
-            losses[part], gradients = stream.tile(tile)
+            losses[part], gradients = stream.tile(_Tile(competitors, positives, at, present, kept=present))
             if backward:
                 pull_back(gradients)
         return losses.sum() / max(len(losses), 1)
@@ -137,12 +143,6 @@ class _Tile(NamedTuple):
     at: Tensor  # (T, P) similarity of the positives
     present: Tensor  # (T, P) bool: a positive, not padding
     kept: Tensor  # (T, P) bool: a positive within reach
-    light: Tensor  # (T, P) bool: kept, with few competitors in its band
-    near: Tensor  # (T, N) bool: competitors in the band of a light positive
-
-    @property
-    def heavy(self) -> Tensor:
-        return self.kept & ~self.light
 
     def take(self, rows: slice) -> _Tile:
         return _Tile(*(field[rows] for field in self))
@@ -167,68 +167,60 @@ class _Stream:
         losses = torch.empty_like(tile.at[:, 0])
         if not self.prune:
             return losses, [self._dense(tile, everyone, losses)]
-        tile = self._bounds(tile)
-        if not tile.kept.any(1).all():
+        width = flat_from(tile.competitors.shape[1], tile.at.dtype)
+        out_of_reach = similarity_out_of_reach(
+            tile.competitors, self.head.reach(flat_from(tile.at.shape[1], tile.at.dtype))
+        )
+        if out_of_reach is not None:
+            tile = tile._replace(kept=tile.kept & (tile.at > out_of_reach))
+        number, by_number = tile.kept.sum(1).sort(stable=True)  # rows with about as many kept positives come together
+        if not number[0]:
             nothing = torch.full_like(tile.at, torch.inf).masked_fill_(~tile.present, 1)
             losses = self.head(Ranks(nothing, torch.ones_like(nothing), tile.present, tile.present.sum(1)))
-        has_heavy = tile.heavy.any(1)
+        lowest = tile.at.masked_fill(~tile.kept, torch.inf).amin(1, keepdim=True)
+        floor = lowest - width * self.temperature  # what is below counts nothing
+        is_sparse = (floor >= sparse_threshold(tile.competitors)).squeeze(1)[by_number]
         gradients = []
-        for chosen, finish in ((tile.kept.any(1) & ~has_heavy, self._sparse), (has_heavy, self._dense)):
-            rows = everyone[chosen]
-            if len(rows):
-                gradients.append(finish(self._take(tile, rows), rows, losses))
+        if len(rows := by_number[(number > 0) & is_sparse]):
+            gradients.append(self._sparse(self._take(tile, rows), floor[rows], rows, losses))
+        if len(rows := by_number[(number > 0) & ~is_sparse]):
+            gradients.append(self._dense(self._take(tile, rows), rows, losses))
         return losses, gradients
 
     def _take(self, tile: _Tile, rows: Tensor) -> _Tile:
         """Some rows of a tile, in scratch: valid until the next are taken."""
-        if len(rows) == len(tile.at):
-            return tile
         taken = []
         for name, field in tile._asdict().items():
             out = self.scratch(f"part of {name}", len(rows), field.shape[1], dtype=field.dtype)
             taken.append(torch.index_select(field, 0, rows, out=out))
         return _Tile(*taken)
 
-    def _bounds(self, tile: _Tile) -> _Tile:
-        """The tile with its positives told apart, and the competitors that the light ones need."""
-        width = flat_from(tile.competitors.shape[1], tile.at.dtype)
-        out_of_reach = similarity_out_of_reach(tile.competitors, self.head.reach(width))
-        kept = tile.kept if out_of_reach is None else tile.kept & (tile.at > out_of_reach)
-        floor = tile.at - width * self.temperature  # what is below counts nothing
-        light = kept & (floor >= similarity_of_the_crowd(tile.competitors))
-        lowest = floor.masked_fill(~light, torch.inf).amin(1, keepdim=True)
-        near = torch.gt(tile.competitors, lowest, out=self.scratch("near", *tile.competitors.shape, dtype=torch.bool))
-        return tile._replace(kept=kept, light=light, near=near.scatter_(1, tile.positives, True))
-
-    def _sparse(self, tile: _Tile, rows: Tensor, losses: Tensor) -> tuple[Tensor, Tensor]:
-        """Fill in the losses of rows without heavy positives; their gradient, and the rows."""
-        losses[rows], gradient = self._loss_and_gradient(tile, self._band(tile), tile.competitors)
+    def _sparse(self, tile: _Tile, floor: Tensor, rows: Tensor, losses: Tensor) -> tuple[Tensor, Tensor]:
+        """Fill in the losses of sparse rows; return their gradient, and the rows."""
+        near = torch.gt(tile.competitors, floor, out=self.scratch("near", *tile.competitors.shape, dtype=torch.bool))
+        near.scatter_(1, tile.positives, True)
+        counts = BandCounts(tile.competitors, tile.at, tile.kept, 1 / self.temperature, near)
+        losses[rows], gradient = self._loss_and_gradient(tile, counts, tile.competitors)
         return gradient, rows
 
     def _dense(self, tile: _Tile, rows: Tensor, losses: Tensor) -> tuple[Tensor, Tensor]:
         """The same for any rows."""
         gradient = self.scratch("gradient", *tile.competitors.shape)
+        scale = 1 / self.temperature
         for slice_ in self._parts(tile):
             part = tile.take(slice_)
-            everything = Everything(
-                part.competitors,
-                part.at,
-                part.heavy if self.prune and not part.heavy.all() else None,
-                1 / self.temperature,
-                self.steps,
-                self.scratch,
-            )
-            ahead = Both(self._band(part), everything) if self.prune and part.light.any() else everything
-            losses[rows[slice_]], _ = self._loss_and_gradient(part, ahead, gradient[slice_])
+            counts: RankCounts
+            if self.prune:
+                counts = FactoredCounts(part.competitors, part.at, part.kept, scale, self.scratch)
+            else:
+                counts = DenseCounts(part.competitors, part.at, scale, self.steps, self.scratch)
+            losses[rows[slice_]], _ = self._loss_and_gradient(part, counts, gradient[slice_])
         return gradient, rows
-
-    def _band(self, tile: _Tile) -> Band:
-        return Band(tile.competitors, tile.at, tile.light, 1 / self.temperature, tile.near)
 
     def _parts(self, tile: _Tile) -> Iterator[slice]:
         """Slices of a tile's rows, such that a step on each stays small."""
         rows, width = tile.at.shape
-        pairs = tile.heavy.sum(1).tolist() if self.prune else [width] * rows
+        pairs = tile.kept.sum(1).tolist() if self.prune else [width] * rows
         start, taken, limit = 0, 0, self.step_size // tile.competitors.shape[1]
         for row in range(rows):
             if taken + pairs[row] > limit and row > start:
@@ -237,9 +229,9 @@ class _Stream:
             taken += pairs[row]
         yield slice(start, rows)
 
-    def _loss_and_gradient(self, tile: _Tile, ahead: Ahead, out: Tensor) -> tuple[Tensor, Tensor]:
+    def _loss_and_gradient(self, tile: _Tile, ahead: RankCounts, out: Tensor) -> tuple[Tensor, Tensor]:
         """Loss of each row, and gradient of the mean loss at the similarities, given who is ahead of the positives."""
-        among = EachOther(tile.at, tile.present, 1 / self.temperature)
+        among = PositiveCounts(tile.at, tile.present, 1 / self.temperature)
         overall = (1 + among.counts + ahead.counts).masked_fill_(tile.present & ~tile.kept, torch.inf)
         ranks = Ranks(overall, 1 + among.counts, tile.present, tile.present.sum(1))
         if not self.backward:
