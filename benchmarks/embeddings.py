@@ -1,47 +1,92 @@
-"""Embeddings as a network gives them at three stages of its training, to time a loss where it will be used."""
+"""Embeddings of many kinds, to time a loss on all that a network may give it."""
 
 from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import lru_cache
+from pathlib import Path
 
 import torch
 from torch import Tensor
 
-STAGES = {"trained": 0.95, "half-trained": 0.5, "untrained": None}
-"""Stage -> r@1 of the batch, None for whatever chance gives."""
-
-PER_CLASS = 4
-LATENT = 24  # dimensions that a trained network uses of its 512: negatives spread by about 0.2, not by 1 / sqrt(512)
-SHARED = 0.5  # a direction that all images share, as in real embeddings: negatives are not orthogonal on average
+SHARED = 0.5  # length of a direction that all images share, as in real embeddings: negatives have a similarity above 0
 
 
-def embeddings(batch: int, stage: str, dimensions: int = 512, seed: int = 0) -> tuple[Tensor, Tensor]:
-    """A batch of unit vectors, (batch, dimensions), and its labels, four of a class, for a stage of training."""
-    labels = torch.arange(batch) // PER_CLASS
-    generator = torch.Generator().manual_seed(seed)
-    target = STAGES[stage]
-    if target is None:
-        return torch.nn.functional.normalize(torch.randn(batch, dimensions, generator=generator)), labels
-    easy, hard = 0.0, 4.0  # spread of a class around its centre, between which the wanted r@1 lies
-    for _ in range(12):
-        middle = (easy + hard) / 2
-        if r_at_1(_clusters(batch, dimensions, middle, seed)) > target:
-            easy = middle
-        else:
-            hard = middle
-    return _clusters(batch, dimensions, easy, seed), labels
+@dataclass(frozen=True)
+class Embeddings:
+    """Unit vectors in classes of `per_class`: synthetic ones with a given r@1, or real ones from a file.
+
+    Args:
+        per_class: images per class.
+        latent: dimensions in which the vectors differ. A trained network uses few: with 24, negatives spread by 0.2.
+        shared: whether all vectors share a direction.
+        r_at_1: share of the queries whose nearest neighbour is of their class; None for vectors that know no class.
+        file: vectors and labels saved by real_embeddings.py; nothing else but `per_class` is used then.
+    """
+
+    per_class: int = 4
+    latent: int = 24
+    shared: bool = True
+    r_at_1: float | None = 0.95
+    file: str | None = None
+
+    def __str__(self) -> str:
+        if self.file is not None:
+            return f"{Path(self.file).stem}, {self.per_class} per class"
+        direction = "shared direction" if self.shared else "no shared direction"
+        return f"latent {self.latent}, {direction}, r@1 {self.r_at_1}, {self.per_class} per class"
+
+    @lru_cache(maxsize=2)  # noqa: B019 - frozen, and the same ones are asked for one after the other
+    def make(self, batch: int, dimensions: int = 512, seed: int = 0) -> tuple[Tensor, Tensor]:
+        """A batch of vectors, (batch, dimensions), and its labels; of real ones, as many as there are. Not to be changed."""
+        if self.file is not None:
+            return self._real(batch)
+        labels = torch.arange(batch) // self.per_class
+        if self.r_at_1 is None:
+            return self._clusters(batch, dimensions, None, seed), labels
+        easy, hard = 0.0, 8.0  # spread of a class around its centre, between which the wanted r@1 lies
+        for _ in range(12):
+            middle = (easy + hard) / 2
+            if r_at_1(self._clusters(batch, dimensions, middle, seed), labels) >= self.r_at_1:
+                easy = middle
+            else:
+                hard = middle
+        return self._clusters(batch, dimensions, easy, seed), labels
+
+    def _clusters(self, batch: int, dimensions: int, spread: float | None, seed: int) -> Tensor:
+        generator = torch.Generator().manual_seed(seed)
+        latent = torch.randn(batch, self.latent, generator=generator)
+        if spread is not None:
+            centres = torch.randn(-(-batch // self.per_class), self.latent, generator=generator)
+            latent = centres.repeat_interleave(self.per_class, dim=0)[:batch] + spread * latent
+        latent = latent / self.latent**0.5
+        if self.shared:
+            latent = torch.cat((torch.full((batch, 1), SHARED), latent), dim=1)
+        used = min(latent.shape[1], dimensions)
+        basis = torch.linalg.qr(torch.randn(dimensions, used, generator=generator)).Q
+        return torch.nn.functional.normalize(latent[:, :used] @ basis.T)
+
+    def _real(self, batch: int) -> tuple[Tensor, Tensor]:
+        """The first `per_class` images of as many classes as the batch holds."""
+        saved = torch.load(self.file, weights_only=True)
+        order = saved["labels"].argsort(stable=True)
+        labels = saved["labels"][order]
+        number = torch.arange(len(labels)) - torch.searchsorted(labels, labels)  # of each image in its class
+        complete = torch.bincount(labels)[labels] >= self.per_class
+        chosen = order[(number < self.per_class) & complete][: batch - batch % self.per_class]
+        return torch.nn.functional.normalize(saved["vectors"][chosen].float()), saved["labels"][chosen]
 
 
-def r_at_1(vectors: Tensor, queries: int = 2000) -> float:
-    """Share of (up to 2000) queries whose nearest neighbour is of their class."""
+STAGES = {
+    "trained": Embeddings(r_at_1=0.95),
+    "half-trained": Embeddings(r_at_1=0.5),
+    "untrained": Embeddings(latent=512, shared=False, r_at_1=None),
+}
+
+
+def r_at_1(vectors: Tensor, labels: Tensor, queries: int = 1000) -> float:
+    """Share of (up to 1000) queries whose nearest neighbour is of their class."""
     rows = torch.arange(0, len(vectors), max(len(vectors) // queries, 1))
     similarities = vectors[rows] @ vectors.T
     similarities[torch.arange(len(rows)), rows] = -torch.inf
-    return (similarities.argmax(1) // PER_CLASS == rows // PER_CLASS).double().mean().item()
-
-
-def _clusters(batch: int, dimensions: int, spread: float, seed: int) -> Tensor:
-    generator = torch.Generator().manual_seed(seed)
-    centres = torch.randn(batch // PER_CLASS, LATENT, generator=generator).repeat_interleave(PER_CLASS, dim=0)
-    latent = (centres + spread * torch.randn(batch, LATENT, generator=generator)) / LATENT**0.5
-    latent = torch.cat((torch.full((batch, 1), SHARED), latent), dim=1)
-    basis = torch.linalg.qr(torch.randn(dimensions, LATENT + 1, generator=generator)).Q
-    return torch.nn.functional.normalize(latent @ basis.T)
+    return (labels[similarities.argmax(1)] == labels[rows]).double().mean().item()

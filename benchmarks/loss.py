@@ -1,13 +1,14 @@
 """Time and memory of the ranking losses: forward and backward, on the CPU.
 
-    python benchmarks/loss.py                    everything: about two hours on 2 cores, goes on where it was stopped
-    python benchmarks/loss.py --bars             only the cases that the bars at the end are about
-    python benchmarks/loss.py --batches 400 4000 --losses recall --stages trained --again
+    python benchmarks/loss.py                    the table of three stages of training, then the sweep and the bars
+    python benchmarks/loss.py --sweep            only the sweep over many kinds of embeddings, and the bars
+    python benchmarks/loss.py --sweep --real FOLDER      with the real embeddings that real_embeddings.py saved there
 
-Every contender runs in a process of its own. There it takes turns with the *floor*, the three matrix products of
-batch x batch x dimensions that a plain exact gradient needs (E E', G E, G' E), so that the ratio of the two is fair on
-a noisy machine. Memory is the peak of the process above what it holds when idle, without the gradient that is asked
-for. Each result goes into results/loss.json as it comes.
+Everything is measured in multiples of the *floor*, the three matrix products of batch x batch x dimensions that a plain
+exact gradient needs (E E', G E, G' E). A loss and the floor take turns in one process, so that the ratio is fair on a
+noisy machine. In the table every contender runs in a process of its own, and memory is the peak of the process above
+what it holds when idle, without the gradient that is asked for. The sweep is about time only. Results are written to
+results/loss.json and results/loss-sweep.json as they come, and a run that was stopped resumes from there.
 """
 
 from __future__ import annotations
@@ -15,26 +16,26 @@ from __future__ import annotations
 import argparse
 import ctypes
 import json
-import math
 import resource
 import statistics
 import time
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import asdict, dataclass
+from itertools import product
 from pathlib import Path
 from typing import Any
 
 import torch
 from alone import run_alone
-from embeddings import PER_CLASS, STAGES, embeddings
+from embeddings import STAGES, Embeddings, r_at_1
 from torch import Tensor
 
-RESULTS = Path(__file__).parent / "results" / "loss.json"
+RESULTS = Path(__file__).parent / "results"
 LOSSES = ["recall", "recall+simix", "smooth_ap", "smooth_ap+simix"]
 K, K_SIMIX = (1, 2, 4, 8, 16), (1, 2, 4, 8, 12, 16, 20, 24, 28, 32)
 TEMPERATURE = 0.01
 MEMORY_LIMIT = 16 * 2**30
-REPEATS = 5
+REPEATS, SWEEP_REPEATS = 5, 3
 RELEASE_SECONDS = {("recall", 2000): 20.7, ("recall+simix", 400): 6.5}  # the authors' code on 2 cores
 
 
@@ -42,38 +43,19 @@ RELEASE_SECONDS = {("recall", 2000): 20.7, ("recall+simix", 400): 6.5}  # the au
 class Case:
     loss: str  # one of LOSSES
     batch: int
-    stage: str
     contender: str  # one of CONTENDERS
+    embeddings: Embeddings
 
     @property
     def simix(self) -> bool:
         return self.loss.endswith("+simix")
 
-
-@dataclass(frozen=True)
-class Bar:
-    work: str
-    cases: tuple[Case, ...]
-    times_floor: float
-    megabytes: float | None = None
+    @staticmethod
+    def read(values: dict[str, Any]) -> Case:
+        return Case(**{**values, "embeddings": Embeddings(**values["embeddings"])})
 
 
-def _bars() -> Iterator[Bar]:
-    both = ("eager", "compiled")
-
-    def recall(batch: int, stages: Iterable[str], contenders: Iterable[str]) -> tuple[Case, ...]:
-        return tuple(Case("recall", batch, stage, contender) for stage in stages for contender in contenders)
-
-    yield Bar("RS@k 4000, trained, compiled", recall(4000, ["trained"], ["compiled"]), 1.25, 150)
-    yield Bar("RS@k 4000, trained, eager", recall(4000, ["trained"], ["eager"]), 2)
-    yield Bar("RS@k 4000, half-trained and untrained", recall(4000, ["half-trained", "untrained"], both), 2)
-    yield Bar("RS@k 16384", recall(16384, STAGES, ["compiled"]), 1.4, 500)
-    yield Bar("Smooth-AP 4000", tuple(Case("smooth_ap", 4000, stage, "compiled") for stage in STAGES), 1.4)
-    for stage, times, megabytes in (("trained", 5, 400), ("untrained", 8, None), ("half-trained", 15, None)):
-        yield Bar(f"RS@k + SiMix 4000, {stage}", (Case("recall+simix", 4000, stage, "compiled"),), times, megabytes)
-
-
-BARS = list(_bars())
+Results = dict[Case, dict[str, Any]]
 
 
 # ---------------------------------------------------------------------------------------------------- the contenders
@@ -92,12 +74,13 @@ def floor(vectors: Tensor) -> Callable[[], Any]:
 def dense(case: Case, vectors: Tensor, labels: Tensor) -> Callable[[], Any]:
     """The paper's equations in plain PyTorch: everything at once, autograd keeps it."""
     k = torch.tensor(K_SIMIX if case.simix else K)
+    per_class = case.embeddings.per_class
 
     def loss() -> None:
         items, classes = vectors, labels
         if case.simix:
-            pairs = torch.combinations(torch.arange(PER_CLASS)) + PER_CLASS * torch.arange(
-                len(labels) // PER_CLASS
+            pairs = torch.combinations(torch.arange(per_class)) + per_class * torch.arange(
+                len(labels) // per_class
             ).view(-1, 1, 1)
             left, right = pairs.view(-1, 2).unbind(1)
             alphas = torch.rand(len(left), 1)
@@ -146,38 +129,39 @@ def ours(case: Case, vectors: Tensor, labels: Tensor) -> Callable[[], Any]:
 CONTENDERS = {"dense": dense, "pml": pml, "eager": ours, "compiled": ours}
 
 
-# ---------------------------------------------------------------------------------------------- in a process of its own
+# ------------------------------------------------------------------------------------------------------- measuring
 
 
-def measure(case: Case) -> dict[str, Any]:
-    """Median seconds, floor seconds and megabytes of a case; call it in a fresh process."""
+def measure(case: Case, *, memory: bool) -> dict[str, Any]:
+    """Median seconds, floor seconds and, in a fresh process, megabytes of a case."""
     make = CONTENDERS[case.contender]
-    small = embeddings(32, "untrained")
+    small = Embeddings(case.embeddings.per_class, latent=8).make(4 * case.embeddings.per_class)
     for _ in range(2):  # libraries load, kernels compile, thread pools start: part of the idle process
-        make(case, small[0].requires_grad_(), small[1])()
-    vectors, labels = embeddings(case.batch, case.stage)
+        make(case, small[0].clone().requires_grad_(), small[1])()
+    vectors, labels = case.embeddings.make(case.batch)
+    vectors = vectors.clone()
+    found = {"r@1": r_at_1(vectors, labels), "items": len(vectors)}
     vectors.requires_grad_()
     run = make(case, vectors, labels)
     limit = _status("VmSize") + MEMORY_LIMIT
-    resource.setrlimit(resource.RLIMIT_AS, (limit, limit))
+    resource.setrlimit(resource.RLIMIT_AS, (limit, resource.RLIM_INFINITY))
     try:
         run()  # what is compiled for this size is part of the idle process, too
-        vectors.grad = None
-        megabytes = _peak_megabytes(run) - vectors.nbytes / 2**20
+        if memory:
+            vectors.grad = None
+            found["megabytes"] = _peak_megabytes(run) - vectors.nbytes / 2**20
         reference = floor(vectors)
         reference()
-        pairs = [(_seconds(run, vectors), _seconds(reference, vectors)) for _ in range(REPEATS)]
+        pairs = [
+            (_seconds(run, vectors), _seconds(reference, vectors)) for _ in range(REPEATS if memory else SWEEP_REPEATS)
+        ]
     except (RuntimeError, MemoryError) as error:
         if "memory" not in str(error).lower():
             raise
         return {"out_of_memory": True}
     times, floors = zip(*pairs, strict=True)
-    return {
-        "seconds": statistics.median(times),
-        "floor_seconds": statistics.median(floors),
-        "times_floor": statistics.median(times) / statistics.median(floors),
-        "megabytes": megabytes,
-    }
+    seconds, floor_seconds = statistics.median(times), statistics.median(floors)
+    return found | {"seconds": seconds, "floor_seconds": floor_seconds, "times_floor": seconds / floor_seconds}
 
 
 def _seconds(run: Callable[[], Any], vectors: Tensor) -> float:
@@ -200,52 +184,120 @@ def _status(field: str) -> int:
     return next(int(line.split()[1]) * 1024 for line in lines if line.startswith(field + ":"))
 
 
-# ------------------------------------------------------------------------------------------------------- all of them
+# ------------------------------------------------------------------------------------------------------- the cases
 
 
-def cases(batches: list[int], losses: list[str], stages: list[str], contenders: list[str]) -> Iterator[Case]:
-    for batch in batches:
-        for loss in losses:
-            for contender in contenders:
-                if contender != "pml" or loss == "smooth_ap":
-                    for stage in stages if CONTENDERS[contender] is ours else ["trained"]:  # others do not depend on it
-                        yield Case(loss, batch, stage, contender)
+def table_cases(batches: list[int], losses: list[str], stages: list[str], contenders: list[str]) -> Iterator[Case]:
+    for batch, loss, contender in product(batches, losses, contenders):
+        if contender != "pml" or loss == "smooth_ap":
+            for stage in stages if CONTENDERS[contender] is ours else ["trained"]:  # others do not depend on it
+                yield Case(loss, batch, contender, STAGES[stage])
+
+
+def sweep_cases(real: Path | None) -> Iterator[Case]:
+    """Every kind of embeddings. SiMix with 4 per class, as the paper has it: virtual items grow with their square."""
+    grid = product((2, 4, 16, 40), (8, 24, 64, 512), (False, True), (0.05, 0.25, 0.5, 0.75, 0.95, 1.0))
+    kinds = [Embeddings(*kind) for kind in grid]
+    kinds += [Embeddings(per_class, latent=512, shared=False, r_at_1=None) for per_class in (2, 4, 16, 40)]
+    for file in sorted(real.glob("*.pt")) if real else ():
+        kinds += [Embeddings(per_class, file=str(file)) for per_class in (4, 16)]
+    for batch in (400, 1000, 4000):
+        for kind in kinds:
+            if batch == 4000 or kind.r_at_1 in (None, 0.05, 0.5, 1.0) or kind.file:
+                yield Case("recall", batch, "eager", kind)
+                if batch < 4000 or kind == STAGES["trained"]:
+                    yield Case("recall", batch, "dense", kind)
+                if kind.per_class == 4 and kind.r_at_1 not in (0.25, 0.75):
+                    yield Case("recall+simix", batch, "eager", kind)
+                    if batch < 4000 and kind.r_at_1 == 0.5:
+                        yield Case("recall+simix", batch, "dense", kind)
+
+
+# -------------------------------------------------------------------------------------------------------- the bars
+
+
+@dataclass(frozen=True)
+class Bar:
+    work: str
+    cases: Callable[[Case], bool]
+    times_floor: float
+
+
+def _trained(case: Case) -> bool:
+    kind = case.embeddings
+    return kind == STAGES["trained"] or (kind.file is not None and "after" in kind.file and kind.per_class == 4)
+
+
+BARS = [
+    Bar("RS@k 4000, every kind", lambda case: case.loss == "recall" and case.batch == 4000, 2),
+    Bar("RS@k 4000, trained", lambda case: case.loss == "recall" and case.batch == 4000 and _trained(case), 1.25),
+    Bar("RS@k 400, every kind", lambda case: case.loss == "recall" and case.batch == 400, 4),
+    Bar("RS@k + SiMix 4000, trained", lambda case: case.simix and case.batch == 4000 and _trained(case), 5),
+    Bar("RS@k + SiMix 4000, every kind", lambda case: case.simix and case.batch == 4000, 8),
+]
+
+
+def show_bars(results: Results) -> None:
+    """The worst case of each bar, and of ours against dense autograd."""
+    mine = {case: result["times_floor"] for case, result in results.items() if case.contender == "eager"}
+    for bar in BARS:
+        measured = {case: times for case, times in mine.items() if bar.cases(case)}
+        if measured:
+            worst = max(measured, key=lambda case: measured[case])
+            verdict = "kept" if measured[worst] <= bar.times_floor else "MISSED"
+            print(
+                f"{bar.work:32} {measured[worst]:6.2f} x floor at most {bar.times_floor}: {verdict}; {worst.embeddings}"
+            )
+    ratios = {}
+    for case, result in results.items():
+        own = Case(case.loss, case.batch, "eager", case.embeddings)
+        if case.contender == "dense" and own in mine and "times_floor" in result:
+            ratios[case] = mine[own] / result["times_floor"]
+    if ratios:
+        worst = max(ratios, key=lambda case: ratios[case])
+        verdict = "kept" if ratios[worst] <= 1 else "MISSED"
+        where = f"{worst.loss} {worst.batch}, {worst.embeddings}"
+        print(f"{'ours / dense autograd':32} {ratios[worst]:6.2f} at most 1: {verdict}; {where}")
+
+
+# -------------------------------------------------------------------------------------------------- showing and saving
 
 
 def show(case: Case, result: dict[str, Any]) -> None:
-    left = f"{case.loss:17} {case.batch:6} {case.stage:13} {case.contender:9}"
+    left = f"{case.loss:17} {case.batch:6} {case.contender:9} {case.embeddings!s:60}"
     if "out_of_memory" in result:
         print(f"{left}   out of memory", flush=True)
     else:
-        right = f"{result['seconds'] * 1e3:9.1f} ms {result['times_floor']:7.2f} x floor {result['megabytes']:8.0f} MB"
+        memory = f"{result['megabytes']:8.0f} MB" if "megabytes" in result else ""
         release = RELEASE_SECONDS.get((case.loss, case.batch)) if CONTENDERS[case.contender] is ours else None
-        note = f"   {release / result['seconds']:.0f} x as fast as the authors' release" if release else ""
-        print(f"{left} {right}{note}", flush=True)
+        note = f"   {release / result['seconds']:.0f} x as fast as the authors' release" if release and memory else ""
+        print(
+            f"{left} {result['seconds'] * 1e3:9.1f} ms {result['times_floor']:7.2f} x floor {memory}{note}", flush=True
+        )
 
 
-def show_bars(results: dict[Case, dict[str, Any]]) -> None:
-    for bar in BARS:
-        measured = [results[case] for case in bar.cases if case in results]
-        if measured:
-            times = max(result.get("times_floor", math.inf) for result in measured)
-            megabytes = max(result.get("megabytes", math.inf) for result in measured)
-            kept = times <= bar.times_floor and (bar.megabytes is None or megabytes <= bar.megabytes)
-            limit = f"{bar.times_floor} x" + (f", {bar.megabytes} MB" if bar.megabytes else "")
-            verdict = "kept" if kept else "MISSED"
-            print(f"{bar.work:40} {times:6.2f} x floor {megabytes:6.0f} MB   bar {limit:14} {verdict}")
+def load(file: Path) -> Results:
+    rows = json.loads(file.read_text())["rows"] if file.exists() else []
+    return {Case.read(row.pop("case")): row for row in rows}
 
 
-def load() -> dict[Case, dict[str, Any]]:
-    rows = json.loads(RESULTS.read_text())["rows"] if RESULTS.exists() else []
-    return {Case(**row.pop("case")): row for row in rows}
-
-
-def save(results: dict[Case, dict[str, Any]]) -> None:
+def save(file: Path, results: Results) -> None:
     rows = [{"case": asdict(case)} | result for case, result in results.items()]
-    RESULTS.parent.mkdir(exist_ok=True)
-    unfinished = RESULTS.with_suffix(".tmp")
-    unfinished.write_text(json.dumps({"repeats": REPEATS, "rows": rows}, indent=1) + "\n")
-    unfinished.replace(RESULTS)
+    file.parent.mkdir(exist_ok=True)
+    unfinished = file.with_suffix(".tmp")
+    unfinished.write_text(json.dumps({"repeats": REPEATS, "threads": torch.get_num_threads(), "rows": rows}) + "\n")
+    unfinished.replace(file)
+
+
+def run(cases: Iterable[Case], file: Path, again: bool, measured: Callable[[Case], dict[str, Any]]) -> Results:
+    """What is measured for each case; results that are in the file already are taken from there."""
+    results = {} if again else load(file)
+    for case in cases:
+        if case not in results:
+            results[case] = measured(case)
+            save(file, results)
+        show(case, results[case])
+    return results
 
 
 def main() -> None:
@@ -254,23 +306,21 @@ def main() -> None:
     parser.add_argument("--losses", nargs="+", choices=LOSSES, default=LOSSES)
     parser.add_argument("--stages", nargs="+", choices=list(STAGES), default=list(STAGES))
     parser.add_argument("--contenders", nargs="+", choices=list(CONTENDERS), default=list(CONTENDERS))
-    parser.add_argument("--bars", action="store_true", help="only the cases of the bars")
-    parser.add_argument("--again", action="store_true", help="measure again what results/loss.json has already")
+    parser.add_argument("--sweep", action="store_true", help="only the sweep and its bars")
+    parser.add_argument("--real", type=Path, help="folder of real embeddings for the sweep")
+    parser.add_argument("--again", action="store_true", help="measure again what the results have already")
     parser.add_argument("--case", help=argparse.SUPPRESS)
-    arguments = parser.parse_args()
-    if arguments.case:
-        print(json.dumps(measure(Case(**json.loads(arguments.case)))))
+    options = parser.parse_args()
+    if options.case:
+        print(json.dumps(measure(Case.read(json.loads(options.case)), memory=True)))
         return
-    of_bars = [case for bar in BARS for case in bar.cases]
-    chosen = cases(arguments.batches, arguments.losses, arguments.stages, arguments.contenders)
-    wanted = of_bars if arguments.bars else list(chosen)
-    results = load()
-    for case in wanted:
-        if arguments.again or case not in results:
-            results[case] = run_alone(__file__, asdict(case))
-            save(results)
-        show(case, results[case])
-    show_bars(results)
+    if not options.sweep:
+        chosen = table_cases(options.batches, options.losses, options.stages, options.contenders)
+        run(chosen, RESULTS / "loss.json", options.again, lambda case: run_alone(__file__, asdict(case)))
+    sweep = run(
+        sweep_cases(options.real), RESULTS / "loss-sweep.json", options.again, lambda case: measure(case, memory=False)
+    )
+    show_bars(sweep)
 
 
 if __name__ == "__main__":

@@ -6,13 +6,14 @@ import math
 import subprocess
 import sys
 import warnings
-from collections.abc import Callable
+from collections import Counter
+from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager
 from dataclasses import replace
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -176,6 +177,72 @@ class _Watch(TorchDispatchMode):
         if "sigmoid" in func.__name__ and "backward" not in func.__name__:
             self.sigmoids += out.numel()
         return out
+
+
+class _Subnormals(TorchDispatchMode):
+    """Counts the subnormal numbers that operations return. Fresh memory must be filled: see `no_garbage`."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.found: Counter[str] = Counter()
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):  # type: ignore[no-untyped-def]
+        out = func(*args, **(kwargs or {}))
+        for tensor in out if isinstance(out, tuple | list) else (out,):
+            if isinstance(tensor, Tensor) and tensor.is_floating_point():
+                values = tensor if tensor.layout is torch.strided else tensor.values()
+                tiny = (values != 0) & (values.abs() < torch.finfo(values.dtype).tiny)
+                self.found[func.__name__] += int(tiny.sum())
+        return out
+
+
+@pytest.fixture
+def no_garbage() -> Iterator[None]:
+    """Fresh memory holds nan, and not whatever was there before."""
+    torch.use_deterministic_algorithms(True, warn_only=True)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        yield
+    torch.use_deterministic_algorithms(False)
+
+
+@pytest.mark.usefixtures("no_garbage")
+@settings(max_examples=80, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(
+    loss=st.sampled_from([RecallAtKLoss, SmoothAPLoss]),
+    simix=st.sampled_from([None, SiMix()]),
+    prune=st.booleans(),
+    per_class=st.sampled_from([2, 3, 8]),
+    latent=st.sampled_from([1, 2, 4, 16]),
+    shared=st.floats(0, 2),
+    spread=st.floats(0, 4),
+    length=st.sampled_from([1.0, 1.0, 30.0]),
+    temperature=st.sampled_from([0.001, 0.01, 0.01, 0.1]),
+    rank_temperature=st.sampled_from([0.01, 0.1, 1.0, 1.0, 5.0]),
+)
+def test_nothing_is_subnormal(
+    loss, simix, prune, per_class, latent, shared, spread, length, temperature, rank_temperature
+) -> None:
+    """Whatever the distribution of the similarities: some processors take a hundred times as long for subnormals."""
+    classes = 160 // per_class
+    random = torch.Generator().manual_seed(0)
+    centres = torch.randn(classes, latent, generator=random).repeat_interleave(per_class, dim=0)
+    vectors = centres + spread * torch.randn(centres.shape, generator=random)
+    vectors = torch.cat((vectors, torch.full((len(vectors), 1), shared * latent**0.5 + 1e-3)), dim=1)
+    embeddings = (length * torch.nn.functional.normalize(vectors)).requires_grad_()
+    options = {"rank_temperature": rank_temperature} if loss is RecallAtKLoss else {}
+    module = loss(similarity_temperature=temperature, simix=simix, engine=Engine(prune=prune), **options)
+    with _Subnormals() as watch:
+        module(embeddings, torch.arange(len(embeddings)) // per_class).backward()
+    assert not +watch.found
+
+
+def test_a_plain_sigmoid_gives_subnormals() -> None:
+    """The control of the test above: the same formula without its cut."""
+    embeddings, labels = unit(64, 8, dtype=torch.float32), torch.arange(64) // 4
+    with _Subnormals() as watch:
+        reference.recall_at_k_loss(embeddings.requires_grad_(), labels).backward()
+    assert watch.found["sigmoid.default"] > 0
 
 
 @pytest.mark.parametrize("prune", [True, False])
