@@ -38,7 +38,7 @@ class Embeddings:
 
     @lru_cache(maxsize=2)  # noqa: B019 - frozen, and the same ones are asked for one after the other
     def make(self, batch: int, dimensions: int = 512, seed: int = 0) -> tuple[Tensor, Tensor]:
-        """A batch of vectors, (batch, dimensions), and its labels; of real ones, as many as there are. Not to be changed."""
+        """A batch of vectors, (batch, dimensions), and its labels; of real ones, at most those that exist."""
         if self.file is not None:
             return self._real(batch)
         labels = torch.arange(batch) // self.per_class
