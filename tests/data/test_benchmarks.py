@@ -100,8 +100,8 @@ def test_cars_that_are_missing(original: Path, newer: Path):
 
 def test_cars_in_another_place(original: Path, newer: Path):
     for root, inside in ((original, "car_ims"), (newer, "cars_train"), (newer, "devkit")):
-        refused("cars196", root / inside, rf"does not hold cars_annos.mat .*; but {root} looks like it: set data.root")
-    refused("cars196", original.parent, r"does not hold .*; but .*/cars looks like it: set data.root to that")
+        refused("cars196", root / inside, rf"does not hold cars_annos.mat .*; but {root} looks like it: set `root`")
+    refused("cars196", original.parent, r"does not hold .*; but .*/cars looks like it: set `root` to that")
     elsewhere = original / "empty" / "deeper"
     elsewhere.mkdir(parents=True)
     refused("cars196", elsewhere, r"the devkit's \.mat files; but .*/cars looks like it")

@@ -154,7 +154,7 @@ def test_a_share_that_is_a_number_of_classes_is_not_rounded_up():
 
 
 def test_one_class_cannot_be_split():
-    with pytest.raises(DataError, match=r"toys has 1 class: .* data.train_share=1"):
+    with pytest.raises(DataError, match=r"toys has 1 class: .* `train_share=1`"):
         open_set_split(catalog([0, 0], ["only"]))
     assert training_names(open_set_split(catalog([0, 0], ["only"]), 1)) == ["only"]
 

@@ -231,5 +231,5 @@ def test_a_script_without_a_guard_is_told_so(catalog: Catalog, monkeypatch: pyte
 
 
 def test_workers_are_counted_from_0(catalog: Catalog):
-    with pytest.raises(ValueError, match="workers must be 0 or more, not -1"):
+    with pytest.raises(ValueError, match="`workers` must be 0 or more, not -1"):
         next(image_chunks(ImageDataset(catalog, TrainTransform(16)), KEYS, workers=-1))
