@@ -90,7 +90,9 @@ def test_without_names_classes_are_numbers(newer: Path):
 
 def test_cars_that_are_missing(original: Path, newer: Path):
     (original / "car_ims" / "000003.jpg").unlink()
-    refused("cars196", original, r"cars196: 1 of 8 images are missing in .*: car_ims/000003.jpg\. .*on_missing=skip")
+    refused(
+        "cars196", original, r"cars196: 1 of 8 images are missing in .*: car_ims/000003.jpg\. .*`on_missing=\"skip\"`"
+    )
     catalog = open_catalog("cars196", root=original, on_missing="skip")
     assert catalog.missing == ("car_ims/000003.jpg",)
     assert (catalog.labels + 1).tolist() == [*CLASSES[:2], *CLASSES[3:]]

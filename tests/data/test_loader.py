@@ -145,7 +145,7 @@ class Deadly:
 
 def test_a_killed_worker_is_reported(catalog: Catalog, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(_MultiProcessingDataLoaderIter._try_get_data, "__defaults__", (0.2,))  # torch looks every 5 s
-    with pytest.raises(DataError, match="was killed, often because memory ran out: use fewer workers"):
+    with pytest.raises(DataError, match="was killed, often because memory ran out: use fewer `workers`"):
         list(image_chunks(ImageDataset(catalog, Deadly()), KEYS, workers=1))
 
 

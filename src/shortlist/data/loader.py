@@ -158,7 +158,7 @@ def _from_workers(
             raise
         how = str(error).partition("\n")[0]
         raise DataError(
-            f"a process that decodes images was killed, often because memory ran out: set fewer `workers` ({how})"
+            f"a process that decodes images was killed, often because memory ran out: use fewer `workers` ({how})"
         ) from error
 
 
