@@ -24,6 +24,7 @@ from shortlist.report.ablation import draw, read_results, table
 from shortlist.training import RunFolder, ablate, resume, train
 from shortlist.training.display import display_for
 from shortlist.training.folder import write_atomically
+from shortlist.training.memory import reuse_freed_memory
 
 RESULTS = Path(__file__).parent / "results"
 GLYPHS = ("data.source=glyphs", "data.root=null", "batch.size=100", "batch.chunk_size=100", "training.epochs=30")
@@ -37,6 +38,7 @@ def main() -> None:
     parser.add_argument("--seeds", type=int, default=3)
     parser.add_argument("--out", type=Path, default=Path("ablations/omniglot"))
     options = parser.parse_args()
+    reuse_freed_memory()  # as the command line does
     display = display_for(sys.stdout)
     start = RunFolder(options.out / "start")
     if not start.config_file.exists():

@@ -20,6 +20,7 @@ from shortlist.recipes import open_recipe
 from shortlist.training import RunFolder, resume, train
 from shortlist.training.display import display_for
 from shortlist.training.folder import write_atomically
+from shortlist.training.memory import reuse_freed_memory
 
 RESULTS = Path(__file__).parent / "results"
 
@@ -30,6 +31,7 @@ def main() -> None:
     parser.add_argument("settings", nargs="*", help="key=value")
     parser.add_argument("--run", type=Path, help="the run's folder")
     options = parser.parse_args()
+    reuse_freed_memory()  # as the command line does
     path = options.run or Path("runs") / f"benchmark-{options.recipe}"
     display = display_for(sys.stdout)
     config = open_recipe(options.recipe, options.settings)

@@ -5,11 +5,13 @@ from __future__ import annotations
 import json
 import logging
 import os
+import re
 import shutil
 import subprocess
 import sys
 import warnings
 from collections.abc import Callable
+from importlib import metadata
 from pathlib import Path
 
 import filelock
@@ -17,7 +19,8 @@ import pytest
 import yaml
 from PIL import Image
 
-from shortlist.cli import main
+from shortlist.cli import main, training
+from shortlist.training import RunFolder
 from tests.miniatures import miniature
 from tests.processes import SOURCES
 from tests.training.runs import RECIPE, class_folders
@@ -99,6 +102,16 @@ class TestHelp:
         code, out, err = call(*command, option)
         assert (code, err) == (0, "")
         assert word in out
+
+    def test_commands_are_listed_in_the_order_of_use(self, call: Call) -> None:
+        """Also those that a later command adds, which would otherwise be at the end."""
+        lines = call("--help")[1].partition("Commands")[2].splitlines()
+        commands = [line.split()[1] for line in lines if re.match(r"│ \w", line)]
+        first = ["demo", "train", "evaluate", "report", "compare", "embed", "index", "search", "serve", "export"]
+        assert commands == [*first, "data", "recipes", "gallery", "ablate"]
+
+    def test_version(self, call: Call) -> None:
+        assert call("--version") == (0, f"shortlist {metadata.version('shortlist')}\n", "")
 
     def test_a_command_that_does_not_exist(self, call: Call) -> None:
         code, _, err = call("trian")
@@ -272,6 +285,52 @@ class TestData:
         report = json.loads(out)
         assert report["ok"] is False
         assert report["unreadable"][0][0] == "class 00/0.png"
+
+
+class TestNames:
+    """Messages name what was typed: an option here, a key of the configuration there."""
+
+    def test_options(self, call: Call, folders: Path, tmp_path: Path) -> None:
+        run, images = folders / "run", folders / "images"
+        assert_error(call("data", "show", "sop"), "sop needs its folder: set --root to the one that holds")
+        assert_error(call("data", "check", "sop", "--root", tmp_path), f"sop: {tmp_path} does not hold")
+        assert_error(call("embed", run, images, "-o", "x.parquet", "--root", images), "--root has no meaning for")
+        assert_error(call("index", run, images, "-o", "milvus:x.db", "--kind", "hnsw"), "not hnsw: leave --kind out")
+        assert_error(call("export", run), "give a path for --onnx, --torchscript, --torch-export or --package.")
+        assert_error(call("export", run, "--onnx", "x", "--license", "y"), "--license is for", "goes with --package.")
+        assert_error(call("evaluate", run, "--root", "x"), "--root says where other images are: it goes with --data.")
+        assert_error(call("evaluate", run, "--data", "sop"), "sop needs its folder: set --root to the one")
+        assert_error(call("evaluate", run, "--on-missing", "skp"), "--on-missing skp: did you mean 'skip'?")
+        gone = ("evaluate", run, "--data", images, "--distractors", "gone")
+        assert_error(call(*gone), "there is no folder", "; --distractors must hold")
+
+    def test_keys(self, call: Call, tmp_path: Path) -> None:
+        (class_folders(tmp_path / "images") / "empty").mkdir()
+        train = ("train", "tiny.yaml", *FAST)
+        assert_error(call(*train, "data.source=sop"), "sop needs its folder: set data.root to the one that holds")
+        assert_error(call(*train), "leave them out with data.on_missing=skip")
+        skip = "data.on_missing=skip"
+        assert_error(call(*train, skip, "batch.size=600"), "A batch of batch.size=600 images cannot be filled.")
+        assert_error(call(*train, skip, "model.weights=x.pth"), "no weights file at x.pth; model.weights may name")
+        assert_error(call(*train, skip, "--dry-run", "data.source=sop"), "set data.root to the one that holds")
+
+
+class TestAllocator:
+    """glibc's allocator is set by the command line, which owns the process; see also tests/test_process_state.py."""
+
+    def test_a_training_keeps_freed_memory(self, call: Call, folders: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        calls: list[str] = []
+        monkeypatch.setattr("shortlist.training.memory.reuse_freed_memory", lambda: calls.append("kept"))
+        monkeypatch.setattr(
+            "shortlist.training.resume", lambda path, display: calls.append("trained") or RunFolder(path)
+        )
+        call("train", "--resume", folders / "run")
+        assert calls[:2] == ["kept", "trained"]
+
+    def test_not_on_a_gpu(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr("shortlist.training.memory.reuse_freed_memory", lambda: pytest.fail("it is for the CPU"))
+        monkeypatch.setattr("torch.cuda.is_available", lambda: True)
+        training._reuse_freed_memory()
 
 
 class TestErrors:

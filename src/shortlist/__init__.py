@@ -3,7 +3,17 @@
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-from shortlist.ranking import RecallAtKLoss, SiMix, SmoothAPLoss
+from shortlist.errors import ShortlistError
+from shortlist.ranking import (
+    RecallAtKLoss,
+    SiMix,
+    SmoothAPLoss,
+    VirtualBatch,
+    query_scores,
+    recall_at_k_loss,
+    retrieval_metrics,
+    smooth_ap_loss,
+)
 
 if TYPE_CHECKING:
     from shortlist.data.sampler import ClassBalancedSampler
@@ -11,7 +21,24 @@ if TYPE_CHECKING:
     from shortlist.retrieval.gallery import Gallery
     from shortlist.training.large_batch import LargeBatchStep
 
-__all__ = ["ClassBalancedSampler", "Embedder", "Gallery", "LargeBatchStep", "RecallAtKLoss", "SiMix", "SmoothAPLoss"]
+    __version__: str
+
+__all__ = [
+    "ClassBalancedSampler",
+    "Embedder",
+    "Gallery",
+    "LargeBatchStep",
+    "RecallAtKLoss",
+    "ShortlistError",
+    "SiMix",
+    "SmoothAPLoss",
+    "VirtualBatch",
+    "__version__",
+    "query_scores",
+    "recall_at_k_loss",
+    "retrieval_metrics",
+    "smooth_ap_loss",
+]
 
 _LATER = {  # imported when first asked for: `import shortlist` needs torch and nothing else
     "ClassBalancedSampler": "shortlist.data.sampler",
@@ -22,6 +49,22 @@ _LATER = {  # imported when first asked for: `import shortlist` needs torch and 
 
 
 def __getattr__(name: str) -> Any:
+    if name == "__version__":
+        return _version()
     if name not in _LATER:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     return getattr(import_module(_LATER[name]), name)
+
+
+def __dir__() -> list[str]:
+    return __all__
+
+
+def _version() -> str:
+    """Of the installed package; a source tree that nobody installed has none."""
+    from importlib.metadata import PackageNotFoundError, version
+
+    try:
+        return version("shortlist")
+    except PackageNotFoundError:
+        return "0+unknown"

@@ -90,7 +90,9 @@ def test_without_names_classes_are_numbers(newer: Path):
 
 def test_cars_that_are_missing(original: Path, newer: Path):
     (original / "car_ims" / "000003.jpg").unlink()
-    refused("cars196", original, r"cars196: 1 of 8 images are missing in .*: car_ims/000003.jpg\. .*on_missing=skip")
+    refused(
+        "cars196", original, r"cars196: 1 of 8 images are missing in .*: car_ims/000003.jpg\. .*`on_missing=\"skip\"`"
+    )
     catalog = open_catalog("cars196", root=original, on_missing="skip")
     assert catalog.missing == ("car_ims/000003.jpg",)
     assert (catalog.labels + 1).tolist() == [*CLASSES[:2], *CLASSES[3:]]
@@ -100,8 +102,8 @@ def test_cars_that_are_missing(original: Path, newer: Path):
 
 def test_cars_in_another_place(original: Path, newer: Path):
     for root, inside in ((original, "car_ims"), (newer, "cars_train"), (newer, "devkit")):
-        refused("cars196", root / inside, rf"does not hold cars_annos.mat .*; but {root} looks like it: set data.root")
-    refused("cars196", original.parent, r"does not hold .*; but .*/cars looks like it: set data.root to that")
+        refused("cars196", root / inside, rf"does not hold cars_annos.mat .*; but {root} looks like it: set `root`")
+    refused("cars196", original.parent, r"does not hold .*; but .*/cars looks like it: set `root` to that")
     elsewhere = original / "empty" / "deeper"
     elsewhere.mkdir(parents=True)
     refused("cars196", elsewhere, r"the devkit's \.mat files; but .*/cars looks like it")

@@ -56,17 +56,15 @@ def small(name: str, folder: Path) -> Path:
 
 @pytest.mark.parametrize("name", NAMES)
 def test_no_folder(name: str, tmp_path: Path):
-    refused(name, None, f"{name} needs its folder: set data.root to the one that holds {BENCHMARKS[name].expects}")
-    refused(name, tmp_path / "nowhere", f"{name}: there is no folder {tmp_path / 'nowhere'}; data.root must hold")
+    refused(name, None, f"{name} needs its folder: set `root` to the one that holds {BENCHMARKS[name].expects}")
+    refused(name, tmp_path / "nowhere", f"{name}: there is no folder {tmp_path / 'nowhere'}; `root` must hold")
 
 
 @pytest.mark.parametrize("name", NAMES)
 def test_one_or_two_folders_too_high(name: str, tmp_path: Path):
     root = small(name, tmp_path)
     for above in (root.parent, root.parent.parent):
-        refused(
-            name, above, f"{above} does not hold {BENCHMARKS[name].expects}; but {root} looks like it: set data.root"
-        )
+        refused(name, above, f"{above} does not hold {BENCHMARKS[name].expects}; but {root} looks like it: set `root`")
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -76,7 +74,7 @@ def test_one_or_two_folders_too_deep(name: str, tmp_path: Path):
     deeper = inside / "some" / "where"
     deeper.mkdir(parents=True)
     for folder in (inside, deeper.parent):
-        refused(name, folder, "does not hold", f"; but {root} looks like it: set data.root to that")
+        refused(name, folder, "does not hold", f"; but {root} looks like it: set `root` to that")
     refused(name, deeper, f"does not hold {BENCHMARKS[name].expects} (shortlist data about {name})")  # too far
 
 
@@ -151,7 +149,7 @@ def test_images_that_are_missing(name: str, tmp_path: Path):
     catalog = open_catalog(name, root=root)
     gone = str(catalog.paths[-1])
     (root / gone).unlink()
-    refused(name, root, f"images are missing in {root}: {gone}. Put them there, or leave them out with data.on_missing")
+    refused(name, root, f"images are missing in {root}: {gone}. Put them there, or leave them out with `on_missing")
     assert open_catalog(name, root=root, on_missing="skip").missing == (gone,)
 
 
@@ -177,13 +175,13 @@ def test_the_folder_of_the_lists_is_given(name: str, lists: str, tmp_path: Path)
     if name == "inshop":
         (root / lists).mkdir()
         (root / LISTS[name]).rename(root / lists / LISTS[name])
-    refused(name, root / lists, "none of its 8 images is in", f"{root} looks like it: set data.root to that")
+    refused(name, root / lists, "none of its 8 images is in", f"{root} looks like it: set `root` to that")
 
 
 def test_images_that_are_nowhere(tmp_path: Path):
     root = small("cub", tmp_path)
     shutil.rmtree(root / "images")
-    refused("cub", root, "cub: none of its 8 images is in", "(first: images/001.", "Is data.root right?")
+    refused("cub", root, "cub: none of its 8 images is in", "(first: images/001.", "Is `root` right?")
 
 
 def test_gldv2_taken_for_gldv1(tmp_path: Path):

@@ -154,14 +154,14 @@ def test_a_share_that_is_a_number_of_classes_is_not_rounded_up():
 
 
 def test_one_class_cannot_be_split():
-    with pytest.raises(DataError, match=r"toys has 1 class: .* data.train_share=1"):
+    with pytest.raises(DataError, match=r"toys has 1 class: .* `train_share=1`"):
         open_set_split(catalog([0, 0], ["only"]))
     assert training_names(open_set_split(catalog([0, 0], ["only"]), 1)) == ["only"]
 
 
 @pytest.mark.parametrize("share", [-0.1, 1.1, float("nan")])
 def test_a_share_is_between_0_and_1(share: float):
-    with pytest.raises(ConfigError, match=r"data\.train_share"):
+    with pytest.raises(ConfigError, match="`train_share` is the share"):
         open_set_split(TOYS, share)
 
 

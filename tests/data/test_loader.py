@@ -145,7 +145,7 @@ class Deadly:
 
 def test_a_killed_worker_is_reported(catalog: Catalog, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(_MultiProcessingDataLoaderIter._try_get_data, "__defaults__", (0.2,))  # torch looks every 5 s
-    with pytest.raises(DataError, match="was killed, often because memory ran out: use fewer workers"):
+    with pytest.raises(DataError, match="was killed, often because memory ran out: use fewer `workers`"):
         list(image_chunks(ImageDataset(catalog, Deadly()), KEYS, workers=1))
 
 
@@ -231,5 +231,5 @@ def test_a_script_without_a_guard_is_told_so(catalog: Catalog, monkeypatch: pyte
 
 
 def test_workers_are_counted_from_0(catalog: Catalog):
-    with pytest.raises(ValueError, match="workers must be 0 or more, not -1"):
+    with pytest.raises(ValueError, match="`workers` must be 0 or more, not -1"):
         next(image_chunks(ImageDataset(catalog, TrainTransform(16)), KEYS, workers=-1))

@@ -6,6 +6,7 @@ import random
 from collections import Counter
 from functools import cache
 from itertools import combinations
+from typing import Any
 
 import numpy as np
 import pytest
@@ -182,24 +183,71 @@ def test_batches_leave_the_random_numbers_of_torch_alone() -> None:
     assert torch.equal(torch.get_rng_state(), state)
 
 
-def test_iteration_is_that_of_the_epoch() -> None:
+def test_each_iteration_is_the_next_epoch() -> None:
     sampler = ClassBalancedSampler(some_labels([9] * 12), 16)
-    assert list(sampler) == list(sampler) == sampler.batches(0).tolist()
+    epochs = [list(sampler) for _ in range(3)]
+    assert epochs == [sampler.batches(epoch).tolist() for epoch in range(3)]
+    assert epochs[0] != epochs[1] != epochs[2] != epochs[0]
+    assert len(epochs[0]) == len(sampler) == 6
+    assert sampler.epoch == 3
+
+
+def test_an_epoch_can_be_set_to_repeat_or_resume() -> None:
+    sampler = ClassBalancedSampler(some_labels([9] * 12), 16)
     sampler.set_epoch(3)
-    assert list(sampler) == sampler.batches(3).tolist() != sampler.batches(0).tolist()
-    assert len(list(sampler)) == len(sampler) == 6
+    assert list(sampler) == sampler.batches(3).tolist()
+    assert list(sampler) == sampler.batches(4).tolist()
+    sampler.set_epoch(3)
+    assert list(sampler) == sampler.batches(3).tolist()
 
 
-@pytest.mark.parametrize("workers", [0, 2])
-def test_as_batch_sampler_of_a_loader(workers: int) -> None:
+def test_batches_of_an_epoch_neither_depend_on_iteration_nor_advance_it() -> None:
+    sampler = ClassBalancedSampler(some_labels([9] * 12), 16)
+    before = sampler.batches(0)
+    assert sampler.epoch == 0
+    list(sampler)
+    assert torch.equal(sampler.batches(0), before)
+    assert sampler.epoch == 1
+
+
+def test_an_epoch_is_taken_with_the_first_batch() -> None:
+    sampler = ClassBalancedSampler(some_labels([9] * 12), 16)
+    iter(sampler)  # nothing is drawn from it
+    broken_off = iter(sampler)
+    assert next(broken_off) == sampler.batches(0)[0].tolist()
+    other = iter(sampler)
+    assert next(other) == sampler.batches(1)[0].tolist()
+    assert next(broken_off) == sampler.batches(0)[1].tolist()  # two at a time do not disturb each other
+    later = iter(sampler)
+    sampler.set_epoch(7)
+    assert list(later) == sampler.batches(7).tolist()
+
+
+@pytest.mark.parametrize(("workers", "persistent"), [(0, False), (2, False), (2, True)])
+def test_as_batch_sampler_of_a_loader(workers: int, persistent: bool) -> None:
+    """With workers, DataLoader calls iter() on its sampler twice for the first epoch, and then once for each."""
     sampler = ClassBalancedSampler(some_labels([9] * 12), 16, seed=1)
     sampler.set_epoch(2)
-    loader = DataLoader(torch.arange(108), batch_sampler=sampler, num_workers=workers)
+    loader = DataLoader(torch.arange(108), batch_sampler=sampler, num_workers=workers, persistent_workers=persistent)
     assert len(loader) == 6
-    assert torch.equal(torch.stack(list(loader)), sampler.batches(2))
+    for epoch in (2, 3, 4):
+        assert torch.equal(torch.stack(list(loader)), sampler.batches(epoch))
+    for batch in loader:  # broken off: the next epoch follows all the same
+        assert torch.equal(batch, sampler.batches(5)[0])
+        break
+    assert torch.equal(next(iter(loader)), sampler.batches(6)[0])
 
 
-@pytest.mark.parametrize("kind", [list, np.array, torch.tensor, lambda labels: np.array(labels, dtype=np.uint8)])
+@pytest.mark.parametrize(
+    "kind",
+    [
+        list,
+        np.array,
+        torch.tensor,
+        lambda labels: np.array(labels, dtype=np.uint8),
+        lambda labels: np.array(labels, dtype=np.uint16),
+    ],
+)
 def test_kinds_of_labels(kind: type) -> None:
     labels = [5, 5, 0, 0, 5, 9, 9, 0]
     found = ClassBalancedSampler(kind(labels), 4, 2, seed=2)
@@ -214,11 +262,12 @@ def test_kinds_of_labels(kind: type) -> None:
     [
         (
             20,
-            "A batch of 20 cannot be filled. The largest batch possible is 12: 3 classes have 4 images or more (2 have",
+            "A batch of `batch_size=20` images cannot be filled. The largest batch possible is 12: 3 classes have 4 "
+            "images or more (2 have",
         ),
-        (10, "A batch of 10 is not a multiple of per_class 4. The largest batch possible is 12: 3 classes"),
-        (0, "A batch of 0 is not"),
-        (-4, "A batch of -4 is not"),
+        (10, "`batch_size=10` is not a multiple of `per_class=4`. The largest batch possible is 12: 3 classes"),
+        (0, "`batch_size` must be at least 1, not 0"),
+        (-4, "`batch_size` must be at least 1, not -4"),
     ],
 )
 def test_a_batch_that_cannot_be_filled(batch_size: int, message: str) -> None:
@@ -231,17 +280,65 @@ def test_a_batch_that_cannot_be_filled(batch_size: int, message: str) -> None:
     assert largest.left_out == [-13, 1]
 
 
-@pytest.mark.parametrize("labels", [[], [1, 2, 3], [1, 1, 1, 2, 2, 2]])
+@pytest.mark.parametrize("labels", [[1, 2, 3], [1, 1, 1, 2, 2, 2]])
 def test_no_class_is_large_enough(labels: list[int]) -> None:
-    with pytest.raises(ConfigError, match=r"No class has 4 images.*Set a smaller per_class"):
+    with pytest.raises(ConfigError, match=r"No class has 4 images.*Set a smaller `per_class`"):
         ClassBalancedSampler(labels, 4)
 
 
-def test_other_errors() -> None:
-    with pytest.raises(ConfigError, match="per_class must be at least 1, not 0"):
-        ClassBalancedSampler([1, 1], 2, per_class=0)
-    with pytest.raises(ConfigError, match=r"one number for each image, \(N,\), not \(2, 2\)"):
-        ClassBalancedSampler([[1, 1], [1, 1]], 2, per_class=2)
+@pytest.mark.parametrize(
+    ("labels", "kind", "message"),
+    [
+        ([], ValueError, "`labels` is empty"),
+        (torch.empty(0, 2), ValueError, "`labels` is empty"),
+        ([[1, 1], [1, 1]], ValueError, r"labels must be a vector, one integer an item, got shape \(2, 2\)"),
+        (3, ValueError, r"labels must be a vector, .* got shape \(\)"),
+        ([[1, 1], [1]], TypeError, "`labels` must be integers, one per image"),
+        ([0.0, 0.0, 1.0, 1.0], TypeError, "labels must be integers, got torch.float32"),
+        (np.array([0, 0, np.nan]), TypeError, "labels must be integers, got torch.float64"),
+        ([True, False, True, False], TypeError, "labels must be integers, got torch.bool"),
+        (["cat", "cat", "dog", "dog"], TypeError, "`labels` must be integers, one per image"),
+        (None, TypeError, "`labels` must be integers, one per image"),
+    ],
+)
+def test_labels_that_are_none(labels: object, kind: type[Exception], message: str) -> None:
+    with pytest.raises(kind, match=message):
+        ClassBalancedSampler(labels, 2, per_class=2)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "kind", "message"),
+    [
+        ({"batch_size": 4.0}, TypeError, "`batch_size` must be an integer, not 4.0"),
+        ({"batch_size": True, "per_class": 1}, TypeError, "`batch_size` must be an integer, not True"),
+        ({"batch_size": None}, TypeError, "`batch_size` must be an integer, not None"),
+        ({"per_class": 2.0}, TypeError, "`per_class` must be an integer, not 2.0"),
+        ({"per_class": True}, TypeError, "`per_class` must be an integer, not True"),
+        ({"per_class": 0}, ValueError, "`per_class` must be at least 1, not 0"),
+        ({"per_class": -2}, ValueError, "`per_class` must be at least 1, not -2"),
+        ({"seed": 0.5}, TypeError, "`seed` must be an integer, not 0.5"),
+        ({"seed": "0"}, TypeError, "`seed` must be an integer, not '0'"),
+    ],
+)
+def test_numbers_that_are_none(arguments: dict[str, Any], kind: type[Exception], message: str) -> None:
+    with pytest.raises(kind, match=message):
+        ClassBalancedSampler([0, 0, 1, 1], **{"batch_size": 4, "per_class": 2, **arguments})
+
+
+@pytest.mark.parametrize(
+    ("epoch", "kind", "message"),
+    [
+        (0.5, TypeError, "`epoch` must be an integer, not 0.5"),
+        (True, TypeError, "`epoch` must be an integer, not True"),
+        (-1, ValueError, "`epoch` must be at least 0, not -1"),
+    ],
+)
+def test_epochs_that_are_none(epoch: Any, kind: type[Exception], message: str) -> None:
+    sampler = ClassBalancedSampler([0, 0, 1, 1], 4, per_class=2)
+    for use in (sampler.set_epoch, sampler.batches):
+        with pytest.raises(kind, match=message):
+            use(epoch)
+    assert list(sampler) == sampler.batches(0).tolist()
 
 
 # Seeds

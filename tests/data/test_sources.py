@@ -135,7 +135,7 @@ def test_one_class_cannot_be_split(tmp_path: Path):
 
 def test_classes_without_images(tmp_path: Path):
     root = class_folders(tmp_path, {"a": 1, "b": 1, "nothing": 0})
-    refused(root, r"1 class folders in .* have no images: nothing/. .* data.on_missing=skip")
+    refused(root, r"1 class folders in .* have no images: nothing/. .* `on_missing=\"skip\"`")
     catalog = open_catalog(root, on_missing="skip")
     assert catalog.class_names == ("a", "b")
     assert catalog.missing == ("nothing/",)
@@ -143,7 +143,8 @@ def test_classes_without_images(tmp_path: Path):
 
 
 def test_a_folder_needs_no_root(tmp_path: Path):
-    refused(class_folders(tmp_path, {"a": 1, "b": 1}), "data.root=.* has no meaning for a folder", root=tmp_path)
+    with pytest.raises(ConfigError, match="`root` has no meaning for a folder"):
+        open_catalog(class_folders(tmp_path, {"a": 1, "b": 1}), root=tmp_path)
 
 
 # Tables
@@ -267,12 +268,12 @@ def test_missing_files_stop_or_are_left_out_by_name(toys: Path):
     file = csv_file(toys, "path,label", *rows)
     refused(
         file,
-        r"6 of 10 images are missing in .*: pics/4.jpg, pics/5.jpg, pics/6.jpg and 3 more\. .*data\.on_missing=skip",
+        r"6 of 10 images are missing in .*: pics/4.jpg, pics/5.jpg, pics/6.jpg and 3 more\. .*`on_missing=\"skip\"`",
     )
     catalog = open_catalog(file, on_missing="skip")
     assert catalog.paths.tolist() == [f"pics/{i}.jpg" for i in range(4)]
     assert catalog.missing == tuple(f"pics/{i}.jpg" for i in range(4, 10))
-    refused(file, r"none of its 10 images is in .*Is data.root right\?", root=toys / "pics", on_missing="skip")
+    refused(file, r"none of its 10 images is in .*Is `root` right\?", root=toys / "pics", on_missing="skip")
 
 
 def test_a_folder_or_a_dead_link_is_not_a_file(toys: Path):
@@ -288,7 +289,7 @@ def test_a_folder_or_a_dead_link_is_not_a_file(toys: Path):
 
 
 def test_on_missing_is_error_or_skip(toys: Path):
-    with pytest.raises(ConfigError, match=r"data.on_missing=skipp: did you mean 'skip'\?"):
+    with pytest.raises(ConfigError, match=r"`on_missing=\"skipp\"`: did you mean 'skip'\?"):
         open_catalog(toys, on_missing="skipp")
 
 
@@ -318,8 +319,8 @@ def test_what_the_system_refuses_is_one_line_too(tmp_path: Path, monkeypatch: py
 
 
 def test_a_benchmark_needs_its_folder(tmp_path: Path):
-    refused("cars196", r"cars196 needs its folder: set data.root to the one that holds cars_annos.mat and car_ims/")
-    refused("omniglot", r"omniglot: there is no folder .*nowhere; data.root must hold", root=tmp_path / "nowhere")
+    refused("cars196", r"cars196 needs its folder: set `root` to the one that holds cars_annos.mat and car_ims/")
+    refused("omniglot", r"omniglot: there is no folder .*nowhere; `root` must hold", root=tmp_path / "nowhere")
 
 
 def test_a_folder_named_like_a_benchmark(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):

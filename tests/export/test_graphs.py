@@ -144,11 +144,11 @@ def test_several_at_once_and_again(tmp_path: Path) -> None:
 
 class TestMistakes:
     def test_nothing_asked_for(self, tmp_path: Path) -> None:
-        with pytest.raises(ConfigError, match="--onnx FILE"):
+        with pytest.raises(ConfigError, match="give a path for `onnx`"):
             export(tmp_path)
 
     def test_a_licence_without_a_card(self, tmp_path: Path) -> None:
-        with pytest.raises(ConfigError, match="--package"):
+        with pytest.raises(ConfigError, match="goes with `package`"):
             export(tmp_path, onnx=tmp_path / "model.onnx", license="mit")
 
     def test_two_forms_in_one_file(self, tmp_path: Path) -> None:
@@ -190,4 +190,4 @@ class TestMistakes:
         with pytest.raises(ShortlistError) as told:
             export(model, torch_export=tmp_path / "model.pt2")
         told_so = "'test_resnet' cannot be written as torch.export (an operator is not known)"
-        assert str(told.value) == f"{told_so}: use another format, or --package"
+        assert str(told.value) == f"{told_so}: use another format, or `package`"

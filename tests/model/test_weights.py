@@ -158,7 +158,7 @@ def test_without_a_connection_the_file_is_named_at_once(monkeypatch):
     monkeypatch.setattr(weights, "_reachable", lambda _: False)
     started = time.monotonic()
     address = r"https://\S+/timm/test_resnet.r160_in1k/resolve/main/model.safetensors"
-    with pytest.raises(ModelError, match=rf"no connection .* download {address}, .* model.weights=FILE"):
+    with pytest.raises(ModelError, match=rf"no connection .* download {address}, .* `pretrained=FILE`"):
         Embedder("test_resnet", pretrained=True)
     assert time.monotonic() - started < 5
 

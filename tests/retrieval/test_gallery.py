@@ -94,7 +94,7 @@ class TestSearch:
         gallery.add(images)
         with pytest.raises(DataError, match=r"are \(q, 8\), not \(1, 3\)"):
             gallery.search_vectors(torch.ones(1, 3))
-        with pytest.raises(DataError, match="k is how many"):
+        with pytest.raises(ConfigError, match="`k` is how many"):
             gallery.search(images.file(0), k=0)
         for ask in (gallery.item, gallery.similar):
             with pytest.raises(NoSuchItem, match="no image 999"):

@@ -128,7 +128,7 @@ class TestModel:
         shutil.move(tmp_path / "run", tmp_path / "elsewhere")
         gallery = new()
         assert len(gallery.similar(0, 3)) == 3  # which needs no model
-        with pytest.raises(GalleryError, match=r"the run .*run, .* is not there: say where it is with --model RUN"):
+        with pytest.raises(GalleryError, match=r"the run .*run, .* is not there: say where it is with `model`"):
             gallery.search(images.file(0))
         assert new(model=tmp_path / "elsewhere").search(images.file(0), 1)[0].item.id == 0
 

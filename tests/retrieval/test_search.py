@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from shortlist.errors import DataError
+from shortlist.errors import ConfigError, DataError
 from shortlist.retrieval import nearest, open_vectors, search, self_search
 
 
@@ -175,7 +175,7 @@ class TestMistakes:
     def test_shapes(self) -> None:
         with pytest.raises(DataError, match=r"queries are \(2, 3\), but the gallery is \(2, 4\)"):
             nearest(unit(2, 3), unit(2, 4), 1)
-        with pytest.raises(DataError, match="k is how many"):
+        with pytest.raises(ConfigError, match="`k` is how many"):
             nearest(unit(2), unit(2), 0)
 
     def test_not_finite(self) -> None:

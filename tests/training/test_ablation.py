@@ -129,7 +129,7 @@ def test_batch_sizes_go_up_to_the_largest(tmp_path: Path) -> None:
         ({"name": "batch-size", "values": ["5"]}, "RS@k, 5, seed 0 of tiny cannot be run"),
         (
             {"name": "batch-size", "values": ["4", "400"]},
-            "A batch of 400 cannot be filled. The largest batch possible is 8",
+            "A batch of batch.size=400 images cannot be filled. The largest batch possible is 8",
         ),
         ({"name": "k", "values": ["[2,1]"]}, "loss.k: should rise"),
         (

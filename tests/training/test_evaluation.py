@@ -197,7 +197,7 @@ class TestLandmarks:
         run = RunFolder(Path(shutil.copytree(finished.path, tmp_path / "run")))
         shutil.rmtree(run.vectors)
         run.config_file.write_text(run.config_file.read_text().replace("on_missing: skip", "on_missing: error"))
-        with pytest.raises(DataError, match=r"\.JPG.*data\.on_missing=skip.*--on-missing skip"):
+        with pytest.raises(DataError, match=r"\.JPG.* Leave such images out with `on_missing=\"skip\"`"):
             evaluate_run(run.path)
         found = [each.to_dict() for each in evaluate_run(run.path, on_missing="skip")]
         assert found == json.loads(finished.evaluation_file.read_text())
@@ -206,7 +206,7 @@ class TestLandmarks:
         run.config_file.write_text(text[:at] + text[at:].replace("on_missing: null", "on_missing: skip"))
         shutil.rmtree(run.vectors)
         assert [each.to_dict() for each in evaluate_run(run.path)] == found
-        with pytest.raises(ConfigError, match="on_missing=skp: did you mean 'skip'"):
+        with pytest.raises(ConfigError, match="`on_missing=\"skp\"`: did you mean 'skip'"):
             evaluate_run(run.path, on_missing="skp")
 
     def test_a_test_of_the_run_is_found_by_its_name(self, finished: RunFolder) -> None:

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from functools import partial
+from pathlib import Path
 
 import pytest
 import torch
@@ -323,16 +326,55 @@ def test_without_autocast_the_model_is_precise_whatever_the_caller_says() -> Non
         torch.testing.assert_close(out.embeddings, model(images), atol=1e-6, rtol=0)
 
 
+# Several processes
+
+MEMBER = """
+import sys
+import torch
+from torch import nn
+from shortlist.errors import RunError
+from shortlist.training.large_batch import LargeBatchStep
+rank, size, store = int(sys.argv[1]), int(sys.argv[2]), sys.argv[3]
+torch.distributed.init_process_group("gloo", init_method=f"file://{store}", rank=rank, world_size=size)
+model = nn.Linear(3, 2)
+step = LargeBatchStep(model, lambda vectors, labels: vectors.square().mean(), chunk_size=2)
+try:
+    step(torch.ones(4, 3), torch.arange(4) // 2)
+except RunError as error:
+    print(error)
+print(model.weight.grad is not None)
+torch.distributed.destroy_process_group()
+"""
+
+
+@pytest.mark.parametrize("size", [1, 2])
+def test_a_process_group_is_refused_if_it_has_several_processes(size: int, tmp_path: Path) -> None:
+    """Each process would rank its own part of the batch, without a word, and the sum of that is another loss."""
+    command = [sys.executable, "-c", MEMBER]
+    members = [
+        subprocess.Popen([*command, str(rank), str(size), str(tmp_path / "store")], stdout=subprocess.PIPE, text=True)
+        for rank in range(size)
+    ]
+    for member in members:
+        out, _ = member.communicate()
+        assert member.returncode == 0
+        if size == 1:
+            assert out == "True\n"
+        else:
+            assert out.startswith("LargeBatchStep works in one process, and this process group has 2: ")
+            assert out.endswith("Train in one process.\nFalse\n")
+
+
 # Wrong arguments
 
 
-@pytest.mark.parametrize("chunk_size", [0, -1, 2.5, "all"])
+@pytest.mark.parametrize("chunk_size", [0, -1, 2.5, True, "all"])
 def test_bad_chunk_size(chunk_size: object) -> None:
     with pytest.raises(ValueError, match=f"chunk_size must be at least 1.*not {chunk_size!r}"):
         LargeBatchStep(mlp(), LOSSES["recall"](), chunk_size)
 
 
-@pytest.mark.parametrize("keep", [-1, "all", None])
+@pytest.mark.parametrize("keep", [-1, float("nan"), "all", None])
 def test_bad_keep_graphs(keep: object) -> None:
     with pytest.raises(ValueError, match=f"keep_graphs must be True.*not {keep!r}"):
         LargeBatchStep(mlp(), LOSSES["recall"](), keep_graphs=keep)

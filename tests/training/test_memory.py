@@ -13,6 +13,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from shortlist.errors import RunError
 from shortlist.training import memory
 from shortlist.training.memory import GraphBudget, GraphSize, available_memory, is_out_of_memory
 
@@ -199,7 +200,11 @@ def test_out_of_memory(error: Exception) -> None:
 
 
 @pytest.mark.parametrize(
-    "error", [RuntimeError("shapes"), ValueError("DefaultCPUAllocator"), KeyboardInterrupt(), OSError("memory")]
+    "error",
+    [
+        *(RuntimeError("shapes"), ValueError("DefaultCPUAllocator"), KeyboardInterrupt(), OSError("memory")),
+        RunError("Out of memory with chunks of one image. (DefaultCPUAllocator: no)"),
+    ],
 )
 def test_not_out_of_memory(error: BaseException) -> None:
     assert not is_out_of_memory(error)

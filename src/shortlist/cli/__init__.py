@@ -6,9 +6,9 @@ import logging
 import sys
 import warnings
 
-from shortlist.cli import data, export, recipes, reports, search, serving, training  # noqa: F401 - each adds its commands, in the order of --help
-from shortlist.cli.app import app
-from shortlist.errors import Interrupted, ShortlistError
+from shortlist.cli import data, export, recipes, reports, search, serving, training  # noqa: F401 - each adds its commands
+from shortlist.cli.app import app, option_names
+from shortlist.errors import Interrupted, ShortlistError, renamed
 
 
 def main() -> None:
@@ -21,7 +21,7 @@ def main() -> None:
         print(stopped, file=sys.stderr)
         raise SystemExit(130) from None
     except ShortlistError as error:
-        print(f"Error: {error}", file=sys.stderr)
+        print(f"Error: {renamed(str(error), option_names(), '{name} {value}')}", file=sys.stderr)
         raise SystemExit(1) from None
     except OSError as error:
         where = f" ({error.filename})" if error.filename else ""

@@ -14,7 +14,7 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
-from shortlist.cli.app import AsJson, Root, app
+from shortlist.cli.app import AsJson, Root, app, quiet_milvus
 from shortlist.errors import DataError, did_you_mean
 
 if TYPE_CHECKING:
@@ -33,7 +33,9 @@ Images = Annotated[
 Place = Annotated[
     str,
     typer.Argument(
-        metavar="GALLERY", help="A folder, or a Milvus collection: milvus:FILE.db or http://HOST:19530/COLLECTION."
+        metavar="GALLERY",
+        callback=quiet_milvus,
+        help="A folder, or a Milvus collection: milvus:FILE.db or http://HOST:19530/COLLECTION.",
     ),
 ]
 Split = Annotated[str | None, typer.Option(help="Only train, validation or test, where the images have splits.")]
@@ -86,6 +88,7 @@ def index(
             "--out",
             "-o",
             metavar="GALLERY",
+            callback=quiet_milvus,
             help="A folder, or a Milvus collection: milvus:FILE.db or http://HOST:19530/COLLECTION.",
         ),
     ],

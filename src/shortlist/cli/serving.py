@@ -8,12 +8,14 @@ from typing import Annotated
 
 import typer
 
-from shortlist.cli.app import app
+from shortlist.cli.app import app, quiet_milvus
 
 
 @app.command()
 def serve(
-    gallery: Annotated[str, typer.Argument(help="A gallery's folder, or a Milvus collection's URL.")],
+    gallery: Annotated[
+        str, typer.Argument(callback=quiet_milvus, help="A gallery's folder, or a Milvus collection's URL.")
+    ],
     host: Annotated[str, typer.Option(help="0.0.0.0: others may visit it, too.")] = "127.0.0.1",
     port: Annotated[int, typer.Option(min=0, max=65535, help="0: a free one.")] = 8080,
     model: Annotated[

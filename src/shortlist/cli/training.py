@@ -43,6 +43,7 @@ def train(
     from shortlist.report.run_report import report_after_training
     from shortlist.training.display import display_for
 
+    _reuse_freed_memory()
     display = display_for(sys.stdout)
     if resume is not None:
         done = training.resume(resume, display)
@@ -78,9 +79,6 @@ def evaluate(
     from shortlist.training import RunFolder, evaluate_run
     from shortlist.training.display import display_for
 
-    for option, value in {"--root": root, "--distractors": distractors}.items():
-        if value is not None and data is None:
-            raise ConfigError(f"{option} says where other images lie: it goes with --data.")
     display = display_for(sys.stderr)
     measured = evaluate_run(run, data, root=root, distractors=distractors, on_missing=on_missing, display=display)
     if as_json:
@@ -124,6 +122,7 @@ def ablate(
     from shortlist.report.ablation import draw, metric, read_results, table
     from shortlist.training.display import display_for
 
+    _reuse_freed_memory()
     folder = out or Path("ablations") / f"{study}-{config.name}"
     file = training.ablate(
         study,
@@ -153,7 +152,18 @@ def demo(
     from shortlist.report.demo import run_demo
     from shortlist.training.display import display_for
 
+    _reuse_freed_memory()
     run_demo(open_recipe("glyphs"), run or _new_folder("demo"), display_for(sys.stdout))
+
+
+def _reuse_freed_memory() -> None:
+    """For a training on the CPU. The allocator belongs to the process, so this is for its owner to decide."""
+    import torch
+
+    from shortlist.training.memory import reuse_freed_memory
+
+    if not torch.cuda.is_available():
+        reuse_freed_memory()
 
 
 def _print_plan(config: RunConfig) -> None:

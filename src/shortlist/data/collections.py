@@ -48,7 +48,7 @@ def open_collection(
     elif path.suffix.lower() in (".csv", ".parquet") and path.is_file():
         catalog = table_catalog(path, None if root is None else Path(root).expanduser(), unlabelled=UNLABELLED)
     elif root is not None:
-        raise ConfigError(f"--root has no meaning for {source}: it goes with a benchmark's name or a table")
+        raise ConfigError(f"`root` has no meaning for {source}: it goes with a benchmark's name or a table")
     elif path.is_dir():
         catalog = _folder(path)
     elif path.is_file():

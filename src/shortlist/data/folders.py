@@ -93,7 +93,7 @@ def _catalog(root: Path, classes: list[_Class], on_missing: str, *, has_splits: 
     if empty and on_missing == "error":
         raise DataError(
             f"{len(empty)} class folders in {root} have no images: {some(empty)}. "
-            "Fill or remove them, or leave them out with data.on_missing=skip"
+            'Fill or remove them, or leave them out with `on_missing="skip"`'
         )
     names = sorted({name for _, name, found in classes if found.images})
     label_of = {name: label for label, name in enumerate(names)}

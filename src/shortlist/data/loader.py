@@ -19,7 +19,7 @@ from torch import Tensor
 from torch.utils.data import DataLoader, Dataset
 
 from shortlist.data.images import ImageDataset, Key
-from shortlist.errors import DataError, ShortlistError
+from shortlist.errors import ConfigError, DataError, ShortlistError
 
 
 def process_context() -> multiprocessing.context.BaseContext:
@@ -75,7 +75,7 @@ def image_chunks(
         DataError: a worker was killed or could not be started.
     """
     if workers < 0:
-        raise ValueError(f"workers must be 0 or more, not {workers}")
+        raise ConfigError(f"`workers` must be 0 or more, not {workers}")
     chunks = _Chunks(dataset)
     if workers == 0:
         loaded: Iterable[_Chunk | ShortlistError] = (chunks[chunk] for chunk in keys)
@@ -151,14 +151,14 @@ def _from_workers(
     except (ConnectionError, EOFError) as error:
         raise DataError(
             'cannot start processes that decode images: a script must do its work under `if __name__ == "__main__":`, '
-            "or decode without processes (workers=0)"
+            "or decode without processes (`workers=0`)"
         ) from error
     except RuntimeError as error:
         if "DataLoader worker (pid" not in str(error):  # an error inside a worker, not its end
             raise
         how = str(error).partition("\n")[0]
         raise DataError(
-            f"a process that decodes images was killed, often because memory ran out: use fewer workers ({how})"
+            f"a process that decodes images was killed, often because memory ran out: use fewer `workers` ({how})"
         ) from error
 
 

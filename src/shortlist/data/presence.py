@@ -19,7 +19,7 @@ OnMissing = Literal["error", "skip"]
 
 def check_on_missing(on_missing: str) -> None:
     if on_missing not in ("error", "skip"):
-        raise ConfigError(f"data.on_missing={on_missing}: {did_you_mean(on_missing, ['error', 'skip'])}")
+        raise ConfigError(f'`on_missing="{on_missing}"`: {did_you_mean(on_missing, ["error", "skip"])}')
 
 
 def without_missing(catalog: Catalog, on_missing: str) -> Catalog:
@@ -36,12 +36,12 @@ def without_missing(catalog: Catalog, on_missing: str) -> Catalog:
     if absent.all():
         raise DataError(
             f"{catalog.name}: none of its {len(names)} images is in {catalog.root} (first: {names[0]}). "
-            "Is data.root right?"
+            "Is `root` right?"
         )
     if on_missing == "error":
         raise DataError(
             f"{catalog.name}: {len(names)} of {len(catalog)} images are missing in {catalog.root}: {some(names)}. "
-            "Put them there, or leave them out with data.on_missing=skip"
+            'Put them there, or leave them out with `on_missing="skip"`'
         )
     return replace(catalog.subset(~absent), missing=catalog.missing + tuple(names))
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from operator import index
 
 import torch
 from torch import Tensor
@@ -10,23 +11,30 @@ from torch.utils.data import Sampler
 
 from shortlist.data.seeds import derived_seed
 from shortlist.errors import ConfigError
+from shortlist.ranking.inputs import check_labels
 
 
 class ClassBalancedSampler(Sampler[list[int]]):
-    """Batches of `batch_size / per_class` classes with `per_class` different images each, a class at most once a batch.
+    """Batches of `batch_size / per_class` classes with `per_class` different images of each.
 
     An epoch deals every class into groups of `per_class` images, shuffled, and spreads the groups over as many full
-    batches as can be made of them. No image comes twice in an epoch; what is left over waits for the next epoch's
-    shuffle. Classes with fewer than `per_class` images are left out. Serves as the `batch_sampler` of a DataLoader;
-    call `set_epoch`, or ask for `batches(epoch)`.
+    batches as can be made of them. No image occurs twice per epoch; what is left over waits for the next epoch's
+    shuffle. Classes with fewer than `per_class` images are left out.
+
+    Serves as the `batch_sampler` of a DataLoader. Each iteration yields the batches of one epoch, and the next
+    iteration those of the next epoch. An iterator takes its epoch when its first batch is drawn, and `epoch` is then
+    advanced by one. Hence an iteration that is broken off counts as an epoch, two iterators at a time yield two
+    different epochs, and an iterator that is never drawn from (DataLoader makes one when it starts workers) counts as
+    nothing. To repeat an epoch or to resume from one, call `set_epoch`; `batches(epoch)` does not depend on it.
 
     Args:
         labels: the class of each image, any integers, (N,).
-        batch_size: images a batch, a multiple of `per_class`.
+        batch_size: images per batch, a multiple of `per_class`.
         per_class: images of each class in a batch (the paper: 4).
         seed: with the epoch, all that the batches depend on.
 
     Raises:
+        TypeError: an argument is not made of integers.
         ConfigError: no such batch can be filled; names the largest that can.
 
     >>> sampler = ClassBalancedSampler([0, 0, 0, 0, 1, 1, 1, 2, 2, 3], batch_size=4, per_class=2)
@@ -37,15 +45,11 @@ class ClassBalancedSampler(Sampler[list[int]]):
     """
 
     def __init__(self, labels: Tensor | Sequence[int], batch_size: int, per_class: int = 4, seed: int = 0) -> None:
-        labels = torch.as_tensor(labels)
-        if labels.ndim != 1:
-            raise ConfigError(f"labels must be one number for each image, (N,), not {tuple(labels.shape)}.")
-        names, classes, sizes = torch.unique(labels, return_inverse=True, return_counts=True)
-        self.per_class, self.seed, self.epoch = per_class, seed, 0
-        self.batch_size = batch_size
+        names, classes, sizes = torch.unique(_as_labels(labels), return_inverse=True, return_counts=True)
+        self.batch_size = _integer("batch_size", batch_size, least=1)
+        self.per_class = per_class = _integer("per_class", per_class, least=1)
+        self.seed, self.epoch = _integer("seed", seed), 0
         self.number_of_images, self.number_of_classes = len(classes), len(names)
-        if per_class < 1:
-            raise ConfigError(f"per_class must be at least 1, not {per_class}.")
         self.left_out: list[int] = names[sizes < per_class].tolist()
         self._check(usable=len(names) - len(self.left_out))
         self._classes = classes
@@ -60,14 +64,14 @@ class ClassBalancedSampler(Sampler[list[int]]):
         )
         if largest == 0:
             raise ConfigError(
-                f"No class has {self.per_class} images, so no batch can be made. Set a smaller per_class."
+                f"No class has {self.per_class} images, so no batch can be made. Set a smaller `per_class`."
             )
-        if self.batch_size < 1 or self.batch_size % self.per_class:
+        if self.batch_size % self.per_class:
             raise ConfigError(
-                f"A batch of {self.batch_size} is not a multiple of per_class {self.per_class}. {possible}"
+                f"`batch_size={self.batch_size}` is not a multiple of `per_class={self.per_class}`. {possible}"
             )
         if self.batch_size > largest:
-            raise ConfigError(f"A batch of {self.batch_size} cannot be filled. {possible}")
+            raise ConfigError(f"A batch of `batch_size={self.batch_size}` images cannot be filled. {possible}")
 
     def _most_batches(self) -> int:
         """The largest T for which T batches can be filled when a class gives at most one group to each.
@@ -83,6 +87,7 @@ class ClassBalancedSampler(Sampler[list[int]]):
 
     def batches(self, epoch: int) -> Tensor:
         """Indices of the images of every batch of an epoch, (batches, batch_size); images of a class lie together."""
+        epoch = _integer("epoch", epoch, least=0)
         random = torch.Generator().manual_seed(derived_seed("batches", self.seed, epoch))
         place = torch.randperm(self.number_of_classes, generator=random)  # of each class in this epoch's order
         images = torch.randperm(self.number_of_images, generator=random)
@@ -119,11 +124,13 @@ class ClassBalancedSampler(Sampler[list[int]]):
         return torch.cat(rounds)
 
     def set_epoch(self, epoch: int) -> None:
-        """The epoch that iteration yields next."""
-        self.epoch = epoch
+        """Set the epoch whose batches the next iteration yields."""
+        self.epoch = _integer("epoch", epoch, least=0)
 
     def __iter__(self) -> Iterator[list[int]]:
-        yield from self.batches(self.epoch).tolist()
+        # A generator: DataLoader calls iter() twice when it starts workers, and draws batches from one of the two only.
+        epoch, self.epoch = self.epoch, self.epoch + 1
+        yield from self.batches(epoch).tolist()
 
     def __len__(self) -> int:
         return self._batches
@@ -135,3 +142,22 @@ class ClassBalancedSampler(Sampler[list[int]]):
             f"{self._batches * self.batch_size} of {self.number_of_images} images; {len(self.left_out)} of "
             f"{self.number_of_classes} classes left out (fewer than {self.per_class} images)"
         )
+
+
+def _as_labels(labels: Tensor | Sequence[int]) -> Tensor:
+    try:
+        found = torch.as_tensor(labels).cpu()
+    except (TypeError, ValueError, RuntimeError) as error:  # strings, lists of different lengths, ...
+        raise TypeError(f"`labels` must be integers, one per image: {error}") from None
+    if not found.numel():
+        raise ConfigError("`labels` is empty: give the class of each image.")
+    check_labels(found)
+    return found.long()
+
+
+def _integer(name: str, value: int, least: int | None = None) -> int:
+    if isinstance(value, bool) or not hasattr(value, "__index__"):
+        raise TypeError(f"`{name}` must be an integer, not {value!r}")
+    if least is not None and value < least:
+        raise ConfigError(f"`{name}` must be at least {least}, not {value}.")
+    return index(value)

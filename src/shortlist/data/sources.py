@@ -12,7 +12,7 @@ from shortlist.data.folders import folder_catalog
 from shortlist.data.presence import check_on_missing, without_missing
 from shortlist.data.splits import open_set_split
 from shortlist.data.tables import table_catalog
-from shortlist.errors import DataError, did_you_mean
+from shortlist.errors import ConfigError, DataError, did_you_mean
 
 
 def open_catalog(
@@ -51,7 +51,7 @@ def open_catalog(
 def _open(source: str | Path, path: Path, root: Path | None, on_missing: str) -> Catalog:
     if path.is_dir():
         if root is not None:
-            raise DataError(f"data.root={root} has no meaning for a folder: the images of {path} are in it")
+            raise ConfigError(f"`root` has no meaning for a folder: the images of {path} are in it")
         return folder_catalog(path, on_missing)
     if path.suffix.lower() in (".csv", ".parquet") and path.is_file():
         return without_missing(table_catalog(path, root), on_missing)

@@ -23,12 +23,12 @@ def open_set_split(catalog: Catalog, train_share: float = 0.5, seed: int | None 
         DataError: fewer than two classes and a share between 0 and 1.
     """
     if not 0 <= train_share <= 1:
-        raise ConfigError(f"data.train_share is the share of classes that train, from 0 to 1, not {train_share}")
+        raise ConfigError(f"`train_share` is the share of classes that train, from 0 to 1, not {train_share}")
     present = [(catalog.class_names[label], int(label)) for label in catalog.classes()]
     if len(present) < 2 and 0 < train_share < 1:
         raise DataError(
             f"{catalog.name} has {_classes(len(present))}: it takes at least two to train on one and test on another. "
-            "Add classes, or train on all of them with data.train_share=1"
+            "Add classes, or train on all of them with `train_share=1`"
         )
     order = sorted(present, key=lambda item: item[0] if seed is None else _shuffled(seed, item[0]))
     trains = math.ceil(len(order) * train_share - 1e-9)  # 0.7 * 10 is a little more than 7

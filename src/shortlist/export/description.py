@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from dataclasses import asdict
-from importlib.metadata import version
 from typing import Any
 
+from shortlist import __version__
 from shortlist.data.transforms import COARSE
 from shortlist.retrieval import Describer
 
@@ -27,7 +27,7 @@ def describe(describer: Describer, check: dict[str, Any] | None = None) -> dict[
     sides = ["height", "width"] if describer.transform.size is None else [describer.transform.size] * 2
     return {
         "format": FORMAT,
-        "made_by": f"shortlist {version('shortlist')}",
+        "made_by": f"shortlist {__version__}",
         "fingerprint": describer.fingerprint,
         "input": {"name": INPUT, "dtype": "uint8", "shape": ["batch", 3, *sides], "channels": "RGB"},
         "preprocessing": preprocessing(describer),

@@ -27,7 +27,7 @@ class OnnxFile:
         _check_installed()
         size = sum(tensor.nbytes for tensor in network.state_dict().values())
         if size > LARGEST:
-            raise ModelError(f"an ONNX file holds at most 2 GB, and the weights are {size / 1e9:.1f} GB: use --package")
+            raise ModelError(f"an ONNX file holds at most 2 GB, and the weights are {size / 1e9:.1f} GB: use `package`")
         program = exported_program(describer, network)
         with warnings.catch_warnings():
             warnings.filterwarnings("ignore", category=DeprecationWarning, module=r"(torch|onnx|copyreg)")
@@ -80,5 +80,5 @@ def _check_installed() -> None:
         import onnxscript  # noqa: F401
     except ImportError as error:
         raise ConfigError(
-            f"--onnx needs the package {error.name}, which is not installed: pip install 'shortlist[export]'"
+            f"`onnx` needs the package {error.name}, which is not installed: pip install 'shortlist[export]'"
         ) from None

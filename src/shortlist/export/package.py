@@ -10,6 +10,7 @@ from typing import Any
 
 import safetensors.torch
 import timm
+import torch
 from torch import Tensor
 
 from shortlist.errors import ModelError, RunError
@@ -86,7 +87,8 @@ def package_config(describer: Describer, measured: dict[str, Any] | None) -> dic
 def _opened(folder: Path) -> Run:
     """What load.py gives, run as others will."""
     try:
-        embed = runpy.run_path(str(folder / CODE))["embed"]
+        with torch.random.fork_rng(devices=[]):  # timm draws weights first, which those of the package replace
+            embed = runpy.run_path(str(folder / CODE))["embed"]
     except Exception as error:  # the code is written for every backbone of timm, and tried for some
         raise ModelError(f"timm alone does not load the package ({error}), so it was not written") from error
 

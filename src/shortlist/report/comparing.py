@@ -7,8 +7,9 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+from shortlist.config.arguments import ARGUMENTS
 from shortlist.data import Catalog
-from shortlist.errors import ConfigError, RunError
+from shortlist.errors import ConfigError, RunError, arguments_from
 from shortlist.report.opening import Tested, open_finished, open_test
 from shortlist.retrieval.estimates import RESAMPLES, Difference, paired_differences
 from shortlist.retrieval.scores import QueryTable, score_queries
@@ -125,6 +126,7 @@ def _named(paths: Sequence[Path]) -> dict[str, Path]:
     return dict(zip(names if len(set(names)) == len(names) else map(str, paths), paths, strict=True))
 
 
+@arguments_from(ARGUMENTS)
 def _tests(path: Path, display: Display) -> dict[str, Tested]:
     """By the fingerprint of what was tested."""
     folder, config, describer = open_finished(path)

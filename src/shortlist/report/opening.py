@@ -8,8 +8,9 @@ from pathlib import Path
 from torch import Tensor
 
 from shortlist.config import RunConfig
+from shortlist.config.arguments import ARGUMENTS
 from shortlist.data import Catalog
-from shortlist.errors import RunError
+from shortlist.errors import RunError, arguments_from
 from shortlist.files import read_json
 from shortlist.retrieval import Describer, Evaluation
 from shortlist.training import Display, RunFolder, open_describer
@@ -40,6 +41,7 @@ def open_finished(path: Path | str) -> tuple[RunFolder, RunConfig, Describer]:
     return folder, config, open_describer(folder.path)
 
 
+@arguments_from(ARGUMENTS)
 def open_test(folder: RunFolder, config: RunConfig, describer: Describer, exam: Exam, display: Display) -> Tested:
     """The vectors that the run left when it was tested; images are embedded again where those are gone or changed."""
     with display.task(f"opening the vectors of {exam.name}") as progress:

@@ -151,10 +151,7 @@ def _go_on(
                 progress(file.seen, len(catalog))
     except ImageError as error:
         if on_missing != "skip":
-            raise DataError(
-                f"{error}. Leave such images out with data.on_missing=skip, or of a trained run: shortlist evaluate "
-                "RUN --on-missing skip"
-            ) from error
+            raise DataError(f'{error}. Leave such images out with `on_missing="skip"`') from error
         if str(error.path) not in bad:  # it may be listed twice
             file.left_out.append(str(error.path))
 

@@ -11,7 +11,7 @@ import numpy as np
 import torch
 
 from shortlist.data import Catalog
-from shortlist.errors import DataError
+from shortlist.errors import ConfigError, DataError
 from shortlist.retrieval.adding import Added, Adding, absolute
 from shortlist.retrieval.describer import Describer, Picture
 from shortlist.retrieval.faiss_index import check_kind
@@ -71,7 +71,9 @@ class Gallery:
 
             return cls(FolderStore.create(Path(place), describer, kind))
         if model is None:
-            raise GalleryError(f"{place} needs the folder of the model: a collection of Milvus keeps its place only")
+            raise GalleryError(
+                f"{place} needs the folder of the model, `model`: a collection of Milvus keeps its place only"
+            )
         from shortlist.retrieval.milvus_store import MilvusStore
 
         return cls(MilvusStore.create(MilvusPlace.parse(str(place)), describer, Path(model), kind), Path(model))
@@ -173,7 +175,7 @@ class Gallery:
         if wanted.ndim != 2 or wanted.shape[1] != self.store.dim:
             raise DataError(f"vectors to search {self.name} with are (q, {self.store.dim}), not {wanted.shape}")
         if k < 1:
-            raise DataError(f"k is how many images to find, 1 or more, not {k}")
+            raise ConfigError(f"`k` is how many images to find, 1 or more, not {k}")
         return self.store.search(wanted, k, label) if len(wanted) else []
 
     def similar(self, id: int, k: int = 10, *, label: str | None = None) -> list[Hit]:  # noqa: A002

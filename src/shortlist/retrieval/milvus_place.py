@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -74,8 +73,6 @@ class MilvusPlace:
             from pymilvus import MilvusClient
         except ImportError:
             raise GalleryError(f"{self} needs pymilvus: pip install 'shortlist[milvus]'") from None
-        for name in ("pymilvus", "milvus_lite"):  # which print tracebacks of what they raise anyway
-            logging.getLogger(name).setLevel(logging.CRITICAL)
         if self.lite:
             Path(self.uri).parent.mkdir(parents=True, exist_ok=True)
         with told(self, " (one process at a time can have it open)" if self.lite else ""):

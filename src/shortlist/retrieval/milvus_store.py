@@ -73,7 +73,7 @@ class MilvusStore:
         """
         check_kind(kind)
         if place.lite and kind in ("hnsw", "ivfpq"):
-            raise ConfigError(f"the index of a gallery in a file of Milvus Lite is flat, not {kind}: leave --kind out")
+            raise ConfigError(f"the index of a gallery in a file of Milvus Lite is flat, not {kind}: leave `kind` out")
         if kind == "auto":
             kind = "flat" if place.lite else "hnsw"  # who runs a server has many images
         facts = {
@@ -118,7 +118,7 @@ class MilvusStore:
         if not folder.is_dir():
             raise GalleryError(
                 f"the run {folder}, whose model gave {self.place} its vectors, is not there: say where it is with "
-                "--model RUN"
+                "`model`"
             )
         return Describer.load(folder, self._facts["describer"])
 

@@ -11,7 +11,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from shortlist.errors import DataError
+from shortlist.errors import ConfigError, DataError
 from shortlist.ranking.precision import full_precision
 from shortlist.retrieval.self_search import candidates
 from shortlist.retrieval.vectors import Progress, Vectors, blocks, take
@@ -57,7 +57,7 @@ def nearest(
     if queries.ndim != 2 or gallery.ndim != 2 or queries.shape[1] != gallery.shape[1]:
         raise DataError(f"the queries are {tuple(queries.shape)}, but the gallery is {tuple(gallery.shape)}")
     if k < 1:
-        raise DataError(f"k is how many to find, 1 or more, not {k}")
+        raise ConfigError(f"`k` is how many to find, 1 or more, not {k}")
     like = torch.empty(0, device=queries.device if isinstance(queries, Tensor) else "cpu")
     rows = np.arange(len(gallery)) if competes is None else np.flatnonzero(competes)
     k = min(k, len(rows))

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Collection
-from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +13,7 @@ from fastapi.responses import FileResponse, JSONResponse, Response
 from fastapi.staticfiles import StaticFiles
 from starlette.exceptions import HTTPException
 
+from shortlist import __version__
 from shortlist.errors import ShortlistError
 from shortlist.retrieval.gallery import Gallery, Hit, Item, NoSuchItem
 from shortlist.serve import schema
@@ -41,7 +41,7 @@ def create_app(gallery: Gallery, limits: Limits | None = None, hosts: Collection
     """
     app = FastAPI(
         title="shortlist",
-        version=version("shortlist"),
+        version=__version__,
         description=f"Search the gallery {gallery.name} by image.",
         docs_url=None,  # loads from elsewhere: ours is in page/
         redoc_url=None,

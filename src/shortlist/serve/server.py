@@ -10,6 +10,7 @@ import torch
 import uvicorn
 
 from shortlist.errors import ConfigError
+from shortlist.process import threads
 from shortlist.retrieval.gallery import Gallery
 from shortlist.serve.app import create_app
 from shortlist.serve.limits import Limits
@@ -43,11 +44,12 @@ def serve(
     address, port = listening.getsockname()[:2]
     local = ipaddress.ip_address(address).is_loopback
     app = create_app(gallery, limits, {*LOCAL, _in_url(host).lower()} if local else None)
-    torch.set_num_threads(max(1, torch.get_num_threads() // WORKERS))  # the workers share the cores
-    config = uvicorn.Config(app, log_level="warning", server_header=False, timeout_graceful_shutdown=GRACE)
+    config = uvicorn.Config(  # without log_config: logging is set up by whoever owns the process
+        app, log_config=None, server_header=False, timeout_graceful_shutdown=GRACE
+    )
     if ready is not None:
         ready(f"http://{_in_url(host)}:{port}", not local)
-    with listening:
+    with listening, threads(max(1, torch.get_num_threads() // WORKERS)):  # the workers share the cores
         uvicorn.Server(config).run(sockets=[listening])
 
 
@@ -59,7 +61,7 @@ def _listen(host: str, port: int) -> socket.socket:
         return listening
     except OSError as error:
         why = (error.strerror or str(error)).partition(" (")[0]  # without the address, which is told anyway
-        raise ConfigError(f"cannot listen on {host}, port {port} ({why}): try another --port or --host") from None
+        raise ConfigError(f"cannot listen on {host}, port {port} ({why}): try another `port` or `host`") from None
 
 
 def _in_url(host: str) -> str:

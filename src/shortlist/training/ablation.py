@@ -11,8 +11,9 @@ from pathlib import Path
 from typing import Any
 
 from shortlist.config import RunConfig, read_config
+from shortlist.config.arguments import ARGUMENTS
 from shortlist.data import Catalog, ClassBalancedSampler, half_validation
-from shortlist.errors import ConfigError, Interrupted, RunError, did_you_mean
+from shortlist.errors import ConfigError, Interrupted, RunError, arguments_from, did_you_mean
 from shortlist.files import read_json, write_atomically
 from shortlist.training.display import Display
 from shortlist.training.folder import Busy, RunFolder
@@ -78,6 +79,7 @@ class Case:
         return f"{self.method}, {self.value}, seed {self.seed}"
 
 
+@arguments_from(ARGUMENTS)
 def ablate(
     name: str,
     config: RunConfig,

@@ -32,7 +32,7 @@ class Parts:
         except Exception as error:
             if is_out_of_memory(error):  # an iterator that failed cannot be asked again
                 raise RunError(
-                    "Out of memory while images were read. Use fewer or smaller images, or keep_graphs=False."
+                    "Out of memory while images were read. Use fewer or smaller images, or `keep_graphs=False`."
                 ) from error
             raise
         return part

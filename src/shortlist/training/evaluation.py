@@ -13,10 +13,11 @@ from accelerate import Accelerator
 from torch import Tensor
 
 from shortlist.config import RunConfig
+from shortlist.config.arguments import ARGUMENTS
 from shortlist.config.schema import TestConfig
 from shortlist.data import Catalog
 from shortlist.data.presence import check_on_missing
-from shortlist.errors import DataError, RunError
+from shortlist.errors import ConfigError, DataError, RunError, arguments_from
 from shortlist.model import Embedder
 from shortlist.retrieval import (
     Describer,
@@ -37,6 +38,7 @@ from shortlist.training.parts import build_transforms
 from shortlist.training.plan import decoding_workers, images_at_once
 
 
+@arguments_from({name: key for name, key in ARGUMENTS.items() if name not in ("on_missing", "root")})
 def evaluate_run(
     path: Path | str,
     data: str | None = None,
@@ -51,16 +53,20 @@ def evaluate_run(
     Args:
         path: the run's folder.
         data: other images than the config's; where they have no splits, all of them are the test.
-        root: as in `open_catalog`.
+        root: of `data`, as in `open_catalog`.
         distractors: a folder with R1M, for `data`.
         on_missing: in place of the config's `data.on_missing`.
         display: for progress.
 
     Raises:
+        ConfigError: an argument goes with `data` only, or cannot be.
         DataError: the run's images have no test classes.
         RunError: the run is not finished.
         OtherImages: its own images have changed since: some that it trained on might count as test.
     """
+    for name, value in {"root": root, "distractors": distractors}.items():
+        if value is not None and data is None:
+            raise ConfigError(f"`{name}` says where other images are: it goes with `data`.")
     folder, display = RunFolder.open(Path(path)), display or Display()
     config = folder.config()
     if on_missing is not None:
@@ -68,6 +74,7 @@ def evaluate_run(
         config = _missing_as(on_missing, config)
     embedder = open_embedder(folder).to(Accelerator().device)
 
+    @arguments_from({"root": "data.root"})
     def own() -> Catalog:
         if on_missing is not None:  # then others may be left out
             return open_images(config, display).catalog

@@ -72,6 +72,10 @@ class RunFolder:
     def resume_command(self) -> str:
         return f"shortlist train --resume {shlex.quote(str(self.path))}"
 
+    @property
+    def evaluate_command(self) -> str:
+        return f"shortlist evaluate {shlex.quote(str(self.path))}"
+
     @contextmanager
     def locked(self) -> Iterator[None]:
         """Hold the folder, made if need be, for this process alone; a killed process lets go of it.

@@ -64,7 +64,8 @@ class LargeBatchStep:
     Raises:
         ModelError: the model has BatchNorm in training mode, whose statistics would come from chunks, or it gave other
             vectors the second time, or none.
-        RunError: not even one image at a time fits into memory, or the loss or the images themselves do not.
+        RunError: not even one image at a time fits into memory, or the loss or the images themselves do not; or several
+            processes train at once (torch.distributed), which it does not know how to do yet.
 
     >>> model, loss = nn.Linear(3, 2), lambda vectors, labels: vectors.square().mean()
     >>> step = LargeBatchStep(model, loss, chunk_size=4)
@@ -83,9 +84,9 @@ class LargeBatchStep:
         autocast: torch.dtype | None = None,
         scaler: torch.amp.GradScaler | None = None,
     ) -> None:
-        if chunk_size != "auto" and (not isinstance(chunk_size, int) or chunk_size < 1):
+        if chunk_size != "auto" and (type(chunk_size) is not int or chunk_size < 1):
             raise ValueError(f'chunk_size must be at least 1, or "auto", not {chunk_size!r}')
-        if keep_graphs != "auto" and (not isinstance(keep_graphs, int | float) or keep_graphs < 0):
+        if keep_graphs != "auto" and (not isinstance(keep_graphs, int | float) or not keep_graphs >= 0):
             raise ValueError(f'keep_graphs must be True, False, "auto" or a number of bytes, not {keep_graphs!r}')
         if autocast == torch.float16 and scaler is None:
             raise ValueError("float16 loses small gradients without a scaler: pass scaler=torch.amp.GradScaler()")
@@ -101,6 +102,7 @@ class LargeBatchStep:
                 list, which is read once, while the chunks are embedded. uint8 reaches the model as it is.
             labels: (B,).
         """
+        _refuse_several_processes()
         refuse_batch_statistics(self.model)
         parts = Parts(images)
         undo = Undo(self._device)
@@ -239,8 +241,19 @@ class LargeBatchStep:
                 "The model gave other vectors for the same images the second time (they differ by "
                 f"{difference.item():.1e}, the largest value is {largest.item():.1e}), so the gradient would be wrong. "
                 "Its forward pass must draw its random numbers from torch and must not depend on earlier calls, and "
-                "the images must stay as they are; or pass keep_graphs=True, which embeds once."
+                "the images must stay as they are; or set `keep_graphs=True`, which embeds once."
             )
+
+
+def _refuse_several_processes() -> None:
+    """Raise RunError in a process group: each process would optimise the loss of its own part of the batch."""
+    distributed = torch.distributed
+    processes = distributed.get_world_size() if distributed.is_available() and distributed.is_initialized() else 1
+    if processes > 1:
+        raise RunError(
+            f"LargeBatchStep works in one process, and this process group has {processes}: each would rank the images "
+            "of its own part of the batch only, which is another loss. Train in one process."
+        )
 
 
 def refuse_batch_statistics(model: nn.Module) -> None:
@@ -250,6 +263,6 @@ def refuse_batch_statistics(model: nn.Module) -> None:
             why = "is in training mode" if module.training else "has no running statistics"
             raise ModelError(
                 f"{type(module).__name__} {name!r} {why}: it would normalise by the statistics of a chunk, not of the "
-                "batch. Freeze it (Embedder(freeze_batch_norm=True), or .eval() on these layers after model.train()), "
-                "or use a backbone with GroupNorm or LayerNorm."
+                "batch. Freeze it (`freeze_batch_norm=True` of Embedder, or .eval() on these layers after "
+                "model.train()), or use a backbone with GroupNorm or LayerNorm."
             )

@@ -19,6 +19,7 @@ from shortlist.training.checkpoint import TrainingState, load_optimizer_tensors,
 from shortlist.training.large_batch import LargeBatchStep, StepOutput, refuse_batch_statistics
 from shortlist.training.losses import Classes, build_loss
 from shortlist.training.parts import build_embedder, build_optimizer
+from shortlist.training.undo import seeded
 
 AUTOCAST = {"float32": None, "bfloat16": torch.bfloat16, "float16": torch.float16}
 
@@ -49,7 +50,7 @@ class Learner:
         classes: Classes | None = None,
         embedder: Embedder | None = None,
     ) -> None:
-        self.config, batch = config, config.batch
+        self.config, self._device, batch = config, device, config.batch
         self.embedder = (embedder or build_embedder(config)).to(device).train()
         refuse_batch_statistics(self.embedder)  # now, and not at the first step
         self.loss = self._first_loss(torch.empty(0) if classes is None else classes).to(device)
@@ -73,8 +74,7 @@ class Learner:
 
     def _first_loss(self, classes: Classes) -> nn.Module:
         """With its initial weights, the same for the same seed."""
-        with torch.random.fork_rng(devices=[]):
-            torch.manual_seed(derived_seed("loss", self.config.training.seed))
+        with seeded(derived_seed("loss", self.config.training.seed)):
             return build_loss(self.config.loss, classes, self.embedder.dim)
 
     def _loss_of(self, embeddings: Tensor, labels: Tensor) -> Tensor:
@@ -111,11 +111,11 @@ class Learner:
 
     def learn(self, step: int, chunks: Iterable[Images], labels: Tensor, learning_rate_factor: float) -> Learned:
         """Step number `step`, from 0: one batch, one update of the weights."""
-        torch.manual_seed(derived_seed("step", self.config.training.seed, step))
         for group in self.optimizer.param_groups:
             group["lr"] = group["initial_lr"] * learning_rate_factor
         self.optimizer.zero_grad()
-        out = self.large_batch(chunks, labels)
+        with seeded(derived_seed("step", self.config.training.seed, step), self._device):
+            out = self.large_batch(chunks, labels)
         self._loss_before = None
         norm = self._clipped_norm()
         # float16 overflows now and then: its scaler leaves such a step out, and scales less

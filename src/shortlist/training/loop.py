@@ -16,11 +16,13 @@ from accelerate import Accelerator
 from torch import Tensor
 
 from shortlist.config import RunConfig
+from shortlist.config.arguments import ARGUMENTS
 from shortlist.data import ImageDataset, image_chunks
-from shortlist.errors import ConfigError, Interrupted, RunError
+from shortlist.errors import ConfigError, Interrupted, RunError, arguments_from
 from shortlist.files import write_atomically
 from shortlist.model import Embedder, GeM
 from shortlist.model.sizes import Images
+from shortlist.process import threads
 from shortlist.retrieval import Evaluation, NotFinite
 from shortlist.training.checkpoint import latest_state, save_state
 from shortlist.training.display import Display
@@ -29,7 +31,6 @@ from shortlist.training.folder import RunFolder
 from shortlist.training.large_batch import AUTOMATIC_CHUNK
 from shortlist.training.learner import Learned, Learner
 from shortlist.training.losses import build_loss
-from shortlist.training.memory import reuse_freed_memory
 from shortlist.training.opening import Exam, with_absolute_paths
 from shortlist.training.parts import build_embedder, build_transforms
 from shortlist.training.plan import decoding_workers, images_at_once, make_plan
@@ -41,6 +42,7 @@ Batch = tuple[Tensor, Iterator[Images]]  # indices of the images in the training
 REMEDY = "A smaller optimizer.lr, schedule.warmup or training.clip_norm often helps."
 
 
+@arguments_from(ARGUMENTS)
 def train(config: RunConfig, path: Path | str, display: Display | None = None) -> RunFolder:
     """Train a run in a new folder, to the end.
 
@@ -49,7 +51,7 @@ def train(config: RunConfig, path: Path | str, display: Display | None = None) -
         Interrupted: by Ctrl-C; `resume` goes on.
     """
     folder, config = RunFolder(Path(path)), with_absolute_paths(config)
-    with folder.locked(), saying_how_to_go_on(folder):
+    with folder.locked(), saying_how_to_go_on(folder), threads(config.training.threads):
         folder.begin(config)
         try:
             trainer = Trainer(config, folder, display or Display())
@@ -60,6 +62,7 @@ def train(config: RunConfig, path: Path | str, display: Display | None = None) -
     return folder
 
 
+@arguments_from(ARGUMENTS)
 def resume(path: Path | str, display: Display | None = None) -> RunFolder:
     """Go on with a run from its last checkpoint, to the end, as if it had never stopped."""
     folder, display = RunFolder.open(Path(path)), display or Display()
@@ -67,7 +70,9 @@ def resume(path: Path | str, display: Display | None = None) -> RunFolder:
         if folder.evaluation_file.exists():
             display.message("This run is finished already.")
         else:
-            Trainer(folder.config(), folder, display).run()
+            config = folder.config()
+            with threads(config.training.threads):
+                Trainer(config, folder, display).run()
     return folder
 
 
@@ -80,12 +85,8 @@ class Trainer:
         if self.accelerator.num_processes > 1:
             raise ConfigError("Training in several processes at once is not possible yet. Start one.")
         self.device = self.accelerator.device
-        if self.device.type == "cpu":
-            if config.training.precision == "float16":
-                raise ConfigError("training.precision=float16 needs a GPU. Use float32 or bfloat16.")
-            reuse_freed_memory()
-        if config.training.threads is not None:
-            torch.set_num_threads(config.training.threads)
+        if self.device.type == "cpu" and config.training.precision == "float16":
+            raise ConfigError("training.precision=float16 needs a GPU. Use float32 or bfloat16.")
         embedder = build_embedder(config)  # and the loss, tried: what is misspelt in either costs no look at the images
         build_loss(config.loss, torch.arange(2), embedder.dim)
         self.plan = plan = make_plan(config, display, folder)
@@ -203,7 +204,9 @@ class Trainer:
         result.save(self.folder.path)
         if not self.plan.exams:
             self.display.message("There are no test classes, so nothing was tested.")
-        self._test(result, self.folder.evaluation_file, "test")
+        later = {"on_missing": f"{self.folder.evaluate_command} --on-missing"}  # nothing need be trained again
+        with arguments_from(later, "{name} {value}"):
+            self._test(result, self.folder.evaluation_file, "test")
 
     def _test(self, embedder: Embedder, file: Path, name: str, *, distractors: bool = True) -> None:
         """Measure on all that there is to test on; distractors are many, so not before training."""

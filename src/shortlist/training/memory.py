@@ -12,6 +12,8 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
+from shortlist.errors import ShortlistError
+
 OUT_OF_MEMORY = (  # signs of it in messages of torch, the C++ library, cuBLAS, MPS, and oneDNN, whose is vague
     "DefaultCPUAllocator",
     "std::bad_alloc",
@@ -65,6 +67,8 @@ class _MallocInfo(ctypes.Structure):
 
 def is_out_of_memory(error: BaseException) -> bool:
     """Whether an allocation failed, on any device."""
+    if isinstance(error, ShortlistError):  # it may quote the error that it explains
+        return False
     return isinstance(error, torch.OutOfMemoryError | MemoryError) or (
         isinstance(error, RuntimeError) and any(sign in str(error) for sign in OUT_OF_MEMORY)
     )
@@ -141,7 +145,8 @@ class GraphBudget:
 def reuse_freed_memory() -> None:
     """Keep freed memory in the process, for a training on the CPU.
 
-    By default glibc hands every freed block of some MB back to the system, which then maps and clears new pages for
+    It is set for the whole process, so only its owner, such as the command line, should call this. By default glibc
+    hands every freed block of some MB back to the system, which then maps and clears new pages for
     the next one: on a CPU that takes as long as the arithmetic on them. Does nothing where there is no glibc.
     """
     mmap_threshold, trim_threshold, never = -3, -1, 2**31 - 1  # M_MMAP_THRESHOLD and M_TRIM_THRESHOLD of malloc.h

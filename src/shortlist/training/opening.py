@@ -12,7 +12,7 @@ from shortlist.config import RunConfig
 from shortlist.config.schema import DataConfig, TestConfig
 from shortlist.data import BENCHMARKS, Catalog, half_validation, open_catalog
 from shortlist.data.inspection import drop_unreadable
-from shortlist.errors import ConfigError
+from shortlist.errors import ConfigError, arguments_from
 from shortlist.files import read_json, write_atomically
 from shortlist.training.display import Display
 from shortlist.training.folder import RunFolder
@@ -115,7 +115,8 @@ def open_exams(config: RunConfig, display: Display, own: Callable[[], Catalog]) 
     if not config.evaluation.tests:
         catalog = own()
         return (_exam(config, config.data.source, catalog, "test"),) if "test" in catalog.splits else ()
-    return tuple(open_exam(config, test, display, own) for test in config.evaluation.tests)
+    with arguments_from({name: f"the {name} in evaluation.tests" for name in ("root", "distractors")}):
+        return tuple(open_exam(config, test, display, own) for test in config.evaluation.tests)
 
 
 def open_exam(config: RunConfig, test: TestConfig, display: Display, own: Callable[[], Catalog]) -> Exam:
@@ -125,7 +126,7 @@ def open_exam(config: RunConfig, test: TestConfig, display: Display, own: Callab
     catalog = own() if _is_own(config, test) else _open_other(config, test, display)
     distractors = None
     if test.distractors is not None:
-        with display.task("opening the distractors") as progress:
+        with display.task("opening the distractors") as progress, arguments_from({"root": "`distractors`"}):
             distractors = open_catalog("r1m", root=test.distractors, on_missing=on_missing, progress=progress)
         distractors = _saying(distractors, len(distractors.missing))
     return replace(_exam(config, test.source, catalog, "test", distractors), on_missing=on_missing)
@@ -140,7 +141,8 @@ def open_validation(config: RunConfig, display: Display, own: Catalog) -> Exam |
     other = config.data.validation_source
     if other is None:
         return _exam(config, config.data.source, own, "validation") if "validation" in own.splits else None
-    catalog = _open_other(config, other, display)
+    with arguments_from({"root": "data.validation_source.root"}):
+        catalog = _open_other(config, other, display)
     return _exam(config, other.source, catalog, "validation" if "validation" in catalog.splits else "test")
 
 

@@ -10,16 +10,19 @@ import torch
 from torch import nn
 
 from shortlist.config import OptimizerConfig, RunConfig
+from shortlist.config.arguments import ARGUMENTS
 from shortlist.data import FitTransform, TestTransform, TrainTransform, Transform
 from shortlist.data.seeds import derived_seed
+from shortlist.errors import arguments_from
 from shortlist.model import Embedder
+from shortlist.training.undo import seeded
 
 
+@arguments_from(ARGUMENTS)
 def build_embedder(config: RunConfig, *, weights: bool = True) -> Embedder:
     """The embedder with its initial weights, the same for the same seed; `weights=False` for shapes only."""
     model, images = config.model, config.images
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(derived_seed("weights", config.training.seed))
+    with seeded(derived_seed("weights", config.training.seed)):
         return Embedder(
             model.backbone,
             dim=model.dim,

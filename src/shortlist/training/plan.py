@@ -11,8 +11,10 @@ import torch
 from torch import Tensor
 
 from shortlist.config import RunConfig
+from shortlist.config.arguments import ARGUMENTS
 from shortlist.data import Catalog
 from shortlist.data.sampler import ClassBalancedSampler
+from shortlist.errors import arguments_from
 from shortlist.model import Embedder
 from shortlist.training.display import Display
 from shortlist.training.folder import RunFolder
@@ -73,6 +75,7 @@ class Plan:
             yield epoch, table[within]
 
 
+@arguments_from(ARGUMENTS)
 def make_plan(config: RunConfig, display: Display, folder: RunFolder | None = None) -> Plan:
     """Open the images and split them. What is unreadable is noted in the run's folder, and not looked for again.
 

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 
 import torch
 from torch import Tensor
+
+CPU = torch.device("cpu")
 
 
 def cuda_devices(device: torch.device) -> list[torch.device]:
@@ -21,6 +24,17 @@ def set_random_state(device: torch.device, state: list[Tensor]) -> None:
     torch.set_rng_state(state[0])
     for cuda, cuda_state in zip(cuda_devices(device), state[1:], strict=True):
         torch.cuda.set_rng_state(cuda_state, cuda)
+
+
+@contextmanager
+def seeded(seed: int, device: torch.device = CPU) -> Iterator[None]:
+    """Inside, the random numbers of a model on this device follow from the seed; outside, nothing has changed."""
+    with torch.random.fork_rng(cuda_devices(device)):
+        torch.default_generator.manual_seed(seed)  # torch.manual_seed would seed every GPU, for good
+        for cuda in cuda_devices(device):
+            with torch.cuda.device(cuda):
+                torch.cuda.manual_seed(seed)
+        yield
 
 
 class Undo:

@@ -117,16 +117,16 @@ class Benchmark:
     def _look_at(self, root: Path | None) -> Path:
         """Is this the folder? If not, say what was found instead and where it may be."""
         if root is None:
-            raise DataError(f"{self.name} needs its folder: set data.root to the one that holds {self.expects}")
+            raise DataError(f"{self.name} needs its folder: set `root` to the one that holds {self.expects}")
         if not root.is_dir():
-            raise DataError(f"{self.name}: there is no folder {root}; data.root must hold {self.expects}")
+            raise DataError(f"{self.name}: there is no folder {root}; `root` must hold {self.expects}")
         if any((root / mark).exists() for mark in self.marks):
             return root
         found = next((f"; {name} {what}" for name, what in self.confused.items() if (root / name).exists()), "")
         if not found and (folders := split_folders(root)):
             found = f"; its folders {folders} are a split for classification, which the retrieval benchmark is not"
         near = somewhere_near(root, self.marks)
-        hint = f"; but {near} looks like it: set data.root to that" if near else ""
+        hint = f"; but {near} looks like it: set `root` to that" if near else ""
         raise DataError(
             f"{self.name}: {root} does not hold {self.expects}{found}{hint} (shortlist data about {self.name})"
         )
@@ -139,7 +139,7 @@ class Benchmark:
                 raise
             above = catalog.root.absolute().parent
             if first_with(above, [""], catalog.paths) is not None:
-                raise DataError(f"{error} {above} looks like it: set data.root to that") from error
+                raise DataError(f"{error} {above} looks like it: set `root` to that") from error
             if (place := misplaced(catalog.root, str(catalog.paths[0]))) is not None:
                 raise DataError(f"{error} {place} should be at {catalog.file(0)}") from error
             raise

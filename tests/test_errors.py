@@ -1,0 +1,166 @@
+"""Messages: they name what the reader gave. In Python that is an argument, elsewhere an option or a key."""
+
+from __future__ import annotations
+
+import ast
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import torch
+
+from shortlist.config import RunConfig
+from shortlist.config.arguments import ARGUMENTS
+from shortlist.config.reading import _keys
+from shortlist.data import open_catalog, open_collection
+from shortlist.data.images import ImageError
+from shortlist.errors import ConfigError, DataError, RunError, arguments_from, renamed
+from shortlist.export import export
+from shortlist.retrieval import nearest
+from shortlist.training import evaluate_run, make_plan, train
+from shortlist.training.display import Display
+from tests.processes import SOURCES
+from tests.training.runs import class_folders, config
+
+CONFIGURED = ("cli", "config", "recipes", "training", "report")  # they are given whole configurations, or options
+KEYS = "data|images|model|loss|batch|optimizer|schedule|training|evaluation"
+
+
+@pytest.mark.parametrize(
+    ("message", "expected"),
+    [
+        ("Set `root`.", "Set data.root."),
+        ('Use `on_missing="skip"`, or `workers=0`.', "Use data.on_missing=skip, or data.workers=0."),
+        ("Use `keep_graphs=True`.", "Use batch.keep_graphs=true."),
+        ("Use `other=True` or `other`.", "Use `other=True` or `other`."),
+        ("root and `if __name__ == '__main__':` are no arguments", None),
+    ],
+)
+def test_arguments_get_the_names_of_keys(message: str, expected: str | None) -> None:
+    assert renamed(message, ARGUMENTS) == (expected or message)
+
+
+def test_the_innermost_place_that_knows_an_argument_names_it() -> None:
+    outer, inner = arguments_from({"root": "c", "other": "d"}), arguments_from({"root": "b"})
+    with pytest.raises(DataError, match=r"^Set b, or d\.$"), outer, inner:
+        raise DataError("Set `root`, or `other`.")
+
+
+def test_the_error_itself_is_raised_again() -> None:
+    error = ImageError("a `root`.png", "it is damaged")
+    with pytest.raises(ImageError) as caught, arguments_from({"root": "data.root"}):
+        raise error
+    assert caught.value is error
+    assert str(error) == str(ImageError("a `root`.png", "it is damaged"))
+    with pytest.raises(KeyError, match="`root`"), arguments_from({"root": "data.root"}):
+        raise KeyError("`root`")
+
+
+def test_every_argument_that_a_configuration_sets_has_a_key() -> None:
+    assert set(ARGUMENTS.values()) <= set(_keys(RunConfig))
+
+
+def messages(folder: Path) -> Iterator[tuple[str, str]]:
+    """Every literal text inside an error that is made in a source file, and where it is."""
+    for file in sorted(folder.rglob("*.py")):
+        where = file.relative_to(folder)
+        if where.parts[0] in CONFIGURED:
+            continue
+        for node in ast.walk(ast.parse(file.read_text())):
+            called = getattr(node.func, "id", "") if isinstance(node, ast.Call) else ""
+            if called.endswith("Error"):
+                for text in ast.walk(node):
+                    if isinstance(text, ast.Constant) and isinstance(text.value, str):
+                        yield f"{where}:{text.lineno}", text.value
+
+
+def test_no_message_of_the_library_names_an_option_or_a_key() -> None:
+    found = list(messages(SOURCES / "shortlist"))
+    assert len(found) > 300
+    foreign = re.compile(rf"(?<![\w-])--[a-z]|\b({KEYS})\.[a-z]")
+    assert [each for each in found if foreign.search(each[1])] == []
+    assert foreign.search("set data.root to that")  # and it would be noticed
+    assert foreign.search("leave --kind out")
+
+
+class TestInPython:
+    """Bad arguments are ValueErrors that name the argument."""
+
+    def test_images(self, tmp_path: Path) -> None:
+        folder = class_folders(tmp_path / "images", classes=2, images=1)
+        with pytest.raises(ValueError, match=r"^`root` has no meaning for a folder"):
+            open_catalog(folder, root=tmp_path)
+        with pytest.raises(ValueError, match=r"^`root` has no meaning for"):
+            open_collection(folder, root=tmp_path)
+        with pytest.raises(ValueError, match=r"^sop needs its folder: set `root` to"):
+            open_catalog("sop")
+        with pytest.raises(ValueError, match=r"^`on_missing=\"ignore\"`: known: error, skip"):
+            open_catalog(folder, on_missing="ignore")
+        with pytest.raises(ValueError, match=r"^`train_share` is the share"):
+            open_catalog(folder, train_share=1.5)
+
+    def test_stages(self, tmp_path: Path) -> None:
+        with pytest.raises(ValueError, match=r"^Nothing to write: give a path for `onnx`, `torchscript`"):
+            export(tmp_path)
+        with pytest.raises(ValueError, match=r"^`license` is for the model card: it goes with `package`"):
+            export(tmp_path, onnx=tmp_path / "x.onnx", license="MIT")
+        for argument in ("root", "distractors"):
+            with pytest.raises(ValueError, match=f"^`{argument}` says where other images are: it goes with `data`"):
+                evaluate_run(tmp_path, **{argument: tmp_path})
+        with pytest.raises(ValueError, match=r"^`k` is how many to find, 1 or more, not 0"):
+            nearest(torch.ones(1, 2), torch.ones(3, 2), 0)
+        with pytest.raises(RuntimeError, match="There is no run in"):
+            evaluate_run(tmp_path)
+
+
+class TestOfAConfiguration:
+    """A whole configuration is the argument, so messages name its keys."""
+
+    def refused(self, source: Path | str, said: str, *overrides: str, kind: type[Exception] = ValueError) -> None:
+        for use in (lambda each: make_plan(each, Display()), lambda each: train(each, Path("nowhere"))):
+            with pytest.raises(kind, match=said):
+                use(config(Path(source), *overrides))
+
+    def test_images(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.chdir(tmp_path)
+        self.refused("sop", "^sop needs its folder: set data.root to the one that holds")
+        self.refused(
+            "sop", f"sop: there is no folder {tmp_path / 'x'}; data.root must hold", f"data.root={tmp_path / 'x'}"
+        )
+        one = class_folders(tmp_path / "one", classes=1)
+        self.refused(one, "train on all of them with data.train_share=1")
+        (class_folders(tmp_path / "images") / "empty").mkdir()
+        self.refused(tmp_path / "images", "leave them out with data.on_missing=skip")
+        assert not (tmp_path / "nowhere").exists()
+
+    def test_batches(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.chdir(tmp_path)
+        images = class_folders(tmp_path / "images")
+        self.refused(images, "^A batch of batch.size=600 images cannot be filled", "batch.size=600", kind=ConfigError)
+        self.refused(images, "Set a smaller batch.per_class", "batch.per_class=100", "batch.size=200", kind=ConfigError)
+
+    def test_tests(self, tmp_path: Path) -> None:
+        images = class_folders(tmp_path / "images")
+        for test, said in (
+            ("{source: roxford5k}", "roxford5k needs its folder: set the root in evaluation.tests to the one"),
+            (
+                f"{{source: {images}, distractors: nowhere}}",
+                "there is no folder .*; the distractors in evaluation.tests",
+            ),
+        ):
+            with pytest.raises(DataError, match=said):
+                make_plan(config(images, f"evaluation.tests=[{test}]"), Display())
+        with pytest.raises(DataError, match=r"set data.validation_source.root to"):
+            make_plan(config(images, "data.validation=none", "data.validation_source={source: roxford5k}"), Display())
+
+    def test_weights(self, tmp_path: Path) -> None:
+        images = class_folders(tmp_path / "images")
+        with pytest.raises(ValueError, match=r"no weights file at .*; model.weights may name a file"):
+            train(config(images, "model.weights=no/such.pth"), tmp_path / "run")
+
+    def test_the_first_run_error_is_a_runtime_error(self, tmp_path: Path) -> None:
+        (tmp_path / "run").mkdir()
+        (tmp_path / "run" / "config.yaml").write_text("{}")
+        with pytest.raises(RunError, match="holds a run already"):
+            train(config(class_folders(tmp_path / "images")), tmp_path / "run")
