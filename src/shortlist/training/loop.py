@@ -21,6 +21,7 @@ from shortlist.errors import ConfigError, Interrupted, RunError
 from shortlist.files import write_atomically
 from shortlist.model import Embedder, GeM
 from shortlist.model.sizes import Images
+from shortlist.processor import require_bfloat16
 from shortlist.retrieval import Evaluation, NotFinite
 from shortlist.training.checkpoint import latest_state, save_state
 from shortlist.training.display import Display
@@ -83,6 +84,8 @@ class Trainer:
         if self.device.type == "cpu":
             if config.training.precision == "float16":
                 raise ConfigError("training.precision=float16 needs a GPU. Use float32 or bfloat16.")
+            if config.training.precision == "bfloat16":
+                require_bfloat16()
             reuse_freed_memory()
         if config.training.threads is not None:
             torch.set_num_threads(config.training.threads)
