@@ -14,7 +14,7 @@ from shortlist.config import RunConfig
 from shortlist.data import Catalog
 from shortlist.data.sampler import ClassBalancedSampler
 from shortlist.model import Embedder
-from shortlist.training.display import Display
+from shortlist.progress import Display
 from shortlist.training.folder import RunFolder
 from shortlist.training.losses import build_loss
 from shortlist.training.memory import GraphSize
