@@ -284,6 +284,13 @@ class TestNotebook:
         with display.task("ranking"):
             pass
         assert len(handles) == 2
+        assert "0/0" in handles[-1].pictures[-1]  # finished, although nothing was counted
+        with display.task("building the index", later=True):
+            pass
+        assert len(handles) == 2
+        with pytest.raises(ZeroDivisionError), display.task("drawing"):
+            1 // 0  # noqa: B018
+        assert "0/?" in handles[-1].pictures[-1]
 
     def test_is_the_default_there(self, handles: list[Handle]) -> None:
         assert isinstance(default_display(), Notebook)

@@ -191,6 +191,8 @@ class Terminal(Display):
         self._changed()
         try:
             yield advance
+            if not later and self._bars.tasks[-1].total is None:  # there was nothing to count
+                advance(0, 0)  # which is a full bar
         finally:
             self._close(bar)
 
@@ -232,6 +234,8 @@ class Notebook(Terminal):
         self._bars.remove_task(bar)
 
     def _draw(self) -> None:
+        if not any(task.visible for task in self._bars.tasks):
+            return
         self._drawn = self.clock()
         picture = self._bars.make_tasks_table(self._bars.tasks)
         if self._handle is None:
