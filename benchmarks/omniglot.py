@@ -19,10 +19,10 @@ from pathlib import Path
 
 import torch
 
+from shortlist.progress import display_for
 from shortlist.recipes import open_recipe
 from shortlist.report.ablation import draw, read_results, table
 from shortlist.training import RunFolder, ablate, resume, train
-from shortlist.training.display import display_for
 from shortlist.training.folder import write_atomically
 from shortlist.training.memory import reuse_freed_memory
 

@@ -8,6 +8,14 @@ from collections.abc import Iterator
 import pytest
 import torch
 
+from shortlist.errors import ConfigError
+from shortlist.processor import require_bfloat16
+
+try:
+    require_bfloat16()  # before torch computes anything; what the tests start inherits the environment
+except ConfigError as error:
+    raise pytest.UsageError(str(error)) from None
+
 
 def pytest_configure() -> None:
     """A shell's background jobs begin by ignoring Ctrl-C, and so would all that the tests start and interrupt."""

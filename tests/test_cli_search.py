@@ -24,16 +24,19 @@ def place(request: pytest.FixtureRequest, tmp_path: Path) -> str:
 
 
 def facts(err: str) -> dict:
+    """With --json, of the last message."""
     return json.loads(err.splitlines()[-1])
 
 
 def test_embed(call: Call, folders: Path, tmp_path: Path) -> None:
-    code, _, err = call("embed", folders / "run", folders / "images", "-o", "vectors.parquet")
+    code, out, err = call("embed", folders / "run", folders / "images", "-o", "vectors.parquet", "--json")
     assert (code, facts(err)["embedded"]) == (0, NUMBER)
     found = pq.read_table(tmp_path / "vectors.parquet")
     assert set(found["label"].to_pylist()) == {f"class {number:02}" for number in range(12)}
+    assert json.loads(out)["embedded"] == NUMBER
     code, _, err = call("embed", folders / "run", folders / "images" / "class 03", "-o", "vectors.parquet")
-    assert (facts(err)["kept"], facts(err)["dropped"]) == (6, NUMBER - 6)
+    said = f"vectors.parquet: images embedded: 0, there already: 6, dropped: {NUMBER - 6}, unreadable: 0."
+    assert err.splitlines()[-1] == said
 
 
 def test_unreadable_images_are_listed(call: Call, folders: Path, tmp_path: Path) -> None:
@@ -42,14 +45,15 @@ def test_unreadable_images_are_listed(call: Call, folders: Path, tmp_path: Path)
     for command in (("embed", "-o", "vectors.parquet"), ("index", "-o", "gallery")):
         code, _, err = call(command[0], folders / "run", "images", *command[1:])
         assert code == 0
-        assert err.splitlines()[0] == f"cannot be read: {tmp_path}/images/class 00/bad.png"
-        assert "unreadable: 1." in facts(err)["message"]
+        *_, bad, last = err.splitlines()
+        assert bad == f"cannot be read: {tmp_path}/images/class 00/bad.png"
+        assert "unreadable: 1." in last
     assert_error(call("index", folders / "run", "images/class 00/bad.png", "-o", "other"), "none of its 1 images")
 
 
 def test_from_index_to_search(call: Call, folders: Path, place: str, tmp_path: Path) -> None:
-    code, out, err = call("index", folders / "run", folders / "images", "-o", place)
-    assert (code, out, facts(err)["added"]) == (0, "", NUMBER)
+    code, out, err = call("index", folders / "run", folders / "images", "-o", place, "--json")
+    assert (code, json.loads(out)["added"], facts(err)["added"]) == (0, NUMBER, NUMBER)
     assert facts(err)["message"].endswith(f"has {NUMBER}; search is exact (flat).")
     query = folders / "images" / "class 05" / "2.png"
     code, out, _ = call("search", place, query, "-k", "3", "--sheet", "sheets/sheet.png")
@@ -68,18 +72,20 @@ def test_from_index_to_search(call: Call, folders: Path, place: str, tmp_path: P
 
 def test_gallery(call: Call, folders: Path, place: str) -> None:
     call("index", folders / "run", folders / "images", "-o", place)
-    code, _, err = call("gallery", "remove", place, folders / "images" / "class 05", folders / "images/class 06/0.png")
-    assert (code, facts(err)["removed"], facts(err)["images"]) == (0, 7, NUMBER - 7)
+    paths = (folders / "images" / "class 05", folders / "images/class 06/0.png")
+    code, out, _ = call("gallery", "remove", place, *paths, "--json")
+    assert (code, json.loads(out)) == (0, {"removed": 7, "images": NUMBER - 7})
     code, out, _ = call("gallery", "show", place, "--json")
     assert (code, json.loads(out)["images"], len(json.loads(out)["labels"])) == (0, NUMBER - 7, 11)
-    code, _, err = call("gallery", "add", place, folders / "images")
-    assert (code, facts(err)["added"], facts(err)["unchanged"]) == (0, 7, NUMBER - 7)
+    code, out, err = call("gallery", "add", place, folders / "images")
+    assert (code, out) == (0, "")
+    assert err.splitlines()[-1].startswith(f"Images added: 7, there already: {NUMBER - 7}, unreadable: 0. The gallery ")
     code, out, _ = call("gallery", "show", place)
     assert (code, "exact (flat)" in out) == (0, True)
 
 
 def test_the_measured_recall_is_said(call: Call, folders: Path) -> None:
-    code, _, err = call("index", folders / "run", folders / "images", "-o", "gallery", "--kind", "hnsw")
+    code, _, err = call("index", folders / "run", folders / "images", "-o", "gallery", "--kind", "hnsw", "--json")
     assert (code, facts(err)["kind"], facts(err)["recall"]["queries"]) == (0, "hnsw", NUMBER)
     said = "approximate (hnsw, recall@10 100.0 %, measured with 72 of its own images as queries)"
     assert said in facts(err)["message"]

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from shortlist.training.display import Display
 
 from shortlist.config import RunConfig
 from shortlist.config.arguments import ARGUMENTS
@@ -19,7 +20,6 @@ from shortlist.errors import ConfigError, DataError, RunError, arguments_from, r
 from shortlist.export import export
 from shortlist.retrieval import nearest
 from shortlist.training import evaluate_run, make_plan, train
-from shortlist.training.display import Display
 from tests.processes import SOURCES
 from tests.training.runs import class_folders, config
 

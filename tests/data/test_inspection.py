@@ -10,6 +10,7 @@ import pytest
 
 from shortlist.data import Catalog, check, drop_unreadable, open_catalog, summary
 from tests.data.pictures import class_folders, picture, write
+from tests.displays import Told
 
 
 @pytest.fixture
@@ -66,8 +67,8 @@ def test_finds_what_is_wrong(toys: Catalog, workers: int | None):
     shutil.copy(toys.file(5), toys.file(6))  # b/0.jpg, b/1.jpg
     shutil.copy(toys.file(5), toys.file(9))  # c/0.jpg
     shutil.copy(toys.file(5), toys.file(10))  # c/1.jpg
-    done: list[tuple[int, int]] = []
-    report = check(toys, workers, lambda *step: done.append(step))
+    told = Told()
+    report = check(toys, workers, told)
     assert not report.ok
     assert report.missing == ("a/1.jpg",)
     assert [path for path, _ in report.unreadable] == ["a/2.jpg", "a/3.jpg"]
@@ -75,7 +76,7 @@ def test_finds_what_is_wrong(toys: Catalog, workers: int | None):
     assert "truncated" in report.unreadable[1][1].lower()
     assert report.duplicates == (("b/0.jpg", "c/0.jpg"), ("b/0.jpg", "c/1.jpg"))
     assert report.copies == 2  # b/1 of b/0, c/1 of c/0
-    assert done == [(number, 13) for number in range(1, 14)]
+    assert told.of("opening toys") == [(number, 13) for number in range(1, 14)]
 
 
 def test_what_was_left_out_is_missing(tmp_path: Path):

@@ -25,11 +25,11 @@ def messages(out: str) -> list[dict[str, object]]:
 
 class TestReport:
     def test_where_it_is(self, call: Call, folders: Path, tmp_path: Path) -> None:  # noqa: F811
-        code, out, err = call("report", folders / "run")
+        code, out, err = call("report", folders / "run", "--json")
         assert (code, err) == (0, "")
         assert messages(out)[-1]["report"] == str(folders / "run" / "report.html")
         code, out, _ = call("report", folders / "run", "-o", "Übersicht.html")
-        assert code == 0
+        assert (code, out.splitlines()[-1]) == (0, "The report is Übersicht.html.")
         assert (tmp_path / "Übersicht.html").read_text(encoding="utf-8").startswith("<!doctype html>")
 
     def test_mistakes(self, call: Call, folders: Path, tmp_path: Path) -> None:  # noqa: F811
@@ -38,7 +38,7 @@ class TestReport:
         assert_error(call("report", folders / "run", "-o", tmp_path), "is a folder")
 
     def test_train_writes_it(self, call: Call, folders: Path, tmp_path: Path) -> None:  # noqa: F811
-        code, out, _ = call("train", "tiny.yaml", f"data.source={folders / 'images'}", "--run", "run", *FAST)
+        code, out, _ = call("train", "tiny.yaml", f"data.source={folders / 'images'}", "--run", "run", *FAST, "--json")
         assert code == 0
         assert [each["report"] for each in messages(out) if "report" in each] == ["run/report.html"]
         (tmp_path / "run" / "report.html").unlink()
@@ -56,7 +56,7 @@ class TestReport:
         code, out, _ = call("train", "tiny.yaml", f"data.source={folders / 'images'}", "--run", "run", *FAST)
         assert code == 0
         assert "The report could not be written" in out
-        assert messages(out)[-1]["run"] == "run"
+        assert out.splitlines()[-1] == "The run is in run."
 
 
 class TestCompare:
@@ -65,7 +65,7 @@ class TestCompare:
         assert code == 0
         assert "R-precision" in out
         assert "other" in out
-        assert messages(err)[-1]["page"] == "comparison.html"
+        assert err.splitlines()[-1] == "The page is comparison.html."
         assert (tmp_path / "comparison.html").is_file()
 
     def test_json(self, call: Call, two: tuple[Path, Path], tmp_path: Path) -> None:  # noqa: F811

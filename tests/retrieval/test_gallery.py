@@ -17,6 +17,7 @@ from shortlist.errors import ConfigError, DataError, ModelError
 from shortlist.model import Embedder
 from shortlist.retrieval import Describer, GalleryError, Hit, NoSuchItem, embed_images, index, nearest
 from tests.data.pictures import picture, write
+from tests.displays import Told
 from tests.retrieval.galleries import CLASSES, DIM, NUMBER, Open
 
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -231,17 +232,10 @@ class TestModel:
 class TestIndex:
     def test_makes_and_adds(self, place: str, describer: Describer, images: Catalog, tmp_path: Path) -> None:
         run = describer.save(tmp_path / "run")
-        told: list[tuple[str, int, int]] = []
-        gallery, done = index(
-            describer,
-            images.subset(range(5)),
-            place,
-            model=run,
-            progress=lambda *numbers: told.append(("embedded", *numbers)),
-            indexing=lambda *numbers: told.append(("indexed", *numbers)),
-        )
+        told = Told()
+        gallery, done = index(describer, images.subset(range(5)), place, model=run, display=told)
         gallery.close()
-        assert (done.added, told) == (5, [("embedded", 5, 5), ("indexed", 5, 5)])
+        assert (done.added, told.tasks) == (5, [(f"embedding {images.name}", 5, 5), ("building the index", 5, 5)])
         gallery, done = index(describer, images, place, model=run)
         assert (done.added, done.unchanged, len(gallery)) == (NUMBER - 5, 5, NUMBER)
         gallery.close()

@@ -14,6 +14,7 @@ from shortlist.data import Catalog
 from shortlist.errors import ConfigError
 from shortlist.retrieval import Describer, Gallery, GalleryError, milvus_store
 from shortlist.retrieval.milvus_place import MilvusPlace
+from tests.displays import Told
 from tests.processes import SOURCES
 from tests.retrieval.galleries import NUMBER, Open
 
@@ -155,8 +156,9 @@ def test_rows_in_several_messages(new: Open, images: Catalog, tmp_path: Path, mo
     monkeypatch.setattr(milvus_store, "ROWS", 2)
     monkeypatch.setattr(milvus_store.MilvusStore, "at_once", 5)
     gallery = new()
-    told: list[tuple[int, int]] = []
-    assert gallery.add(images, progress=lambda done, of: told.append((done, of))).added == NUMBER
+    display = Told()
+    assert gallery.add(images, display=display).added == NUMBER
+    told = display.of(f"embedding {images.name}")
     assert told[-1] == (NUMBER, NUMBER)
     assert told == sorted(told)
     assert [item.id for item in gallery.items()] == list(range(NUMBER))

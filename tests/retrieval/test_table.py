@@ -20,6 +20,7 @@ from shortlist.model import Embedder
 from shortlist.retrieval import Describer, embed_images, table
 from shortlist.retrieval.table import embed_to_table
 from tests.data.pictures import picture, write
+from tests.displays import Told
 from tests.retrieval.galleries import CLASSES, DIM, NUMBER
 
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -41,8 +42,8 @@ def vectors(file: Path) -> np.ndarray:
 @pytest.mark.parametrize("group", [8_192, 5])
 def test_whole(describer: Describer, images: Catalog, file: Path, group: int, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(table, "_ROWS", group)
-    told: list[tuple[int, int]] = []
-    done = embed_to_table(describer, images, file, progress=lambda done, of: told.append((done, of)))
+    told = Told()
+    done = embed_to_table(describer, images, file, display=told)
     found = pq.read_table(file)
     assert (done.embedded, done.kept, done.dropped, done.unreadable) == (NUMBER, 0, 0, [])
     assert found.column_names == ["path", "label", "vector", "size", "modified"]
@@ -51,7 +52,7 @@ def test_whole(describer: Describer, images: Catalog, file: Path, group: int, mo
     assert found["label"].to_pylist() == [name for name, size in sorted(CLASSES.items()) for _ in range(size)]
     expected = embed_images(describer.network, images, describer.transform)
     np.testing.assert_allclose(vectors(file), expected, atol=1e-6)
-    assert told[-1] == (NUMBER, NUMBER)
+    assert told.tasks[-1] == (f"embedding {images.name}", NUMBER, NUMBER)
     assert {each.name for each in file.parent.iterdir()} <= {file.name, f".{file.name}.lock"}
 
 

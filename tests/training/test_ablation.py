@@ -9,9 +9,9 @@ import pytest
 
 from shortlist.config import RunConfig
 from shortlist.errors import ConfigError, DataError, Interrupted, RunError
+from shortlist.progress import Display
 from shortlist.training import ablate, ablation
 from shortlist.training.ablation import Case, batch_sizes
-from shortlist.training.display import Display
 from tests.training.runs import class_folders, config
 
 SHORT = ("data.validation=none", "training.epochs=1", "evaluation.bootstrap=0", "batch.per_class=2", "batch.size=4")

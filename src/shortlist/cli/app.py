@@ -36,6 +36,10 @@ Settings = Annotated[
     list[str] | None, typer.Argument(metavar="[KEY=VALUE]...", help="Such as optimizer.lr=1e-4 data.root=cars.")
 ]
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")]
+AsJsonWithProgress = Annotated[
+    bool, typer.Option("--json", help="Print the result as JSON, and progress to the error output as JSON lines.")
+]
+AsJsonLines = Annotated[bool, typer.Option("--json", help="Print messages and progress as JSON lines.")]
 Source = Annotated[
     str, typer.Argument(help="A benchmark's name, a folder with a sub-folder a class, or a .csv or .parquet file.")
 ]

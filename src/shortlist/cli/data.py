@@ -11,7 +11,7 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
-from shortlist.cli.app import AsJson, Root, Source, app, whole_column
+from shortlist.cli.app import AsJson, AsJsonWithProgress, Root, Source, app, whole_column
 from shortlist.errors import ConfigError, did_you_mean
 
 data_app = typer.Typer(help="Look at images before training on them.", no_args_is_help=True)
@@ -84,15 +84,15 @@ def show(source: Source, root: Root = None, as_json: AsJson = False) -> None:
 
 
 @data_app.command()
-def check(source: Source, root: Root = None, as_json: AsJson = False) -> None:
+def check(source: Source, root: Root = None, as_json: AsJsonWithProgress = False) -> None:
     """Open every image, and list missing and unreadable files and duplicates. Ends with 1 if there is any problem."""
     from shortlist.data import inspection, open_catalog
-    from shortlist.training.display import display_for
+    from shortlist.progress import display_for
 
-    catalog = open_catalog(source, root=root, on_missing="skip")
-    display = display_for(sys.stderr)
-    with display.task(f"opening {len(catalog):,} images") as progress:
-        report = inspection.check(catalog, progress=progress)
+    display = display_for(sys.stderr, as_json=as_json)
+    with display.task("unpacking", "images", later=True) as progress:
+        catalog = open_catalog(source, root=root, on_missing="skip", progress=progress)
+    report = inspection.check(catalog, display=display)
     if as_json:
         print(json.dumps({**dataclasses.asdict(report), "ok": report.ok}, indent=2))
     else:

@@ -9,7 +9,7 @@ from typing import Annotated
 
 import typer
 
-from shortlist.cli.app import AsJson, app
+from shortlist.cli.app import AsJsonWithProgress, app
 
 
 @app.command()
@@ -23,7 +23,7 @@ def export(
         typer.Option(metavar="DIR", help="Weights, configuration, a model card, and code that loads them with timm."),
     ] = None,
     license: Annotated[str | None, typer.Option(help="Of the weights, for the model card.")] = None,  # noqa: A002
-    as_json: AsJson = False,
+    as_json: AsJsonWithProgress = False,
 ) -> None:
     """Write a run's model for use without shortlist: any of four forms, each checked against the run's own vectors.
 
@@ -31,7 +31,7 @@ def export(
     is in their metadata. Files that exist are replaced.
     """
     from shortlist.export import export as write  # takes seconds
-    from shortlist.training.display import display_for
+    from shortlist.progress import display_for
 
     written = write(
         run,
@@ -40,7 +40,7 @@ def export(
         torch_export=torch_export,
         package=package,
         license=license,
-        display=display_for(sys.stderr),
+        display=display_for(sys.stderr, as_json=as_json),
     )
     if as_json:
         print(json.dumps([{"kind": each.kind, "path": str(each.path), **each.check} for each in written], indent=2))

@@ -9,22 +9,23 @@ from typing import Annotated
 
 import typer
 
-from shortlist.cli.app import AsJson, app
+from shortlist.cli.app import AsJsonLines, AsJsonWithProgress, app
 
 
 @app.command()
 def report(
     run: Annotated[Path, typer.Argument(help="A finished run's folder.")],
     out: Annotated[Path | None, typer.Option("--out", "-o", help="The file. Default: RUN/report.html.")] = None,
+    as_json: AsJsonLines = False,
 ) -> None:
     """Write a page about a run: its numbers and curves, what its searches look like, and why they fail.
 
     One HTML file with everything inside: it opens from disk, and can be sent. `train` writes it as well.
     """
+    from shortlist.progress import display_for
     from shortlist.report.run_report import write_report
-    from shortlist.training.display import display_for
 
-    display = display_for(sys.stdout)
+    display = display_for(sys.stdout, as_json=as_json)
     file = write_report(run, out, display)
     display.message(f"The report is {file}.", report=str(file))
 
@@ -35,18 +36,18 @@ def compare(
     out: Annotated[
         Path | None, typer.Option("--out", "-o", help="The page. Default: comparison.html here; with --json, none.")
     ] = None,
-    as_json: AsJson = False,
+    as_json: AsJsonWithProgress = False,
 ) -> None:
     """Compare runs on the same queries, each with the first: whether the difference is real, by a paired bootstrap.
 
     Prints a table of every metric, and writes a page of the same queries side by side.
     """
+    from shortlist.progress import display_for
     from shortlist.report.comparing import compare_runs
     from shortlist.report.comparison_page import write_comparison
     from shortlist.report.tables import print_comparison
-    from shortlist.training.display import display_for
 
-    display = display_for(sys.stderr)
+    display = display_for(sys.stderr, as_json=as_json)
     comparison = compare_runs(runs, display)
     if as_json:
         print(json.dumps(comparison.to_dict(), indent=2))

@@ -5,8 +5,6 @@ from __future__ import annotations
 import dataclasses
 import json
 import sys
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -14,13 +12,12 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
-from shortlist.cli.app import AsJson, Root, app, quiet_milvus
+from shortlist.cli.app import AsJson, AsJsonWithProgress, Root, app, quiet_milvus
 from shortlist.errors import DataError, did_you_mean
 
 if TYPE_CHECKING:
-    from shortlist.data import Catalog
+    from shortlist.progress import Display
     from shortlist.retrieval import Added, Gallery, Hit
-    from shortlist.training.display import Advance, Display
 
 Run = Annotated[Path, typer.Argument(help="A finished run's folder.")]
 Images = Annotated[
@@ -56,6 +53,7 @@ def embed(
     root: Root = None,
     split: Split = None,
     workers: Workers = None,
+    as_json: AsJsonWithProgress = False,
 ) -> None:
     """Write path, label and vector of every image into a Parquet file.
 
@@ -63,19 +61,18 @@ def embed(
     """
     from shortlist.data import open_collection
     from shortlist.data.loader import decoding_workers
+    from shortlist.progress import display_for
     from shortlist.retrieval.table import embed_to_table
     from shortlist.training import open_describer
-    from shortlist.training.display import display_for
 
-    display = display_for(sys.stderr)
+    display = display_for(sys.stderr, as_json=as_json)
     catalog = open_collection(images, root=root, split=split)
     describer = open_describer(run)
     workers = decoding_workers(len(catalog)) if workers is None else workers
-    with display.task(f"embedding images of {catalog.name}") as progress:
-        done = embed_to_table(describer, catalog, out, workers=workers, progress=progress)
-    _say_unreadable(done.unreadable)
+    done = embed_to_table(describer, catalog, out, workers=workers, display=display)
+    _say_unreadable(display, done.unreadable)
     text = f"{out}: images embedded: {done.embedded:,}, there already: {done.kept:,}, dropped: {done.dropped:,}"
-    display.message(f"{text}, unreadable: {len(done.unreadable):,}.", **dataclasses.asdict(done))
+    _say_result(display, as_json, f"{text}, unreadable: {len(done.unreadable):,}.", dataclasses.asdict(done))
 
 
 @app.command()
@@ -99,6 +96,7 @@ def index(
     root: Root = None,
     split: Split = None,
     workers: Workers = None,
+    as_json: AsJsonWithProgress = False,
 ) -> None:
     """Make a gallery of images, to be searched by images; if there is one already, add to it.
 
@@ -108,16 +106,15 @@ def index(
     from shortlist import retrieval
     from shortlist.data import open_collection
     from shortlist.data.loader import decoding_workers
+    from shortlist.progress import display_for
     from shortlist.training import open_describer
-    from shortlist.training.display import display_for
 
-    display = display_for(sys.stderr)
+    display = display_for(sys.stderr, as_json=as_json)
     catalog = open_collection(images, root=root, split=split)
     describer = open_describer(run)
     workers = decoding_workers(len(catalog)) if workers is None else workers
-    with _adding(display, catalog) as told:
-        gallery, added = retrieval.index(describer, catalog, out, model=run, kind=kind, workers=workers, **told)
-    _say_added(display, gallery, added)
+    gallery, added = retrieval.index(describer, catalog, out, model=run, kind=kind, workers=workers, display=display)
+    _say_added(display, as_json, gallery, added)
     gallery.close()
 
 
@@ -183,20 +180,20 @@ def add(
     split: Split = None,
     workers: Workers = None,
     model: Model = None,
+    as_json: AsJsonWithProgress = False,
 ) -> None:
     """Add images to a gallery with the model that it has; files that have changed since are embedded again."""
     from shortlist.data import open_collection
     from shortlist.data.loader import decoding_workers
+    from shortlist.progress import display_for
     from shortlist.retrieval import Gallery
-    from shortlist.training.display import display_for
 
-    display = display_for(sys.stderr)
+    display = display_for(sys.stderr, as_json=as_json)
     catalog = open_collection(images, root=root, split=split)
     gallery = Gallery.open(place, model)
     workers = decoding_workers(len(catalog)) if workers is None else workers
-    with _adding(display, catalog) as told:
-        added = gallery.add(catalog, workers=workers, **told)
-    _say_added(display, gallery, added)
+    added = gallery.add(catalog, workers=workers, display=display)
+    _say_added(display, as_json, gallery, added)
     gallery.close()
 
 
@@ -206,37 +203,33 @@ def remove(
     paths: Annotated[
         list[Path], typer.Argument(metavar="PATH...", help="Images, or folders with all that is in them.")
     ],
+    as_json: AsJsonWithProgress = False,
 ) -> None:
     """Take images out of a gallery. Their files are left alone, and need not be there any more."""
+    from shortlist.progress import display_for
     from shortlist.retrieval import Gallery
-    from shortlist.training.display import display_for
 
-    display, gallery = display_for(sys.stderr), Gallery.open(place)
-    with display.task("building the index", later=True) as indexing:
-        removed = gallery.remove(paths, indexing=indexing)
+    display, gallery = display_for(sys.stderr, as_json=as_json), Gallery.open(place)
+    removed = gallery.remove(paths, display=display)
     left = len(gallery)
-    display.message(f"Images removed: {removed:,}, left: {left:,}.", removed=removed, images=left)
+    text = f"Images removed: {removed:,}, left: {left:,}."
+    _say_result(display, as_json, text, {"removed": removed, "images": left})
     gallery.close()
 
 
-@contextmanager
-def _adding(display: Display, catalog: Catalog) -> Iterator[dict[str, Advance]]:
-    """Bars for what `Gallery.add` tells."""
-    with (
-        display.task(f"embedding images of {catalog.name}") as progress,
-        display.task("building the index", later=True) as indexing,
-    ):
-        yield {"progress": progress, "indexing": indexing}
-
-
-def _say_added(display: Display, gallery: Gallery, added: Added) -> None:
-    _say_unreadable(added.unreadable)
+def _say_added(display: Display, as_json: bool, gallery: Gallery, added: Added) -> None:
+    _say_unreadable(display, added.unreadable)
     facts = gallery.facts()
     text = f"Images added: {added.added:,}, there already: {added.unchanged:,}, unreadable: {len(added.unreadable):,}."
-    display.message(
-        f"{text} The gallery {facts['place']} has {facts['images']:,}; search is {_how(facts)}.",
-        **{**facts, **dataclasses.asdict(added)},
-    )
+    text = f"{text} The gallery {facts['place']} has {facts['images']:,}; search is {_how(facts)}."
+    _say_result(display, as_json, text, {**facts, **dataclasses.asdict(added)})
+
+
+def _say_result(display: Display, as_json: bool, text: str, facts: dict[str, Any]) -> None:
+    """A sentence to the error output, and with --json the facts to the standard output."""
+    display.message(text, **facts)
+    if as_json:
+        print(json.dumps(facts, indent=2, ensure_ascii=False))
 
 
 def _how(facts: dict[str, Any]) -> str:
@@ -249,9 +242,9 @@ def _how(facts: dict[str, Any]) -> str:
     return f"approximate ({kind}, recall@{recall['at']} {100 * recall['recall']:.1f} %, measured with {queries})"
 
 
-def _say_unreadable(unreadable: list[str]) -> None:
+def _say_unreadable(display: Display, unreadable: list[str]) -> None:
     for path in unreadable:
-        print(f"cannot be read: {path}", file=sys.stderr)
+        display.message(f"cannot be read: {path}", unreadable=path)
 
 
 def _facts(hit: Hit) -> dict[str, object]:

@@ -12,7 +12,7 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
-from shortlist.cli.app import AsJson, Root, Settings, app
+from shortlist.cli.app import AsJsonLines, AsJsonWithProgress, Root, Settings, app
 from shortlist.config import RunConfig
 from shortlist.errors import ConfigError
 
@@ -24,6 +24,7 @@ def train(
     run: Annotated[Path | None, typer.Option(help="The run's folder. Default: runs/NAME, or NAME-2 and so on.")] = None,
     resume: Annotated[Path | None, typer.Option(metavar="RUN", help="Go on with a run that was stopped.")] = None,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Print the whole plan, and train nothing.")] = False,
+    as_json: AsJsonLines = False,
 ) -> None:
     """Train a model, or go on with a run that was stopped.
 
@@ -40,16 +41,16 @@ def train(
     config = None if recipe is None else open_recipe(recipe, settings or [])
 
     from shortlist import training  # takes seconds: a mistake is told before
+    from shortlist.progress import display_for
     from shortlist.report.run_report import report_after_training
-    from shortlist.training.display import display_for
 
     _reuse_freed_memory()
-    display = display_for(sys.stdout)
+    display = display_for(sys.stdout, as_json=as_json)
     if resume is not None:
         done = training.resume(resume, display)
     elif config is not None:
         if dry_run:
-            _print_plan(config)
+            _print_plan(config, as_json)
             return
         done = training.train(config, run or _new_folder(config.name), display)
     report_after_training(done, display)
@@ -68,18 +69,18 @@ def evaluate(
         str | None,
         typer.Option(help="error, or skip: leave out images that are missing or unreadable. Default: the run's."),
     ] = None,
-    as_json: AsJson = False,
+    as_json: AsJsonWithProgress = False,
 ) -> None:
     """Measure a run, with 95 % intervals, beside what the paper reports where its recipe knows that.
 
     By class: r@k, recall@k, mAP, mAP@R and R-precision. Judged queries (roxford5k, ...): mAP and mP@k of each setup.
     """
+    from shortlist.progress import display_for
     from shortlist.recipes import differences, recipe_names
     from shortlist.report.tables import print_evaluations
     from shortlist.training import RunFolder, evaluate_run
-    from shortlist.training.display import display_for
 
-    display = display_for(sys.stderr)
+    display = display_for(sys.stderr, as_json=as_json)
     measured = evaluate_run(run, data, root=root, distractors=distractors, on_missing=on_missing, display=display)
     if as_json:
         print(json.dumps([each.to_dict() for each in measured], indent=2))
@@ -108,6 +109,7 @@ def ablate(
     learning_rate: Annotated[
         str, typer.Option(help="constant, or with the batch: linear or sqrt.", metavar="RULE")
     ] = "constant",
+    as_json: AsJsonLines = False,
 ) -> None:
     """Repeat a study of the paper: train a recipe for every value of one setting, with RS@k, RS@k + SiMix and SAP.
 
@@ -119,10 +121,11 @@ def ablate(
     config = open_recipe(recipe, settings or [])
 
     from shortlist import training  # takes seconds: a mistake is told before
+    from shortlist.progress import display_for
     from shortlist.report.ablation import draw, metric, read_results, table
-    from shortlist.training.display import display_for
 
     _reuse_freed_memory()
+    display = display_for(sys.stdout, as_json=as_json)
     folder = out or Path("ablations") / f"{study}-{config.name}"
     file = training.ablate(
         study,
@@ -132,28 +135,31 @@ def ablate(
         methods=[method.strip() for method in methods.split(",")] if methods else [],
         seeds=seeds,
         learning_rate=learning_rate,
-        display=display_for(sys.stdout),
+        display=display,
     )
     results = read_results(file)
-    header, rows = table(results)
-    shown = Table(*header, title=f"{metric(results)} in %, mean ± standard deviation over the seeds")
-    for row in rows:
-        shown.add_row(*row)
-    Console().print(shown)
-    print(f"The plot is {draw(results, folder / 'plot.png')}, the results are in {file}.")
+    if not as_json:
+        header, rows = table(results)
+        shown = Table(*header, title=f"{metric(results)} in %, mean ± standard deviation over the seeds")
+        for row in rows:
+            shown.add_row(*row)
+        Console().print(shown)
+    plot = draw(results, folder / "plot.png")
+    display.message(f"The plot is {plot}, the results are in {file}.", plot=str(plot), results=str(file))
 
 
 @app.command()
 def demo(
     run: Annotated[Path | None, typer.Option(help="The run's folder. Default: runs/demo, or demo-2 and so on.")] = None,
+    as_json: AsJsonLines = False,
 ) -> None:
     """Train on glyphs, which are drawn on the spot, and show what was learned: under two minutes on two cores."""
+    from shortlist.progress import display_for
     from shortlist.recipes import open_recipe
     from shortlist.report.demo import run_demo
-    from shortlist.training.display import display_for
 
     _reuse_freed_memory()
-    run_demo(open_recipe("glyphs"), run or _new_folder("demo"), display_for(sys.stdout))
+    run_demo(open_recipe("glyphs"), run or _new_folder("demo"), display_for(sys.stdout, as_json=as_json))
 
 
 def _reuse_freed_memory() -> None:
@@ -166,16 +172,19 @@ def _reuse_freed_memory() -> None:
         reuse_freed_memory()
 
 
-def _print_plan(config: RunConfig) -> None:
+def _print_plan(config: RunConfig, as_json: bool) -> None:
     import yaml
 
+    from shortlist.progress import display_for
     from shortlist.training import describe, make_plan
-    from shortlist.training.display import display_for
     from shortlist.training.parts import build_embedder
 
-    plan = make_plan(config, display_for(sys.stderr))
+    plan = make_plan(config, display_for(sys.stderr, as_json=as_json))
     facts = {"config": config.model_dump(mode="json"), "plan": describe(plan, build_embedder(config, weights=False))}
-    print(yaml.safe_dump(facts, sort_keys=False, allow_unicode=True, width=120), end="")
+    if as_json:
+        print(json.dumps(facts, indent=2))
+    else:
+        print(yaml.safe_dump(facts, sort_keys=False, allow_unicode=True, width=120), end="")
 
 
 def _new_folder(name: str) -> Path:

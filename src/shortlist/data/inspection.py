@@ -7,7 +7,7 @@ import io
 import os
 import warnings
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from itertools import islice
@@ -18,8 +18,8 @@ import numpy as np
 
 from shortlist.data.catalog import ROLES, SPLITS, Catalog
 from shortlist.data.images import ImageError, opened, upright_rgb, upright_size
+from shortlist.progress import Display, Progress, default_display
 
-Progress = Callable[[int, int], None]  # done, total
 Unreadable = tuple[str, str]  # path, why
 SAMPLE = 1000
 
@@ -80,25 +80,25 @@ class CheckReport:
         return not (self.missing or self.unreadable or self.duplicates)
 
 
-def check(catalog: Catalog, workers: int | None = None, progress: Progress | None = None) -> CheckReport:
+def check(catalog: Catalog, workers: int | None = None, display: Display | None = None) -> CheckReport:
     """Decode every image, with all cores, and compare the files with each other.
 
     Args:
         catalog: opened with on_missing="skip", so that what is missing can be reported with the rest.
         workers: threads; by default one a core.
-        progress: called with (done, total) after each image.
+        display: for progress.
     """
     missing, unreadable = list(catalog.missing), []
     same: dict[bytes, list[int]] = {}  # files by their bytes
-    for index, (digest, why) in enumerate(_examined(catalog, workers, progress)):
-        path = str(catalog.paths[index])
-        if digest is None:
-            missing.append(path)
-            continue
-        if why is None:
-            same.setdefault(digest, []).append(index)
-        else:
-            unreadable.append((path, why))
+    with (display or default_display()).task(f"opening {catalog.name}", "images") as progress:
+        for index, (digest, why) in enumerate(_examined(catalog, workers, progress)):
+            path = str(catalog.paths[index])
+            if digest is None:
+                missing.append(path)
+            elif why is None:
+                same.setdefault(digest, []).append(index)
+            else:
+                unreadable.append((path, why))
     duplicates, copies = _duplicates(catalog, same)
     return CheckReport(len(catalog), tuple(missing), tuple(unreadable), tuple(duplicates), copies)
 

@@ -20,8 +20,9 @@ from shortlist.data.transforms import cut
 from shortlist.errors import DataError, ShortlistError
 from shortlist.files import read_json
 from shortlist.model.sizes import by_size
+from shortlist.progress import Display
 from shortlist.retrieval import Describer
-from shortlist.training import Display, RunFolder
+from shortlist.training import RunFolder
 from shortlist.training.opening import open_exams, open_own
 
 CHECKED = 8  # images; of each, every number of its vector is compared

@@ -18,8 +18,9 @@ from shortlist.export.origin import Origin, Samples
 from shortlist.export.package import check_package, write_package
 from shortlist.export.torch_files import TorchExport, TorchScript
 from shortlist.files import check_place, replacing
+from shortlist.progress import Display, default_display
 from shortlist.retrieval import Describer
-from shortlist.training import Display, open_describer
+from shortlist.training import open_describer
 
 
 class Graph(Protocol):
@@ -89,16 +90,16 @@ def export(
     if license is not None and package is None:
         raise ConfigError("`license` is for the model card: it goes with `package`.")
     _check_places(files, package)
-    display = display or Display()
+    display = display or default_display()
     describer, origin = open_describer(run), Origin(Path(run), display)
     describer.embedder.cpu()
     network, samples = plain_network(describer), origin.samples(describer)
     written = []
     for kind, path in files.items():
-        with display.task(f"{kind}: {path}"):
+        with display.task(f"writing {path} ({kind})"):
             written.append(_write_graph(kind, path, describer, network, samples))
     if package is not None:
-        with display.task(f"package: {package}"):
+        with display.task(f"writing {package} (package)"):
             measured = write_package(Path(package), describer, samples, origin, license)
         written.append(Exported("package", Path(package), measured))
     return written

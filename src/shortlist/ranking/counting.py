@@ -45,9 +45,7 @@ def sigmoid_or_zero(x: Tensor, items: int) -> Tensor:
     return torch.threshold_(x, -flat_from(items, x.dtype), -torch.inf).sigmoid_()
 
 
-def soft_steps(
-    items: Tensor, rows: Tensor, thresholds: Tensor, scale: float, slope: Tensor
-) -> tuple[Tensor, Tensor]:
+def soft_steps(items: Tensor, rows: Tensor, thresholds: Tensor, scale: float, slope: Tensor) -> tuple[Tensor, Tensor]:
     """Counts and slopes, (M,), of items[rows], (M, N), against thresholds, (M,); fills in each item's slope, (M, N)."""
     gap = torch.index_select(items, 0, rows, out=slope).sub_(thresholds.unsqueeze(1)).mul_(scale)
     soft = sigmoid_or_zero(gap, items.shape[1])

@@ -7,7 +7,7 @@ that differ by less than the rounding of a dot product are ties, since copies of
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import NamedTuple
 
 import torch
@@ -39,6 +39,7 @@ def query_scores(
     gallery: Tensor | None = None,
     gallery_labels: Tensor | None = None,
     tile_size: int | None = None,
+    progress: Callable[[int, int], None] | None = None,
 ) -> QueryScores:
     """Every exact metric of every query that has a positive; queries without one are left out.
 
@@ -49,6 +50,7 @@ def query_scores(
         gallery: (N, d) what is searched. None: the queries search each other, each without itself, by index.
         gallery_labels: (N,) its labels.
         tile_size: queries at a time; the default keeps a tile near 16 MB.
+        progress: called with the number of queries that are done, and of all that have a positive.
 
     Raises:
         ValueError, TypeError: on bad input, with what is wrong and where.
@@ -64,7 +66,12 @@ def query_scores(
     rows = max(_TILE // max(len(database), 1), 1) if tile_size is None else tile_size
     with full_precision(embeddings.device):
         ranks = _exact_ranks(queries, database, relevance, gallery is None, rows)
-        tiles = [_scores(tile, cut_offs) for tile in ranks]
+        tiles, done = [], 0
+        for tile in ranks:
+            tiles.append(_scores(tile, cut_offs))
+            done += len(tiles[-1][0])
+            if progress is not None:
+                progress(done, len(relevance.queries))
     order = relevance.queries.argsort()
     width = len(cut_offs)
     nothing = [torch.empty(0, *size, device=queries.device) for size in ((width,), (width,), (), (), ())]

@@ -10,10 +10,10 @@ from typing import Any
 from shortlist.config.arguments import ARGUMENTS
 from shortlist.data import Catalog
 from shortlist.errors import ConfigError, RunError, arguments_from
+from shortlist.progress import Display, default_display
 from shortlist.report.opening import Tested, open_finished, open_test
 from shortlist.retrieval.estimates import RESAMPLES, Difference, paired_differences
 from shortlist.retrieval.scores import QueryTable, score_queries
-from shortlist.training import Display
 from shortlist.training.opening import open_exams, open_own
 
 FEW_QUERIES = 30  # of fewer, intervals of a bootstrap are too narrow: three that agree would be certain
@@ -102,7 +102,7 @@ def compare_runs(paths: Sequence[Path | str], display: Display | None = None) ->
         ConfigError: fewer than two runs, or one given twice.
         RunError: a run is not finished, its images have changed since, or the runs have no test in common.
     """
-    display = display or Display()
+    display = display or default_display()
     runs = _named([Path(path) for path in paths])
     taken = {name: _tests(path, display) for name, path in runs.items()}
     first = next(iter(taken.values()))
@@ -158,7 +158,7 @@ def _compared(tested: dict[str, Tested], display: Display) -> ComparedTest:
     }
     differences: dict[str, dict[str, Difference]] = {run: {} for run, _ in others}
     for run, found in others:
-        with display.task(f"{run} against {start}"):
+        with display.task(f"comparing {run} with {start}"):
             for setup in setups:
                 one, other = reference[setup], found[setup]
                 differences[run] |= paired_differences(one.names, one.values, other.values)

@@ -8,13 +8,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from shortlist.files import check_place, write_atomically
+from shortlist.progress import Display, default_display
 from shortlist.report.analysis import Analysis, analyse
 from shortlist.report.comparing import ComparedTest, Comparison, shown_p
 from shortlist.report.looks import queries_to_choose
 from shortlist.report.markup import Html, document, page_body, table, tag
 from shortlist.report.thumbnails import Album
 from shortlist.retrieval.estimates import Difference
-from shortlist.training import Display
 
 EACH = 12  # queries of a group
 METHOD = (
@@ -35,7 +35,7 @@ def write_comparison(comparison: Comparison, out: Path | str, display: Display |
     Raises:
         ConfigError: it cannot be written there.
     """
-    display, album, file = display or Display(), Album(), Path(out)
+    display, album, file = display or default_display(), Album(), Path(out)
     check_place(file)
     sections: dict[str, Html] = {}
     for test in comparison.tests:
@@ -90,7 +90,7 @@ def _interval(found: Difference, reach: float) -> Html:
 def _queries(album: Album, test: ComparedTest, of: str, display: Display) -> Html:
     analyses: dict[str, Analysis] = {}
     for name, each in test.tested.items():
-        with display.task(f"ranking {test.catalog.name} for {name}") as progress:
+        with display.task(f"ranking {test.catalog.name} for {name}", "queries") as progress:
             analyses[name] = analyse(each.vectors, test.catalog, progress)
     with display.task("drawing the queries"):
         shown = queries_to_choose(album, test.catalog, analyses, choose_pairs(analyses), {})

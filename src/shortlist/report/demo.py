@@ -7,10 +7,11 @@ from pathlib import Path
 
 from shortlist.config import RunConfig
 from shortlist.files import read_json
+from shortlist.progress import Display
 from shortlist.report.pictures import Column, draw_results, sample_queries
 from shortlist.report.run_report import report_after_training
 from shortlist.retrieval import embed_images
-from shortlist.training import Display, open_embedder, train
+from shortlist.training import open_embedder, train
 from shortlist.training.opening import open_images
 from shortlist.training.parts import build_embedder, build_transforms
 from shortlist.training.plan import decoding_workers

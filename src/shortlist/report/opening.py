@@ -12,8 +12,9 @@ from shortlist.config.arguments import ARGUMENTS
 from shortlist.data import Catalog
 from shortlist.errors import RunError, arguments_from
 from shortlist.files import read_json
+from shortlist.progress import Display
 from shortlist.retrieval import Describer, Evaluation
-from shortlist.training import Display, RunFolder, open_describer
+from shortlist.training import RunFolder, open_describer
 from shortlist.training.evaluation import embed_test
 from shortlist.training.opening import Exam
 from shortlist.training.plan import decoding_workers
@@ -44,7 +45,7 @@ def open_finished(path: Path | str) -> tuple[RunFolder, RunConfig, Describer]:
 @arguments_from(ARGUMENTS)
 def open_test(folder: RunFolder, config: RunConfig, describer: Describer, exam: Exam, display: Display) -> Tested:
     """The vectors that the run left when it was tested; images are embedded again where those are gone or changed."""
-    with display.task(f"opening the vectors of {exam.name}") as progress:
+    with display.task(f"embedding {exam.name}", "images") as progress:
         vectors = embed_test(describer, exam.catalog, decoding_workers(config), folder, progress)
     return Tested(exam.catalog, exam.k, vectors.to(next(describer.embedder.parameters()).device))
 

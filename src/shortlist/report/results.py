@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from shortlist.data import Catalog
+from shortlist.progress import Display
 from shortlist.report.analysis import Analysis, analyse
 from shortlist.report.failures import why_it_fails
 from shortlist.report.findings import choose
@@ -12,7 +13,6 @@ from shortlist.report.looks import queries_to_choose
 from shortlist.report.markup import Html, join, tag
 from shortlist.report.opening import Tested
 from shortlist.report.thumbnails import Album
-from shortlist.training import Display
 
 CLASSES = 150  # of which a query is shown, over all tests: with the others 2,000 thumbnails, some MB
 LEGEND = (
@@ -28,11 +28,11 @@ JUDGED_LEGEND = (
 def results(album: Album, tested: Tested, tests: int, display: Display) -> dict[str, Html]:
     """Two sections of a report by their names: what a test looks like, and why it fails."""
     catalog = tested.catalog
-    with display.task(f"ranking {catalog.name}") as progress:
+    with display.task(f"ranking {catalog.name}", "queries") as progress:
         analysis = analyse(tested.vectors, catalog, progress)
     with display.task("drawing the queries"):
         shown = _queries(album, tested, analysis, max(20, CLASSES // tests))
-    with display.task("looking for pictures with two labels") as progress:
+    with display.task("looking for pictures with two labels", "pairs") as progress:
         failures = why_it_fails(album, catalog, analysis, tested.k, progress)
     of = "" if tests == 1 else f": {catalog.name}"
     return {

@@ -8,6 +8,7 @@ from pathlib import Path
 
 from shortlist.errors import DataError
 from shortlist.files import check_place, write_atomically
+from shortlist.progress import Display, default_display
 from shortlist.report.curves import curves
 from shortlist.report.facts import what_was_run
 from shortlist.report.headline import gauge_key, lead, numbers
@@ -16,7 +17,7 @@ from shortlist.report.opening import Tested, open_finished, open_test, read_eval
 from shortlist.report.results import results
 from shortlist.report.thumbnails import Album
 from shortlist.retrieval import Evaluation
-from shortlist.training import Display, Plan, RunFolder, make_plan
+from shortlist.training import Plan, RunFolder, make_plan
 from shortlist.training.folder import OtherImages
 
 
@@ -38,7 +39,7 @@ def write_report(path: Path | str, out: Path | str | None = None, display: Displ
         RunError: there is no run, or it is not finished.
         ConfigError: the file cannot be written.
     """
-    display = display or Display()
+    display = display or default_display()
     folder, config, describer = open_finished(path)
     file = folder.path / "report.html" if out is None else Path(out)
     check_place(file)

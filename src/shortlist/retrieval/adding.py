@@ -48,14 +48,14 @@ class Adding:
         self.catalog = _whole_images(catalog)
         self.done = Added(unreadable=[absolute(catalog.root / path) for path in catalog.missing])
 
-    def run(self, workers: int, progress: Progress | None, indexing: Progress | None) -> Added:
+    def run(self, workers: int, progress: Progress, indexing: Progress) -> Added:
         with self.store.changing() as work:
             plan = self._plan()
             places = list(plan.rows)
             step = self.store.at_once or max(len(places), 1)
             for start in range(0, len(places), step):
-                told = None if progress is None else _shifted(progress, start, len(places))
-                self._add(plan, places[start : start + step], work, workers, told, indexing)
+                shifted = _shifted(progress, start, len(places))
+                self._add(plan, places[start : start + step], work, workers, shifted, indexing)
             if plan.labels or plan.left_over:
                 self.store.change(removed=plan.left_over, labels=plan.labels, progress=indexing)
         if not self.done.added and not self.done.unchanged:
@@ -85,8 +85,8 @@ class Adding:
         places: list[int],
         work: Path,
         workers: int,
-        progress: Progress | None,
-        indexing: Progress | None,
+        progress: Progress,
+        indexing: Progress,
     ) -> None:
         file = work / "vectors.npy"
         try:

@@ -96,7 +96,7 @@ def evaluate(
         bootstrap: resamples of the queries behind the intervals; 0 for no intervals.
         seed: of the resamples.
         distractors: by name, more (m, d) of the gallery that are right for no query; for judged queries only.
-        progress: called with the number of gallery rows done and of all; by judged queries only.
+        progress: called with the number of queries (of gallery rows, for judged queries) done, and of all.
 
     Raises:
         DataError: no query has a positive, or the embeddings are not those of the catalog.

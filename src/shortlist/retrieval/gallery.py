@@ -12,12 +12,13 @@ import torch
 
 from shortlist.data import Catalog
 from shortlist.errors import ConfigError, DataError
+from shortlist.progress import Display, default_display
 from shortlist.retrieval.adding import Added, Adding, absolute
 from shortlist.retrieval.describer import Describer, Picture
 from shortlist.retrieval.faiss_index import check_kind
 from shortlist.retrieval.milvus_place import MilvusPlace, is_milvus
 from shortlist.retrieval.store import NOTE, GalleryError, Hit, Item, NoSuchItem, Store
-from shortlist.retrieval.vectors import Progress, Vectors
+from shortlist.retrieval.vectors import Vectors
 
 __all__ = ["Added", "Gallery", "GalleryError", "Hit", "Item", "NoSuchItem"]
 
@@ -192,8 +193,7 @@ class Gallery:
         catalog: Catalog,
         *,
         workers: int = 0,
-        progress: Progress | None = None,
-        indexing: Progress | None = None,
+        display: Display | None = None,
     ) -> Added:
         """Put images in; those that are there, and whose files have not changed since, are not looked at again.
 
@@ -202,26 +202,35 @@ class Gallery:
         Args:
             catalog: the images; the class "" stands for no label, as of `open_collection`.
             workers: processes that decode.
-            progress: called with the number of images that are embedded, and of all.
-            indexing: then called with the number of vectors that are in the index, and of all.
+            display: for progress.
 
         Raises:
             DataError: none can be read, or some are parts of images.
             GalleryError: another process is changing the gallery.
         """
-        return Adding(self.store, self.describer, catalog).run(workers, progress, indexing)
+        display = display or default_display()
+        with (
+            display.task(f"embedding {catalog.name}", "images") as progress,
+            display.task("building the index", "vectors", later=True) as indexing,
+        ):
+            return Adding(self.store, self.describer, catalog).run(workers, progress, indexing)
 
-    def remove(self, which: Iterable[int | Path | str], *, indexing: Progress | None = None) -> int:
+    def remove(self, which: Iterable[int | Path | str], *, display: Display | None = None) -> int:
         """Take images out by id, by path, or all that lie in a folder; gives how many.
 
         Args:
             which: ids, or paths of files and folders.
-            indexing: as of `add`, where so many go that the index is built anew.
+            display: for progress.
 
         Raises:
             NoSuchItem: there is nothing of the kind.
         """
-        with self.store.changing():
+        display = display or default_display()
+        with (
+            self.store.changing(),
+            display.task(f"removing from {self.name}"),
+            display.task("building the index", "vectors", later=True) as indexing,
+        ):
             ids: dict[int, None] = {}
             for each in which:
                 ids.update(dict.fromkeys([self.store.item(each).id] if isinstance(each, int) else self._below(each)))
@@ -244,8 +253,7 @@ def index(
     model: Path | str | None = None,
     kind: str = "auto",
     workers: int = 0,
-    progress: Progress | None = None,
-    indexing: Progress | None = None,
+    display: Display | None = None,
 ) -> tuple[Gallery, Added]:
     """Put images into a gallery, which is made if there is none: what `Gallery.create`, `open` and `add` do.
 
@@ -266,7 +274,7 @@ def index(
                 f"{place} was made with the kind {gallery.store.asked_kind}, for {kind} choose another place"
             )
     gallery.describer = describer  # it is here already
-    return gallery, gallery.add(catalog, workers=workers, progress=progress, indexing=indexing)
+    return gallery, gallery.add(catalog, workers=workers, display=display)
 
 
 def _opened(place: Path | str) -> Store:

@@ -55,7 +55,7 @@ def score_queries(
         raise ConfigError(
             f"{catalog.name} cannot be tested with distractors: they go with judged queries, as of roxford5k."
         )
-    return {"": _labelled(embeddings, catalog, k)}
+    return {"": _labelled(embeddings, catalog, k, progress)}
 
 
 def query_rows(catalog: Catalog) -> NDArray[np.int64]:
@@ -73,16 +73,17 @@ def leave_one_out(catalog: Catalog) -> bool:
     return catalog.roles is None or not catalog.roles.any()  # In-shop's training images have no roles
 
 
-def _labelled(embeddings: Vectors, catalog: Catalog, k: Sequence[int]) -> QueryTable:
+def _labelled(embeddings: Vectors, catalog: Catalog, k: Sequence[int], progress: Progress | None) -> QueryTable:
     """By class: leave-one-out, or queries against a gallery."""
     if not isinstance(embeddings, Tensor):
         embeddings = torch.from_numpy(np.array(embeddings))
     labels = torch.from_numpy(catalog.labels.copy()).to(embeddings.device)
     if leave_one_out(catalog):
-        scores = query_scores(embeddings, labels, k)
+        scores = query_scores(embeddings, labels, k, progress=progress)
     else:
         queries, database = (torch.from_numpy(catalog.roles == role).to(labels.device) for role in ROLES)
-        scores = query_scores(embeddings[queries], labels[queries], k, embeddings[database], labels[database])
+        gallery, gallery_labels = embeddings[database], labels[database]
+        scores = query_scores(embeddings[queries], labels[queries], k, gallery, gallery_labels, progress=progress)
     if not len(scores.queries):
         raise DataError(
             f"{catalog.name}: no query has another image of its class to find, so there is nothing to measure."

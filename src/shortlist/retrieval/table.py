@@ -16,6 +16,7 @@ import pyarrow.parquet as pq
 from shortlist.data import Catalog
 from shortlist.errors import DataError
 from shortlist.files import replacing, sweep_unfinished, written_alone
+from shortlist.progress import Display, default_display
 from shortlist.retrieval.adding import absolute
 from shortlist.retrieval.describer import Describer
 from shortlist.retrieval.embed import NothingReadable, describe_to_file, stamp
@@ -53,7 +54,7 @@ def embed_to_table(
     path: Path | str,
     *,
     workers: int = 0,
-    progress: Progress | None = None,
+    display: Display | None = None,
 ) -> Embedded:
     """Write the embeddings of all images that can be read; those that the file has already are not embedded again.
 
@@ -65,14 +66,14 @@ def embed_to_table(
         catalog: the images; the class "" stands for no label.
         path: of the file; its folder is made.
         workers: processes that decode.
-        progress: called with the number done and the number in all, of those to be embedded.
+        display: for progress.
 
     Raises:
         DataError: no image can be read, or the file is none of ours, or of another model.
         RunError: another process is writing it.
     """
-    path = Path(path)
-    with written_alone(path):
+    path, display = Path(path), display or default_display()
+    with written_alone(path), display.task(f"embedding {catalog.name}", "images") as progress:
         sweep_unfinished(path)
         return _Writing(describer, catalog, path).run(workers, progress)
 
@@ -85,7 +86,7 @@ class _Writing:
         self.schema = _schema(describer, catalog)
         self.images = dict(self._images())
 
-    def run(self, workers: int, progress: Progress | None) -> Embedded:
+    def run(self, workers: int, progress: Progress) -> Embedded:
         there = self._there()
         kept = {key for key, (_, stamped) in there.items() if key in self.images and self.images[key].stamp == stamped}
         new = {key: image for key, image in self.images.items() if key not in kept}
@@ -135,7 +136,7 @@ class _Writing:
         found = pq.read_table(self.path, columns=names).to_pylist()
         return {_key(each): (each["label"], (each["size"], each["modified"])) for each in found}
 
-    def _embed(self, places: list[int], workers: int, progress: Progress | None) -> Any:
+    def _embed(self, places: list[int], workers: int, progress: Progress) -> Any:
         file = self.work / "vectors.npy"
         if not places:
             return []

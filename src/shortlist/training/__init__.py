@@ -1,7 +1,7 @@
 """From batches to a trained run."""
 
+from shortlist.progress import Display
 from shortlist.training.ablation import ablate, collect
-from shortlist.training.display import Display
 from shortlist.training.evaluation import evaluate_run, open_describer, open_embedder
 from shortlist.training.folder import RunFolder
 from shortlist.training.large_batch import LargeBatchStep, StepOutput

@@ -15,7 +15,7 @@ from shortlist.config.arguments import ARGUMENTS
 from shortlist.data import Catalog, ClassBalancedSampler, half_validation
 from shortlist.errors import ConfigError, Interrupted, RunError, arguments_from, did_you_mean
 from shortlist.files import read_json, write_atomically
-from shortlist.training.display import Display
+from shortlist.progress import Display, default_display
 from shortlist.training.folder import Busy, RunFolder
 from shortlist.training.loop import resume, train
 from shortlist.training.opening import open_images
@@ -115,7 +115,7 @@ def ablate(
         RunError: the folder holds a study of something else.
         Interrupted: by Ctrl-C; the same call goes on.
     """
-    display, folder = display or Display(), Path(path)
+    display, folder = display or default_display(), Path(path)
     study = _known("study", name, STUDIES)
     power = _known("learning-rate rule", learning_rate, RATES)
     for method in methods:

@@ -19,6 +19,7 @@ from shortlist.data import Catalog
 from shortlist.data.presence import check_on_missing
 from shortlist.errors import ConfigError, DataError, RunError, arguments_from
 from shortlist.model import Embedder
+from shortlist.progress import Advance, Display, default_display
 from shortlist.retrieval import (
     Describer,
     Evaluation,
@@ -31,7 +32,6 @@ from shortlist.retrieval import (
     open_vectors,
 )
 from shortlist.retrieval.describer import FILE as DESCRIBER
-from shortlist.training.display import Advance, Display
 from shortlist.training.folder import RunFolder
 from shortlist.training.opening import Exam, open_exam, open_exams, open_images, open_own
 from shortlist.training.parts import build_transforms
@@ -67,7 +67,7 @@ def evaluate_run(
     for name, value in {"root": root, "distractors": distractors}.items():
         if value is not None and data is None:
             raise ConfigError(f"`{name}` says where other images are: it goes with `data`.")
-    folder, display = RunFolder.open(Path(path)), display or Display()
+    folder, display = RunFolder.open(Path(path)), display or default_display()
     config = folder.config()
     if on_missing is not None:
         check_on_missing(on_missing)
@@ -122,7 +122,7 @@ def examine(
     """
     describer = build_describer(config, embedder, validation=validation)
     workers = decoding_workers(config)
-    with display.task(f"embedding {len(exam.catalog):,} images of {exam.name}") as progress:
+    with display.task(f"embedding {exam.name}", "images") as progress:
         vectors = embed_test(describer, exam.catalog, workers, None if validation else folder, progress)
     vectors = vectors.to(next(embedder.parameters()).device)
     bootstrap = 0 if validation else config.evaluation.bootstrap
@@ -131,7 +131,7 @@ def examine(
         galleries.append(_distractors(describer, exam.distractors, exam.on_missing, folder, display, workers))
     found = []
     for distractors, remarks in galleries:
-        with display.task("ranking") as progress:
+        with display.task(f"ranking {'+'.join((exam.name, *distractors))}") as progress:
             measured = evaluate(
                 vectors, exam.catalog, k=exam.k, bootstrap=bootstrap, distractors=distractors, progress=progress
             )
@@ -164,7 +164,7 @@ def _distractors(
     describer: Describer, catalog: Catalog, on_missing: str, folder: RunFolder, display: Display, workers: int
 ) -> tuple[dict[str, Vectors], tuple[str, ...]]:
     """Their vectors, which are kept in the run's folder, and what one should know of them."""
-    with display.task(f"embedding {len(catalog):,} images of {catalog.name}") as progress:
+    with display.task(f"embedding {catalog.name}", "images") as progress:
         file = embed_to_file(
             describer.network,
             catalog,

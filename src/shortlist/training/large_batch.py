@@ -15,6 +15,7 @@ from torch import Tensor, nn
 
 from shortlist.errors import ModelError, RunError
 from shortlist.model.sizes import Images, by_size
+from shortlist.processor import require_bfloat16
 from shortlist.training.chunks import Parts, split
 from shortlist.training.memory import GraphBudget, GraphSize, available_memory, is_out_of_memory
 from shortlist.training.undo import Undo, cuda_devices, leaves, random_state, set_random_state
@@ -66,6 +67,7 @@ class LargeBatchStep:
             vectors the second time, or none.
         RunError: not even one image at a time fits into memory, or the loss or the images themselves do not; or several
             processes train at once (torch.distributed), which it does not know how to do yet.
+        ConfigError: `autocast` is bfloat16, and this CPU does not execute it (`shortlist.processor`).
 
     >>> model, loss = nn.Linear(3, 2), lambda vectors, labels: vectors.square().mean()
     >>> step = LargeBatchStep(model, loss, chunk_size=4)
@@ -93,6 +95,7 @@ class LargeBatchStep:
         self.model, self.loss = model, loss
         self.chunk_size, self.keep_graphs = chunk_size, keep_graphs
         self.autocast, self.scaler = autocast, scaler
+        self._require_precision()  # as early as possible: see require_bfloat16
 
     def __call__(self, images: Images | Iterable[Images], labels: Tensor) -> StepOutput:
         """One step.
@@ -104,6 +107,7 @@ class LargeBatchStep:
         """
         _refuse_several_processes()
         refuse_batch_statistics(self.model)
+        self._require_precision()  # the model may have moved
         parts = Parts(images)
         undo = Undo(self._device)
         undo.remember_gradients(self.model.parameters())
@@ -189,6 +193,10 @@ class LargeBatchStep:
             found = list(vectors.shape) if isinstance(vectors, Tensor) else type(vectors).__name__
             raise ModelError(f"The model must give one vector for each of {len(images)} images; it gave {found}.")
         return vectors if vectors.dtype == torch.float64 else vectors.float()
+
+    def _require_precision(self) -> None:
+        if self.autocast == torch.bfloat16 and self._device.type == "cpu":
+            require_bfloat16()
 
     @property
     def _device(self) -> torch.device:

@@ -23,9 +23,10 @@ from shortlist.files import write_atomically
 from shortlist.model import Embedder, GeM
 from shortlist.model.sizes import Images
 from shortlist.process import threads
+from shortlist.processor import require_bfloat16
+from shortlist.progress import Display, default_display
 from shortlist.retrieval import Evaluation, NotFinite
 from shortlist.training.checkpoint import latest_state, save_state
-from shortlist.training.display import Display
 from shortlist.training.evaluation import examine
 from shortlist.training.folder import RunFolder
 from shortlist.training.large_batch import AUTOMATIC_CHUNK
@@ -39,6 +40,7 @@ from shortlist.training.stopping import StopRequest, saying_how_to_go_on
 from shortlist.training.whitening import check_whitening, learn_whitening
 
 Batch = tuple[Tensor, Iterator[Images]]  # indices of the images in the training catalog, and their pixels by chunks
+SHOWN = ("epoch", "loss", "images_per_second")  # of a step, while it trains
 REMEDY = "A smaller optimizer.lr, schedule.warmup or training.clip_norm often helps."
 
 
@@ -54,7 +56,7 @@ def train(config: RunConfig, path: Path | str, display: Display | None = None) -
     with folder.locked(), saying_how_to_go_on(folder), threads(config.training.threads):
         folder.begin(config)
         try:
-            trainer = Trainer(config, folder, display or Display())
+            trainer = Trainer(config, folder, display or default_display())
         except BaseException:
             folder.abandon()
             raise
@@ -65,7 +67,7 @@ def train(config: RunConfig, path: Path | str, display: Display | None = None) -
 @arguments_from(ARGUMENTS)
 def resume(path: Path | str, display: Display | None = None) -> RunFolder:
     """Go on with a run from its last checkpoint, to the end, as if it had never stopped."""
-    folder, display = RunFolder.open(Path(path)), display or Display()
+    folder, display = RunFolder.open(Path(path)), display or default_display()
     with folder.locked(), saying_how_to_go_on(folder):
         if folder.evaluation_file.exists():
             display.message("This run is finished already.")
@@ -85,8 +87,11 @@ class Trainer:
         if self.accelerator.num_processes > 1:
             raise ConfigError("Training in several processes at once is not possible yet. Start one.")
         self.device = self.accelerator.device
-        if self.device.type == "cpu" and config.training.precision == "float16":
-            raise ConfigError("training.precision=float16 needs a GPU. Use float32 or bfloat16.")
+        if self.device.type == "cpu":
+            if config.training.precision == "float16":
+                raise ConfigError("training.precision=float16 needs a GPU. Use float32 or bfloat16.")
+            if config.training.precision == "bfloat16":
+                require_bfloat16()
         embedder = build_embedder(config)  # and the loss, tried: what is misspelt in either costs no look at the images
         build_loss(config.loss, torch.arange(2), embedder.dim)
         self.plan = plan = make_plan(config, display, folder)
@@ -116,7 +121,7 @@ class Trainer:
 
     def _whiten(self) -> None:
         """Begin the linear layer with learned whitening, and keep it: it need not be learned twice."""
-        with self.display.task(f"{self.config.model.whitening} whitening of training images") as progress:
+        with self.display.task(f"{self.config.model.whitening} whitening of training images", "images") as progress:
             workers, at_once = decoding_workers(self.config), images_at_once(self.config)
             learned = learn_whitening(self.config, self.learner.embedder, self.plan.train, workers, at_once, progress)
         self.learner.set_linear(*learned)
@@ -124,9 +129,11 @@ class Trainer:
 
     def _train(self) -> None:
         plan, every = self.plan, self.config.training.checkpoint_every
-        with StopRequest(self.display) as stop, self.display.training(self.step, plan.steps_an_epoch, plan.total_steps):
+        with StopRequest(self.display) as stop, self.display.task("training", "steps") as advance:
+            advance(self.step, plan.total_steps)
             for batch, chunks in self._batches():
-                self._train_step(batch, chunks)
+                record = self._train_step(batch, chunks)
+                advance(self.step, plan.total_steps, **{name: record[name] for name in SHOWN})
                 end_of_epoch = self.step % plan.steps_an_epoch == 0 or self.step == plan.total_steps
                 if end_of_epoch:
                     self._end_epoch()
@@ -149,7 +156,7 @@ class Trainer:
         for _, batch in self.plan.batches(first):
             yield batch, itertools.islice(chunks, math.ceil(len(batch) / decoded_at_once))
 
-    def _train_step(self, batch: Tensor, chunks: Iterator[Images]) -> None:
+    def _train_step(self, batch: Tensor, chunks: Iterator[Images]) -> dict[str, Any]:
         started = time.perf_counter()
         plan, learner = self.plan, self.learner
         labels = torch.from_numpy(plan.train.labels[batch.numpy()])
@@ -172,7 +179,7 @@ class Trainer:
         if isinstance(learner.embedder.pooling, GeM):
             record["gem_p"] = learner.embedder.pooling.p.mean().item()
         self._record(record)
-        self.display.step(record)
+        return record
 
     @property
     def _epoch(self) -> int:

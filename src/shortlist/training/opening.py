@@ -14,7 +14,7 @@ from shortlist.data import BENCHMARKS, Catalog, half_validation, open_catalog
 from shortlist.data.inspection import drop_unreadable
 from shortlist.errors import ConfigError, arguments_from
 from shortlist.files import read_json, write_atomically
-from shortlist.training.display import Display
+from shortlist.progress import Display
 from shortlist.training.folder import RunFolder
 
 K = (1, 2, 4, 8)
@@ -55,7 +55,7 @@ class Exam:
 def open_images(config: RunConfig, display: Display, folder: RunFolder | None = None) -> Opened:
     """The catalog that a config names and, with `data.on_missing: skip`, the unreadable images that were left out."""
     data = config.data
-    with display.task("opening the images") as progress:
+    with display.task(f"opening {data.source}", "images") as progress:
         catalog = open_catalog(
             data.source,
             root=data.root,
@@ -70,7 +70,7 @@ def open_images(config: RunConfig, display: Display, folder: RunFolder | None = 
     if folder is not None and folder.unreadable_file.exists():
         unreadable = [(path, why) for path, why in read_json(folder.unreadable_file)]
     else:
-        with display.task("looking for unreadable images") as progress:
+        with display.task("looking for unreadable images", "images") as progress:
             _, unreadable = drop_unreadable(catalog, progress=progress)
         if folder is not None:
             write_atomically(folder.unreadable_file, json.dumps(unreadable, indent=2) + "\n")
@@ -126,7 +126,7 @@ def open_exam(config: RunConfig, test: TestConfig, display: Display, own: Callab
     catalog = own() if _is_own(config, test) else _open_other(config, test, display)
     distractors = None
     if test.distractors is not None:
-        with display.task("opening the distractors") as progress, arguments_from({"root": "`distractors`"}):
+        with display.task("opening the distractors", "images") as progress, arguments_from({"root": "`distractors`"}):
             distractors = open_catalog("r1m", root=test.distractors, on_missing=on_missing, progress=progress)
         distractors = _saying(distractors, len(distractors.missing))
     return replace(_exam(config, test.source, catalog, "test", distractors), on_missing=on_missing)

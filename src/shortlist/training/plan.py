@@ -16,7 +16,7 @@ from shortlist.data import Catalog
 from shortlist.data.sampler import ClassBalancedSampler
 from shortlist.errors import arguments_from
 from shortlist.model import Embedder
-from shortlist.training.display import Display
+from shortlist.progress import Display
 from shortlist.training.folder import RunFolder
 from shortlist.training.losses import build_loss
 from shortlist.training.memory import GraphSize

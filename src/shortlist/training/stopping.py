@@ -9,7 +9,7 @@ from contextlib import AbstractContextManager, contextmanager
 from types import FrameType
 
 from shortlist.errors import Interrupted, RunError
-from shortlist.training.display import Display
+from shortlist.progress import Display
 from shortlist.training.folder import RunFolder
 
 
