@@ -3,21 +3,22 @@
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-from shortlist.ranking import RecallAtKLoss, SiMix, SmoothAPLoss
-
 if TYPE_CHECKING:
-    from shortlist.data.sampler import ClassBalancedSampler
-    from shortlist.model.embedder import Embedder
-    from shortlist.retrieval.gallery import Gallery
-    from shortlist.training.large_batch import LargeBatchStep
+    from shortlist.batches import ClassBalancedSampler, LargeBatchStep
+    from shortlist.model import Embedder
+    from shortlist.ranking import RecallAtKLoss, SiMix, SmoothAPLoss
+    from shortlist.retrieval import Gallery
 
 __all__ = ["ClassBalancedSampler", "Embedder", "Gallery", "LargeBatchStep", "RecallAtKLoss", "SiMix", "SmoothAPLoss"]
 
-_LATER = {  # imported when first asked for: `import shortlist` needs torch and nothing else
-    "ClassBalancedSampler": "shortlist.data.sampler",
-    "Embedder": "shortlist.model.embedder",
-    "Gallery": "shortlist.retrieval.gallery",
-    "LargeBatchStep": "shortlist.training.large_batch",
+_LATER = {  # imported on first use, so that each needs only its own packages, and `shortlist --help` not even torch
+    "ClassBalancedSampler": "shortlist.batches",
+    "Embedder": "shortlist.model",
+    "Gallery": "shortlist.retrieval",
+    "LargeBatchStep": "shortlist.batches",
+    "RecallAtKLoss": "shortlist.ranking",
+    "SiMix": "shortlist.ranking",
+    "SmoothAPLoss": "shortlist.ranking",
 }
 
 
@@ -25,3 +26,7 @@ def __getattr__(name: str) -> Any:
     if name not in _LATER:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     return getattr(import_module(_LATER[name]), name)
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

@@ -6,9 +6,8 @@ import logging
 import sys
 import warnings
 
-from shortlist.cli import data, export, recipes, reports, search, serving, training  # noqa: F401 - each adds its commands, in the order of --help
-from shortlist.cli.app import app
 from shortlist.errors import Interrupted, ShortlistError
+from shortlist.extras import extra
 
 
 def main() -> None:
@@ -16,6 +15,9 @@ def main() -> None:
     warnings.showwarning = lambda message, *_: print(f"Warning: {message}", file=sys.stderr)
     logging.getLogger("accelerate").setLevel(logging.ERROR)
     try:
+        with extra("all", "The shortlist command"):  # each module adds its commands, in the order of --help
+            from shortlist.cli import data, export, recipes, reports, search, serving, training  # noqa: F401
+            from shortlist.cli.app import app
         app()
     except Interrupted as stopped:
         print(stopped, file=sys.stderr)

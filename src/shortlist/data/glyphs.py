@@ -29,8 +29,8 @@ from shortlist.data.glyph_outlines import (
     grown,
     open_faces,
 )
-from shortlist.data.seeds import derived_seed
 from shortlist.errors import DataError
+from shortlist.seeds import derived_seed
 
 VERSION = 2  # of the rendering: raise it with every change to the pixels
 SIZE = 48  # pixels, both ways

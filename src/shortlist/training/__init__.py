@@ -1,12 +1,15 @@
 """From batches to a trained run."""
 
-from shortlist.training.ablation import ablate, collect
-from shortlist.training.display import Display
-from shortlist.training.evaluation import evaluate_run, open_describer, open_embedder
-from shortlist.training.folder import RunFolder
-from shortlist.training.large_batch import LargeBatchStep, StepOutput
-from shortlist.training.loop import resume, train
-from shortlist.training.plan import Plan, describe, make_plan
+from shortlist.extras import extra
+
+with extra("training", __name__):
+    from shortlist.batches import LargeBatchStep, StepOutput
+    from shortlist.training.ablation import ablate, collect
+    from shortlist.training.display import Display
+    from shortlist.training.evaluation import evaluate_run, open_describer, open_embedder
+    from shortlist.training.folder import RunFolder
+    from shortlist.training.loop import resume, train
+    from shortlist.training.plan import Plan, describe, make_plan
 
 __all__ = [
     "Display",

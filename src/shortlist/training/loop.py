@@ -15,21 +15,21 @@ import torch
 from accelerate import Accelerator
 from torch import Tensor
 
+from shortlist.batches.large_batch import AUTOMATIC_CHUNK
+from shortlist.batches.memory import reuse_freed_memory
+from shortlist.batches.sizes import Images
 from shortlist.config import RunConfig
 from shortlist.data import ImageDataset, image_chunks
 from shortlist.errors import ConfigError, Interrupted, RunError
 from shortlist.files import write_atomically
 from shortlist.model import Embedder, GeM
-from shortlist.model.sizes import Images
 from shortlist.retrieval import Evaluation, NotFinite
 from shortlist.training.checkpoint import latest_state, save_state
 from shortlist.training.display import Display
 from shortlist.training.evaluation import examine
 from shortlist.training.folder import RunFolder
-from shortlist.training.large_batch import AUTOMATIC_CHUNK
 from shortlist.training.learner import Learned, Learner
 from shortlist.training.losses import build_loss
-from shortlist.training.memory import reuse_freed_memory
 from shortlist.training.opening import Exam, with_absolute_paths
 from shortlist.training.parts import build_embedder, build_transforms
 from shortlist.training.plan import decoding_workers, images_at_once, make_plan

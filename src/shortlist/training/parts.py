@@ -11,8 +11,8 @@ from torch import nn
 
 from shortlist.config import OptimizerConfig, RunConfig
 from shortlist.data import FitTransform, TestTransform, TrainTransform, Transform
-from shortlist.data.seeds import derived_seed
 from shortlist.model import Embedder
+from shortlist.seeds import derived_seed
 
 
 def build_embedder(config: RunConfig, *, weights: bool = True) -> Embedder:

@@ -8,8 +8,8 @@ import torch
 from torch import Tensor
 from torch.utils.data import Sampler
 
-from shortlist.data.seeds import derived_seed
 from shortlist.errors import ConfigError
+from shortlist.seeds import derived_seed
 
 
 class ClassBalancedSampler(Sampler[list[int]]):
