@@ -1,12 +1,14 @@
 """What an installation with an extra can do, each promise kept once in the smallest way.
 
-Run as a script by the Python of that installation, with the extra's name and an empty folder as arguments. So it
-imports only the standard library and what the extra installs.
+Run as a script by the Python of an installation, this imports only the standard library, shortlist, and what an extra
+requires. Each extra has a process of its own; those that build on `training` are forked from one that has imported it.
 """
 
 from __future__ import annotations
 
+import os
 import sys
+import traceback
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -174,10 +176,44 @@ def refused(extra: str, use: Callable[[], object]) -> None:
 BEYOND = {  # what `training` alone does not do
     use.__name__: use for use in (search, report, serve, export, baselines, lite0, milvus)
 }
-PROMISES = {"": plain, "training": training, **BEYOND, "all": everything}
+PROMISES = {"plain": plain, "training": training, **BEYOND, "all": everything}
 
-if __name__ == "__main__":
+
+def keep(extra: str, links: Path, work: Path) -> bool:
+    """Keep a promise in a process of its own, with the packages of that extra on its path."""
+    pid = os.fork()
+    if pid:
+        return os.waitpid(pid, 0)[1] == 0
+    code = 1
+    try:
+        sys.path.append(str(links / extra))
+        (work / extra).mkdir()
+        PROMISES[extra](work / extra)
+        code = 0
+    except BaseException:
+        traceback.print_exc()
+    finally:
+        sys.stderr.flush()
+        os._exit(code)
+
+
+def main(links: Path, work: Path) -> None:
+    """Keep all promises.
+
+    Args:
+        links: has a folder for each of them, with the packages that it may import.
+        work: an empty folder.
+    """
     import shortlist
 
     assert Path(shortlist.__file__).is_relative_to(sys.prefix), "this is not the installation"
-    PROMISES[sys.argv[1]](Path(sys.argv[2]))
+    kept = {"plain": keep("plain", links, work)}
+    sys.path.append(str(links / "training"))
+    import shortlist.training
+
+    kept |= {extra: keep(extra, links, work) for extra in PROMISES if extra != "plain"}
+    assert all(kept.values()), kept
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]), Path(sys.argv[2]))

@@ -37,28 +37,25 @@ def built(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
 
 
 class Installed:
-    """A new environment with the wheel, in which what an extra requires can be imported, and nothing else.
-
-    What pip would download is linked to, where the tests have it.
-    """
+    """The wheel in a new environment, without what it requires: `links` has that, where the tests have it installed."""
 
     def __init__(self, wheel: Path, folder: Path) -> None:
         venv.create(folder, with_pip=False, symlinks=True)
-        self.python = folder / "bin" / "python"
+        self.python, self.links = folder / "bin" / "python", folder / "links"
         pip = (sys.executable, "-m", "pip", "--python", self.python)
         run(*pip, "install", "--quiet", "--no-deps", "--no-index", wheel)
-        (self.packages,) = folder.glob("lib/python*/site-packages")
-        (facts,) = self.packages.glob("shortlist-*.dist-info")
+        (facts,) = folder.glob("lib/python*/site-packages/shortlist-*.dist-info")
         self.requires = {"shortlist": _parsed(PathDistribution(facts))}  # by distribution
+        for extra in promises.PROMISES:
+            self._link(self.links / extra, extra)
 
-    def expose(self, extra: str) -> None:
-        """Link to all that an installation with this extra has, and to nothing else."""
-        for link in filter(Path.is_symlink, self.packages.iterdir()):
-            link.unlink()
+    def _link(self, folder: Path, extra: str) -> None:
+        """Fill a folder with all that pip would install with an extra, and with nothing else."""
+        folder.mkdir(parents=True)
         for installed in map(distribution, self.required(extra)):
             for top in {file.parts[0] for file in installed.files or ()} - {"..", "__pycache__"}:
-                if not (self.packages / top).exists():  # distributions may share a folder, such as nvidia
-                    (self.packages / top).symlink_to(installed.locate_file(top))
+                if not (folder / top).exists():  # distributions may share a folder, such as nvidia
+                    (folder / top).symlink_to(installed.locate_file(top))
 
     def required(self, extra: str) -> set[str]:
         """The names of the distributions that the wheel requires, by itself and through others."""
@@ -118,16 +115,18 @@ class TestFiles:
 
 class TestInstallation:
     def test_every_extra_promises_something(self) -> None:
-        assert promises.PROMISES.keys() == {"", *PROJECT["optional-dependencies"]} - {"dev"}
+        assert promises.PROMISES.keys() == {"plain", *PROJECT["optional-dependencies"]} - {"dev"}
 
-    @pytest.mark.parametrize("extra", promises.PROMISES)
-    def test_an_extra_suffices(self, extra: str, installed: Installed, tmp_path: Path) -> None:
-        installed.expose(extra)
-        run(installed.python, "-I", promises.__file__, extra, tmp_path)
+    def test_every_extra_suffices(self, installed: Installed, tmp_path: Path) -> None:
+        run(installed.python, "-I", promises.__file__, installed.links, tmp_path)
 
     def test_all_is_all(self, installed: Installed) -> None:
-        each = (installed.required(extra) for extra in promises.PROMISES if extra != "all")
+        each = [installed.required(extra) for extra in promises.PROMISES if extra != "all"]
         assert installed.required("all") == set.union(*each)
+
+    @pytest.mark.parametrize("extra", promises.BEYOND)
+    def test_the_others_build_on_training(self, extra: str, installed: Installed) -> None:
+        assert installed.required("training") < installed.required(extra)
 
     def test_a_plain_installation_is_torch_and_numpy(self, installed: Installed) -> None:
         plain = {each.name for each in installed.requires["shortlist"] if each.marker is None}
@@ -135,24 +134,24 @@ class TestInstallation:
 
     @pytest.mark.parametrize("command", [["shortlist"], ["python", "-m", "shortlist"]], ids=" ".join)
     def test_the_command_needs_an_extra(self, command: list[str], installed: Installed) -> None:
-        installed.expose("")
         typed = [installed.python.parent / command[0], *command[1:], "train"]
-        done = subprocess.run(typed, capture_output=True, text=True, env={})
+        plain = {"PYTHONPATH": str(installed.links / "plain")}
+        done = subprocess.run(typed, capture_output=True, text=True, env=plain)
         sentence = "The shortlist command needs the package typer, which is not installed: pip install 'shortlist[all]'"
         assert (done.returncode, done.stdout, done.stderr) == (1, "", f"Error: {sentence}\n")
 
     def test_help_does_not_wait_for_torch(self, installed: Installed) -> None:
-        installed.expose("training")
-        done = run(installed.python, "-X", "importtime", installed.python.parent / "shortlist", "--help")
+        command = (installed.python, "-X", "importtime", installed.python.parent / "shortlist", "--help")
+        done = run(*command, path=installed.links / "training")
         assert "train" in done.stdout
         imported = set(re.findall(r"\| +(\w+)$", done.stderr, re.MULTILINE))
         assert {"shortlist", "typer"} <= imported
         assert not imported & {"numpy", "torch"}
 
 
-def run(*command: str | Path) -> subprocess.CompletedProcess[str]:
-    """A command that succeeds; the sources under test are not on its path."""
-    environment = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
+def run(*command: str | Path, path: Path | str = "") -> subprocess.CompletedProcess[str]:
+    """A command that succeeds, with another path than the tests', which leads to the sources."""
+    environment = {**os.environ, "PYTHONPATH": str(path)}
     done = subprocess.run(command, capture_output=True, text=True, env=environment, stdin=subprocess.DEVNULL)
     assert done.returncode == 0, f"{done.stdout}\n{done.stderr}"
     return done
