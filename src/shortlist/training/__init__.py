@@ -3,6 +3,8 @@
 from shortlist.extras import extra
 
 with extra("training", __name__):
+    import tensorboard  # noqa: F401 - accelerate imports it only when training begins
+
     from shortlist.batches import LargeBatchStep, StepOutput
     from shortlist.training.ablation import ablate, collect
     from shortlist.training.display import Display
