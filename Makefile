@@ -1,6 +1,6 @@
 # make demo      set up, then train on glyphs and show what was learned
-# make test      set up, then lint, types, contracts and all tests
-# make check     lint, types, contracts
+# make test      set up, then lint, types, contracts, workflows and all tests
+# make check     lint, types, contracts, workflows
 # make bench     measure the losses and the large-batch step (hours on 2 cores; BENCH="--bars" for the bars only)
 # make figures   draw docs/images, and take the pictures of the pages (with Chromium)
 PYTHON ?= $(shell command -v python3.11 || command -v python3)
@@ -31,6 +31,8 @@ check: $(READY)
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 	$(BIN)/lint-imports
+	$(BIN)/check-jsonschema --builtin-schema vendor.github-workflows .github/workflows/*.yml
+	$(BIN)/zizmor --offline --strict-collection --quiet .github
 
 test: check
 	$(BIN)/python -m pytest

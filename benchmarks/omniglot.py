@@ -19,12 +19,12 @@ from pathlib import Path
 
 import torch
 
+from shortlist.batches.memory import reuse_freed_memory
 from shortlist.progress import display_for
 from shortlist.recipes import open_recipe
 from shortlist.report.ablation import draw, read_results, table
 from shortlist.training import RunFolder, ablate, resume, train
 from shortlist.training.folder import write_atomically
-from shortlist.training.memory import reuse_freed_memory
 
 RESULTS = Path(__file__).parent / "results"
 GLYPHS = ("data.source=glyphs", "data.root=null", "batch.size=100", "batch.chunk_size=100", "training.epochs=30")

@@ -16,11 +16,11 @@ import statistics
 import sys
 from pathlib import Path
 
+from shortlist.batches.memory import reuse_freed_memory
 from shortlist.progress import display_for
 from shortlist.recipes import open_recipe
 from shortlist.training import RunFolder, resume, train
 from shortlist.training.folder import write_atomically
-from shortlist.training.memory import reuse_freed_memory
 
 RESULTS = Path(__file__).parent / "results"
 

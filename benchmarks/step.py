@@ -82,7 +82,7 @@ class Bench:
         pixels, labels = self.pixels[:batch], self.labels[:batch]
         if name == "plain":
             return lambda: self.loss(self.model(pixels), labels).backward()
-        from shortlist.training.large_batch import LargeBatchStep
+        from shortlist.batches.large_batch import LargeBatchStep
 
         step = LargeBatchStep(self.model, self.loss, self.setting.chunk, keep_graphs=name == "kept")
 
@@ -109,7 +109,7 @@ def measure_memory(bench: Bench, case: Case) -> dict[str, Any]:
 
 
 def measure_time(bench: Bench, case: Case) -> dict[str, Any]:
-    from shortlist.training.memory import reuse_freed_memory
+    from shortlist.batches.memory import reuse_freed_memory
 
     reuse_freed_memory()
     images = {name: case.plain_batch if name == "plain" else case.batch for name in case.ways}
@@ -134,7 +134,7 @@ def measure_time(bench: Bench, case: Case) -> dict[str, Any]:
 def measure(setting: Setting, case: Case) -> dict[str, Any]:
     import psutil
 
-    from shortlist.training.memory import is_out_of_memory
+    from shortlist.batches.memory import is_out_of_memory
 
     bench = Bench(setting, case.batch)
     limit = _status("VmSize") + min(MEMORY_LIMIT, psutil.virtual_memory().available * 9 // 10)

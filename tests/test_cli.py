@@ -326,7 +326,7 @@ class TestAllocator:
 
     def test_a_training_keeps_freed_memory(self, call: Call, folders: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         calls: list[str] = []
-        monkeypatch.setattr("shortlist.training.memory.reuse_freed_memory", lambda: calls.append("kept"))
+        monkeypatch.setattr("shortlist.batches.memory.reuse_freed_memory", lambda: calls.append("kept"))
         monkeypatch.setattr(
             "shortlist.training.resume", lambda path, display: calls.append("trained") or RunFolder(path)
         )
@@ -334,7 +334,7 @@ class TestAllocator:
         assert calls[:2] == ["kept", "trained"]
 
     def test_not_on_a_gpu(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setattr("shortlist.training.memory.reuse_freed_memory", lambda: pytest.fail("it is for the CPU"))
+        monkeypatch.setattr("shortlist.batches.memory.reuse_freed_memory", lambda: pytest.fail("it is for the CPU"))
         monkeypatch.setattr("torch.cuda.is_available", lambda: True)
         training._reuse_freed_memory()
 

@@ -9,7 +9,6 @@ from pathlib import Path
 
 import pytest
 import torch
-from shortlist.training.display import Display
 
 from shortlist.config import RunConfig
 from shortlist.config.arguments import ARGUMENTS
@@ -18,6 +17,7 @@ from shortlist.data import open_catalog, open_collection
 from shortlist.data.images import ImageError
 from shortlist.errors import ConfigError, DataError, RunError, arguments_from, renamed
 from shortlist.export import export
+from shortlist.progress import Display
 from shortlist.retrieval import nearest
 from shortlist.training import evaluate_run, make_plan, train
 from tests.processes import SOURCES

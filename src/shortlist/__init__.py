@@ -3,23 +3,21 @@
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-from shortlist.errors import ShortlistError
-from shortlist.ranking import (
-    RecallAtKLoss,
-    SiMix,
-    SmoothAPLoss,
-    VirtualBatch,
-    query_scores,
-    recall_at_k_loss,
-    retrieval_metrics,
-    smooth_ap_loss,
-)
-
 if TYPE_CHECKING:
-    from shortlist.data.sampler import ClassBalancedSampler
-    from shortlist.model.embedder import Embedder
-    from shortlist.retrieval.gallery import Gallery
-    from shortlist.training.large_batch import LargeBatchStep
+    from shortlist.batches import ClassBalancedSampler, LargeBatchStep
+    from shortlist.errors import ShortlistError
+    from shortlist.model import Embedder
+    from shortlist.ranking import (
+        RecallAtKLoss,
+        SiMix,
+        SmoothAPLoss,
+        VirtualBatch,
+        query_scores,
+        recall_at_k_loss,
+        retrieval_metrics,
+        smooth_ap_loss,
+    )
+    from shortlist.retrieval import Gallery
 
     __version__: str
 
@@ -40,12 +38,17 @@ __all__ = [
     "smooth_ap_loss",
 ]
 
-_LATER = {  # imported when first asked for: `import shortlist` needs torch and nothing else
-    "ClassBalancedSampler": "shortlist.data.sampler",
-    "Embedder": "shortlist.model.embedder",
-    "Gallery": "shortlist.retrieval.gallery",
-    "LargeBatchStep": "shortlist.training.large_batch",
+_MODULES = {  # imported on first use, so that each needs only its own packages, and `shortlist --help` not even torch
+    "shortlist.batches": ("ClassBalancedSampler", "LargeBatchStep"),
+    "shortlist.errors": ("ShortlistError",),
+    "shortlist.model": ("Embedder",),
+    "shortlist.ranking": (
+        *("RecallAtKLoss", "SiMix", "SmoothAPLoss", "VirtualBatch"),
+        *("query_scores", "recall_at_k_loss", "retrieval_metrics", "smooth_ap_loss"),
+    ),
+    "shortlist.retrieval": ("Gallery",),
 }
+_LATER = {name: module for module, names in _MODULES.items() for name in names}
 
 
 def __getattr__(name: str) -> Any:

@@ -23,7 +23,7 @@ import torch
 from torch import nn
 from torch.nn import functional
 
-from shortlist.data.cache import cache_folder
+from shortlist.cache import cache_folder
 from shortlist.errors import ConfigError
 from shortlist.files import write_atomically
 

@@ -16,9 +16,9 @@ from hypothesis import strategies as st
 from torch import Tensor
 from torch.utils.data import DataLoader
 
-from shortlist.data.sampler import ClassBalancedSampler
-from shortlist.data.seeds import derived_seed
+from shortlist.batches.sampler import ClassBalancedSampler
 from shortlist.errors import ConfigError
+from shortlist.seeds import derived_seed
 
 # Images of the 98 training classes of Cars196.
 CARS = [

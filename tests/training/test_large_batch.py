@@ -11,10 +11,10 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from shortlist.batches import large_batch
+from shortlist.batches.large_batch import LargeBatchStep
+from shortlist.batches.memory import GraphSize
 from shortlist.errors import ModelError
-from shortlist.training import large_batch
-from shortlist.training.large_batch import LargeBatchStep
-from shortlist.training.memory import GraphSize
 from tests.training.steps import (
     LOSSES,
     MODELS,
@@ -333,7 +333,7 @@ import sys
 import torch
 from torch import nn
 from shortlist.errors import RunError
-from shortlist.training.large_batch import LargeBatchStep
+from shortlist.batches.large_batch import LargeBatchStep
 rank, size, store = int(sys.argv[1]), int(sys.argv[2]), sys.argv[3]
 torch.distributed.init_process_group("gloo", init_method=f"file://{store}", rank=rank, world_size=size)
 model = nn.Linear(3, 2)

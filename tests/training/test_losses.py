@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import sys
 from typing import Any
 
 import pytest
@@ -10,14 +11,14 @@ import torch
 from pytorch_metric_learning import distances, losses, miners, reducers, regularizers
 from torch import Tensor, nn
 
+from shortlist.batches.large_batch import LargeBatchStep
 from shortlist.config import RunConfig, read_config
 from shortlist.errors import ConfigError
+from shortlist.extras import MissingExtraError
 from shortlist.ranking import BinnedAPLoss, BlackboxAPLoss, RecallAtKLoss, SmoothAPLoss
 from shortlist.training import Display, RunFolder, describe, loop, make_plan, train
-from shortlist.training import losses as of_training
 from shortlist.training.borrowed import REFUSED, REFUSED_MINERS, BorrowedLoss
 from shortlist.training.checkpoint import TrainingState, latest_state, save_state
-from shortlist.training.large_batch import LargeBatchStep
 from shortlist.training.learner import Learner
 from shortlist.training.losses import build_loss
 from shortlist.training.parts import build_embedder
@@ -341,8 +342,9 @@ def test_what_is_refused(name: str, settings: list[str], message: str) -> None:
 
 
 def test_without_the_library(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(of_training, "find_spec", lambda name: None)
-    with pytest.raises(ConfigError, match=r"not installed. Install it: pip install 'shortlist\[baselines\]'"):
+    monkeypatch.delitem(sys.modules, "shortlist.training.borrowed")
+    monkeypatch.setitem(sys.modules, "pytorch_metric_learning", None)
+    with pytest.raises(MissingExtraError, match=r"loss.name=pml.NCALoss needs .* pip install 'shortlist\[baselines\]'"):
         build("pml.NCALoss")
     build("recall_at_k")
 

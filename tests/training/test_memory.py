@@ -13,9 +13,9 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from shortlist.batches import memory
+from shortlist.batches.memory import GraphBudget, GraphSize, available_memory, is_out_of_memory
 from shortlist.errors import RunError
-from shortlist.training import memory
-from shortlist.training.memory import GraphBudget, GraphSize, available_memory, is_out_of_memory
 
 FLOAT = 4  # bytes
 

@@ -9,10 +9,10 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from shortlist.batches import large_batch
+from shortlist.batches.large_batch import LargeBatchStep
+from shortlist.batches.memory import GraphSize
 from shortlist.errors import RunError
-from shortlist.training import large_batch
-from shortlist.training.large_batch import LargeBatchStep
-from shortlist.training.memory import GraphSize
 from tests.training.steps import (
     LOSSES,
     Proxies,

@@ -12,13 +12,14 @@ from PIL import Image
 from torch import Tensor, nn
 
 from shortlist import RecallAtKLoss
+from shortlist.batches import large_batch
+from shortlist.batches.large_batch import LargeBatchStep
+from shortlist.batches.memory import GraphSize
 from shortlist.data import Catalog, FitTransform, ImageDataset, image_chunks, load_image
 from shortlist.model import MultiScale
 from shortlist.retrieval import embed_images
-from shortlist.training import Display, describe, large_batch, make_plan, resume, train
-from shortlist.training.large_batch import LargeBatchStep
+from shortlist.training import Display, describe, make_plan, resume, train
 from shortlist.training.loop import Trainer
-from shortlist.training.memory import GraphSize
 from shortlist.training.parts import build_embedder, build_transforms
 from tests.training.runs import config, records, same_weights, weights
 from tests.training.steps import difference, take_gradients

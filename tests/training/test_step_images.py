@@ -8,9 +8,9 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from shortlist.batches.chunks import Images
+from shortlist.batches.large_batch import LargeBatchStep
 from shortlist.errors import ModelError, RunError
-from shortlist.training.chunks import Images
-from shortlist.training.large_batch import LargeBatchStep
 from tests.training.steps import (
     LOSSES,
     Proxies,

@@ -6,15 +6,21 @@ import logging
 import sys
 import warnings
 
-from shortlist.cli import data, export, recipes, reports, search, serving, training  # noqa: F401 - each adds its commands
-from shortlist.cli.app import app, option_names
 from shortlist.errors import Interrupted, ShortlistError, renamed
+from shortlist.extras import extra
 
 
 def main() -> None:
     """Run the command line; a user's mistake is one message, and no traceback."""
     warnings.showwarning = lambda message, *_: print(f"Warning: {message}", file=sys.stderr)
     logging.getLogger("accelerate").setLevel(logging.ERROR)
+    try:
+        with extra("all", "The shortlist command"):  # each module adds its commands
+            from shortlist.cli import data, export, recipes, reports, search, serving, training  # noqa: F401
+            from shortlist.cli.app import app, option_names
+    except ShortlistError as error:
+        print(f"Error: {error}", file=sys.stderr)
+        raise SystemExit(1) from None
     try:
         app()
     except Interrupted as stopped:

@@ -133,6 +133,8 @@ def search(
     """Find the images of a gallery that are most like an image."""
     from shortlist.retrieval import Gallery
 
+    if sheet is not None:
+        from shortlist.report.sheet import draw_hits  # before the search: it may have to be installed
     gallery = Gallery.open(place, model)
     vectors = gallery.describer.describe(images)
     found = list(zip(images, gallery.search_vectors(vectors, k, label=label), strict=True))
@@ -141,8 +143,6 @@ def search(
         hint = did_you_mean(label, known) if known else "and no labels at all"
         raise DataError(f"the gallery {gallery.name} has no image of the label {label!r}, {hint}")
     if sheet is not None:
-        from shortlist.report.sheet import draw_hits
-
         draw_hits(found, sheet, title=f"{gallery.name}: the most similar of {len(gallery):,} images")
     if as_json:
         results = [{"query": str(query), "hits": [_facts(hit) for hit in hits]} for query, hits in found]

@@ -166,7 +166,7 @@ def _reuse_freed_memory() -> None:
     """For a training on the CPU. The allocator belongs to the process, so this is for its owner to decide."""
     import torch
 
-    from shortlist.training.memory import reuse_freed_memory
+    from shortlist.batches.memory import reuse_freed_memory
 
     if not torch.cuda.is_available():
         reuse_freed_memory()

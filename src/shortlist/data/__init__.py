@@ -1,16 +1,19 @@
 """Images on disk -> batches."""
 
-from shortlist.data.benchmarks import BENCHMARKS, Benchmark
-from shortlist.data.cache import built_once, cache_folder
-from shortlist.data.catalog import ROLES, SPLITS, Catalog, Judgement, Judgements
-from shortlist.data.collections import UNLABELLED, open_collection
-from shortlist.data.images import ImageDataset, ImageError, load_image
-from shortlist.data.inspection import CheckReport, check, drop_unreadable, summary
-from shortlist.data.loader import image_chunks
-from shortlist.data.sampler import ClassBalancedSampler
-from shortlist.data.sources import open_catalog
-from shortlist.data.splits import half_validation, open_set_split
-from shortlist.data.transforms import FitTransform, TestTransform, TrainTransform, Transform, augmentation_rng
+from shortlist.extras import extra
+
+with extra("training", __name__):
+    from shortlist.batches import ClassBalancedSampler
+    from shortlist.cache import built_once, cache_folder
+    from shortlist.data.benchmarks import BENCHMARKS, Benchmark
+    from shortlist.data.catalog import ROLES, SPLITS, Catalog, Judgement, Judgements
+    from shortlist.data.collections import UNLABELLED, open_collection
+    from shortlist.data.images import ImageDataset, ImageError, load_image
+    from shortlist.data.inspection import CheckReport, check, drop_unreadable, summary
+    from shortlist.data.loader import image_chunks
+    from shortlist.data.sources import open_catalog
+    from shortlist.data.splits import half_validation, open_set_split
+    from shortlist.data.transforms import FitTransform, TestTransform, TrainTransform, Transform, augmentation_rng
 
 __all__ = [
     "BENCHMARKS",

@@ -17,6 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from shortlist.errors import DataError
+from shortlist.extras import extra
 
 FACES = (
     *("DejaVuSans", "DejaVuSans-Bold", "DejaVuSans-Oblique", "DejaVuSans-BoldOblique"),
@@ -50,7 +51,8 @@ class Face(NamedTuple):
 
 def font_files() -> list[Path]:
     """The file of each face, in the order of FACES. Raises DataError where one is missing."""
-    import matplotlib  # here, for it takes a while and only the one who wants glyphs should wait
+    with extra("report", "Drawing glyphs"):
+        import matplotlib  # here, because it takes a while to import
 
     folder = Path(matplotlib.get_data_path()) / "fonts" / "ttf"
     files = [folder / f"{name}.ttf" for name in FACES]
@@ -69,7 +71,8 @@ def fonts_digest() -> str:
 
 
 def open_faces() -> dict[str, Face]:
-    from fontTools.ttLib import TTFont
+    with extra("report", "Drawing glyphs"):
+        from fontTools.ttLib import TTFont
 
     files = [io.BytesIO(file.read_bytes()) for file in font_files()]  # in memory: fontTools would keep a file open
     fonts = {name: TTFont(file, lazy=True) for name, file in zip(FACES, files, strict=True)}

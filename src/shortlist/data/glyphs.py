@@ -16,7 +16,7 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from shortlist.data.cache import built_once, cache_folder
+from shortlist.cache import built_once, cache_folder
 from shortlist.data.catalog import Catalog
 from shortlist.data.glyph_outlines import (
     UNITS,
@@ -29,8 +29,8 @@ from shortlist.data.glyph_outlines import (
     grown,
     open_faces,
 )
-from shortlist.data.seeds import derived_seed
 from shortlist.errors import DataError
+from shortlist.seeds import derived_seed
 
 VERSION = 2  # of the rendering: raise it with every change to the pixels
 SIZE = 48  # pixels, both ways

@@ -13,6 +13,7 @@ import numpy as np
 from shortlist.data.catalog import ROLES, SPLITS, Catalog
 from shortlist.data.presence import some
 from shortlist.errors import DataError, did_you_mean
+from shortlist.extras import extra
 
 REQUIRED, OPTIONAL = ("path", "label"), ("split", "role")
 
@@ -116,11 +117,9 @@ def _read_csv(file: Path, required: tuple[str, ...]) -> _Table:
 
 
 def _read_parquet(file: Path, required: tuple[str, ...]) -> _Table:
-    try:
-        import pyarrow as pa
+    with extra("training", "A table in Parquet"):
+        import pyarrow as pa  # here, because it takes a while to import
         import pyarrow.parquet as pq
-    except ImportError as error:
-        raise DataError(f"reading {file} needs pyarrow: pip install pyarrow, or make it a CSV file") from error
     try:
         names = pq.read_schema(file).names
         where = _positions(file, names, required)

@@ -12,8 +12,8 @@ import torch
 from PIL import Image
 from torch import Tensor
 
-from shortlist.data.seeds import derived_seed
 from shortlist.errors import ConfigError, did_you_mean
+from shortlist.seeds import derived_seed
 
 INTERPOLATIONS = {"bilinear": Image.Resampling.BILINEAR, "bicubic": Image.Resampling.BICUBIC}
 # An image that is to shrink much is first shrunk coarsely, by a whole number, but never below this many times the size

@@ -1,5 +1,8 @@
 """From a run to files that others load without shortlist."""
 
-from shortlist.export.stage import Exported, export
+from shortlist.extras import extra
+
+with extra("export", __name__):
+    from shortlist.export.stage import Exported, export
 
 __all__ = ["Exported", "export"]

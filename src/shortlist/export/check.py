@@ -8,9 +8,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from shortlist.batches.sizes import by_size
 from shortlist.errors import ModelError
 from shortlist.export.origin import Samples
-from shortlist.model.sizes import by_size
 
 Run = Callable[[Tensor], Tensor]  # uint8 (B, 3, H, W) -> vectors (B, d)
 

@@ -10,10 +10,11 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from shortlist.errors import ConfigError, ModelError
+from shortlist.errors import ModelError
 from shortlist.export.check import Run
 from shortlist.export.description import INPUT, KEY, OUTPUT
 from shortlist.export.graph import example, exported_program
+from shortlist.extras import extra
 from shortlist.retrieval import Describer
 
 SIDES = ("batch", "channels", "height", "width")
@@ -74,11 +75,7 @@ def _name_sides(graph: Any) -> None:
 
 
 def _check_installed() -> None:
-    try:
+    with extra("export", "An ONNX file"):
         import onnx  # noqa: F401
         import onnxruntime  # noqa: F401
         import onnxscript  # noqa: F401
-    except ImportError as error:
-        raise ConfigError(
-            f"`onnx` needs the package {error.name}, which is not installed: pip install 'shortlist[export]'"
-        ) from None

@@ -13,13 +13,13 @@ import torch
 from PIL import Image
 from torch import Tensor
 
+from shortlist.batches.sizes import by_size
 from shortlist.config import RunConfig
 from shortlist.data import Catalog, Transform
 from shortlist.data.images import ImageDataset
 from shortlist.data.transforms import cut
 from shortlist.errors import DataError, ShortlistError
 from shortlist.files import read_json
-from shortlist.model.sizes import by_size
 from shortlist.progress import Display
 from shortlist.retrieval import Describer
 from shortlist.training import RunFolder

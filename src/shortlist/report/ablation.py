@@ -5,14 +5,16 @@ from __future__ import annotations
 import statistics
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from shortlist.errors import RunError
+from shortlist.extras import extra
 from shortlist.files import read_json
 from shortlist.training.ablation import STUDIES
 
-if TYPE_CHECKING:
+with extra("report", "The plot of a study"):
     from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
 
 METRICS = ("r@1", "mAP medium")  # what a study is shown by: the first that was measured
 # Okabe and Ito's palette: told apart with any kind of colour vision.
@@ -90,8 +92,6 @@ def table(results: dict[str, Any]) -> tuple[list[str], list[list[str]]]:
 
 def draw(results: dict[str, Any], path: Path) -> Path:
     """The plot of a study, and those of the paper beside it, as a PNG."""
-    from matplotlib.figure import Figure  # here: it takes a while to import
-
     study = results["study"]
     panels: dict[str, Mapping[str, Curve]] = {f"here: {results['config']['name']}": curves(results)}
     labels = [metric(results)]

@@ -5,12 +5,15 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
-from matplotlib import get_data_path
 from PIL import Image, ImageDraw, ImageFont, ImageOps
 
 from shortlist.data import ImageError, load_image
+from shortlist.extras import extra
 from shortlist.files import replacing
 from shortlist.retrieval import Hit
+
+with extra("report", "A contact sheet"):
+    from matplotlib import get_data_path
 
 THUMB, GAP, MARGIN, LINE = 144, 14, 28, 17
 INK, PAPER, GREY, RULE, HOLE = "#1c1c1e", "#ffffff", "#6b6b70", "#d0d0d4", "#f0f0f2"

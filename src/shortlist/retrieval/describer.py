@@ -16,6 +16,7 @@ import torch
 from PIL import Image
 from torch import Tensor, nn
 
+from shortlist.batches.sizes import by_size
 from shortlist.data import FitTransform, TestTransform, Transform
 from shortlist.data.images import load_crop, upright_rgb
 from shortlist.data.transforms import cut
@@ -23,7 +24,6 @@ from shortlist.errors import ModelError
 from shortlist.files import write_atomically
 from shortlist.model import Embedder, MultiScale
 from shortlist.model.checkpoint import digest
-from shortlist.model.sizes import by_size
 
 Picture = Path | str | bytes | Image.Image  # a file, what is in a file, or an image that is decoded already
 FILE = "describer.json"

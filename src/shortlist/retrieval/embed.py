@@ -12,11 +12,11 @@ import torch
 from numpy.typing import DTypeLike
 from torch import Tensor, nn
 
+from shortlist.batches.sizes import by_size
 from shortlist.data import Catalog, ImageDataset, ImageError, Transform, image_chunks
 from shortlist.errors import DataError, RunError
 from shortlist.files import written_alone
 from shortlist.model import EmbedderConfig
-from shortlist.model.sizes import by_size
 from shortlist.retrieval.describer import Describer
 from shortlist.retrieval.vector_file import VectorFile
 from shortlist.retrieval.vectors import Progress

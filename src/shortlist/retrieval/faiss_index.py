@@ -10,6 +10,7 @@ import psutil
 from numpy.typing import NDArray
 
 from shortlist.errors import ConfigError, did_you_mean
+from shortlist.extras import extra
 from shortlist.files import replacing
 from shortlist.retrieval.search import nearest
 from shortlist.retrieval.vectors import Progress
@@ -190,8 +191,8 @@ def read(path: Path) -> Any:
 
 
 def _faiss() -> Any:
-    import faiss  # slow to import, and its types are those of what SWIG wrote
-
+    with extra("search", "A gallery in a folder"):
+        import faiss  # slow to import, and its types are those of what SWIG wrote
     return faiss
 
 

@@ -12,6 +12,7 @@ import torch
 
 from shortlist.data import Catalog
 from shortlist.errors import ConfigError, DataError
+from shortlist.extras import extra
 from shortlist.progress import Display, default_display
 from shortlist.retrieval.adding import Added, Adding, absolute
 from shortlist.retrieval.describer import Describer, Picture
@@ -68,8 +69,8 @@ class Gallery:
             ConfigError: there is no such kind.
         """
         if not is_milvus(place):
-            from shortlist.retrieval.folder_store import FolderStore
-
+            with extra("search", "A gallery in a folder"):
+                from shortlist.retrieval.folder_store import FolderStore
             return cls(FolderStore.create(Path(place), describer, kind))
         if model is None:
             raise GalleryError(
@@ -282,6 +283,6 @@ def _opened(place: Path | str) -> Store:
         from shortlist.retrieval.milvus_store import MilvusStore
 
         return MilvusStore(MilvusPlace.parse(str(place)))
-    from shortlist.retrieval.folder_store import FolderStore
-
+    with extra("search", "A gallery in a folder"):
+        from shortlist.retrieval.folder_store import FolderStore
     return FolderStore(Path(place))

@@ -11,6 +11,7 @@ from typing import Any
 from urllib.parse import urlsplit
 
 from shortlist.errors import ConfigError
+from shortlist.extras import extra
 from shortlist.retrieval.store import GalleryError
 
 COLLECTION = "shortlist"
@@ -67,12 +68,11 @@ class MilvusPlace:
         """A pymilvus client.
 
         Raises:
-            GalleryError: there is no pymilvus, no server, or another process has the file open.
+            MissingExtraError: pymilvus is not installed.
+            GalleryError: there is no server, or another process has the file open.
         """
-        try:
+        with extra("milvus", f"The gallery {self}"):
             from pymilvus import MilvusClient
-        except ImportError:
-            raise GalleryError(f"{self} needs pymilvus: pip install 'shortlist[milvus]'") from None
         if self.lite:
             Path(self.uri).parent.mkdir(parents=True, exist_ok=True)
         with told(self, " (one process at a time can have it open)" if self.lite else ""):

@@ -10,11 +10,10 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import pyarrow as pa
-import pyarrow.parquet as pq
 
 from shortlist.data import Catalog
 from shortlist.errors import DataError
+from shortlist.extras import extra
 from shortlist.files import replacing, sweep_unfinished, written_alone
 from shortlist.progress import Display, default_display
 from shortlist.retrieval.adding import absolute
@@ -22,6 +21,10 @@ from shortlist.retrieval.describer import Describer
 from shortlist.retrieval.embed import NothingReadable, describe_to_file, stamp
 from shortlist.retrieval.vector_file import left_out
 from shortlist.retrieval.vectors import Progress, open_vectors
+
+with extra("training", "A table of vectors"):
+    import pyarrow as pa
+    import pyarrow.parquet as pq
 
 METADATA = b"shortlist"  # the key in the schema's metadata
 _ROWS = 8_192  # of a row group: what is in memory

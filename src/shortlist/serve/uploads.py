@@ -34,7 +34,7 @@ async def read_upload(request: Request, limits: Limits) -> Upload:
     """
     try:
         form = await asyncio.wait_for(_read_form(request, limits), limits.seconds)
-    except asyncio.TimeoutError:
+    except TimeoutError:
         raise Refused(408, f"The upload took longer than {limits.seconds:g} seconds.") from None
     except ClientDisconnect:
         raise Refused(400, "The upload ended before its end.") from None

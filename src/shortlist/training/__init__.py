@@ -1,12 +1,17 @@
 """From batches to a trained run."""
 
-from shortlist.progress import Display
-from shortlist.training.ablation import ablate, collect
-from shortlist.training.evaluation import evaluate_run, open_describer, open_embedder
-from shortlist.training.folder import RunFolder
-from shortlist.training.large_batch import LargeBatchStep, StepOutput
-from shortlist.training.loop import resume, train
-from shortlist.training.plan import Plan, describe, make_plan
+from shortlist.extras import extra
+
+with extra("training", __name__):
+    import tensorboard  # noqa: F401 - accelerate imports it only when training begins
+
+    from shortlist.batches import LargeBatchStep, StepOutput
+    from shortlist.progress import Display
+    from shortlist.training.ablation import ablate, collect
+    from shortlist.training.evaluation import evaluate_run, open_describer, open_embedder
+    from shortlist.training.folder import RunFolder
+    from shortlist.training.loop import resume, train
+    from shortlist.training.plan import Plan, describe, make_plan
 
 __all__ = [
     "Display",

@@ -71,7 +71,7 @@ def latest_state(folder: Path) -> TrainingState | None:
     for path in found:
         try:
             return _read(path)
-        except (OSError, SafetensorError, KeyError, ValueError) as error:  # noqa: PERF203
+        except (OSError, SafetensorError, KeyError, ValueError) as error:
             warnings.warn(f"The checkpoint {path} is damaged ({error}); the one before is used.", stacklevel=2)
     if found:
         raise RunError(f"All checkpoints in {folder} are damaged. Start a new run, or put back a copy of one.")

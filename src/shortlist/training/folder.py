@@ -22,7 +22,7 @@ from shortlist.config import RunConfig, read_config
 from shortlist.errors import RunError
 from shortlist.files import parse_json, read_json, write_atomically
 
-PACKAGES = ("shortlist", "torch", "torchvision", "timm", "accelerate", "numpy", "pillow")
+PACKAGES = ("shortlist", "torch", "timm", "accelerate", "numpy", "pillow")
 
 
 class Busy(RunError):  # noqa: N818 - says what the folder is

@@ -10,16 +10,16 @@ import torch
 from torch import Tensor, nn
 from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 
+from shortlist.batches.large_batch import LargeBatchStep, StepOutput, refuse_batch_statistics
+from shortlist.batches.sizes import Images
+from shortlist.batches.undo import seeded
 from shortlist.config import RunConfig
-from shortlist.data.seeds import derived_seed
 from shortlist.errors import RunError
 from shortlist.model import Embedder
-from shortlist.model.sizes import Images
+from shortlist.seeds import derived_seed
 from shortlist.training.checkpoint import TrainingState, load_optimizer_tensors, optimizer_tensors
-from shortlist.training.large_batch import LargeBatchStep, StepOutput, refuse_batch_statistics
 from shortlist.training.losses import Classes, build_loss
 from shortlist.training.parts import build_embedder, build_optimizer
-from shortlist.training.undo import seeded
 
 AUTOCAST = {"float32": None, "bfloat16": torch.bfloat16, "float16": torch.float16}
 

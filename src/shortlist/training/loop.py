@@ -15,13 +15,14 @@ import torch
 from accelerate import Accelerator
 from torch import Tensor
 
+from shortlist.batches.large_batch import AUTOMATIC_CHUNK
+from shortlist.batches.sizes import Images
 from shortlist.config import RunConfig
 from shortlist.config.arguments import ARGUMENTS
 from shortlist.data import ImageDataset, image_chunks
 from shortlist.errors import ConfigError, Interrupted, RunError, arguments_from
 from shortlist.files import write_atomically
 from shortlist.model import Embedder, GeM
-from shortlist.model.sizes import Images
 from shortlist.process import threads
 from shortlist.processor import require_bfloat16
 from shortlist.progress import Display, default_display
@@ -29,7 +30,6 @@ from shortlist.retrieval import Evaluation, NotFinite
 from shortlist.training.checkpoint import latest_state, save_state
 from shortlist.training.evaluation import examine
 from shortlist.training.folder import RunFolder
-from shortlist.training.large_batch import AUTOMATIC_CHUNK
 from shortlist.training.learner import Learned, Learner
 from shortlist.training.losses import build_loss
 from shortlist.training.opening import Exam, with_absolute_paths

@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-from importlib.util import find_spec
-
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from shortlist.config import LossConfig
-from shortlist.errors import ConfigError
+from shortlist.extras import extra
 from shortlist.ranking import BinnedAPLoss, BlackboxAPLoss, RecallAtKLoss, SiMix, SmoothAPLoss
 
 Classes = Tensor | NDArray[np.integer]
@@ -28,13 +26,8 @@ def build_loss(config: LossConfig, classes: Classes, dim: int) -> nn.Module:
         ConfigError: no such loss, or not with these arguments; says which there are.
     """
     if config.borrowed:
-        if find_spec("pytorch_metric_learning") is None:
-            raise ConfigError(
-                f"loss.name={config.name} is a loss of pytorch-metric-learning, which is not installed. "
-                "Install it: pip install 'shortlist[baselines]'"
-            )
-        from shortlist.training.borrowed import borrow_loss
-
+        with extra("baselines", f"loss.name={config.name}"):
+            from shortlist.training.borrowed import borrow_loss
         return borrow_loss(config, torch.as_tensor(classes), dim)
     simix = SiMix() if config.simix else None
     if config.name == "smooth_ap":

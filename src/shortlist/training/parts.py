@@ -9,13 +9,13 @@ from typing import Any
 import torch
 from torch import nn
 
+from shortlist.batches.undo import seeded
 from shortlist.config import OptimizerConfig, RunConfig
 from shortlist.config.arguments import ARGUMENTS
 from shortlist.data import FitTransform, TestTransform, TrainTransform, Transform
-from shortlist.data.seeds import derived_seed
 from shortlist.errors import arguments_from
 from shortlist.model import Embedder
-from shortlist.training.undo import seeded
+from shortlist.seeds import derived_seed
 
 
 @arguments_from(ARGUMENTS)

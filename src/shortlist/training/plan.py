@@ -10,16 +10,16 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from shortlist.batches.memory import GraphSize
+from shortlist.batches.sampler import ClassBalancedSampler
 from shortlist.config import RunConfig
 from shortlist.config.arguments import ARGUMENTS
 from shortlist.data import Catalog
-from shortlist.data.sampler import ClassBalancedSampler
 from shortlist.errors import arguments_from
 from shortlist.model import Embedder
 from shortlist.progress import Display
 from shortlist.training.folder import RunFolder
 from shortlist.training.losses import build_loss
-from shortlist.training.memory import GraphSize
 from shortlist.training.opening import Exam, open_exams, open_own, open_validation
 from shortlist.training.parts import build_transforms
 

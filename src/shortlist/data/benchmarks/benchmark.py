@@ -11,8 +11,8 @@ from typing import Any
 
 import numpy as np
 
+from shortlist.cache import cache_folder
 from shortlist.data.benchmarks.places import first_with, misplaced, somewhere_near, split_folders
-from shortlist.data.cache import cache_folder
 from shortlist.data.catalog import Catalog
 from shortlist.data.presence import without_missing
 from shortlist.errors import DataError

@@ -12,6 +12,7 @@ from shortlist.data.benchmarks.benchmark import Benchmark, Count, Progress
 from shortlist.data.benchmarks.lists import check_text
 from shortlist.data.catalog import Catalog
 from shortlist.errors import DataError
+from shortlist.extras import extra
 
 CLASSES, TRAINING_CLASSES = 196, 98
 EXPECTS = "cars_annos.mat and car_ims/, or cars_train/, cars_test/ and the devkit's .mat files"
@@ -80,7 +81,8 @@ def _annotations(root: Path, name: str) -> Path:
 
 
 def _read(file: Path) -> dict[str, Any]:
-    from scipy.io import loadmat  # here, because it takes a while to import
+    with extra("training", "Cars196"):
+        from scipy.io import loadmat  # here, because it takes a while to import
 
     try:
         content: dict[str, Any] = loadmat(file, squeeze_me=True)

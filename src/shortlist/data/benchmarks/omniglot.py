@@ -12,8 +12,8 @@ import numpy as np
 from numpy.typing import NDArray
 from PIL import Image
 
+from shortlist.cache import built_once, cache_folder
 from shortlist.data.benchmarks.benchmark import Benchmark, Count, Progress
-from shortlist.data.cache import built_once, cache_folder
 from shortlist.data.catalog import Catalog
 from shortlist.data.folders import IMAGE_ENDINGS
 from shortlist.errors import DataError

