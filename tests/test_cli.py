@@ -321,6 +321,18 @@ class TestNames:
         assert_error(call(*train, skip, "--dry-run", "data.source=sop"), "set data.root to the one that holds")
 
 
+class TestMilvus:
+    def test_its_client_logs_no_tracebacks_of_what_it_raises(self, call: Call) -> None:
+        pytest.importorskip("pymilvus")
+        logger = logging.getLogger("pymilvus")
+        before = logger.level
+        try:
+            assert_error(call("search", "milvus:nothing.db", "x.png"), "there is no ", "nothing.db. Make a gallery")
+            assert logger.level == logging.CRITICAL
+        finally:
+            logger.setLevel(before)
+
+
 class TestAllocator:
     """glibc's allocator is set by the command line, which owns the process; see also tests/test_process_state.py."""
 
@@ -372,7 +384,12 @@ class TestErrors:
         file = images / "class 11" / "0.jpg"  # of a test class
         Image.effect_noise((200, 200), 99).save(file)
         file.write_bytes(file.read_bytes()[:2000])
-        assert_error(self.train(call), "cannot read the image", "images/class 11/0.jpg", "truncated")
+        remedy = ("evaluate", "runs/tiny", "--on-missing", "skip")  # it is trained, and need not be trained again
+        found = self.train(call)
+        assert_error(
+            found, "cannot read the image", "images/class 11/0.jpg", "truncated", f"shortlist {' '.join(remedy)}"
+        )
+        assert call(*remedy)[0] == 0
 
     def test_a_run_folder_that_cannot_be_written_to(self, call: Call, folders: Path) -> None:
         found = self.train(call, f"data.source={folders / 'images'}", "--run", "/dev/null/run")

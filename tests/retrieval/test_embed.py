@@ -256,7 +256,7 @@ class TestUnreadable:
 
     def test_or_an_error(self, images: Catalog, file: Path) -> None:
         self.spoil(images, 9)
-        with pytest.raises(DataError, match=r"9\.png.*data\.on_missing=skip"):
+        with pytest.raises(DataError, match=r"9\.png.*`on_missing=\"skip\"`"):
             embed_to_file(Corner(), images, SQUARE, file, batch_size=4)
         assert not file.exists()
 
