@@ -8,6 +8,8 @@ from collections.abc import Iterator
 import pytest
 import torch
 
+from tests.processes import Commands, commands
+
 
 def pytest_configure() -> None:
     """A shell's background jobs begin by ignoring Ctrl-C, and so would all that the tests start and interrupt."""
@@ -21,3 +23,10 @@ def one_thread() -> Iterator[None]:
     torch.set_num_threads(1)
     yield
     torch.set_num_threads(threads)
+
+
+@pytest.fixture(scope="session")
+def processes(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Commands]:
+    """Starts commands and scripts without importing torch for each of them."""
+    with commands(tmp_path_factory.mktemp("processes")) as opened:
+        yield opened
