@@ -12,7 +12,7 @@ import pytest
 from shortlist.config import RunConfig
 from shortlist.data import BENCHMARKS
 from shortlist.recipes import open_recipe, recipe_names
-from shortlist.training import RunFolder, train
+from shortlist.training import train
 from shortlist.training.parts import build_embedder
 from tests.miniatures import miniature
 from tests.training.runs import class_folders
@@ -96,12 +96,10 @@ def test_a_step_of_every_recipe(name: str, root: Roots, tmp_path: Path) -> None:
     (step,) = (record for record in folder.metrics() if record["kind"] == "step")
     assert step["gradient_norm"] > 0
     tested = json.loads(folder.evaluation_file.read_text(encoding="utf-8"))
-    names = [each["data"] for each in tested]
-    assert set(open_recipe(name).paper) <= set(names)  # what the paper reports is what is measured
-    for each in tested:
-        assert set(open_recipe(name).paper.get(each["data"], {})) <= set(each["metrics"])
-    assert config.loss == open_recipe(name).loss
-    assert RunFolder.open(folder.path).config().paper == open_recipe(name).paper
+    measured = {each["data"]: set(each["metrics"]) for each in tested}
+    assert measured
+    for data, figures in open_recipe(name).paper.items():  # what the paper reports is what is measured
+        assert set(figures) <= measured[data]
 
 
 MODELS = {
