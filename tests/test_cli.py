@@ -275,7 +275,7 @@ class TestData:
 
 
 class TestErrors:
-    """The issue's list."""
+    """What people get wrong most often."""
 
     def train(self, call: Call, *args: str | Path) -> tuple[int, str, str]:
         return call("train", "tiny.yaml", *FAST, *args)
