@@ -10,6 +10,7 @@ import torch
 
 from shortlist.errors import ConfigError
 from shortlist.processor import require_bfloat16
+from tests.processes import Commands, commands
 
 try:
     require_bfloat16()  # before torch computes anything; what the tests start inherits the environment
@@ -29,3 +30,10 @@ def one_thread() -> Iterator[None]:
     torch.set_num_threads(1)
     yield
     torch.set_num_threads(threads)
+
+
+@pytest.fixture(scope="session")
+def processes(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Commands]:
+    """Starts commands and scripts without importing torch for each of them."""
+    with commands(tmp_path_factory.mktemp("processes")) as opened:
+        yield opened

@@ -1,6 +1,6 @@
-"""The command line in processes of its own, to be stopped and killed; all forked from one that has imported everything.
+"""Commands and scripts in processes of their own, to be stopped and killed; all forked from one that has imported all.
 
-Run as a script, this is that one: it reads orders from its input, a JSON object a line.
+Run as a script, this is that one: it reads orders from its input, one JSON object per line.
 """
 
 from __future__ import annotations
@@ -8,6 +8,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import runpy
 import signal
 import subprocess
 import sys
@@ -76,17 +77,18 @@ class Commands:
             env={**os.environ, **settings, "OMP_NUM_THREADS": str(threads)},
         )
 
-    def start(self, *args: str | Path, cwd: Path, before: str = "") -> Running:
-        """`shortlist ARGS`, in a folder; `before` is Python to run first."""
+    def start(self, *args: str | Path, cwd: Path, before: str = "", script: Path | None = None) -> Running:
+        """`shortlist ARGS`, or `python SCRIPT ARGS`, in a folder; `before` is Python to run first."""
         self.number += 1
         printed = self.folder / f"command-{self.number}"
         printed.mkdir(parents=True)
-        order = {"args": [str(each) for each in args], "cwd": str(cwd), "printed": str(printed), "before": before}
-        return Running(self, int(self.ask(order)), printed)
+        words = [script or "shortlist", *args]
+        order = {"argv": [str(each) for each in words], "cwd": str(cwd), "printed": str(printed), "before": before}
+        return Running(self, int(self.ask({**order, "is_script": script is not None})), printed)
 
-    def run(self, *args: str | Path, cwd: Path, before: str = "") -> tuple[int, str, str]:
+    def run(self, *args: str | Path, cwd: Path, before: str = "", script: Path | None = None) -> tuple[int, str, str]:
         """The exit code, what went to the standard output, and what to the error output."""
-        running = self.start(*args, cwd=cwd, before=before)
+        running = self.start(*args, cwd=cwd, before=before, script=script)
         return running.wait(), running.out, running.err
 
     def ask(self, order: dict[str, Any]) -> str:
@@ -135,11 +137,15 @@ def _become(order: dict[str, Any]) -> None:
             os.dup2(os.open(Path(order["printed"]) / name, os.O_WRONLY | os.O_CREAT), number)
         os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
         os.chdir(order["cwd"])
-        sys.argv = ["shortlist", *order["args"]]
+        sys.argv = order["argv"]
         exec(order["before"], {})
-        from shortlist.cli import main
+        if order["is_script"]:
+            sys.path[0] = str(Path(sys.argv[0]).parent)
+            runpy.run_path(sys.argv[0], run_name="__main__")
+        else:
+            from shortlist.cli import main
 
-        main()
+            main()
         code = 0
     except SystemExit as end:
         code = end.code if isinstance(end.code, int) else int(end.code is not None)

@@ -352,7 +352,7 @@ class TestAllocator:
 
 
 class TestErrors:
-    """The issue's list."""
+    """What people get wrong most often."""
 
     def train(self, call: Call, *args: str | Path) -> tuple[int, str, str]:
         return call("train", "tiny.yaml", *FAST, *args)

@@ -13,7 +13,7 @@ from scipy.io import savemat
 from shortlist.data import Catalog, load_image, open_catalog
 from shortlist.data.benchmarks import benchmark, omniglot
 from shortlist.errors import DataError
-from tests.data.pictures import SHARED, picture, pixels, write
+from tests.data.pictures import REAL_IMAGES, picture, pixels, write
 from tests.miniatures import annotations, strings
 
 # Cars196
@@ -151,10 +151,10 @@ def test_damaged_annotations(original: Path):
     refused("cars196", original, r"names 1 classes, but there is a class 3")
 
 
-@pytest.mark.skipif(not (SHARED / "cars196").is_dir(), reason="no real Cars196 in the folder shared beside the project")
+@pytest.mark.skipif(not (REAL_IMAGES / "cars196").is_dir(), reason="no cars196 in SHORTLIST_REAL_IMAGES")
 def test_the_real_cars():
-    refused("cars196", SHARED / "cars196", r"29 of 16185 images are missing in .* and 26 more")
-    catalog = open_catalog("cars196", root=SHARED / "cars196", on_missing="skip")
+    refused("cars196", REAL_IMAGES / "cars196", r"29 of 16185 images are missing in .* and 26 more")
+    catalog = open_catalog("cars196", root=REAL_IMAGES / "cars196", on_missing="skip")
     assert catalog.remarks == ()  # it lists what it should, although 29 are missing
     assert len(catalog) == 16156
     assert len(catalog.missing) == 29
@@ -316,22 +316,20 @@ def test_damaged_arrays(arrays: Path, cache: Path):
     assert [left for left in cache.rglob("*") if left.is_file()] == []
 
 
-@pytest.mark.skipif(
-    not (SHARED / "omniglot").is_dir(), reason="no real Omniglot in the folder shared beside the project"
-)
+@pytest.mark.skipif(not (REAL_IMAGES / "omniglot").is_dir(), reason="no omniglot in SHORTLIST_REAL_IMAGES")
 def test_the_real_omniglot(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     """Without the half minute of writing 32,460 files: the rest of the way is the same."""
     unpacked: list[Path] = []
     monkeypatch.setattr(omniglot, "_unpack", lambda root, folder, progress: unpacked.append(folder))
     monkeypatch.setattr(benchmark, "without_missing", lambda catalog, on_missing: catalog)
-    catalog = open_catalog("omniglot", root=SHARED / "omniglot")
+    catalog = open_catalog("omniglot", root=REAL_IMAGES / "omniglot")
     assert len(unpacked) == 1
     assert catalog.remarks == ()
     assert len(catalog) == 32460
     assert len(catalog.split("train").classes()) == 964
     assert len(catalog.split("test").classes()) == 659
     assert set(catalog.class_sizes().tolist()) == {20}
-    images, labels = omniglot._images(SHARED / "omniglot" / "images_background.npz")
+    images, labels = omniglot._images(REAL_IMAGES / "omniglot" / "images_background.npz")
     assert images.shape == (19280, 105, 105)
     assert 0.9 < images[:100].mean() < 1  # mostly paper
     assert labels[[0, 19, 20]].tolist() == [0, 0, 1]

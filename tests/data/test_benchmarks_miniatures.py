@@ -13,10 +13,9 @@ import pytest
 
 from shortlist.data import BENCHMARKS, Catalog, load_image, open_catalog, summary
 from shortlist.data.benchmarks import Count
-from tests.data.pictures import SHARED
 from tests.miniatures import digest, lines, miniature
+from tests.retrieval.revisited import GROUND_TRUTH
 
-REVISITED = SHARED.parent / "meta" / "revisited"
 NAMES = sorted(set(BENCHMARKS) - {"glyphs"})  # which has tests of its own
 
 
@@ -291,17 +290,16 @@ def test_what_is_missing_leaves_the_judgements_right(tmp_path: Path):
     assert len(left.boxes) == 13
 
 
-@pytest.mark.skipif(not REVISITED.is_dir(), reason="no real ground truth in the folder shared beside the project")
 @pytest.mark.parametrize(
     ("name", "images", "easy"), [("roxford5k", 4993, 68), ("rparis6k", 6322, 70)], ids=["Oxford", "Paris"]
 )
 def test_the_real_ground_truth(name: str, images: int, easy: int):
-    catalog = BENCHMARKS[name].read(REVISITED, None)
+    catalog = BENCHMARKS[name].read(GROUND_TRUTH, None)
     assert BENCHMARKS[name]._deviations(catalog) == []
     assert Counter(catalog.roles.tolist()) == {"query": 70, "gallery": images}
     answered = {setup: sum(len(one.positives) > 0 for one in each) for setup, each in catalog.judgements.items()}
     assert answered == {"easy": easy, "medium": 70, "hard": 70}
-    with (REVISITED / f"gnd_{name}.pkl").open("rb") as file:
+    with (GROUND_TRUTH / f"gnd_{name}.pkl").open("rb") as file:
         real = pickle.load(file)
     for query in (0, 33, 69):
         said = real["gnd"][query]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import multiprocessing
 import os
+import re
 import signal
 import time
 from collections.abc import Callable
@@ -29,6 +30,7 @@ from shortlist.data.loader import _start, process_context
 from shortlist.data.transforms import Crop
 from shortlist.errors import DataError
 from tests.data.pictures import class_folders, picture, write
+from tests.processes import Commands
 
 KEYS = [[(0, 0), (0, 1), (0, 2)], [(1, 2)], [(1, 0), (0, 5)], [], [(2, 3), (2, 3)]]
 
@@ -145,7 +147,10 @@ class Deadly:
 
 def test_a_killed_worker_is_reported(catalog: Catalog, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(_MultiProcessingDataLoaderIter._try_get_data, "__defaults__", (0.2,))  # torch looks every 5 s
-    with pytest.raises(DataError, match="was killed, often because memory ran out: use fewer `workers`"):
+    with pytest.raises(
+        DataError,
+        match=r"has ended, often because memory ran out: use fewer; `workers=0` .*DataLoader worker \(pid",
+    ):
         list(image_chunks(ImageDataset(catalog, Deadly()), KEYS, workers=1))
 
 
@@ -218,15 +223,52 @@ def test_ctrl_c_is_left_to_the_parent(catalog: Catalog):
         list(image_chunks(ImageDataset(catalog, Interrupted(16)), KEYS[:2], workers=0))
 
 
-@pytest.mark.parametrize("failure", [BrokenPipeError(), ConnectionResetError(), EOFError()])
-def test_a_script_without_a_guard_is_told_so(catalog: Catalog, monkeypatch: pytest.MonkeyPatch, failure: Exception):
-    """Such a script, imported by the server that processes are forked from, ends it; this is what arrives here."""
+SCRIPT = """
+import sys
+from dataclasses import dataclass
+from shortlist.data import ImageDataset, TrainTransform, image_chunks, open_catalog
 
+print("imported as", __name__)
+
+@dataclass(frozen=True)
+class Mine(TrainTransform):
+    pass
+
+def work(transform):
+    catalog = open_catalog(sys.argv[1])
+    print(*(len(chunk) for chunk in image_chunks(ImageDataset(catalog, transform(16)), [[(0, 0)], [(0, 1)]], 1)))
+
+"""
+GUARD = 'if __name__ == "__main__":\n    '
+
+
+@pytest.mark.parametrize(
+    ("end", "imported", "code"),
+    [
+        ("work(TrainTransform)", ["__main__"], 0),
+        (f"{GUARD}work(Mine)", ["__main__", "__mp_main__"], 0),  # the process needs what the script defines
+        ("work(Mine)", ["__main__", "__mp_main__"], 70),
+    ],
+    ids=["no guard", "a transform of its own", "a transform of its own and no guard"],
+)
+def test_scripts(catalog: Catalog, end: str, imported: list[str], code: int, processes: Commands, tmp_path: Path):
+    (tmp_path / "script.py").write_text(SCRIPT + end)
+    found, out, error = processes.run(catalog.root, cwd=tmp_path, script=tmp_path / "script.py")
+    assert found == code, error
+    assert re.findall("imported as (.*)", out) == imported
+    if code:
+        assert re.search(r'DataError: .* under `if __name__ == "__main__":`; data\.workers=0', error)
+    else:
+        assert out.splitlines()[-1] == "1 1"
+
+
+@pytest.mark.parametrize("failure", [BrokenPipeError(), ConnectionResetError(), EOFError()])
+def test_a_server_of_processes_that_has_gone(catalog: Catalog, monkeypatch: pytest.MonkeyPatch, failure: Exception):
     def fail(loader: object) -> None:
         raise failure
 
     monkeypatch.setattr("torch.utils.data.DataLoader.__iter__", fail)
-    with pytest.raises(DataError, match=r'cannot start processes .* under `if __name__ == "__main__":`'):
+    with pytest.raises(DataError, match=rf"has ended.*\({type(failure).__name__}\)"):
         next(image_chunks(ImageDataset(catalog, TrainTransform(16)), KEYS, workers=1))
 
 

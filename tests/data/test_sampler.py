@@ -351,5 +351,5 @@ def test_a_seed_depends_on_the_value_of_its_key_and_nothing_else() -> None:
     assert len({derived_seed(*key) for key in keys}) == 5
     assert derived_seed("1") != derived_seed(1)
     assert all(0 <= derived_seed("range", number) < 2**63 for number in range(1000))
-    with pytest.raises(TypeError):
+    with pytest.raises(TypeError, match="'float' object cannot be interpreted as an integer"):
         derived_seed("augment", 0.5)

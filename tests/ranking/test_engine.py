@@ -150,16 +150,18 @@ def test_a_gpu_gives_the_same(engine: Engine) -> None:
 
 def test_each_cut_cuts() -> None:
     """The three stages go three ways: were they all computed in full, the tests above would compare like with like."""
-    ways = {}
-    for stage, spread in LARGE.items():
+
+    def sigmoids(stage: str, prune: bool) -> int:
+        embeddings, labels = clusters(300, 4, LARGE[stage]).requires_grad_(), torch.arange(1200) // 4
         with _Watch() as watch:
-            recall_at_k_loss(
-                clusters(300, 4, spread).requires_grad_(), torch.arange(1200) // 4, engine=Engine(prune=True)
-            )
-        ways[stage] = watch.sigmoids
+            recall_at_k_loss(embeddings, labels, engine=Engine(prune=prune))
+        return watch.sigmoids
+
     everything = 1200 * 3 * 1200
-    assert ways["trained"] < everything / 4
-    assert ways["untrained"] < everything / 4
+    assert sigmoids("trained", prune=True) < everything / 4
+    assert sigmoids("untrained", prune=True) < everything / 4
+    assert everything / 4 < sigmoids("half-trained", prune=True) < everything  # most of it, by both ways at once
+    assert sigmoids("half-trained", prune=False) >= everything  # the control
 
 
 class _Watch(TorchDispatchMode):
@@ -363,16 +365,34 @@ def test_deterministic_algorithms() -> None:
 
 
 def test_the_newer_switches_of_precision() -> None:
-    """torch refuses to say its precision the old way once it was set the new way; in a process of its own."""
-    code = (
-        "import torch; from shortlist.ranking import recall_at_k_loss\n"
-        "if hasattr(torch.backends.cuda.matmul, 'fp32_precision'):\n"
-        "    torch.backends.cuda.matmul.fp32_precision = 'tf32'\n"
-        "    print(recall_at_k_loss(torch.eye(4), torch.tensor([0, 0, 1, 1])).item() > 0)\n"
-        "    assert torch.backends.cuda.matmul.fp32_precision == 'tf32'\n"
-    )
+    """Once torch's precision was set by its newer switches, it refuses the older one; in a process of its own."""
+    if not hasattr(torch.backends.cuda.matmul, "fp32_precision"):
+        pytest.skip("this torch has only the older switch")
+    code = """
+import torch
+from shortlist.ranking import RecallHead, ranking_loss
+
+switches = torch.backends.cuda.matmul, torch.backends.mkldnn.matmul
+for switch in switches:
+    switch.fp32_precision = "tf32"
+try:
+    torch.get_float32_matmul_precision()
+except RuntimeError:
+    print("the older switch is refused")
+
+class Watching(RecallHead):
+    def __call__(self, ranks):
+        print("inside", *(switch.fp32_precision for switch in switches))
+        return super().__call__(ranks)
+
+labels = torch.tensor([0, 0, 1, 1])
+print(ranking_loss(Watching((1,), 1.0), torch.eye(4), labels, similarity_temperature=0.01).item() > 0)
+print("after", *(switch.fp32_precision for switch in switches))
+"""
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
+    said = ["the older switch is refused", "inside ieee ieee", "True", "after tf32 tf32"]
+    assert done.stdout.splitlines() == said
 
 
 def test_mixed_precisions_meet_at_the_wider_one() -> None:

@@ -12,7 +12,7 @@ import pytest
 from shortlist.config import RunConfig
 from shortlist.data import BENCHMARKS
 from shortlist.recipes import open_recipe, recipe_names
-from shortlist.training import RunFolder, train
+from shortlist.training import train
 from shortlist.training.parts import build_embedder
 from tests.miniatures import miniature
 from tests.training.runs import class_folders
@@ -96,12 +96,10 @@ def test_a_step_of_every_recipe(name: str, root: Roots, tmp_path: Path) -> None:
     (step,) = (record for record in folder.metrics() if record["kind"] == "step")
     assert step["gradient_norm"] > 0
     tested = json.loads(folder.evaluation_file.read_text(encoding="utf-8"))
-    names = [each["data"] for each in tested]
-    assert set(open_recipe(name).paper) <= set(names)  # what the paper reports is what is measured
-    for each in tested:
-        assert set(open_recipe(name).paper.get(each["data"], {})) <= set(each["metrics"])
-    assert config.loss == open_recipe(name).loss
-    assert RunFolder.open(folder.path).config().paper == open_recipe(name).paper
+    measured = {each["data"]: set(each["metrics"]) for each in tested}
+    assert measured
+    for data, figures in open_recipe(name).paper.items():  # what the paper reports is what is measured
+        assert set(figures) <= measured[data]
 
 
 MODELS = {
@@ -110,19 +108,22 @@ MODELS = {
 }
 
 
+MILLIONS = {  # of parameters; 24.5 is the paper's number
+    "resnet50": 24.5,
+    "resnet101": 46.7,
+    "vit_base": 86.8,
+    "regnety_160": 82,
+    "tf_efficientnet_lite0": 4.0,
+}
+
+
 @pytest.mark.parametrize("name", MODELS.values())
 def test_the_models_in_full(name: str) -> None:
-    """Of the size that the paper says; nothing is downloaded."""
+    """Of their full size; nothing is downloaded."""
     config = open_recipe(name)
     embedder = build_embedder(config, weights=False)
     millions = sum(parameter.numel() for parameter in embedder.parameters()) / 1e6
-    expected = {
-        "resnet50": 24.5,
-        "resnet101": 46.7,
-        "vit_base": 86.8,
-        "regnety_160": 82,
-    }  # resnet50: the paper's number
-    for start, number in expected.items():
-        if config.model.backbone.startswith(start):
-            assert millions == pytest.approx(number, rel=0.04)
+    known = [number for start, number in MILLIONS.items() if config.model.backbone.startswith(start)]
+    if not config.model.backbone_args:  # by which networks of recipes of ours are made small
+        assert [millions] == pytest.approx(known, rel=0.04)
     assert embedder.dim == config.model.dim

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from shortlist.errors import RunError
+from shortlist.model import Embedder
 from shortlist.report import opening, run_report
 from shortlist.report.results import results
 from shortlist.report.run_report import report_after_training, write_report
@@ -205,12 +206,15 @@ class TestWhereSomethingIsMissing:
         self, run: RunFolder, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         def embeds(*_: object, **__: object) -> None:
-            raise AssertionError("its vectors are there")
+            raise AssertionError("an image was embedded")
 
-        monkeypatch.setattr(evaluation, "embed_images", embeds)
+        monkeypatch.setattr(Embedder, "forward", embeds)
         # Root may write everywhere.
         monkeypatch.setattr(evaluation.os, "access", lambda path, _: Path(path) != run.path)
-        write_report(run.path, tmp_path / "page.html")
+        assert write_report(run.path, tmp_path / "page.html").is_file()
+        shutil.rmtree(run.vectors)
+        with pytest.raises(AssertionError, match="an image was embedded"):  # the control
+            write_report(run.path, tmp_path / "page.html")
 
     def test_not_tested_before(self, run: RunFolder) -> None:
         run.before_file.unlink()

@@ -5,16 +5,12 @@ from __future__ import annotations
 from pathlib import Path
 
 import numpy as np
-import pytest
 from numpy.typing import NDArray
 
 from shortlist.data import Catalog, Judgement
 from shortlist.data.unpickling import read_plain_pickle
 
-GROUND_TRUTH = Path(__file__).parents[3] / "shared" / "meta" / "revisited"
-needs_ground_truth = pytest.mark.skipif(
-    not GROUND_TRUTH.is_dir(), reason="no real ground truth in the folder shared beside the project"
-)
+GROUND_TRUTH = Path(__file__).parents[1] / "revisited"
 SETUPS = {  # what is right, and what is junk
     "easy": (["easy"], ["junk", "hard"]),
     "medium": (["easy", "hard"], ["junk"]),

@@ -177,7 +177,7 @@ class TestChanges:
             left = {item.id for item in opened.items()}
             assert {0, 1}.isdisjoint(left)
             assert set(ids(opened.search(images.file(0), NUMBER))) == left
-            with pytest.raises(NoSuchItem):
+            with pytest.raises(NoSuchItem, match="no image 0"):
                 opened.item(0)
         with pytest.raises(NoSuchItem, match="nothing at"):
             opened.remove([folder / "bol"])
@@ -225,7 +225,7 @@ class TestModel:
 
     def test_no_model_there(self, new: Open, images: Catalog, tmp_path: Path) -> None:
         new().add(images)
-        with pytest.raises(ModelError):
+        with pytest.raises(ModelError, match=r"no embedder\.json in"):
             new(model=tmp_path)
 
 

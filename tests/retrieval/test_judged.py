@@ -18,7 +18,7 @@ from shortlist.errors import ConfigError, DataError
 from shortlist.retrieval import evaluate, judged_scores, open_vectors
 from shortlist.retrieval.judged import average_precision
 from tests import reference_metrics as reference
-from tests.retrieval.revisited import SETUPS, catalog, descriptors, ground_truth, needs_ground_truth
+from tests.retrieval.revisited import SETUPS, catalog, descriptors, ground_truth
 
 K = (1, 5, 10)
 Queries = list[dict[str, list[int]]]
@@ -50,7 +50,6 @@ def truth(request: pytest.FixtureRequest) -> tuple[Queries, int]:
     return ground_truth(request.param)
 
 
-@needs_ground_truth
 class TestRealGroundTruth:
     @pytest.mark.parametrize("noise", [0.3, 3.0], ids=["good", "poor"])
     def test_every_query_and_setup(self, truth: tuple[Queries, int], noise: float) -> None:

@@ -13,8 +13,6 @@ from shortlist.data import open_catalog
 from shortlist.retrieval.gallery import Gallery
 from shortlist.serve import create_app
 
-pytest.importorskip("pymilvus")
-
 
 @pytest.fixture(scope="module")
 def twin(gallery: Gallery, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Gallery]:

@@ -57,9 +57,11 @@ def test_what_is_reported() -> None:
     assert reported_k(config(Path("x")), "r1m") == (1, 2, 4, 8)  # of which nothing is reported
 
 
-def test_workers() -> None:
+@pytest.mark.parametrize(("cores", "workers"), [(None, 0), (1, 0), (2, 1), (8, 7), (9, 8), (64, 8)])
+def test_workers(cores: int | None, workers: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("os.cpu_count", lambda: cores)
+    assert decoding_workers(config(Path("x"), "data.workers=auto")) == workers
     assert decoding_workers(config(Path("x"), "data.workers=3")) == 3
-    assert 0 <= decoding_workers(config(Path("x"), "data.workers=auto")) <= 8
 
 
 def test_memory_grows_as_it_should(images: Path) -> None:

@@ -10,7 +10,7 @@ import shutil
 import signal
 import time
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -23,7 +23,7 @@ from shortlist.errors import Interrupted, RunError
 from shortlist.training import Display, RunFolder, checkpoint, evaluation, loop, resume, train
 from shortlist.training.checkpoint import TrainingState, latest_state, save_state
 from shortlist.training.stopping import StopRequest
-from tests.processes import Commands, commands
+from tests.processes import Commands
 from tests.training.runs import class_folders, config, records, same_weights, weights
 
 pytestmark = pytest.mark.skipif(not hasattr(os, "fork"), reason="the killed processes are forked")
@@ -54,9 +54,8 @@ def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def shortlist(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Commands]:
-    with commands(tmp_path_factory.mktemp("commands")) as opened:
-        yield opened
+def shortlist(processes: Commands) -> Commands:
+    return processes
 
 
 @pytest.fixture(scope="module")

@@ -224,7 +224,7 @@ class TestSetUp:
 
     def test_a_folder_of_others_is_left_as_it_was(self, images: Path, tmp_path: Path) -> None:
         (tmp_path / "notes.txt").write_text("mine")
-        with pytest.raises(ModelError):
+        with pytest.raises(ModelError, match="no backbone 'nothing'"):
             train(config(images, "model.backbone=nothing"), tmp_path)
         assert [file.name for file in tmp_path.iterdir()] == ["notes.txt"]
 
@@ -232,8 +232,10 @@ class TestSetUp:
         self, images: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         monkeypatch.setattr(opening, "open_catalog", lambda *_, **__: pytest.fail("the images were opened"))
-        with pytest.raises(ModelError):
+        with pytest.raises(ModelError, match="no backbone 'resnet_50'"):
             train(config(images, "model.backbone=resnet_50"), tmp_path / "run")
+        with pytest.raises(pytest.fail.Exception, match="the images were opened"):  # the control
+            train(config(images), tmp_path / "run")
 
 
 class TestBest:
@@ -329,10 +331,11 @@ class TestSettings:
         ],
     )
     def test_each_is_used(self, override: str, images: Path, tmp_path: Path, last_weights: dict[str, Tensor]) -> None:
-        run = train(config(images, "data.validation=none", "training.epochs=1", override), tmp_path / "run")
+        chosen = config(images, "data.validation=none", "training.epochs=1", override)
+        run = train(chosen, tmp_path / "run")
         assert all(tensor.isfinite().all() for tensor in weights(run).values())
         assert not same_weights(weights(run), last_weights)
-        assert run.config() == RunFolder.open(run.path).config()  # reads back
+        assert RunFolder.open(run.path).config() == chosen  # reads back
 
     @pytest.mark.parametrize(
         "override", ["batch.keep_graphs=true", "batch.keep_graphs=false", "batch.keep_graphs=0.001", "data.workers=1"]

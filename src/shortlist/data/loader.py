@@ -6,12 +6,15 @@ import multiprocessing.context
 import multiprocessing.forkserver
 import multiprocessing.resource_tracker
 import os
+import pickle
 import signal
 import sys
 import threading
 import warnings
 from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
 import torch
@@ -25,12 +28,13 @@ from shortlist.errors import ConfigError, DataError, ShortlistError
 def process_context() -> multiprocessing.context.BaseContext:
     """How to start processes: not by fork, which hangs where a thread of ours holds a lock, but from a server.
 
-    The server imports torch once; what is forked from it starts in a moment.
+    The server imports torch once, so that each process forked from it starts at once. It does not import the user's
+    script, which would run again where it has no `if __name__ == "__main__":`.
     """
     if sys.platform == "win32":
         return multiprocessing.get_context("spawn")
     context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(["__main__", __name__])
+    context.set_forkserver_preload([__name__])
     # Workers inherit a blocked SIGINT, or a Ctrl-C while they start would end them before they can ignore it.
     multiprocessing.resource_tracker.ensure_running()  # first: it unblocks SIGINT itself
     before = signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGINT])
@@ -146,20 +150,41 @@ def _from_workers(
         worker_init_fn=_start,
         generator=torch.Generator(),  # its own: by default it would draw from, and change, the run's random state
     )
+    needs_script = b"__main__" in pickle.dumps(chunks)  # such as a transform that the script defines
     try:
-        yield from loader
-    except (ConnectionError, EOFError) as error:
-        raise DataError(
-            'cannot start processes that decode images: a script must do its work under `if __name__ == "__main__":`, '
-            "or decode without processes (`workers=0`)"
-        ) from error
-    except RuntimeError as error:
-        if "DataLoader worker (pid" not in str(error):  # an error inside a worker, not its end
+        with nullcontext() if needs_script else _script_hidden():
+            loading = iter(loader)  # starts the processes
+        yield from loading
+    except (ConnectionError, EOFError, RuntimeError) as error:
+        how = str(error).partition("\n")[0] or type(error).__name__
+        if isinstance(error, RuntimeError) and "DataLoader worker (pid" not in how:  # an error inside a process
             raise
-        how = str(error).partition("\n")[0]
+        why = _NEEDS_GUARD if needs_script else "often because memory ran out: use fewer"
         raise DataError(
-            f"a process that decodes images was killed, often because memory ran out: use fewer `workers` ({how})"
+            f"a process that decodes images has ended, {why}; `workers=0` decodes without processes ({how})"
         ) from error
+
+
+_NEEDS_GUARD = (
+    "perhaps because it imports the script that defines its transform or dataset: such a script must do its work under "
+    '`if __name__ == "__main__":`'
+)
+
+
+@contextmanager
+def _script_hidden() -> Iterator[None]:
+    """Processes that are started here do not import the script that is running.
+
+    multiprocessing lets each process import it, so that it finds what the script defines. Without an
+    `if __name__ == "__main__":` it would then do its work again in each process.
+    """
+    main: dict[str, Any] = vars(sys.modules["__main__"])
+    before = {name: main[name] for name in main.keys() & {"__spec__", "__file__"}}
+    main.update(dict.fromkeys(before))
+    try:
+        yield
+    finally:
+        main.update(before)
 
 
 def _start(worker: int) -> None:
