@@ -33,7 +33,7 @@ check: $(READY)
 	$(BIN)/lint-imports
 
 test: check
-	$(BIN)/python -m pytest
+	$(BIN)/python -m pytest -n logical --dist worksteal
 
 bench: $(READY)
 	$(BIN)/python benchmarks/loss.py $(BENCH)

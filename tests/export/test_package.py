@@ -25,8 +25,6 @@ from shortlist.training import Display, RunFolder, open_describer, train
 from tests.export.describers import SCALES, WHOLE, describer, pictures
 from tests.training.runs import class_folders, config
 
-pytestmark = pytest.mark.usefixtures("one_thread")
-
 KINDS = {
     "gem": {},
     "average": {"pooling": "average", "layer_norm": False},

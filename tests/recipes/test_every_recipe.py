@@ -17,8 +17,6 @@ from shortlist.training.parts import build_embedder
 from tests.miniatures import miniature
 from tests.training.runs import class_folders
 
-pytestmark = pytest.mark.usefixtures("one_thread")
-
 # The same architecture with few and narrow layers, and a size that its patches divide.
 SMALL = {
     "resnet50": ("{layers: [1, 1, 1, 1], channels: [4, 4, 8, 8]}", 32),

@@ -19,8 +19,6 @@ from shortlist.retrieval import Describer, GalleryError, Hit, NoSuchItem, embed_
 from tests.data.pictures import picture, write
 from tests.retrieval.galleries import CLASSES, DIM, NUMBER, Open
 
-pytestmark = pytest.mark.usefixtures("one_thread")
-
 
 def ids(hits: list[Hit]) -> list[int]:
     return [hit.item.id for hit in hits]

@@ -22,8 +22,6 @@ from shortlist.retrieval.table import embed_to_table
 from tests.data.pictures import picture, write
 from tests.retrieval.galleries import CLASSES, DIM, NUMBER
 
-pytestmark = pytest.mark.usefixtures("one_thread")
-
 
 @pytest.fixture
 def file(tmp_path: Path) -> Path:
