@@ -35,7 +35,7 @@ check: $(READY)
 	$(BIN)/zizmor --offline --strict-collection --quiet .github
 
 test: check
-	$(BIN)/python -m pytest
+	$(BIN)/python -m pytest -n logical --dist worksteal
 
 bench: $(READY)
 	$(BIN)/python benchmarks/loss.py $(BENCH)

@@ -1,16 +1,21 @@
-"""What all tests share."""
+"""What all tests share: one thread each, random numbers of their own, and nothing left open."""
 
 from __future__ import annotations
 
+import gc
+import os
 import signal
 from collections.abc import Iterator
+from contextlib import closing
+from zlib import crc32
 
+import hypothesis
 import pytest
 import torch
 
 from shortlist.errors import ConfigError
 from shortlist.processor import require_bfloat16
-from tests.processes import Commands, commands
+from tests.processes import Commands
 
 try:
     require_bfloat16()  # before torch computes anything; what the tests start inherits the environment
@@ -19,21 +24,47 @@ except ConfigError as error:
 
 
 def pytest_configure() -> None:
-    """A shell's background jobs begin by ignoring Ctrl-C, and so would all that the tests start and interrupt."""
+    torch.set_num_threads(1)  # make test starts a worker per core, and models this small gain nothing from more
+    os.environ["OMP_NUM_THREADS"] = "1"  # for the workers, and for the processes that tests start
+    # A shell starts background jobs with SIGINT ignored, which the processes that tests interrupt would inherit.
     signal.signal(signal.SIGINT, signal.default_int_handler)
+    unhurried = {"deadline": None, "suppress_health_check": [hypothesis.HealthCheck.too_slow]}
+    hypothesis.settings.register_profile("any machine", **unhurried)
+    hypothesis.settings.load_profile("any machine")
 
 
-@pytest.fixture(scope="module")
-def one_thread() -> Iterator[None]:
-    """For models as small as those of the tests, more only wait for each other."""
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
+def pytest_collection_finish() -> None:
+    gc.collect()
+    gc.freeze()  # what has been imported stays: later collections need not look at it
+
+
+def pytest_unconfigure() -> None:
+    gc.unfreeze()
+
+
+@pytest.fixture(scope="module", autouse=True)
+def nothing_left_open() -> Iterator[None]:
+    """What a module leaves open, such as a socket, is an error of that module, and not of a later one."""
     yield
-    torch.set_num_threads(threads)
+    gc.collect()
 
 
 @pytest.fixture(scope="session")
-def processes(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Commands]:
+def commands(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Commands]:
     """Starts commands and scripts without importing torch for each of them."""
-    with commands(tmp_path_factory.mktemp("processes")) as opened:
+    with closing(Commands(tmp_path_factory.mktemp("commands"))) as opened:
         yield opened
+
+
+# pytest-randomly seeds random and numpy. torch is seeded here, by name: neither the order of the tests, nor which of
+# them is the first to need a fixture, changes what they draw.
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_fixture_setup(fixturedef: pytest.FixtureDef[object]) -> None:
+    torch.manual_seed(crc32(fixturedef.argname.encode()))
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_runtest_call(item: pytest.Item) -> None:
+    torch.manual_seed(crc32(item.name.encode()))

@@ -19,8 +19,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-SOURCES = Path(__file__).parents[1] / "src"
-LONG = 120.0  # seconds; for a machine that has much else to do
+ROOT = Path(__file__).parents[1]
+SOURCES = ROOT / "src"
+LONG = 300.0  # seconds; for a machine that has much else to do
 
 
 @dataclass
@@ -31,9 +32,14 @@ class Running:
     pid: int
     folder: Path  # of what it prints
 
+    code: int | None = None  # when it has been waited for
+
     def wait(self) -> int:
         """Its exit code, or the number of the signal that ended it, negative."""
-        return int(self.owner.ask({"wait": self.pid}))
+        self._poll(self._ended)
+        if self.code is None:
+            self.code = int(self.owner.ask({"wait": self.pid}))
+        return self.code
 
     def kill(self, when: Callable[[], bool], by: int = signal.SIGKILL) -> int:
         """End it by a signal as soon as something is so."""
@@ -42,12 +48,19 @@ class Running:
         return self.wait()
 
     def until(self, when: Callable[[], bool]) -> None:
+        """Wait until something is so, which must be before the command ends."""
+        self._poll(lambda: self._ended() or when())
+        assert when(), f"it ended before that:\n{self.out}\n{self.err}"
+
+    def _poll(self, when: Callable[[], bool]) -> None:
         end = time.monotonic() + LONG
         while not when():
-            state = Path(f"/proc/{self.pid}/stat").read_text().rpartition(")")[2].split()[0]
-            assert state != "Z", f"it ended before that:\n{self.out}\n{self.err}"
             assert time.monotonic() < end, f"it takes too long:\n{self.out}\n{self.err}"
             time.sleep(0.002)
+
+    def _ended(self) -> bool:
+        """It is a zombie until it is waited for."""
+        return self.code is not None or Path(f"/proc/{self.pid}/stat").read_text().rpartition(")")[2].split()[0] == "Z"
 
     @property
     def out(self) -> str:
@@ -63,18 +76,21 @@ class Commands:
 
     Args:
         folder: for what they print.
-        threads: of torch in each of them.
     """
 
-    def __init__(self, folder: Path, threads: int = 1) -> None:
+    def __init__(self, folder: Path) -> None:
         self.folder, self.number = folder, 0
-        settings = {"PYTHONPATH": str(SOURCES), "COLUMNS": "120", "OMP_WAIT_POLICY": "passive"}  # waits without working
+        settings = {
+            "PYTHONPATH": os.pathsep.join((str(SOURCES), str(ROOT))),
+            "COLUMNS": "120",
+            "OMP_WAIT_POLICY": "passive",  # waits without working
+        }
         self.parent = subprocess.Popen(
             [sys.executable, __file__],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             text=True,
-            env={**os.environ, **settings, "OMP_NUM_THREADS": str(threads)},
+            env={**os.environ, **settings},
         )
 
     def start(self, *args: str | Path, cwd: Path, before: str = "", script: Path | None = None) -> Running:
@@ -82,14 +98,33 @@ class Commands:
         self.number += 1
         printed = self.folder / f"command-{self.number}"
         printed.mkdir(parents=True)
+        for name in ("out", "err"):
+            (printed / name).touch()
         words = [script or "shortlist", *args]
         order = {"argv": [str(each) for each in words], "cwd": str(cwd), "printed": str(printed), "before": before}
         return Running(self, int(self.ask({**order, "is_script": script is not None})), printed)
+
+    @contextlib.contextmanager
+    def started(self, *args: str | Path, cwd: Path) -> Iterator[Running]:
+        """A command that is killed in the end, if it has not ended by then."""
+        running = self.start(*args, cwd=cwd)
+        try:
+            yield running
+        finally:
+            if running.code is None:
+                os.kill(running.pid, signal.SIGKILL)
+                running.wait()
 
     def run(self, *args: str | Path, cwd: Path, before: str = "", script: Path | None = None) -> tuple[int, str, str]:
         """The exit code, what went to the standard output, and what to the error output."""
         running = self.start(*args, cwd=cwd, before=before, script=script)
         return running.wait(), running.out, running.err
+
+    def python(self, code: str) -> str:
+        """What Python code prints."""
+        status, out, err = self.run(cwd=ROOT, before=f"{code}\nraise SystemExit")
+        assert status == 0, err
+        return out
 
     def ask(self, order: dict[str, Any]) -> str:
         assert self.parent.stdin is not None
@@ -103,19 +138,13 @@ class Commands:
         self.parent.communicate()
 
 
-@contextlib.contextmanager
-def commands(folder: Path, threads: int = 1) -> Iterator[Commands]:
-    opened = Commands(folder, threads)
-    try:
-        yield opened
-    finally:
-        opened.close()
-
-
 def serve() -> None:
+    # So that the forked ones have them. Not shortlist.serve: what it says without its packages is tested.
+
+    import shortlist.cli
     import shortlist.report.demo
-    import shortlist.training
-    import shortlist.training.loop  # noqa: F401 - so that the forked ones have them
+    import shortlist.retrieval.gallery
+    import shortlist.training.loop  # noqa: F401
 
     for line in sys.stdin:
         order = json.loads(line)

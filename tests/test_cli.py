@@ -25,8 +25,6 @@ from tests.miniatures import miniature
 from tests.processes import SOURCES
 from tests.training.runs import RECIPE, class_folders
 
-pytestmark = pytest.mark.usefixtures("one_thread")
-
 Call = Callable[..., tuple[int, str, str]]
 FAST = ("training.epochs=1", "data.validation=none")
 

@@ -15,8 +15,6 @@ from shortlist import progress
 from tests.report.runs import trained
 from tests.test_cli import FAST, Call, call, folders  # noqa: F401
 
-pytestmark = pytest.mark.usefixtures("one_thread")
-
 LEFT = r" of [\d,]+ {0} \(\d+ %\)(, .+)?, [\d,.e+-]+ {0}/s, .+ left$"
 IMAGES, STEPS = LEFT.format("images"), LEFT.format("steps")
 COMMANDS = {  # what is told of at the start and at the end, what in between, and the command

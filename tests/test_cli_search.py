@@ -14,7 +14,6 @@ from PIL import Image
 
 from tests.test_cli import Call, assert_error, call, folders  # noqa: F401
 
-pytestmark = pytest.mark.usefixtures("one_thread")
 NUMBER = 72
 
 

@@ -38,10 +38,10 @@ PROGRAMS = [page for page in PAGES if page.name not in WITHOUT_PYTHON]
 
 
 @pytest.mark.parametrize("page", PROGRAMS, ids=lambda page: page.name)
-def test_a_page_is_a_script(page: Path, processes: Commands, tmp_path: Path) -> None:
+def test_a_page_is_a_script(page: Path, commands: Commands, tmp_path: Path) -> None:
     script = tmp_path / f"{page.stem}.py"
     script.write_text(program(page), encoding="utf-8")
-    code, _, error = processes.run(cwd=tmp_path, before=MANY_CORES, script=script)
+    code, _, error = commands.run(cwd=tmp_path, before=MANY_CORES, script=script)
     assert code == 0, error
 
 

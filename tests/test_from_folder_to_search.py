@@ -1,17 +1,15 @@
 """The commands of docs/from-folder-to-search.md, in their order, in an empty folder.
 
-As they stand, but for the length of the training, and a free port for the page.
+As they stand, but for a short training of a small network, and a free port for the page.
 """
 
 from __future__ import annotations
 
 import os
 import re
-import signal
+import shlex
 import subprocess
 import sys
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 
 import httpx
@@ -20,50 +18,36 @@ from PIL import Image
 
 from shortlist.training import Display, RunFolder
 from shortlist.training.opening import open_images
-from tests.processes import LONG
+from tests.processes import LONG, Commands
+from tests.serve.servers import address_of
 
 PAGE = Path(__file__).parents[1] / "docs" / "from-folder-to-search.md"
 BLOCKS = re.findall(r"^```sh\n(.*?)^```$", PAGE.read_text(encoding="utf-8"), re.MULTILINE | re.DOTALL)
-SHORTER = {"shortlist train": "training.epochs=1 evaluation.bootstrap=100", "shortlist serve": "--port 0"}
+SMALL = "model.backbone_args={channels: [8, 8, 16, 16], stem_width: 8, norm_layer: groupnorm1}"
+OTHERWISE = {
+    "train": ["training.epochs=1", "evaluation.bootstrap=100", "data.workers=0", SMALL],
+    "index": ["--workers", "0"],
+    "serve": ["--port", "0"],
+}
 
 
-def command(block: str) -> str:
-    extra = [text for start, text in SHORTER.items() if block.startswith(start)]
-    return " ".join([block.rstrip("\n"), *extra])
-
-
-def environment() -> dict[str, str]:
-    tools = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
-    return {**os.environ, "PATH": tools, "OMP_NUM_THREADS": "1", "COLUMNS": "160"}
-
-
-@contextmanager
-def served(block: str, folder: Path) -> Iterator[str]:
-    """The address of the page, while it is served."""
-    process = subprocess.Popen(
-        ["bash", "-c", f"exec {command(block)}"], cwd=folder, env=environment(), stdout=subprocess.PIPE, text=True
-    )
-    try:
-        assert process.stdout is not None
-        line = process.stdout.readline()
-        found = re.search(r"http://127\.0\.0\.1:\d+", line)
-        assert found is not None, line
-        yield found.group()
-    finally:
-        process.send_signal(signal.SIGINT)
-        process.communicate(timeout=LONG)
+def args(block: str) -> list[str]:
+    """Of a block with one command."""
+    program, name, *others = shlex.split(block)
+    assert program == "shortlist"
+    return [name, *others, *OTHERWISE.get(name, [])]
 
 
 @pytest.fixture(scope="module")
-def after(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, list[str]]:
+def after(commands: Commands, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, list[str]]:
     """The folder after all commands but the last, and what each printed."""
     folder, printed = tmp_path_factory.mktemp("from folder to search"), []
-    for block in BLOCKS[:-1]:
-        done = subprocess.run(
-            ["bash", "-e", "-c", command(block)], cwd=folder, env=environment(), capture_output=True, text=True
-        )
-        assert done.returncode == 0, f"{block}\n{done.stdout}\n{done.stderr}"
-        printed.append(done.stdout)
+    tools = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
+    subprocess.run(["bash", "-e", "-c", BLOCKS[0]], cwd=folder, env={**os.environ, "PATH": tools}, check=True)
+    for block in BLOCKS[1:-1]:
+        code, out, err = commands.run(*args(block), cwd=folder)
+        assert code == 0, f"{block}\n{out}\n{err}"
+        printed.append(out)
     return folder, printed
 
 
@@ -99,9 +83,12 @@ def test_the_queries_are_of_the_test(after: tuple[Path, list[str]]) -> None:
     assert set(re.findall(r"new/([^\"]+)\.png", BLOCKS[-2])) <= tested
 
 
-def test_the_page(after: tuple[Path, list[str]]) -> None:
+def test_the_page(after: tuple[Path, list[str]], commands: Commands) -> None:
     folder, _ = after
-    with served(BLOCKS[-1], folder) as address, httpx.Client(base_url=address, timeout=LONG) as client:
+    with (
+        commands.started(*args(BLOCKS[-1]), cwd=folder) as running,
+        httpx.Client(base_url=address_of(running), timeout=LONG) as client,
+    ):
         assert client.get("/").text.lower().startswith("<!doctype html>")
         assert client.get("/api/health").status_code == 200
         with (folder / "new" / "greek capital psi.png").open("rb") as image:

@@ -69,7 +69,7 @@ def answers(folder: Path) -> list[Path]:
     return sorted((folder / "cache" / "processor").iterdir())
 
 
-def test_the_real_products(one_thread: None) -> None:
+def test_the_real_products() -> None:
     """Of this processor, whichever it is: as the tests' own process was prepared (conftest.py), they work."""
     assert processor._try_in_a_child(os.environ.get(VARIABLE)) is True
     matrix = torch.eye(64).bfloat16()

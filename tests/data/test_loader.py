@@ -251,9 +251,9 @@ GUARD = 'if __name__ == "__main__":\n    '
     ],
     ids=["no guard", "a transform of its own", "a transform of its own and no guard"],
 )
-def test_scripts(catalog: Catalog, end: str, imported: list[str], code: int, processes: Commands, tmp_path: Path):
+def test_scripts(catalog: Catalog, end: str, imported: list[str], code: int, commands: Commands, tmp_path: Path):
     (tmp_path / "script.py").write_text(SCRIPT + end)
-    found, out, error = processes.run(catalog.root, cwd=tmp_path, script=tmp_path / "script.py")
+    found, out, error = commands.run(catalog.root, cwd=tmp_path, script=tmp_path / "script.py")
     assert found == code, error
     assert re.findall("imported as (.*)", out) == imported
     if code:

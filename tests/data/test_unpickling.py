@@ -75,7 +75,11 @@ def test_a_malicious_pickle_does_nothing(tmp_path: Path, protocol: int, deep: bo
             mark.unlink()
 
 
-@pytest.mark.parametrize("content", [np.arange(3), np.float64(1), np.dtype("int8"), Path(), PLAIN.keys, set], ids=str)
+@pytest.mark.parametrize(
+    "content",
+    [np.arange(3), np.float64(1), np.dtype("int8"), Path(), PLAIN.keys, set],
+    ids=lambda each: type(each).__name__,
+)
 def test_every_class_and_function_is_refused(tmp_path: Path, content: object):
     with pytest.raises(DataError, match="asks for "):
         read_plain_pickle(written(tmp_path, pickle.dumps(content, 2)))

@@ -24,10 +24,7 @@ from shortlist.extras import MissingExtraError
 from shortlist.retrieval import Describer
 from tests.export.describers import SCALES, WHOLE, describer, pictures
 
-pytestmark = [
-    pytest.mark.usefixtures("one_thread"),
-    pytest.mark.filterwarnings("ignore:.torch.jit.load. is deprecated:FutureWarning"),
-]
+pytestmark = pytest.mark.filterwarnings("ignore:.torch.jit.load. is deprecated:FutureWarning")
 
 KINDS = {
     "ResNet": {},

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import partial
 
 import numpy as np
@@ -50,6 +51,11 @@ EACH_LOSS = {
 each_loss = pytest.mark.parametrize("loss", EACH_LOSS.values(), ids=EACH_LOSS.keys())
 
 
+def assert_refused(error: type[Exception], match: str, use: Callable[..., object], *args: object, **kwargs: object):
+    with pytest.raises(error, match=match):
+        pytest.fail(f"no error like {match!r}, but {use(*args, **kwargs)}")
+
+
 def with_row(row: int, value: float) -> Tensor:
     embeddings = EMBEDDINGS.clone()
     embeddings[row, 1] = value
@@ -81,18 +87,16 @@ BAD_VECTORS = [
 
 
 @pytest.mark.parametrize("door", DOORS.values(), ids=DOORS.keys())
-@pytest.mark.parametrize(("embeddings", "labels", "error", "match"), BAD_VECTORS)
-def test_bad_embeddings_and_labels(door, embeddings, labels, error, match):
-    with pytest.raises(error, match=match.format(what="embeddings")):
-        door(embeddings, labels)
+def test_bad_embeddings_and_labels(door):
+    for embeddings, labels, error, match in BAD_VECTORS:
+        assert_refused(error, match.format(what="embeddings"), door, embeddings, labels)
     door(EMBEDDINGS, LABELS)  # the door does open
 
 
 @pytest.mark.parametrize("what", DATABASES)
-@pytest.mark.parametrize(("vectors", "labels", "error", "match"), BAD_VECTORS)
-def test_bad_database(what, vectors, labels, error, match):
-    with pytest.raises(error, match=match.format(what=what)):
-        DATABASES[what](vectors, labels)
+def test_bad_database(what):
+    for vectors, labels, error, match in BAD_VECTORS:
+        assert_refused(error, match.format(what=what), DATABASES[what], vectors, labels)
     DATABASES[what](EMBEDDINGS, LABELS)
 
 
@@ -117,26 +121,23 @@ def test_bad_labels_with_and_without_simix(simix, labels):
 
 
 @pytest.mark.parametrize(
-    ("k", "culprit"), [(0, "0"), (-3, "-3"), (1.5, "1.5"), (True, "True"), ("4", "'4'"), (None, "None")]
-)
-@pytest.mark.parametrize("several", [False, True])
-@pytest.mark.parametrize(
     "use",
     [
-        lambda k: RecallAtKLoss(k=k),
-        lambda k: recall_at_k_loss(EMBEDDINGS, LABELS, k=k),
-        lambda k: query_scores(EMBEDDINGS, LABELS, k=k),
-        lambda k: retrieval_metrics(EMBEDDINGS, LABELS, k=k),
+        RecallAtKLoss,
+        partial(recall_at_k_loss, EMBEDDINGS, LABELS),
+        partial(query_scores, EMBEDDINGS, LABELS),
+        partial(retrieval_metrics, EMBEDDINGS, LABELS),
     ],
+    ids=["RecallAtKLoss", "recall_at_k_loss", "query_scores", "retrieval_metrics"],
 )
-def test_bad_k(use, k, culprit, several):
-    with pytest.raises(ValueError, match=f"k must hold whole numbers from 1 up, got {culprit}$"):
-        use((1, k) if several else k)
-    with pytest.raises(ValueError, match="k is empty"):
-        use(())
+def test_bad_k(use):
+    for k in (0, -3, 1.5, True, "4", None):
+        for given in (k, (1, k)):
+            assert_refused(ValueError, f"k must hold whole numbers from 1 up, got {k!r}$", use, k=given)
+    assert_refused(ValueError, "k is empty", use, k=())
+    use(k=(1, 2))
 
 
-@pytest.mark.parametrize("value", [0, 0.0, -0.01, NAN, INF, -INF, True, "0.01", None])
 @pytest.mark.parametrize(
     ("name", "use"),
     [
@@ -148,13 +149,12 @@ def test_bad_k(use, k, culprit, several):
         ("rank_temperature", partial(recall_at_k_loss, EMBEDDINGS, LABELS)),
     ],
 )
-def test_bad_temperature(use, name, value):
-    with pytest.raises(ValueError, match=f"{name} must be a finite number above 0, got {value!r}"):
-        use(**{name: value})
+def test_bad_temperature(use, name):
+    for value in (0, 0.0, -0.01, NAN, INF, -INF, True, "0.01", None):
+        assert_refused(ValueError, f"{name} must be a finite number above 0, got {value!r}", use, **{name: value})
     use(**{name: 1})  # a whole number will do
 
 
-@pytest.mark.parametrize("tile_size", [0, -1])
 @pytest.mark.parametrize(
     "use",
     [
@@ -165,9 +165,9 @@ def test_bad_temperature(use, name, value):
     ],
     ids=["Engine", "query_scores", "retrieval_metrics", "gallery"],
 )
-def test_bad_tile_size(use, tile_size):
-    with pytest.raises(ValueError, match=f"tile_size must be at least 1, got {tile_size}"):
-        use(tile_size=tile_size)
+def test_bad_tile_size(use):
+    for tile_size in (0, -1):
+        assert_refused(ValueError, f"tile_size must be at least 1, got {tile_size}", use, tile_size=tile_size)
     use(tile_size=1)
 
 
@@ -184,19 +184,19 @@ def test_what_needs_the_batch_as_its_own_database(given):
     RecallAtKLoss()(EMBEDDINGS, LABELS, **given)
 
 
-@pytest.mark.parametrize("number", [0, 1, 2, 5])
-def test_a_tuple_is_triplets_or_pairs(number):
-    with pytest.raises(ValueError, match=f"3 tensors .* or 4 .*, got {number}"):
-        RecallAtKLoss()(EMBEDDINGS, LABELS, (PAIRS * 2)[:number])
+def test_a_tuple_is_triplets_or_pairs():
+    for number in (0, 1, 2, 5):
+        given = (PAIRS * 2)[:number]
+        assert_refused(ValueError, f"3 tensors .* or 4 .*, got {number}", RecallAtKLoss(), EMBEDDINGS, LABELS, given)
 
 
 @pytest.mark.parametrize(("position", "who"), [(0, "query"), (1, "database"), (2, "query"), (3, "database")])
-@pytest.mark.parametrize("index", [-1, 6, 2**40])
-def test_an_index_out_of_range(position, who, index):
-    pairs = [each.clone() for each in PAIRS]
-    pairs[position][1] = index
-    with pytest.raises(ValueError, match=rf"indices_tuple names a {who} item outside 0\.\.5"):
-        RecallAtKLoss()(EMBEDDINGS, LABELS, tuple(pairs))
+def test_an_index_out_of_range(position, who):
+    for index in (-1, 6, 2**40):
+        pairs = [each.clone() for each in PAIRS]
+        pairs[position][1] = index
+        match = rf"indices_tuple names a {who} item outside 0\.\.5"
+        assert_refused(ValueError, match, RecallAtKLoss(), EMBEDDINGS, LABELS, tuple(pairs))
 
 
 def test_indices_are_of_queries_and_database():
@@ -221,9 +221,9 @@ def test_indices_are_whole_numbers():
 # Virtual batches
 
 
-@pytest.mark.parametrize(
-    ("virtual", "error", "match"),
-    [
+@pytest.mark.parametrize("loss", [recall_at_k_loss, smooth_ap_loss])
+def test_bad_virtual_batch(loss):
+    for virtual, error, match in [
         (VIRTUAL._replace(pairs=torch.tensor([0, 1])), ValueError, r"pairs \(V, 2\) .* got \(2,\) and \(2,\)"),
         (VIRTUAL._replace(pairs=torch.zeros(2, 3).long()), ValueError, r"pairs \(V, 2\) .* got \(2, 3\) and \(2,\)"),
         (VIRTUAL._replace(alphas=torch.rand(3)), ValueError, r"alphas \(V,\), got \(2, 2\) and \(3,\)"),
@@ -241,36 +241,33 @@ def test_indices_are_whole_numbers():
         (VIRTUAL._replace(alphas=torch.tensor([NAN, 0.5])), ValueError, r"alphas must lie between 0 and 1"),
         (VIRTUAL._replace(pairs=VIRTUAL.pairs.to("meta")), ValueError, r"on meta but the labels on cpu"),
         (VIRTUAL._replace(alphas=VIRTUAL.alphas.to("meta")), ValueError, r"on meta but the labels on cpu"),
-    ],
-)
-@pytest.mark.parametrize("loss", [recall_at_k_loss, smooth_ap_loss])
-def test_bad_virtual_batch(loss, virtual, error, match):
-    with pytest.raises(error, match=match):
-        loss(EMBEDDINGS, LABELS, virtual=virtual)
+    ]:
+        assert_refused(error, match, loss, EMBEDDINGS, LABELS, virtual=virtual)
     loss(EMBEDDINGS, LABELS, virtual=VIRTUAL)
 
 
-@pytest.mark.parametrize("dtype", [torch.int32, torch.int16, torch.uint8])
-def test_virtual_pairs_of_any_integer(dtype):
-    found = recall_at_k_loss(EMBEDDINGS, LABELS, virtual=VIRTUAL._replace(pairs=VIRTUAL.pairs.to(dtype)))
-    assert found == recall_at_k_loss(EMBEDDINGS, LABELS, virtual=VIRTUAL)
+def test_virtual_pairs_of_any_integer():
+    expected = recall_at_k_loss(EMBEDDINGS, LABELS, virtual=VIRTUAL)
+    for dtype in (torch.int32, torch.int16, torch.uint8):
+        pairs = VIRTUAL.pairs.to(dtype)
+        assert recall_at_k_loss(EMBEDDINGS, LABELS, virtual=VIRTUAL._replace(pairs=pairs)) == expected, dtype
 
 
 # Edge cases that are fine
 
 
 @each_loss
-@pytest.mark.parametrize("number", [0, 1, 5])
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32, torch.float64])
-def test_no_positive_pair_gives_zero_and_no_gradient(loss, number, dtype):
-    embeddings = torch.randn(number, 4).to(dtype).requires_grad_()
-    value = loss(embeddings, torch.arange(number))
-    value.backward()
-    assert value == 0
-    assert value.dtype == (torch.float64 if dtype == torch.float64 else torch.float32)
-    assert embeddings.grad.shape == (number, 4)
-    assert embeddings.grad.dtype == dtype
-    assert not embeddings.grad.any()
+def test_no_positive_pair_gives_zero_and_no_gradient(loss, dtype):
+    for number in (0, 1, 5):
+        embeddings = torch.randn(number, 4).to(dtype).requires_grad_()
+        value = loss(embeddings, torch.arange(number))
+        value.backward()
+        assert value == 0
+        assert value.dtype == (torch.float64 if dtype == torch.float64 else torch.float32)
+        assert embeddings.grad.shape == (number, 4)
+        assert embeddings.grad.dtype == dtype
+        assert not embeddings.grad.any()
 
 
 @pytest.mark.parametrize("number", [0, 3])
@@ -284,27 +281,31 @@ def test_no_positive_in_the_database_gives_zero_and_no_gradient(number):
     assert database.grad.shape == (number, 4)
 
 
-@each_loss
-@pytest.mark.parametrize("dtype", [torch.uint8, torch.uint16, torch.int8, torch.int32])
-def test_labels_of_any_integer(loss, dtype):
-    values = []
-    for labels in (LABELS, LABELS.to(dtype)):
-        torch.manual_seed(0)  # of SiMix
-        values.append(loss(EMBEDDINGS, labels))
-    assert values[0] == values[1] > 0
-    assert retrieval_metrics(EMBEDDINGS, LABELS.to(dtype)) == retrieval_metrics(EMBEDDINGS, LABELS)
+INTEGERS = (torch.uint8, torch.uint16, torch.int8, torch.int32)
+NAMES = ((-3, -2, -1), (-(2**63), 2**63 - 1, 0), (2**40, 2**41, 2**42))
+
+
+def seeded(loss: nn.Module, labels: Tensor) -> float:
+    torch.manual_seed(0)  # of SiMix
+    return loss(EMBEDDINGS, labels).item()
 
 
 @each_loss
-@pytest.mark.parametrize("names", [(-3, -2, -1), (-(2**63), 2**63 - 1, 0), (2**40, 2**41, 2**42)])
-def test_labels_are_names_and_not_numbers(loss, names):
-    values = []
-    for labels in (LABELS, torch.tensor(names)[LABELS]):
-        torch.manual_seed(0)
-        values.append(loss(EMBEDDINGS, labels))
-    assert values[0].item() == pytest.approx(values[1].item())
-    renamed = retrieval_metrics(EMBEDDINGS, torch.tensor(names)[LABELS])
-    assert renamed == pytest.approx(retrieval_metrics(EMBEDDINGS, LABELS))
+def test_labels_of_a_loss_are_integers_of_any_kind(loss):
+    expected = seeded(loss, LABELS)
+    assert expected > 0
+    for dtype in INTEGERS:
+        assert seeded(loss, LABELS.to(dtype)) == expected, dtype
+    for names in NAMES:
+        assert seeded(loss, torch.tensor(names)[LABELS]) == pytest.approx(expected), names
+
+
+def test_labels_of_the_metrics_are_integers_of_any_kind():
+    expected = retrieval_metrics(EMBEDDINGS, LABELS)
+    for dtype in INTEGERS:
+        assert retrieval_metrics(EMBEDDINGS, LABELS.to(dtype)) == expected, dtype
+    for names in NAMES:
+        assert retrieval_metrics(EMBEDDINGS, torch.tensor(names)[LABELS]) == pytest.approx(expected), names
 
 
 # The second derivative

@@ -8,6 +8,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+import torch
 
 from shortlist.config import RunConfig
 from shortlist.data import BENCHMARKS
@@ -16,8 +17,6 @@ from shortlist.training import train
 from shortlist.training.parts import build_embedder
 from tests.miniatures import miniature
 from tests.training.runs import class_folders
-
-pytestmark = pytest.mark.usefixtures("one_thread")
 
 # The same architecture with few and narrow layers, and a size that its patches divide.
 SMALL = {
@@ -67,6 +66,7 @@ def tiny(recipe: str, root: Roots) -> RunConfig:
         "training.threads": 1,
         "data.workers": 0,
         "evaluation.bootstrap": 0,
+        "evaluation.before": "false",
         "evaluation.tests": json.dumps([_placed(test.model_dump(mode="json"), root) for test in tests]),
     }
     if whole.images.max_side is None:
@@ -121,7 +121,8 @@ MILLIONS = {  # of parameters; 24.5 is the paper's number
 def test_the_models_in_full(name: str) -> None:
     """Of their full size; nothing is downloaded."""
     config = open_recipe(name)
-    embedder = build_embedder(config, weights=False)
+    with torch.device("meta"):  # its size needs no weights
+        embedder = build_embedder(config, weights=False)
     millions = sum(parameter.numel() for parameter in embedder.parameters()) / 1e6
     known = [number for start, number in MILLIONS.items() if config.model.backbone.startswith(start)]
     if not config.model.backbone_args:  # by which networks of recipes of ours are made small

@@ -11,8 +11,6 @@ from shortlist.report import run_report
 from tests.report.runs import trained
 from tests.test_cli import FAST, Call, assert_error, call, folders  # noqa: F401 - fixtures
 
-pytestmark = pytest.mark.usefixtures("one_thread")
-
 
 @pytest.fixture(scope="module")
 def two(folders: Path) -> tuple[Path, Path]:  # noqa: F811

@@ -25,8 +25,6 @@ from tests.report.runs import NASTY, images_with_a_nasty_class, read, trained
 from tests.retrieval.test_evaluate import catalog, points
 from tests.training.runs import class_folders
 
-pytestmark = pytest.mark.usefixtures("one_thread")
-
 
 class TestStatistics:
     def test_against_the_reference(self) -> None:

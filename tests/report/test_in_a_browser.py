@@ -14,8 +14,6 @@ from shortlist.report.run_report import write_report
 from tests.browser import started_browser
 from tests.report.runs import NASTY, images_with_a_nasty_class, trained
 
-pytestmark = pytest.mark.usefixtures("one_thread")
-
 
 @pytest.fixture(scope="module")
 def browser() -> Iterator[Browser]:

@@ -14,8 +14,6 @@ from shortlist.training import RunFolder, train
 from tests.report.runs import read
 from tests.training.test_evaluation import home, landmarks  # noqa: F401 - a fixture
 
-pytestmark = pytest.mark.usefixtures("one_thread")
-
 
 @pytest.fixture(scope="module")
 def runs(home: Path, tmp_path_factory: pytest.TempPathFactory) -> list[RunFolder]:  # noqa: F811

@@ -19,8 +19,6 @@ from shortlist.training import Display, RunFolder, evaluation
 from tests.report.runs import NASTY, images_with_a_nasty_class, read, trained
 from tests.retrieval.test_evaluate import catalog, points
 
-pytestmark = pytest.mark.usefixtures("one_thread")
-
 
 class Listener(Display):
     def __init__(self) -> None:

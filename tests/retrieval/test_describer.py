@@ -17,7 +17,6 @@ from shortlist.retrieval import Describer, embed_images
 from tests.data.pictures import picture, write
 from tests.retrieval.test_evaluate import catalog
 
-pytestmark = pytest.mark.usefixtures("one_thread")
 KINDS = {
     "squares": ((1.0,), TestTransform(32, 36)),
     "whole images": ((1.0,), FitTransform(48)),

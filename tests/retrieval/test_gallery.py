@@ -20,8 +20,6 @@ from tests.data.pictures import picture, write
 from tests.displays import Told
 from tests.retrieval.galleries import CLASSES, DIM, NUMBER, Open
 
-pytestmark = pytest.mark.usefixtures("one_thread")
-
 
 def ids(hits: list[Hit]) -> list[int]:
     return [hit.item.id for hit in hits]

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import shutil
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -15,10 +13,8 @@ from shortlist.extras import MissingExtraError
 from shortlist.retrieval import Describer, Gallery, GalleryError, milvus_store
 from shortlist.retrieval.milvus_place import MilvusPlace
 from tests.displays import Told
-from tests.processes import SOURCES
+from tests.processes import Commands
 from tests.retrieval.galleries import NUMBER, Open
-
-pytestmark = pytest.mark.usefixtures("one_thread")
 
 
 @pytest.fixture
@@ -89,14 +85,12 @@ class TestOpening:
         with pytest.raises(GalleryError, match="is a collection, but no gallery of shortlist"):
             Gallery.open(str(place))
 
-    def test_open_in_another_process(self, new: Open, place: str) -> None:
+    def test_open_in_another_process(self, new: Open, place: str, commands: Commands, tmp_path: Path) -> None:
         new()
-        code = f"from shortlist import Gallery; Gallery.open({place!r})"
-        done = subprocess.run(
-            [sys.executable, "-c", code], capture_output=True, text=True, env={"PYTHONPATH": str(SOURCES)}
-        )
-        assert "GalleryError" in done.stderr.splitlines()[-1]
-        assert "one process at a time" in done.stderr.splitlines()[-1]
+        code, _, err = commands.run("gallery", "show", place, cwd=tmp_path)
+        assert (code, err.count("\n")) == (1, 1)
+        assert err.startswith("Error: ")
+        assert "one process at a time" in err
 
     def test_without_pymilvus(self, new: Open, place: str, monkeypatch: pytest.MonkeyPatch) -> None:
         new().close()

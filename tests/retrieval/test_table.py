@@ -23,8 +23,6 @@ from tests.data.pictures import picture, write
 from tests.displays import Told
 from tests.retrieval.galleries import CLASSES, DIM, NUMBER
 
-pytestmark = pytest.mark.usefixtures("one_thread")
-
 
 @pytest.fixture
 def file(tmp_path: Path) -> Path:

@@ -18,6 +18,6 @@ def gallery(tmp_path_factory: pytest.TempPathFactory) -> Gallery:
 
 
 @pytest.fixture
-def client(gallery: Gallery, one_thread: None) -> Iterator[TestClient]:
+def client(gallery: Gallery) -> Iterator[TestClient]:
     with TestClient(create_app(gallery, LIMITS, {"testserver"})) as client:
         yield client

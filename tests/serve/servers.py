@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
+import os
 import re
 import signal
 import socket
-import subprocess
-import sys
-import tempfile
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -18,50 +16,40 @@ import uvicorn
 
 from shortlist.retrieval.gallery import Gallery
 from shortlist.serve import create_app
+from tests.processes import Commands, Running
 
 
 @dataclass
 class Server:
     address: str
-    process: subprocess.Popen[str]
+    pid: int
+
+
+def address_of(running: Running) -> str:
+    """Where it serves, as soon as it does."""
+    running.until(lambda: "Ctrl-C" in running.out)
+    (address,) = re.findall(r"http://\S+", running.out)
+    return address
 
 
 @contextmanager
-def serving(gallery: Path, *options: str) -> Iterator[Server]:
+def serving(commands: Commands, gallery: Path, *options: str) -> Iterator[Server]:
     """A server on a free port; it must end without a traceback when it is interrupted."""
-    command = [sys.executable, "-m", "shortlist", "serve", str(gallery), "--port", "0", *options]
-    with tempfile.TemporaryFile("w+") as errors:
-        process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=errors, text=True)
-        try:
-            assert process.stdout is not None
-            said = process.stdout.readline()
-            found = re.search(r"http://\S+", said)
-            if found is None:
-                process.wait(60)
-                errors.seek(0)
-                raise AssertionError(f"it does not serve: {said}{errors.read()}")
-            yield Server(found.group(), process)
-            process.send_signal(signal.SIGINT)
-            assert process.wait(60) == 130
-            errors.seek(0)
-            assert errors.read() == ""
-        finally:
-            process.kill()
-            process.wait()
-            if process.stdout is not None:
-                process.stdout.close()
+    with commands.started("serve", gallery, "--port", "0", *options, cwd=gallery.parent) as running:
+        yield Server(address_of(running), running.pid)
+        os.kill(running.pid, signal.SIGINT)
+        assert (running.wait(), running.err) == (130, "")
 
 
 @contextmanager
 def serving_here(gallery: Gallery) -> Iterator[str]:
-    """The address of a server in a thread, which starts at once."""
-    listening = socket.create_server(("127.0.0.1", 0))
-    server = uvicorn.Server(uvicorn.Config(create_app(gallery), log_level="warning", timeout_graceful_shutdown=1))
-    thread = threading.Thread(target=server.run, args=([listening],))
-    thread.start()
-    try:
-        yield f"http://127.0.0.1:{listening.getsockname()[1]}"
-    finally:
-        server.should_exit = True
-        thread.join()
-        listening.close()
+    """The address of a server in a thread, which starts at once, and ends when all connections to it are closed."""
+    with socket.create_server(("127.0.0.1", 0)) as listening:
+        server = uvicorn.Server(uvicorn.Config(create_app(gallery), log_level="warning"))
+        thread = threading.Thread(target=server.run, args=([listening],))
+        thread.start()
+        try:
+            yield f"http://127.0.0.1:{listening.getsockname()[1]}"
+        finally:
+            server.should_exit = True
+            thread.join()

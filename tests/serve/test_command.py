@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 import socket
-import subprocess
 import sys
 import warnings
 from pathlib import Path
@@ -14,17 +13,21 @@ import pytest
 
 from shortlist.cli import main
 from shortlist.retrieval.gallery import Gallery
+from tests.processes import LONG, Commands
 from tests.serve.galleries import png
 from tests.serve.servers import serving
 
 
-def test_it_serves_until_it_is_interrupted(gallery: Gallery) -> None:
-    with serving(gallery.store.folder, "--max-pixels", "1000") as server:
+def test_it_serves_until_it_is_interrupted(commands: Commands, gallery: Gallery) -> None:
+    with (
+        serving(commands, gallery.store.folder, "--max-pixels", "1000") as server,
+        httpx.Client(base_url=server.address, timeout=LONG) as client,
+    ):
         assert server.address.startswith("http://127.0.0.1:")
-        assert httpx.get(server.address).headers["content-type"].startswith("text/html")
-        assert httpx.get(server.address, headers={"Host": "evil.example"}).status_code == 400
-        assert httpx.get(server.address.replace("127.0.0.1", "localhost")).status_code == 200
-        answer = httpx.post(f"{server.address}/api/search", files={"image": png(100, 100)})
+        assert client.get("/").headers["content-type"].startswith("text/html")
+        assert client.get("/", headers={"Host": "evil.example"}).status_code == 400
+        assert client.get(server.address.replace("127.0.0.1", "localhost")).status_code == 200
+        answer = client.post("/api/search", files={"image": png(100, 100)})
         assert (answer.status_code, "0.001 million" in answer.text) == (413, True)
 
 
@@ -68,10 +71,9 @@ def test_what_is_no_gallery(
 
 
 @pytest.mark.parametrize("package", ["fastapi", "uvicorn", "python_multipart"])
-def test_a_package_that_is_missing(package: str, tmp_path: Path) -> None:
-    code = f"import sys; sys.modules[{package!r}] = None; sys.argv[1:] = ['serve', 'x']; import shortlist.cli as cli"
-    code += "; cli.main()"
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=tmp_path)
-    assert done.returncode == 1
+def test_a_package_that_is_missing(commands: Commands, package: str, tmp_path: Path) -> None:
+    missing = f"import sys; sys.modules[{package!r}] = None"
+    code, _, err = commands.run("serve", "x", cwd=tmp_path, before=missing)
+    assert code == 1
     sentence = f"shortlist.serve needs the package {package}, which is not installed: pip install 'shortlist[serve]'"
-    assert done.stderr == f"Error: {sentence}\n"
+    assert err == f"Error: {sentence}\n"

@@ -28,7 +28,7 @@ FEW = settings(max_examples=25, deadline=None, derandomize=True, database=None, 
 
 
 @pytest.fixture(scope="module")
-def described(gallery: Gallery, one_thread: None) -> BaseSchema:
+def described(gallery: Gallery) -> BaseSchema:
     return schemathesis.openapi.from_asgi("/openapi.json", create_app(gallery, LIMITS))
 
 

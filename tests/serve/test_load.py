@@ -14,6 +14,7 @@ import pytest
 from PIL import Image
 
 from shortlist.retrieval.gallery import Gallery
+from tests.processes import LONG, Commands
 from tests.serve.galleries import encoded, png
 from tests.serve.servers import Server, serving
 
@@ -22,13 +23,13 @@ MEMORY = 500 * 2**20  # it takes 210 MB here, and 1,280 MB where 64 may be read 
 
 
 @pytest.fixture(scope="module")
-def server(gallery: Gallery) -> Iterator[Server]:
-    with serving(gallery.store.folder) as server:
+def server(commands: Commands, gallery: Gallery) -> Iterator[Server]:
+    with serving(commands, gallery.store.folder) as server:
         yield server
 
 
 def search(server: Server, image: bytes) -> httpx.Response:
-    return httpx.post(f"{server.address}/api/search", files={"image": image}, timeout=120)
+    return httpx.post(f"{server.address}/api/search", files={"image": image}, timeout=LONG)
 
 
 def test_a_slow_upload_keeps_nobody_waiting(server: Server) -> None:
@@ -39,16 +40,16 @@ def test_a_slow_upload_keeps_nobody_waiting(server: Server) -> None:
     )
     with socket.create_connection((parts.hostname, parts.port)) as slow:
         slow.sendall(head.encode())
-        assert httpx.get(f"{server.address}/api/health").json()["status"] == "ok"
+        assert httpx.get(f"{server.address}/api/health", timeout=LONG).json()["status"] == "ok"
         assert search(server, png()).status_code == 200
-    assert httpx.get(f"{server.address}/api/health").status_code == 200  # it has gone away in the middle
+    assert httpx.get(f"{server.address}/api/health", timeout=LONG).status_code == 200  # it has gone away in the middle
 
 
 def test_many_large_images_at_once(server: Server) -> None:
     image = encoded(Image.effect_noise((3660, 2740), 60), "PNG", compress_level=1)
     assert len(image) > 5 * 2**20
     assert search(server, image).status_code == 200
-    process = psutil.Process(server.process.pid)
+    process = psutil.Process(server.pid)
     before, peak, ended = process.memory_info().rss, 0, threading.Event()
 
     def watch() -> int:
@@ -57,7 +58,7 @@ def test_many_large_images_at_once(server: Server) -> None:
         answered = 0
         while not ended.wait(0.05):
             peak = max(peak, process.memory_info().rss)
-            answered += httpx.get(f"{server.address}/api/health", timeout=60).status_code == 200
+            answered += httpx.get(f"{server.address}/api/health", timeout=LONG).status_code == 200
         return answered
 
     with ThreadPoolExecutor(AT_ONCE + 1) as threads:
@@ -76,6 +77,6 @@ def test_a_body_that_is_too_long_is_refused_before_it_is_read(server: Server) ->
         f"POST /api/search HTTP/1.1\r\nHost: {parts.netloc}\r\nContent-Type: multipart/form-data; boundary=b\r\n"
         f"Content-Length: {10**12}\r\n\r\n"
     )
-    with socket.create_connection((parts.hostname, parts.port), timeout=60) as asking:
+    with socket.create_connection((parts.hostname, parts.port), timeout=LONG) as asking:
         asking.sendall(head.encode())
         assert asking.recv(100).startswith(b"HTTP/1.1 413 ")

@@ -3,41 +3,32 @@
 from __future__ import annotations
 
 import base64
-import os
 import re
-import shutil
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
-from playwright.sync_api import Browser, Locator, Page, expect, sync_playwright
+from playwright.sync_api import Browser, Locator, Page, expect
 
 from shortlist.retrieval.gallery import Gallery
+from tests.browser import PATIENCE, started_browser
+from tests.processes import Commands
 from tests.serve.galleries import CLASSES, IMAGES, png, small_gallery
 from tests.serve.servers import Server, serving, serving_here
 
-NAMES = ("chromium", "chromium-browser", "google-chrome", "chrome")
 ALL = CLASSES * IMAGES
 Open = Callable[..., Page]
 
 
 @pytest.fixture(scope="module")
 def browser() -> Iterator[Browser]:
-    found = os.environ.get("SHORTLIST_CHROMIUM") or next(filter(None, map(shutil.which, NAMES)), None)
-    if found is None:
-        why = "there is no Chromium: install it, or say where it is with SHORTLIST_CHROMIUM"
-        assert os.environ.get("CI") != "true", why
-        pytest.skip(why)
-    options = ["--no-sandbox", "--disable-gpu", "--disable-dev-shm-usage"]
-    with sync_playwright() as playwright:
-        browser = playwright.chromium.launch(executable_path=found, args=options)
-        yield browser
-        browser.close()
+    with started_browser() as found:
+        yield found
 
 
 @pytest.fixture(scope="module")
-def server(gallery: Gallery) -> Iterator[Server]:
-    with serving(gallery.store.folder, "--max-bytes", "300000") as server:
+def server(commands: Commands, gallery: Gallery) -> Iterator[Server]:
+    with serving(commands, gallery.store.folder, "--max-bytes", "300000") as server:
         yield server
 
 
@@ -50,7 +41,7 @@ def open_page(browser: Browser, server: Server) -> Iterator[Open]:
         context = browser.new_context(**{"viewport": {"width": 1200, "height": 800}, **options})
         contexts.append(context)
         page = context.new_page()
-        page.set_default_timeout(30_000)
+        page.set_default_timeout(PATIENCE)
         page.on("pageerror", lambda error: problems.append(str(error)))
         page.on("console", lambda said: problems.append(said.text) if _is_problem(said.type, said.text) else None)
         page.on("request", lambda request: None if _is_ours(request.url, address) else problems.append(request.url))
@@ -386,7 +377,7 @@ def test_without_labels(open_page: Open, tmp_path: Path) -> None:
         expect(page.locator("#label-field")).to_be_hidden()
         expect(page.locator("#verdict")).to_be_hidden()
         assert not page.locator(".card.same").count()
-        page.close()
+        page.context.close()  # and with it the connections, so that the server can end
 
 
 def test_names_are_text(open_page: Open, tmp_path: Path) -> None:
@@ -403,7 +394,7 @@ def test_names_are_text(open_page: Open, tmp_path: Path) -> None:
         expect(page.locator("#query-label")).to_have_text(label)
         page.reload()
         expect_found(page)
-        page.close()
+        page.context.close()
 
 
 def test_a_file_that_is_gone(open_page: Open, tmp_path: Path) -> None:
@@ -414,7 +405,7 @@ def test_a_file_that_is_gone(open_page: Open, tmp_path: Path) -> None:
         expect(page.locator(".frame.gone")).to_have_count(1)
         cards(page).nth(1).click()  # its vector is still there
         expect_found(page)
-        page.close()
+        page.context.close()
 
 
 def test_a_server_that_has_gone(open_page: Open) -> None:

@@ -54,23 +54,18 @@ def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def shortlist(processes: Commands) -> Commands:
-    return processes
-
-
-@pytest.fixture(scope="module")
-def whole(home: Path, shortlist: Commands) -> dict[str, Path]:
+def whole(home: Path, commands: Commands) -> dict[str, Path]:
     """Runs that were never stopped."""
     for name in ("random", "often"):
-        code, _, error = shortlist.run("train", f"{name}.yaml", "--run", f"{name}-whole", cwd=home)
+        code, _, error = commands.run("train", f"{name}.yaml", "--run", f"{name}-whole", cwd=home)
         assert code == 0, error
     return {name: home / f"{name}-whole" for name in ("random", "often")}
 
 
 @pytest.fixture(scope="module")
-def killed(home: Path, shortlist: Commands) -> Path:
+def killed(home: Path, commands: Commands) -> Path:
     """A run that was killed in its third epoch, with checkpoints of steps 3 and 6. Not to be changed: see `copy`."""
-    kill_after(7, shortlist, home, "train", "random.yaml", "--run", "killed")
+    kill_after(7, commands, home, "train", "random.yaml", "--run", "killed")
     assert checkpoints(home / "killed") == [6, 3]
     assert steps_of(home / "killed") == 7
     return home / "killed"
@@ -117,13 +112,13 @@ def wait_after(steps: int, seconds: float = 1000) -> str:
     return wait_where(f"args[1] == {steps}", "shortlist.training.loop", "learning_rate_factor", seconds)
 
 
-def kill_after(steps: int, shortlist: Commands, home: Path, *args: str | Path, before: str = "") -> None:
+def kill_after(steps: int, commands: Commands, home: Path, *args: str | Path, before: str = "") -> None:
     """SIGKILL when so many steps are taken and the next has begun."""
-    kill_where(wait_after(steps), shortlist, home, *args, before=before)
+    kill_where(wait_after(steps), commands, home, *args, before=before)
 
 
-def kill_where(waits: str, shortlist: Commands, home: Path, *args: str | Path, before: str = "") -> None:
-    running = shortlist.start(*args, cwd=home, before=before + waits)
+def kill_where(waits: str, commands: Commands, home: Path, *args: str | Path, before: str = "") -> None:
+    running = commands.start(*args, cwd=home, before=before + waits)
     assert running.kill((home / "here").exists) == -signal.SIGKILL
     (home / "here").unlink()
 
@@ -140,17 +135,17 @@ class TestKilled:
         resume(copy)
         assert_same(copy, whole["random"])
 
-    def test_before_the_first_checkpoint(self, home: Path, shortlist: Commands, whole: dict[str, Path]) -> None:
+    def test_before_the_first_checkpoint(self, home: Path, commands: Commands, whole: dict[str, Path]) -> None:
         run = home / "early"
-        kill_after(1, shortlist, home, "train", "random.yaml", "--run", run)
+        kill_after(1, commands, home, "train", "random.yaml", "--run", run)
         assert checkpoints(run) == []
         assert steps_of(run) == 1
-        code, out, error = shortlist.run("train", "--resume", run, cwd=home)
+        code, out, error = commands.run("train", "--resume", run, cwd=home)
         assert (code, error) == (0, "")
         assert "Going on" not in out
         assert_same(run, whole["random"])
 
-    def test_while_a_checkpoint_is_written(self, home: Path, shortlist: Commands, whole: dict[str, Path]) -> None:
+    def test_while_a_checkpoint_is_written(self, home: Path, commands: Commands, whole: dict[str, Path]) -> None:
         """Half of its bytes are on the disk."""
         run = home / "writing"
         half = """
@@ -166,7 +161,7 @@ def half(tensors, path, metadata):
         time.sleep(1000)
 checkpoint.save_file = half
 """
-        kill_where(half, shortlist, home, "train", "random.yaml", "--run", run)
+        kill_where(half, commands, home, "train", "random.yaml", "--run", run)
         assert checkpoints(run) == [3]
         assert list((run / "checkpoints").glob(".step-00000006*"))
         with warnings.catch_warnings():
@@ -175,21 +170,21 @@ checkpoint.save_file = half
         assert not list((run / "checkpoints").glob(".*"))  # nothing half written is left
         assert_same(run, whole["random"])
 
-    def test_while_it_tests(self, home: Path, shortlist: Commands, whole: dict[str, Path]) -> None:
+    def test_while_it_tests(self, home: Path, commands: Commands, whole: dict[str, Path]) -> None:
         """All is trained, saved and recorded, and evaluation.json not yet written."""
         run = home / "testing"
         waits = wait_where('args[0].name == "evaluation.json"', "shortlist.training.loop", "write_atomically")
-        kill_where(waits, shortlist, home, "train", "often.yaml", "--run", run)
+        kill_where(waits, commands, home, "train", "often.yaml", "--run", run)
         assert len(records(run, "test")) == 1
         resume(run)
         assert_same(run, whole["often"])
 
-    def test_at_any_time_and_again_and_again(self, home: Path, shortlist: Commands, whole: dict[str, Path]) -> None:
+    def test_at_any_time_and_again_and_again(self, home: Path, commands: Commands, whole: dict[str, Path]) -> None:
         chance = random.Random(0)
         run, kills = home / "again", 0
         order = ["train", "often.yaml", "--run", run]
         for _ in range(8):
-            running = shortlist.start(*order, cwd=home)
+            running = commands.start(*order, cwd=home)
             running.until(lambda: (run / "config.yaml").exists())
             steps = steps_of(run) + chance.randrange(3)
             running.until(lambda steps=steps: steps_of(run) >= steps or ended(run))
@@ -202,11 +197,11 @@ checkpoint.save_file = half
         resume(run)
         assert_same(run, whole["often"])
 
-    def test_with_two_threads(self, home: Path, shortlist: Commands) -> None:
+    def test_with_two_threads(self, home: Path, commands: Commands) -> None:
         two, order = "import torch; torch.set_num_threads(2)", ("train", "random.yaml", "training.epochs=2", "--run")
-        assert shortlist.run(*order, "two-whole", cwd=home, before=two)[0] == 0
-        kill_after(4, shortlist, home, *order, "two", before=two)
-        code, _, error = shortlist.run("train", "--resume", "two", cwd=home, before=two)
+        assert commands.run(*order, "two-whole", cwd=home, before=two)[0] == 0
+        kill_after(4, commands, home, *order, "two", before=two)
+        code, _, error = commands.run("train", "--resume", "two", cwd=home, before=two)
         assert (code, error) == (0, "")
         assert_same(home / "two", home / "two-whole")
 
@@ -216,9 +211,9 @@ def ended(run: Path) -> bool:
 
 
 class TestInterrupted:
-    def test_ctrl_c_saves_and_says_how_to_go_on(self, home: Path, shortlist: Commands, whole: dict[str, Path]) -> None:
+    def test_ctrl_c_saves_and_says_how_to_go_on(self, home: Path, commands: Commands, whole: dict[str, Path]) -> None:
         run = home / "a run with spaces"
-        running = shortlist.start("train", "random.yaml", "--run", run, cwd=home, before=wait_after(4, seconds=1))
+        running = commands.start("train", "random.yaml", "--run", run, cwd=home, before=wait_after(4, seconds=1))
         assert running.kill((home / "here").exists, by=signal.SIGINT) == 130
         (home / "here").unlink()
         (saved, *_) = checkpoints(run)
@@ -228,15 +223,15 @@ class TestInterrupted:
         assert "Stopping after this step" in running.out
         program, *args = shlex.split(command)
         assert program == "shortlist"
-        code, out, error = shortlist.run(*args, cwd=home)
+        code, out, error = commands.run(*args, cwd=home)
         assert (code, error) == (0, "")
         assert "Going on after step 5 of 9." in out
         assert_same(run, whole["random"])
 
-    def test_twice_stops_at_once(self, home: Path, shortlist: Commands, whole: dict[str, Path]) -> None:
+    def test_twice_stops_at_once(self, home: Path, commands: Commands, whole: dict[str, Path]) -> None:
         """In the middle of a step, which is lost."""
         run = home / "twice"
-        running = shortlist.start("train", "often.yaml", "--run", run, cwd=home, before=wait_after(5))
+        running = commands.start("train", "often.yaml", "--run", run, cwd=home, before=wait_after(5))
         running.until((home / "here").exists)
         os.kill(running.pid, signal.SIGINT)
         running.until(lambda: "Stopping after this step" in running.out)
@@ -358,7 +353,7 @@ class TestNoRoom:
         assert torch.equal(state.tensors["a"], torch.arange(5.0))
 
     @pytest.mark.parametrize("what", ["checkpoint", "metrics"])
-    def test_a_disk_that_fills_up(self, what: str, home: Path, shortlist: Commands, whole: dict[str, Path]) -> None:
+    def test_a_disk_that_fills_up(self, what: str, home: Path, commands: Commands, whole: dict[str, Path]) -> None:
         """For real: the system refuses larger files from the fifth step on."""
         run = home / f"full-{what}"
         largest = 50_000 if what == "checkpoint" else 1000
@@ -373,7 +368,7 @@ def filling(schedule, step, *rest):
     return real(schedule, step, *rest)
 loop.learning_rate_factor = filling
 """
-        code, _, error = shortlist.run("train", "often.yaml", "--run", run, cwd=home, before=fill)
+        code, _, error = commands.run("train", "often.yaml", "--run", run, cwd=home, before=fill)
         assert code == 1
         assert error.startswith("Error: The ")
         assert error.count("\n") == 1

@@ -40,16 +40,15 @@ def serve(
     Raises:
         ConfigError: it cannot listen there.
     """
-    listening = _listen(host, port)
-    address, port = listening.getsockname()[:2]
-    local = ipaddress.ip_address(address).is_loopback
-    app = create_app(gallery, limits, {*LOCAL, _in_url(host).lower()} if local else None)
-    config = uvicorn.Config(  # without log_config: logging is set up by whoever owns the process
-        app, log_config=None, server_header=False, timeout_graceful_shutdown=GRACE
-    )
-    if ready is not None:
-        ready(f"http://{_in_url(host)}:{port}", not local)
-    with listening, threads(max(1, torch.get_num_threads() // WORKERS)):  # the workers share the cores
+    with _listen(host, port) as listening, threads(max(1, torch.get_num_threads() // WORKERS)):  # workers share cores
+        address, port = listening.getsockname()[:2]
+        local = ipaddress.ip_address(address).is_loopback
+        app = create_app(gallery, limits, {*LOCAL, _in_url(host).lower()} if local else None)
+        config = uvicorn.Config(  # without log_config: logging is set up by whoever owns the process
+            app, log_config=None, server_header=False, timeout_graceful_shutdown=GRACE
+        )
+        if ready is not None:
+            ready(f"http://{_in_url(host)}:{port}", not local)
         uvicorn.Server(config).run(sockets=[listening])
 
 
