@@ -2,16 +2,18 @@
 # make test      set up, then lint, types, contracts, workflows and all tests
 # make check     lint, types, contracts, workflows
 # make bench     measure the losses and the large-batch step (hours on 2 cores; BENCH="--bars" for the bars only)
+# make mutants   change a module in many places, one at a time, and see whether its tests notice (MUTANTS="MODULE TESTS")
 # make figures   draw docs/images, and take the pictures of the pages (with Chromium)
 PYTHON ?= $(shell command -v python3.11 || command -v python3)
 VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 BENCH ?=
+MUTANTS ?= src/shortlist/batches/sampler.py tests/data/test_sampler.py
 export PIP_CONSTRAINT := $(CURDIR)/constraints.txt
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
-.PHONY: setup demo check test bench figures clean
+.PHONY: setup demo check test bench mutants figures clean
 
 setup: $(READY)
 
@@ -40,6 +42,9 @@ test: check
 bench: $(READY)
 	$(BIN)/python benchmarks/loss.py $(BENCH)
 	$(BIN)/python benchmarks/step.py $(BENCH)
+
+mutants: $(READY)
+	$(BIN)/python tests/mutants.py $(MUTANTS)
 
 figures: $(READY)
 	$(BIN)/python docs/figures.py

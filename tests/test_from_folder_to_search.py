@@ -25,7 +25,7 @@ PAGE = Path(__file__).parents[1] / "docs" / "from-folder-to-search.md"
 BLOCKS = re.findall(r"^```sh\n(.*?)^```$", PAGE.read_text(encoding="utf-8"), re.MULTILINE | re.DOTALL)
 SMALL = "model.backbone_args={channels: [8, 8, 16, 16], stem_width: 8, norm_layer: groupnorm1}"
 OTHERWISE = {
-    "train": ["training.epochs=1", "evaluation.bootstrap=100", "data.workers=0", SMALL],
+    "train": ["training.epochs=null", "training.steps=2", "evaluation.bootstrap=100", "data.workers=0", SMALL],
     "index": ["--workers", "0"],
     "serve": ["--port", "0"],
 }

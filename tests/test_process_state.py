@@ -23,13 +23,14 @@ import torch
 from PIL import Image, ImageFile
 from torch.utils.data import DataLoader
 
+from shortlist.batches import memory
 from shortlist.data import open_collection
 from shortlist.export import export
 from shortlist.process import threads
 from shortlist.report.run_report import write_report
 from shortlist.retrieval import index
 from shortlist.retrieval.table import embed_to_table
-from shortlist.training import RunFolder, evaluate_run, memory, open_describer, resume, train
+from shortlist.training import RunFolder, evaluate_run, open_describer, resume, train
 from tests.training.runs import class_folders, config
 
 SHORT = ("training.steps=1", "training.epochs=null", "data.validation=none", "training.threads=1")

@@ -257,7 +257,7 @@ def test_scripts(catalog: Catalog, end: str, imported: list[str], code: int, com
     assert found == code, error
     assert re.findall("imported as (.*)", out) == imported
     if code:
-        assert re.search(r'DataError: .* under `if __name__ == "__main__":`; data\.workers=0', error)
+        assert re.search(r'DataError: .* under `if __name__ == "__main__":`; `workers=0`', error)
     else:
         assert out.splitlines()[-1] == "1 1"
 

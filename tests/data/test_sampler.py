@@ -177,6 +177,36 @@ def test_same_seed_and_epoch_same_batches() -> None:
     assert not torch.equal(batches(0, 1), batches(1, 0))
 
 
+def test_the_seed_is_0_unless_it_is_given() -> None:
+    labels = some_labels([9] * 12)
+    assert torch.equal(ClassBalancedSampler(labels, 16).batches(0), ClassBalancedSampler(labels, 16, 4, 0).batches(0))
+
+
+def test_random_numbers_are_those_of_batches(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Under a name of their own: nothing else that is derived from a run's seed is drawn from the same numbers."""
+    keys: list[tuple[object, ...]] = []
+    monkeypatch.setattr("shortlist.data.sampler.derived_seed", lambda *key: keys.append(key) or 1)
+    ClassBalancedSampler(some_labels([9] * 12), 16, seed=3).batches(5)
+    assert keys == [("batches", 3, 5)]
+
+
+def test_batches_wait_only_while_a_class_goes_on() -> None:
+    """10 batches of 2 classes. The second class gives groups to 7 batches in the first round and to 2 more in the next.
+
+    The 7 wait for these two only: of the last batch that did not wait, the place among the 8 that follow is random.
+    """
+    sampler = ClassBalancedSampler(torch.arange(3).repeat_interleave(torch.tensor([3, 9, 8])), 2, 1)
+    sampler._batches = 10
+    places = set()
+    for seed in range(100):
+        dealt = sampler._deal(torch.tensor([3, 9, 8]), torch.Generator().manual_seed(seed)).tolist()
+        waiting, second = set(dealt[3:10]), dealt[10:]
+        free = [place for place, batch in enumerate(second) if batch not in waiting]
+        assert free[:2] == [0, 1]
+        places.add(free[2])
+    assert places == set(range(2, 10))
+
+
 def test_batches_leave_the_random_numbers_of_torch_alone() -> None:
     state = torch.get_rng_state()
     ClassBalancedSampler(some_labels([9] * 12), 16).batches(0)

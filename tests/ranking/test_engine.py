@@ -151,25 +151,27 @@ def test_a_gpu_gives_the_same(engine: Engine) -> None:
 def test_each_cut_cuts() -> None:
     """The three stages go three ways: were they all computed in full, the tests above would compare like with like."""
 
-    def sigmoids(stage: str, prune: bool) -> int:
+    def exponentials(stage: str, prune: bool) -> tuple[int, int]:
         embeddings, labels = clusters(300, 4, LARGE[stage]).requires_grad_(), torch.arange(1200) // 4
         with _Watch() as watch:
             recall_at_k_loss(embeddings, labels, engine=Engine(prune=prune))
-        return watch.sigmoids
+        return watch.sigmoids, watch.exponentials
 
-    everything = 1200 * 3 * 1200
-    assert sigmoids("trained", prune=True) < everything / 4
-    assert sigmoids("untrained", prune=True) < everything / 4
-    assert everything / 4 < sigmoids("half-trained", prune=True) < everything  # most of it, by both ways at once
-    assert sigmoids("half-trained", prune=False) >= everything  # the control
+    items, pairs = 1200 * 1200, 1200 * 3 * 1200
+    for stage, most in (("trained", 0.25), ("half-trained", 1.05), ("untrained", 0.75)):
+        sigmoids, exponentials_ = exponentials(stage, prune=True)
+        assert sigmoids < pairs / 16  # of sparse rows, and of the heads
+        assert exponentials_ < most * items  # one per competitor of a dense row, and not one per pair
+    assert exponentials("half-trained", prune=True)[1] > items / 2
+    assert exponentials("half-trained", prune=False)[0] >= pairs  # the control
 
 
 class _Watch(TorchDispatchMode):
-    """Counts sigmoids and remembers the largest tensor."""
+    """Counts sigmoids and exponentials, and remembers the largest tensor."""
 
     def __init__(self) -> None:
         super().__init__()
-        self.sigmoids, self.largest = 0, 0
+        self.sigmoids, self.exponentials, self.largest = 0, 0, 0
 
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):  # type: ignore[no-untyped-def]
         out = func(*args, **(kwargs or {}))
@@ -178,6 +180,7 @@ class _Watch(TorchDispatchMode):
                 self.largest = max(self.largest, tensor.numel() if tensor.layout is torch.strided else 0)
         if "sigmoid" in func.__name__ and "backward" not in func.__name__:
             self.sigmoids += out.numel()
+        self.exponentials += out.numel() if func.__name__.startswith("exp_") else 0
         return out
 
 
@@ -209,7 +212,7 @@ def no_garbage() -> Iterator[None]:
 
 
 @pytest.mark.usefixtures("no_garbage")
-@settings(max_examples=80, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=30, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(
     loss=st.sampled_from([RecallAtKLoss, SmoothAPLoss]),
     simix=st.sampled_from([None, SiMix()]),
@@ -226,7 +229,7 @@ def test_nothing_is_subnormal(
     loss, simix, prune, per_class, latent, shared, spread, length, temperature, rank_temperature
 ) -> None:
     """Whatever the distribution of the similarities: some processors take a hundred times as long for subnormals."""
-    classes = 160 // per_class
+    classes = 96 // per_class
     random = torch.Generator().manual_seed(0)
     centres = torch.randn(classes, latent, generator=random).repeat_interleave(per_class, dim=0)
     vectors = centres + spread * torch.randn(centres.shape, generator=random)
@@ -240,10 +243,10 @@ def test_nothing_is_subnormal(
 
 
 def test_a_plain_sigmoid_gives_subnormals() -> None:
-    """The control of the test above: the same formula without its cut."""
-    embeddings, labels = unit(64, 8, dtype=torch.float32), torch.arange(64) // 4
+    """The control of the test above: similarities like these, without the cut."""
+    similarities = unit(64, 8, dtype=torch.float32) @ unit(64, 8, dtype=torch.float32).T
     with _Subnormals() as watch:
-        reference.recall_at_k_loss(embeddings.requires_grad_(), labels, k=(1, 2)).backward()
+        torch.sigmoid((similarities - similarities[:, :1]) / 0.01)
     assert watch.found["sigmoid.default"] > 0
 
 
@@ -454,16 +457,15 @@ def fresh_compiler(monkeypatch: pytest.MonkeyPatch) -> counting._Compiled:
     return compiled
 
 
-@pytest.mark.parametrize("prune", [True, False])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
-def test_compiled_equals_eager(fresh_compiler: counting._Compiled, prune: bool, dtype: torch.dtype) -> None:
+def test_compiled_equals_eager(fresh_compiler: counting._Compiled, dtype: torch.dtype) -> None:
     labels = torch.arange(300) // 4
     torch._dynamo.utils.counters.clear()
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # what a compiler says of itself
         for spread in LARGE.values():
             embeddings = clusters(75, 4, spread, dtype=dtype)
-            engine = Engine(prune=prune, compile=False)
+            engine = Engine(prune=False, compile=False)
             want = value_and_gradient(recall_at_k_loss, embeddings, labels, engine=engine)
             got = value_and_gradient(recall_at_k_loss, embeddings, labels, engine=replace(engine, compile=True))
             assert_same(got, want, 1e-6 if dtype == torch.float32 else 1e-12)

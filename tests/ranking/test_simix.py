@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -80,3 +81,24 @@ def test_a_module_draws_new_examples_for_every_batch() -> None:
     loss = SmoothAPLoss(similarity_temperature=0.1, simix=SiMix(torch.Generator().manual_seed(0)))
     embeddings, labels = unit(12, 4), torch.arange(12) // 4
     assert loss(embeddings, labels) != loss(embeddings, labels)
+
+
+@pytest.mark.parametrize("alpha", [0.0, 1.0])
+def test_a_virtual_example_may_be_an_item(alpha: float) -> None:
+    """All pairs name one item, and alphas are at the ends of what they may be."""
+    labels, embeddings = torch.tensor([0, 0, 1, 1]), unit(4, 3)
+    virtual = VirtualBatch(torch.tensor([[3, 3]]), torch.tensor([alpha], dtype=torch.float64))
+    built = reference.recall_at_k_loss(*reference.with_virtual(embeddings, labels, *virtual), k=(1,))
+    torch.testing.assert_close(recall_at_k_loss(embeddings, labels, (1,), virtual=virtual), built)
+
+
+def test_alphas_do_not_depend_on_the_default_dtype() -> None:
+    labels = torch.arange(12) // 4
+    expected = SiMix(torch.Generator().manual_seed(0))(labels).alphas
+    torch.set_default_dtype(torch.float64)
+    try:
+        found = SiMix(torch.Generator().manual_seed(0))(labels).alphas
+    finally:
+        torch.set_default_dtype(torch.float32)
+    assert found.dtype == torch.float32
+    assert torch.equal(found, expected)

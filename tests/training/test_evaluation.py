@@ -66,8 +66,14 @@ def landmarks(home: Path, *overrides: str) -> RunConfig:
 
 
 @pytest.fixture(scope="module")
-def finished(home: Path, tmp_path_factory: pytest.TempPathFactory) -> RunFolder:
+def trained(home: Path, tmp_path_factory: pytest.TempPathFactory) -> RunFolder:
     return train(landmarks(home), tmp_path_factory.mktemp("runs") / "run")
+
+
+@pytest.fixture
+def finished(trained: RunFolder, tmp_path: Path) -> RunFolder:
+    """A copy: an evaluation keeps its vectors in the run's folder."""
+    return RunFolder(Path(shutil.copytree(trained.path, tmp_path / "finished")))
 
 
 class TestLandmarks:

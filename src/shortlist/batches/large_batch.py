@@ -271,6 +271,6 @@ def refuse_batch_statistics(model: nn.Module) -> None:
             why = "is in training mode" if module.training else "has no running statistics"
             raise ModelError(
                 f"{type(module).__name__} {name!r} {why}: it would normalise by the statistics of a chunk, not of the "
-                "batch. Freeze it (`freeze_batch_norm=True` of Embedder, or .eval() on these layers after "
-                "model.train()), or use a backbone with GroupNorm or LayerNorm."
+                "batch. Freeze it (`freeze_batch_norm=True` of Embedder, or .eval() on these layers in a model in "
+                "training mode), or use a backbone with GroupNorm or LayerNorm."
             )

@@ -77,9 +77,9 @@ class Engine:
     Args:
         tile_size: queries a tile.
         compile: fuse the sigmoids with torch.compile. Default: on GPUs, for large batches, where that should be worth
-            the seconds it takes. On CPUs the plain steps, which stay in the caches, were measured to be as fast.
-        prune: leave out what is flat. Default: on CPUs, for batches from about a thousand on; on GPUs shapes that
-            depend on data would stall the device.
+            the seconds it takes. What is pruned is not compiled.
+        prune: leave out what is flat. Default: on CPUs, for batches from about a thousand on, unless `compile` is
+            True; on GPUs shapes that depend on the data would stall the device.
     """
 
     tile_size: int | None = None
@@ -101,7 +101,7 @@ class Engine:
             temperature,
             queries=len(relevance.queries),
             steps=compiled_steps if fused else soft_steps,
-            prune=on_cpu and sigmoids >= _PRUNE_FROM if self.prune is None else self.prune,
+            prune=on_cpu and not self.compile and sigmoids >= _PRUNE_FROM if self.prune is None else self.prune,
             backward=backward,
             step_size=_CPU_STEP if on_cpu else _GPU_STEP,
             scratch=Scratch(similarities.device, similarities.dtype),

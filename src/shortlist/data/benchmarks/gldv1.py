@@ -73,6 +73,6 @@ train/97c0a12e07ae8dd5.jpg     or images/, or jpg/, or beside train.csv""",
     marks=(LIST,),
     counts={"train": Count(1_060_709, 12_894)},
     note="The whole list has 1,225,029 images of 14,951 landmarks; the counts above are the paper's. Many addresses no "
-    "longer answer: on_missing=skip goes on with the images that you have, and says how many are missing.",
+    "longer answer: data.on_missing=skip goes on with the images that you have, and says how many are missing.",
     confused={"train_clean.csv": "belongs to GLDv2: open it as gldv2-clean", "train": NO_LIST},
 )

@@ -1,0 +1,34 @@
+"""Inside a loss or a metric products are exact, whatever the caller has chosen, and his choice comes back."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+import torch
+
+from shortlist.ranking.precision import full_precision
+
+CPU = torch.device("cpu")
+
+
+@pytest.fixture(autouse=True)
+def fast_products() -> Iterator[None]:
+    torch.set_float32_matmul_precision("medium")
+    yield
+    torch.set_float32_matmul_precision("highest")
+
+
+def test_inside_and_after() -> None:
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        with full_precision(CPU):
+            assert torch.get_float32_matmul_precision() == "highest"
+            assert not torch.is_autocast_enabled("cpu")
+        assert torch.is_autocast_enabled("cpu")
+    assert torch.get_float32_matmul_precision() == "medium"
+
+
+def test_after_an_error() -> None:
+    with pytest.raises(KeyError, match="inside"), full_precision(CPU):
+        raise KeyError("inside")
+    assert torch.get_float32_matmul_precision() == "medium"

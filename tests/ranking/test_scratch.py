@@ -1,0 +1,24 @@
+"""Buffers are allocated once."""
+
+from __future__ import annotations
+
+import torch
+
+from shortlist.ranking.scratch import Scratch
+
+
+def test_a_buffer_is_used_again_unless_it_is_too_small() -> None:
+    scratch = Scratch(torch.device("cpu"), torch.float64)
+    first = scratch("a", 3, 4)
+    assert (first.shape, first.dtype) == ((3, 4), torch.float64)
+    assert scratch("a", 3, 4).data_ptr() == scratch("a", 2, 2).data_ptr() == first.data_ptr()
+    larger = scratch("a", 13)
+    assert len(larger) == 13
+    assert larger.untyped_storage().data_ptr() != first.untyped_storage().data_ptr()
+
+
+def test_names_have_buffers_of_their_own() -> None:
+    scratch = Scratch(torch.device("cpu"), torch.float32)
+    one, other = scratch("a", 5), scratch("b", 5, dtype=torch.bool)
+    assert one.data_ptr() != other.data_ptr()
+    assert (one.dtype, other.dtype) == (torch.float32, torch.bool)
