@@ -118,6 +118,16 @@ def test_pruned_equals_unpruned(loss: RankingLoss, stage: str, dtype: torch.dtyp
     torch.testing.assert_close(found[True][1] / scale, found[False][1] / scale, rtol=0, atol=tolerance)
 
 
+@pytest.mark.parametrize("length", [1e-3, 30.0, 1e4, 1e12])
+def test_pruned_equals_unpruned_for_vectors_of_any_length(length: float) -> None:
+    """Similarities may lie any number of temperatures apart."""
+    embeddings, labels = length * clusters(300, 4, 0.9, dtype=torch.float32), torch.arange(1200) // 4
+    found = [value_and_gradient(recall_at_k_loss, embeddings, labels, engine=Engine(prune=p)) for p in (True, False)]
+    scale = found[1][1].abs().max().clamp(min=1e-30)
+    torch.testing.assert_close(found[0][0], found[1][0], rtol=0, atol=1e-5)
+    torch.testing.assert_close(found[0][1] / scale, found[1][1] / scale, rtol=0, atol=1e-4)
+
+
 @pytest.mark.parametrize("stage", LARGE)
 def test_simix_pruned_equals_unpruned(stage: str) -> None:
     embeddings, labels = clusters(150, 4, LARGE[stage]), torch.arange(600) // 4

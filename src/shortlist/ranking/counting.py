@@ -89,11 +89,10 @@ class FactoredCounts:
         row = self._member // thresholds.shape[1]
         at = thresholds.reshape(-1)[self._member]
         lowest = thresholds.masked_fill(~members, torch.inf).amin(1)
-        level = ((at - lowest[row]) * (scale / span)).long()
-        levels = int(level.max()) + 1
-        key, group, self._sizes = torch.unique(row * levels + level, return_inverse=True, return_counts=True)
-        self._rows = key // levels  # (G,) the row of each group
-        anchor = lowest[self._rows] + (key % levels) * (span / scale)
+        _, level = torch.unique(((at - lowest[row]) * (scale / span)).floor_(), return_inverse=True)
+        key, group, self._sizes = torch.unique(row * len(at) + level, return_inverse=True, return_counts=True)
+        self._rows = key // len(at)  # (G,) the row of each group
+        anchor = torch.full_like(key, torch.inf, dtype=at.dtype).scatter_reduce_(0, group, at, "amin")
         self._place = self._places(group)
 
         factor = self._by_group(((anchor[group] - at) * scale).exp_()).unsqueeze(2)  # (G, W, 1); 0 for padding

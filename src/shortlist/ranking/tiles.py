@@ -197,7 +197,7 @@ class _Stream:
 
     def _sparse(self, tile: _Tile, floor: Tensor, rows: Tensor, losses: Tensor) -> tuple[Tensor, Tensor]:
         """Fill in the losses of sparse rows; return their gradient, and the rows."""
-        near = torch.gt(tile.competitors, floor, out=self.scratch("near", *tile.competitors.shape, dtype=torch.bool))
+        near = torch.ge(tile.competitors, floor, out=self.scratch("near", *tile.competitors.shape, dtype=torch.bool))
         near.scatter_(1, tile.positives, True)
         counts = BandCounts(tile.competitors, tile.at, tile.kept, 1 / self.temperature, near)
         losses[rows], gradient = self._loss_and_gradient(tile, counts, tile.competitors)
