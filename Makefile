@@ -12,6 +12,7 @@ BENCH ?=
 MUTANTS ?= src/shortlist/batches/sampler.py tests/data/test_sampler.py
 export PIP_CONSTRAINT := $(CURDIR)/constraints.txt
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
+unexport PYTHONDONTWRITEBYTECODE # every process that the tests start would compile the sources again
 
 .PHONY: setup demo check test bench mutants figures clean
 

@@ -185,7 +185,7 @@ def test_the_seed_is_0_unless_it_is_given() -> None:
 def test_random_numbers_are_those_of_batches(monkeypatch: pytest.MonkeyPatch) -> None:
     """Under a name of their own: nothing else that is derived from a run's seed is drawn from the same numbers."""
     keys: list[tuple[object, ...]] = []
-    monkeypatch.setattr("shortlist.data.sampler.derived_seed", lambda *key: keys.append(key) or 1)
+    monkeypatch.setattr("shortlist.batches.sampler.derived_seed", lambda *key: keys.append(key) or 1)
     ClassBalancedSampler(some_labels([9] * 12), 16, seed=3).batches(5)
     assert keys == [("batches", 3, 5)]
 

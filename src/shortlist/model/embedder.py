@@ -48,8 +48,8 @@ class Embedder(nn.Module):
     Example:
         >>> embedder = Embedder("test_resnet", dim=8).eval()
         >>> vectors = embedder(torch.zeros(2, 3, 64, 48, dtype=torch.uint8))
-        >>> vectors.shape, vectors.norm(dim=1).tolist()
-        (torch.Size([2, 8]), [1.0..., 1.0...])
+        >>> vectors.shape, vectors.norm(dim=1).round(decimals=4).tolist()
+        (torch.Size([2, 8]), [1.0, 1.0])
     """
 
     mean: Tensor
