@@ -10,6 +10,7 @@ middle, and products with them, would be subnormal numbers, on which some proces
 
 from __future__ import annotations
 
+import math
 import warnings
 from collections.abc import Callable
 from typing import Protocol
@@ -75,8 +76,8 @@ class DenseCounts:
 class FactoredCounts:
     """Every item against the members among the thresholds, with one exponential per item instead of one per pair.
 
-    For any anchor a, sigmoid((s - t) * scale) = f / (E + f) with E = exp((a - s) * scale) of the item and
-    f = exp((a - t) * scale) of the threshold. Members of a row whose thresholds are close together share an anchor and
+    For any anchor a, sigmoid((s - t) * scale) = E / (E + f) with E = exp((s - a) * scale) of the item and
+    f = exp((t - a) * scale) of the threshold. Members of a row whose thresholds are close together share an anchor and
     form a *group*: close enough that no value leaves half of the range of exponents, so that a product with a weight
     stays within the whole.
     """
@@ -95,12 +96,12 @@ class FactoredCounts:
         anchor = torch.full_like(key, torch.inf, dtype=at.dtype).scatter_reduce_(0, group, at, "amin")
         self._place = self._places(group)
 
-        factor = self._by_group(((anchor[group] - at) * scale).exp_()).unsqueeze(2)  # (G, W, 1); 0 for padding
+        factor = self._by_group(((at - anchor[group]) * scale).exp_(), torch.inf).unsqueeze(2)  # (G, W, 1)
         gap = torch.index_select(items, 0, self._rows, out=scratch("gap", len(key), size))
-        gap = gap.sub_(anchor.unsqueeze(1)).mul_(scale)
-        gap = torch.threshold_(gap, -width, -torch.inf).clamp_(max=span + width).neg_().exp_()
+        gap = gap.sub_(anchor.unsqueeze(1)).mul_(scale).clamp_(-width, span + width).exp_()
+        gap = torch.threshold_(gap, 1.01 * math.exp(-width), 0)
         soft = torch.add(gap.unsqueeze(1), factor, out=scratch("slope", len(key), factor.shape[1], size))
-        soft = torch.div(factor, soft, out=soft)
+        soft = torch.div(gap.unsqueeze(1), soft, out=soft)
         counts = soft.sum(2)
         self._slope = soft.addcmul_(soft, soft, value=-1)
         self._gap = gap  # free to be overwritten
@@ -118,14 +119,14 @@ class FactoredCounts:
         slot[order] = torch.arange(len(group), device=group.device) - starts[group[order]]
         return group * int(self._sizes.max()) + slot
 
-    def _by_group(self, values: Tensor) -> Tensor:
-        """Values of the members, (M,), as a (G, W) matrix padded with 0."""
+    def _by_group(self, values: Tensor, padding: float) -> Tensor:
+        """Values of the members, (M,), as a padded (G, W) matrix."""
         width = int(self._sizes.max())
-        padded = torch.zeros(len(self._sizes) * width, device=values.device, dtype=values.dtype)
+        padded = torch.full((len(self._sizes) * width,), padding, device=values.device, dtype=values.dtype)
         return padded.index_copy_(0, self._place, values).view(-1, width)
 
     def gradient(self, weights: Tensor, places: Tensor, values: Tensor, out: Tensor) -> Tensor:
-        weights = self._by_group(weights.reshape(-1)[self._member])
+        weights = self._by_group(weights.reshape(-1)[self._member], 0)
         torch.bmm(weights.unsqueeze(1), self._slope, out=self._gap.unsqueeze(1))
         return out.zero_().index_add_(0, self._rows, self._gap).scatter_add_(1, places, values)
 
