@@ -8,6 +8,9 @@ import torch
 from torch import Tensor
 
 
+_LARGE = 2**16
+
+
 class Scratch:
     """Named buffers on one device. What was taken under a name is overwritten when the name is taken again."""
 
@@ -19,5 +22,6 @@ class Scratch:
         """An uninitialised tensor of this shape."""
         size = math.prod(shape)
         if name not in self._buffers or len(self._buffers[name]) < size:
-            self._buffers[name] = torch.empty(size, device=self._device, dtype=dtype or self._dtype)
+            room = size if size < _LARGE else 1 << (size - 1).bit_length()  # what is a little larger later fits as well
+            self._buffers[name] = torch.empty(room, device=self._device, dtype=dtype or self._dtype)
         return self._buffers[name][:size].view(shape)

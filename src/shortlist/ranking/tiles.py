@@ -67,7 +67,7 @@ class Head(Protocol):
 # a step stays in the caches close to the cores, and a tile has the rows that a fast matrix product needs.
 _CPU_TILE, _CPU_ROWS, _CPU_STEP = 2**21, 512, 2**21
 _GPU_STEP = 2**24
-_PRUNE_FROM, _COMPILE_FROM = 2**21, 2**25  # sigmoids a call; below, bounds or a compiler cost more than they save
+_PRUNE_FROM, _COMPILE_FROM = 1500, 2**25  # items, and sigmoids per call: below, it costs more than it saves
 
 
 @dataclass(frozen=True)
@@ -78,7 +78,7 @@ class Engine:
         tile_size: queries a tile.
         compile: fuse the sigmoids with torch.compile. Default: on GPUs, for large batches, where that should be worth
             the seconds it takes. What is pruned is not compiled.
-        prune: leave out what is flat. Default: on CPUs, for batches from about a thousand on, unless `compile` is
+        prune: leave out what is flat. Default: on CPUs, for databases from 1,500 items on, unless `compile` is
             True; on GPUs shapes that depend on the data would stall the device.
     """
 
@@ -101,7 +101,9 @@ class Engine:
             temperature,
             queries=len(relevance.queries),
             steps=compiled_steps if fused else soft_steps,
-            prune=on_cpu and not self.compile and sigmoids >= _PRUNE_FROM if self.prune is None else self.prune,
+            prune=on_cpu and not self.compile and similarities.size >= _PRUNE_FROM
+            if self.prune is None
+            else self.prune,
             backward=backward,
             step_size=_CPU_STEP if on_cpu else _GPU_STEP,
             scratch=Scratch(similarities.device, similarities.dtype),
@@ -218,15 +220,14 @@ class _Stream:
         return gradient, rows
 
     def _parts(self, tile: _Tile) -> Iterator[slice]:
-        """Slices of a tile's rows, such that a step on each stays small."""
+        """Slices of a tile's rows, such that a step on each stays small. Rows with few kept positives come first."""
         rows, width = tile.at.shape
         pairs = tile.kept.sum(1).tolist() if self.prune else [width] * rows
-        start, taken, limit = 0, 0, self.step_size // tile.competitors.shape[1]
+        start, limit = 0, self.step_size // tile.competitors.shape[1]
         for row in range(rows):
-            if taken + pairs[row] > limit and row > start:
+            if (row + 1 - start) * pairs[row] > limit and row > start:
                 yield slice(start, row)
-                start, taken = row, 0
-            taken += pairs[row]
+                start = row
         yield slice(start, rows)
 
     def _loss_and_gradient(self, tile: _Tile, ahead: RankCounts, out: Tensor) -> tuple[Tensor, Tensor]:
