@@ -7,7 +7,6 @@ import math
 import torch
 from torch import Tensor
 
-
 _LARGE = 2**16
 
 
