@@ -7,7 +7,7 @@ import math
 import torch
 from torch import Tensor
 
-_LARGE = 2**16
+_LARGE = 2**20
 
 
 class Scratch:
