@@ -213,6 +213,7 @@ def main(links: Path, work: Path) -> None:
 
     kept |= {extra: keep(extra, links, work) for extra in PROMISES if extra != "plain"}
     assert all(kept.values()), kept
+    print(*kept)  # what was tried
 
 
 if __name__ == "__main__":

@@ -343,10 +343,13 @@ class TestAllocator:
         call("train", "--resume", folders / "run")
         assert calls[:2] == ["kept", "trained"]
 
-    def test_not_on_a_gpu(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setattr("shortlist.batches.memory.reuse_freed_memory", lambda: pytest.fail("it is for the CPU"))
-        monkeypatch.setattr("torch.cuda.is_available", lambda: True)
+    @pytest.mark.parametrize(("gpu", "expected"), [(False, ["kept"]), (True, [])])
+    def test_only_on_a_cpu(self, monkeypatch: pytest.MonkeyPatch, gpu: bool, expected: list[str]) -> None:
+        calls: list[str] = []
+        monkeypatch.setattr("shortlist.batches.memory.reuse_freed_memory", lambda: calls.append("kept"))
+        monkeypatch.setattr("torch.cuda.is_available", lambda: gpu)
         training._reuse_freed_memory()
+        assert calls == expected
 
 
 class TestErrors:

@@ -118,7 +118,8 @@ class TestInstallation:
         assert promises.PROMISES.keys() == {"plain", *PROJECT["optional-dependencies"]} - {"dev"}
 
     def test_every_extra_suffices(self, installed: Installed, tmp_path: Path) -> None:
-        run(installed.python, "-I", promises.__file__, installed.links, tmp_path)
+        done = run(installed.python, "-I", promises.__file__, installed.links, tmp_path)
+        assert set(done.stdout.splitlines()[-1].split()) == promises.PROMISES.keys()
 
     def test_all_is_all(self, installed: Installed) -> None:
         each = [installed.required(extra) for extra in promises.PROMISES if extra != "all"]
