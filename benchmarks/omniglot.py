@@ -5,7 +5,7 @@
 
 RS@k has no gradient where every positive stands far behind its k (a batch of thousands before any training), so, as the
 paper starts from ImageNet, this starts from a network that has learned glyphs, whose characters are not Omniglot's. It
-is trained first, in a minute. Then `shortlist ablate batch-size omniglot`. A study that was stopped goes on with the
+is trained first, in a minute. Then `shortlist ablate batch-size omniglot`. A study that was stopped is resumed by the
 same command, and two processes may work on it. Results and plot go into results/omniglot-EPOCHS-epochs.{json,png}.
 """
 

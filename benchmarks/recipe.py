@@ -2,7 +2,7 @@
 
     python benchmarks/recipe.py cars196-lite0-cpu data.root=DATA data.on_missing=skip
 
-The run goes into runs/benchmark-RECIPE; a run that was stopped goes on, and one that is finished is only written down.
+The run goes into runs/benchmark-RECIPE; a run that was stopped is resumed, and a finished one is only recorded.
 The result, with the command, goes into results/RECIPE.json.
 """
 

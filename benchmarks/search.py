@@ -5,7 +5,7 @@
 First the top 1000 of 60,502 x 512 against itself, the size of SOP's test set: `nearest` and FAISS's IndexFlatIP in
 turn, in one process, the fastest of each counts; and the peak of memory above the vectors, each in a process of its
 own (the answer alone, (n, 1000) of float32 and int64, is 726 MB). Then 1,000,000 x 512, clustered: HNSW and IVF-PQ as
-galleries build and search them, recall@10 against exact search, queries a second one at a time and all at once, the
+galleries build and search them, recall@10 against exact search, queries per second one at a time and all at once, the
 index's size, the time to build it, and to find the effort that searches need (HNSW's candidates, IVF's lists). All
 with 2 threads. Smaller: --images 20000 --many 50000. Writes results/search.json, and goes on with it where it was
 stopped.
@@ -145,7 +145,7 @@ def memory(images: int, way: str) -> dict[str, float]:
 
 
 class Peak:
-    """Watches how much memory the process has, ten times a second: what was freed before does not count."""
+    """Watches how much memory the process has, ten times per second: what was freed before does not count."""
 
     def __enter__(self) -> Peak:
         self.most, self.done = 0, threading.Event()

@@ -1,6 +1,6 @@
 """Time and memory of the large-batch step with a real backbone: embed, loss, gradient, on the CPU.
 
-    python benchmarks/step.py                    everything: about an hour on 2 cores, goes on where it was stopped
+    python benchmarks/step.py                    everything: about an hour on 2 cores, resumes where it was stopped
     python benchmarks/step.py --bars             only what the bars at the end are about: about 10 minutes
     python benchmarks/step.py --batches 128 392 --again
     python benchmarks/step.py --quick            tiny images and batches, to see that it runs; nothing is written
@@ -13,7 +13,7 @@ holds with the model, the pixels, and all that a first small step has loaded; ma
 back to the system at once, so that the peak is that of what is alive. Time: the ways take turns in one process that
 keeps freed memory (`reuse_freed_memory`, as a training does), and the ratio of neighbours is taken, so that it is fair
 on a noisy machine. Where plain does not fit, its time an image is that at a smaller batch, in the same process.
-Each result goes into results/step.json as it comes.
+Each result is written to results/step.json as it comes.
 """
 
 from __future__ import annotations
@@ -88,7 +88,7 @@ class Bench:
 
         def run() -> None:
             with warnings.catch_warnings():
-                warnings.simplefilter("error")  # out of memory, it would go on with less: not what is measured here
+                warnings.simplefilter("error")  # out of memory, it would continue with less: not what is measured here
                 out = step(pixels, labels)
             assert out.kept == (out.chunks if name == "kept" else 0)
 

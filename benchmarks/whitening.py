@@ -1,7 +1,7 @@
 """What whitening does to real features before any training: Cars196, EfficientNet-Lite0 with its ImageNet weights, GeM.
 
-    python benchmarks/whitening.py DATA            30 images a class at 112 pixels, embedded once: some minutes
-    python benchmarks/whitening.py DATA --quick    4 images a class, to see that it runs; nothing is written
+    python benchmarks/whitening.py DATA            30 images per class at 112 pixels, embedded once: some minutes
+    python benchmarks/whitening.py DATA --quick    4 images per class, to see that it runs; nothing is written
 
 Whitening is learned on the 98 training classes and measured on the 98 test classes. The shrinkage is looked for inside
 the training classes: learned on the first half of them, measured on the second. Beside them: the pooled features

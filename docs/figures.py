@@ -59,7 +59,7 @@ RANK_TEMPERATURE, SIMILARITY_TEMPERATURE = 1.0, 0.01
 
 @dataclass(frozen=True)
 class SmoothRank:
-    """A head that is no loss: it hands out the smooth rank of a query's first positive."""
+    """A head that is not a loss: it returns the smooth rank of a query's first positive."""
 
     def __call__(self, ranks: Ranks) -> Tensor:
         return ranks.overall[:, 0]
