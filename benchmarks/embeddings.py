@@ -38,7 +38,8 @@ class Embeddings:
 
     @lru_cache(maxsize=2)  # noqa: B019 - frozen, and the same ones are asked for one after the other
     def make(self, batch: int, dimensions: int = 512, seed: int = 0) -> tuple[Tensor, Tensor]:
-        """A batch of vectors, (batch, dimensions), and its labels; of real ones, at most those that exist."""
+        """A batch of complete classes, and its labels; of real ones, at most those that exist."""
+        batch -= batch % self.per_class
         if self.file is not None:
             return self._real(batch)
         labels = torch.arange(batch) // self.per_class
@@ -57,8 +58,8 @@ class Embeddings:
         generator = torch.Generator().manual_seed(seed)
         latent = torch.randn(batch, self.latent, generator=generator)
         if spread is not None:
-            centres = torch.randn(-(-batch // self.per_class), self.latent, generator=generator)
-            latent = centres.repeat_interleave(self.per_class, dim=0)[:batch] + spread * latent
+            centres = torch.randn(batch // self.per_class, self.latent, generator=generator)
+            latent = centres.repeat_interleave(self.per_class, dim=0) + spread * latent
         latent = latent / self.latent**0.5
         if self.shared:
             latent = torch.cat((torch.full((batch, 1), SHARED), latent), dim=1)
@@ -73,7 +74,7 @@ class Embeddings:
         labels = saved["labels"][order]
         number = torch.arange(len(labels)) - torch.searchsorted(labels, labels)  # of each image in its class
         complete = torch.bincount(labels)[labels] >= self.per_class
-        chosen = order[(number < self.per_class) & complete][: batch - batch % self.per_class]
+        chosen = order[(number < self.per_class) & complete][:batch]
         return torch.nn.functional.normalize(saved["vectors"][chosen].float()), saved["labels"][chosen]
 
 

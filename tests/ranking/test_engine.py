@@ -10,6 +10,8 @@ from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager
 from dataclasses import replace
+from functools import partial
+from typing import Any
 
 import pytest
 import torch
@@ -31,6 +33,7 @@ from shortlist.ranking import (
     ranking_loss,
     recall_at_k_loss,
     smooth_ap_loss,
+    tiles,
 )
 from tests import reference
 from tests.ranking.losses import assert_same, unit, value_and_gradient
@@ -102,6 +105,13 @@ def test_order_of_the_batch_and_names_of_labels_do_not_matter(data: st.DataObjec
 LARGE = {"trained": 0.35, "half-trained": 0.9, "untrained": 4.0}
 
 
+@pytest.fixture(params=[True, False], ids=["sorted rows", "one way for all rows"])
+def way(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What is pruned is small here: have its rows sorted like those of a large batch, or not."""
+    monkeypatch.setattr(tiles, "_SORT_FROM", 0 if request.param else math.inf)
+
+
+@pytest.mark.usefixtures("way")
 @pytest.mark.parametrize("loss", [RecallAtKLoss(), SmoothAPLoss(), RecallAtKLoss(k=4, rank_temperature=0.2)], ids=str)
 @pytest.mark.parametrize("stage", LARGE)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
@@ -118,6 +128,7 @@ def test_pruned_equals_unpruned(loss: RankingLoss, stage: str, dtype: torch.dtyp
     torch.testing.assert_close(found[True][1] / scale, found[False][1] / scale, rtol=0, atol=tolerance)
 
 
+@pytest.mark.usefixtures("way")
 @pytest.mark.parametrize("length", [1e-3, 30.0, 1e4, 1e12])
 def test_pruned_equals_unpruned_for_vectors_of_any_length(length: float) -> None:
     """Similarities may lie any number of temperatures apart."""
@@ -128,6 +139,7 @@ def test_pruned_equals_unpruned_for_vectors_of_any_length(length: float) -> None
     torch.testing.assert_close(found[0][1] / scale, found[1][1] / scale, rtol=0, atol=1e-4)
 
 
+@pytest.mark.usefixtures("way")
 @pytest.mark.parametrize("stage", LARGE)
 def test_simix_pruned_equals_unpruned(stage: str) -> None:
     embeddings, labels = clusters(150, 4, LARGE[stage]), torch.arange(600) // 4
@@ -141,6 +153,7 @@ def test_simix_pruned_equals_unpruned(stage: str) -> None:
 
 def test_without_sparse_products(monkeypatch: pytest.MonkeyPatch) -> None:
     """Where torch has no fast sparse product the gradient is dense, and the same."""
+    monkeypatch.setattr(tiles, "_SORT_FROM", 0)
     embeddings, labels = clusters(300, 4, LARGE["trained"]), torch.arange(1200) // 4
     want = value_and_gradient(recall_at_k_loss, embeddings, labels, engine=Engine(prune=True))
     monkeypatch.setattr(torch.backends.mkl, "is_available", lambda: False)
@@ -158,22 +171,38 @@ def test_a_gpu_gives_the_same(engine: Engine) -> None:
     assert_same((got[0].cpu(), got[1].cpu()), want)
 
 
-def test_each_cut_cuts() -> None:
-    """The three stages go three ways: were they all computed in full, the tests above would compare like with like."""
+@pytest.mark.parametrize(
+    ("loss", "stage", "way"),
+    [
+        (RecallAtKLoss(), "trained", "BandCounts"),
+        (RecallAtKLoss(), "half-trained", "SeriesCounts"),
+        (RecallAtKLoss(), "untrained", None),
+        (SmoothAPLoss(), "untrained", "FactoredCounts"),
+    ],
+    ids=str,
+)
+def test_each_cut_cuts(loss: RankingLoss, stage: str, way: str | None, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The stages go different ways: were they all computed in full, the tests above would compare like with like."""
+    rows: Counter[str] = Counter()
 
-    def exponentials(stage: str, prune: bool) -> tuple[int, int]:
-        embeddings, labels = clusters(300, 4, LARGE[stage]).requires_grad_(), torch.arange(1200) // 4
-        with _Watch() as watch:
-            recall_at_k_loss(embeddings, labels, engine=Engine(prune=prune))
-        return watch.sigmoids, watch.exponentials
+    def counted(plain: type, items: Tensor, *others: Any, **options: Any) -> Any:
+        rows[plain.__name__] += len(items)
+        return plain(items, *others, **options)
 
+    for plain in (tiles.BandCounts, tiles.SeriesCounts, tiles.FactoredCounts):
+        monkeypatch.setattr(tiles, plain.__name__, partial(counted, plain))
+    monkeypatch.setattr(tiles, "_SORT_FROM", 0)
+    embeddings, labels = clusters(300, 4, LARGE[stage]).requires_grad_(), torch.arange(1200) // 4
+    found = {}
+    for prune in (True, False):
+        loss.engine = Engine(prune=prune)
+        with _Watch() as found[prune]:
+            loss(embeddings, labels)
     items, pairs = 1200 * 1200, 1200 * 3 * 1200
-    for stage, most in (("trained", 0.25), ("half-trained", 1.05), ("untrained", 0.75)):
-        sigmoids, exponentials_ = exponentials(stage, prune=True)
-        assert sigmoids < pairs / 16  # of sparse rows, and of the heads
-        assert exponentials_ < most * items  # one per competitor of a dense row, and not one per pair
-    assert exponentials("half-trained", prune=True)[1] > items / 2
-    assert exponentials("half-trained", prune=False)[0] >= pairs  # the control
+    assert rows[way] > 600 if way else rows.total() < 600  # past reach: not counted at all
+    assert found[True].sigmoids < pairs / 16  # of the positives among each other, and of the head
+    assert found[True].exponentials < 2.5 * items  # twice, for counts and gradient, and not for each pair
+    assert found[False].sigmoids >= pairs  # the control
 
 
 class _Watch(TorchDispatchMode):
@@ -221,7 +250,7 @@ def no_garbage() -> Iterator[None]:
     torch.use_deterministic_algorithms(False)
 
 
-@pytest.mark.usefixtures("no_garbage")
+@pytest.mark.usefixtures("no_garbage", "way")
 @settings(max_examples=30, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(
     loss=st.sampled_from([RecallAtKLoss, SmoothAPLoss]),
@@ -260,6 +289,7 @@ def test_a_plain_sigmoid_gives_subnormals() -> None:
     assert watch.found["sigmoid.default"] > 0
 
 
+@pytest.mark.usefixtures("way")
 @pytest.mark.parametrize("prune", [True, False])
 @pytest.mark.parametrize("simix", [None, SiMix()], ids=str)
 def test_nothing_larger_than_a_tile_exists(prune: bool, simix: SiMix | None) -> None:

@@ -30,11 +30,13 @@ def check_vectors(vectors: Tensor, labels: Tensor, what: str = "embeddings") -> 
         raise ValueError(f"{what} are on {vectors.device} but their labels on {labels.device}: move one with .to()")
     if not vectors.shape[1]:
         raise ValueError(f"{what} have no dimensions: shape {tuple(vectors.shape)}")
+    most = (torch.finfo(computed_dtype(vectors)).max / vectors.shape[1]) ** 0.5
+    if not len(vectors) or all(abs(extreme.item()) <= most for extreme in torch.aminmax(vectors.detach())):
+        return
     largest = vectors.detach().abs().amax(dim=1).to(computed_dtype(vectors))
-    bad = (~(largest <= (torch.finfo(largest.dtype).max / vectors.shape[1]) ** 0.5)).nonzero().flatten()
-    if len(bad):
-        fault = "values whose products overflow" if largest[bad[0]].isfinite() else "nan or inf"
-        raise ValueError(f"{what} hold {fault} in {len(bad)} of {len(vectors)} rows, first in row {bad[0].item()}")
+    bad = (~(largest <= most)).nonzero().flatten()
+    fault = "values whose products overflow" if largest[bad[0]].isfinite() else "nan or inf"
+    raise ValueError(f"{what} hold {fault} in {len(bad)} of {len(vectors)} rows, first in row {bad[0].item()}")
 
 
 def check_labels(labels: Tensor, what: str = "labels") -> None:

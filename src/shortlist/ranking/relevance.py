@@ -47,7 +47,9 @@ class SameLabel:
         if self._itself:  # where each query stands among the members of its class: skipped there
             self._place = torch.empty_like(self._members)
             self._place[self._members] = torch.arange(len(labels), device=labels.device)
-        self.queries, self.counts = few_positives_first(labels.argsort(stable=True), self._count)
+        self.queries, self.counts = few_positives_first(
+            self._members if self._itself else labels.argsort(stable=True), self._count
+        )
 
     def positives(self, rows: Tensor, width: int) -> tuple[Tensor, Tensor]:
         offsets = torch.arange(width, device=rows.device)

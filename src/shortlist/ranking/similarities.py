@@ -11,8 +11,11 @@ from torch import Tensor
 from shortlist.ranking.scratch import Scratch
 from shortlist.ranking.simix import VirtualBatch
 
-Gradients = list[tuple[Tensor, Tensor]]
-"""Gradients at some rows of a tile, each (R, N), dense or CSR, and which rows, (R,)."""
+Rows = Tensor | slice
+"""Some rows of a tile: their indices, (R,), or a slice, which costs no copy."""
+
+Gradients = list[tuple[Tensor, Rows]]
+"""Gradients at some rows of a tile, each (R, N), dense or CSR, and which rows."""
 
 PullBack = Callable[[Gradients], None]
 """Takes the gradients at a tile and adds what follows from them to the embeddings' gradients."""
@@ -95,7 +98,7 @@ class MixedProducts:
                     self._fold_dense(gradient, place[:, kept], weight[kept], folded, scratch)
                 else:
                     self._fold_sparse(gradient, place[:, kept], weight[kept], folded)
-            pull_back_parents([(folded, torch.arange(len(parents), device=rows.device))])
+            pull_back_parents([(folded, slice(None))])
 
         return mixed, pull_back
 
