@@ -11,6 +11,7 @@ import tarfile
 import tomllib
 import venv
 import zipfile
+from functools import cache
 from importlib.metadata import Distribution, PathDistribution, distribution
 from pathlib import Path
 
@@ -52,10 +53,9 @@ class Installed:
     def _link(self, folder: Path, extra: str) -> None:
         """Fill a folder with all that pip would install with an extra, and with nothing else."""
         folder.mkdir(parents=True)
-        for installed in map(distribution, self.required(extra)):
-            for top in {file.parts[0] for file in installed.files or ()} - {"..", "__pycache__"}:
-                if not (folder / top).exists():  # distributions may share a folder, such as nvidia
-                    (folder / top).symlink_to(installed.locate_file(top))
+        for top, place in (each for name in self.required(extra) for each in _top_level(name)):
+            if not (folder / top).exists():  # distributions may share a folder, such as nvidia
+                (folder / top).symlink_to(place)
 
     def required(self, extra: str) -> set[str]:
         """The names of the distributions that the wheel requires, by itself and through others."""
@@ -69,6 +69,14 @@ class Installed:
                 if each.marker is None or each.marker.evaluate({"extra": extra}):
                     todo |= {(canonicalize_name(each.name), extra) for extra in ("", *each.extras)} - done
         return {name for name, _ in done} - {"shortlist"}
+
+
+@cache
+def _top_level(name: str) -> list[tuple[str, Path]]:
+    """The files and folders of a distribution at the top of where it is installed: names, and paths."""
+    installed = distribution(name)
+    names = {file.parts[0] for file in installed.files or ()} - {"..", "__pycache__"}
+    return [(each, Path(str(installed.locate_file(each)))) for each in names]
 
 
 def _parsed(installed: Distribution) -> list[Requirement]:

@@ -53,11 +53,18 @@ def test_a_source_tree_that_is_not_installed_has_no_version(monkeypatch: pytest.
     assert shortlist.__version__ == "0+unknown"
 
 
-def test_importing_it_imports_torch_and_the_standard_library_only() -> None:
-    code = "import sys, torch; before = set(sys.modules); import shortlist; dir(shortlist); shortlist.__version__; "
-    code += "print(*sorted({name.partition('.')[0] for name in set(sys.modules) - before} - sys.stdlib_module_names))"
+def test_importing_imports_little() -> None:
+    code = """
+import sys, torch
+before = set(sys.modules)
+import shortlist
+dir(shortlist), shortlist.__version__
+print(*sorted({name.partition(".")[0] for name in set(sys.modules) - before} - sys.stdlib_module_names))
+import shortlist.data
+print(*sorted({"PIL", "matplotlib", "pyarrow", "scipy", "timm"} & set(sys.modules)))
+"""
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert done.stdout.split() == ["shortlist"]
+    assert done.stdout.splitlines() == ["shortlist", "PIL"]  # and not what only one feature needs
 
 
 @pytest.mark.parametrize(

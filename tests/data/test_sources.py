@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
 from pathlib import Path
 
 import numpy as np
@@ -349,11 +347,3 @@ def test_opening_many_files_asks_the_disk_once_a_folder(tmp_path: Path, monkeypa
         patch.setattr(Path, "stat", refuse)
         assert not absent_files(tmp_path, from_table.paths).any()
     assert len(open_catalog(tmp_path)) == len(from_table) == 2000
-
-
-def test_importing_the_room_does_not_import_what_one_feature_needs():
-    code = (
-        "import sys, shortlist.data; print([m for m in ('matplotlib', 'pyarrow', 'scipy', 'timm') if m in sys.modules])"
-    )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert done.stdout.strip() == "[]"

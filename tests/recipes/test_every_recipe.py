@@ -60,7 +60,7 @@ def tiny(recipe: str, root: Roots) -> RunConfig:
         "model.weights": "none",
         "model.dim": 8,
         "batch.size": 2 * whole.batch.per_class,
-        "batch.chunk_size": 5,
+        "batch.chunk_size": 2 * whole.batch.per_class - 1,  # two chunks
         "training.epochs": "null",
         "training.steps": 1,
         "training.threads": 1,

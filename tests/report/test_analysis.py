@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import subprocess
 import sys
 from pathlib import Path
 
@@ -18,6 +17,7 @@ from shortlist.errors import DataError
 from shortlist.report import analysis as module
 from shortlist.report.analysis import BINS, analyse
 from shortlist.retrieval import evaluate
+from tests.processes import Commands
 from tests.reference_search import ranking
 from tests.retrieval.test_evaluate import catalog, points
 
@@ -141,7 +141,7 @@ from shortlist.report.analysis import analyse
 from tests.retrieval.test_evaluate import catalog, points
 
 torch.set_num_threads(1)
-which = catalog([number // 4 for number in range(12_000)])
+which = catalog([number // 4 for number in range(9_000)])
 vectors = points(len(which))
 analyse(vectors[:400], which.subset(range(400)))  # what is loaded once
 before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
@@ -151,8 +151,5 @@ print((resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) // 1024)
 
 
 @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="memory is measured in Linux's units")
-def test_memory_is_that_of_a_tile() -> None:
-    found = subprocess.run(
-        [sys.executable, "-c", MEASURED], cwd=Path(__file__).parents[2], capture_output=True, text=True, check=True
-    )
-    assert int(found.stdout) < 150  # MB; all similarities would take 576
+def test_memory_is_that_of_a_tile(commands: Commands) -> None:
+    assert int(commands.python(MEASURED)) < 150  # MB; all similarities would take 324

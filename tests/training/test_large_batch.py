@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
 from functools import partial
 from pathlib import Path
 
@@ -15,6 +13,7 @@ from shortlist.batches import large_batch
 from shortlist.batches.large_batch import LargeBatchStep
 from shortlist.batches.memory import GraphSize
 from shortlist.errors import ModelError
+from tests.processes import Commands
 from tests.training.steps import (
     LOSSES,
     MODELS,
@@ -348,21 +347,20 @@ torch.distributed.destroy_process_group()
 
 
 @pytest.mark.parametrize("size", [1, 2])
-def test_a_process_group_is_refused_if_it_has_several_processes(size: int, tmp_path: Path) -> None:
+def test_a_process_group_is_refused_if_it_has_several_processes(size: int, commands: Commands, tmp_path: Path) -> None:
     """Each process would rank its own part of the batch, without a word, and the sum of that is another loss."""
-    command = [sys.executable, "-c", MEMBER]
+    script = tmp_path / "member.py"
+    script.write_text(MEMBER)
     members = [
-        subprocess.Popen([*command, str(rank), str(size), str(tmp_path / "store")], stdout=subprocess.PIPE, text=True)
-        for rank in range(size)
+        commands.start(str(rank), str(size), tmp_path / "store", cwd=tmp_path, script=script) for rank in range(size)
     ]
     for member in members:
-        out, _ = member.communicate()
-        assert member.returncode == 0
+        assert member.wait() == 0, member.err
         if size == 1:
-            assert out == "True\n"
+            assert member.out == "True\n"
         else:
-            assert out.startswith("LargeBatchStep works in one process, and this process group has 2: ")
-            assert out.endswith("Train in one process.\nFalse\n")
+            assert member.out.startswith("LargeBatchStep works in one process, and this process group has 2: ")
+            assert member.out.endswith("Train in one process.\nFalse\n")
 
 
 # Wrong arguments
