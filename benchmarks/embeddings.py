@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
+from typing import ClassVar
 
 import torch
 from torch import Tensor
@@ -21,8 +22,11 @@ class Embeddings:
         latent: dimensions in which the vectors differ. A trained network uses few: with 24, negatives spread by 0.2.
         shared: whether all vectors share a direction.
         r_at_1: share of the queries whose nearest neighbour is of their class; None for vectors that know no class.
-        file: vectors and labels saved by real_embeddings.py; nothing else but `per_class` is used then.
+        file: name of vectors and labels that real_embeddings.py saved in `folder`; nothing else but `per_class` is
+            used then.
     """
+
+    folder: ClassVar[Path] = Path()
 
     per_class: int = 4
     latent: int = 24
@@ -69,7 +73,7 @@ class Embeddings:
 
     def _real(self, batch: int) -> tuple[Tensor, Tensor]:
         """The first `per_class` images of as many classes as the batch holds."""
-        saved = torch.load(self.file, weights_only=True)
+        saved = torch.load(self.folder / self.file, weights_only=True)
         order = saved["labels"].argsort(stable=True)
         labels = saved["labels"][order]
         number = torch.arange(len(labels)) - torch.searchsorted(labels, labels)  # of each image in its class

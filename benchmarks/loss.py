@@ -200,7 +200,7 @@ def sweep_cases(real: Path | None) -> Iterator[Case]:
     kinds = [Embeddings(*kind) for kind in grid]
     kinds += [Embeddings(per_class, latent=512, shared=False, r_at_1=None) for per_class in (2, 4, 16, 40)]
     for file in sorted(real.glob("*.pt")) if real else ():
-        kinds += [Embeddings(per_class, file=str(file)) for per_class in (4, 16)]
+        kinds += [Embeddings(per_class, file=file.name) for per_class in (4, 16)]
     for batch in (400, 1000, 4000):
         for kind in kinds:
             if batch == 4000 or kind.r_at_1 in (None, 0.05, 0.5, 1.0) or kind.file:
@@ -314,6 +314,7 @@ def main() -> None:
     if options.case:
         print(json.dumps(measure(Case.read(json.loads(options.case)), memory=True)))
         return
+    Embeddings.folder = options.real or Path()
     if not options.sweep:
         chosen = table_cases(options.batches, options.losses, options.stages, options.contenders)
         run(chosen, RESULTS / "loss.json", options.again, lambda case: run_alone(__file__, asdict(case)))

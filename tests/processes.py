@@ -6,6 +6,7 @@ Run as a script, this is that one: it reads orders from its input, one JSON obje
 from __future__ import annotations
 
 import contextlib
+import gc
 import importlib
 import json
 import os
@@ -146,6 +147,8 @@ class Commands:
 def serve() -> None:
     for module in PRELOADED:
         importlib.import_module(module)
+    gc.collect()
+    gc.freeze()  # what has been imported is shared, and stays: collections in the commands need not look at it
     for line in sys.stdin:
         order = json.loads(line)
         if "wait" in order:

@@ -6,6 +6,7 @@ requires. Each extra has a process of its own; those that build on `training` ar
 
 from __future__ import annotations
 
+import gc
 import os
 import sys
 import traceback
@@ -211,6 +212,7 @@ def main(links: Path, work: Path) -> None:
     sys.path.append(str(links / "training"))
     import shortlist.training
 
+    gc.freeze()
     kept |= {extra: keep(extra, links, work) for extra in PROMISES if extra != "plain"}
     assert all(kept.values()), kept
     print(*kept)  # what was tried
