@@ -81,12 +81,11 @@ class FactoredCounts:
     """Every item against the members among the thresholds, with one exponential per item instead of one per pair.
 
     For any anchor a, sigmoid((s - t) * scale) = E / (E + f) with E = exp((s - a) * scale) of the item and
-    f = exp((t - a) * scale) of the threshold. Members of a row whose thresholds are close together share an anchor and
-    form a *group*: close enough that no value leaves half of the range of exponents, so that a product with a weight
-    stays within the whole.
+    f = exp((t - a) * scale) of the threshold. Members of a row that are close enough together for both to stay in the
+    range of exponents share an anchor and form a *group*.
 
-    What is computed per pair is forgotten after it was counted, and computed again for the gradient: that is faster
-    than memory.
+    The sigmoids of a block of groups stay in the CPU's caches. They are forgotten once they are counted, and computed
+    again for the gradient, which is faster than writing them to memory.
 
     Args:
         lengths: how many items to look at in each row, for rows that end in items which count nothing.
