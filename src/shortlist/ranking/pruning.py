@@ -10,7 +10,6 @@ import math
 from functools import lru_cache
 
 import torch
-from numpy.polynomial import Chebyshev, Polynomial
 from torch import Tensor
 
 _SPARSE = 1 / 16  # share of a row in the band up to which picking entries was measured to be faster than taking all
@@ -39,8 +38,11 @@ def series(items: int, dtype: torch.dtype) -> tuple[float, list[float]]:
     width = flat_from(items, dtype)
     terms = next(n for n in (4, 3, 2, 1) if n * n * width / (n + 1) < exponent_range(dtype))
     depth = (width - (2 * terms - 1) * math.log(2)) / (terms + 1)
-    fit = Chebyshev.interpolate(lambda y: 1 / (1 + y), terms - 1, domain=[0, math.exp(-depth)])
-    return depth, fit.convert(kind=Polynomial).coef.tolist()
+    powers = torch.arange(terms, dtype=torch.float64, device="cpu")
+    nodes = (1 + torch.cos(math.pi * (powers + 0.5) / terms)) / 2  # in units of e^-depth
+    values = 1 / (1 + math.exp(-depth) * nodes)
+    coefficients = torch.linalg.solve(nodes.unsqueeze(1) ** powers, values) * torch.exp(depth * powers)
+    return depth, coefficients.tolist()
 
 
 def similarity_out_of_reach(competitors: Tensor, reach: float) -> Tensor:
