@@ -29,7 +29,8 @@ from alone import run_alone
 
 from shortlist.data import Catalog, Judgement
 from shortlist.data.unpickling import read_plain_pickle
-from shortlist.retrieval import evaluate, open_vectors
+from shortlist.evaluation import evaluate
+from shortlist.search import open_vectors
 
 RESULTS = Path(__file__).parent / "results" / "r1m.json"
 GROUND_TRUTH = Path(__file__).parents[1] / "tests" / "revisited" / "gnd_roxford5k.pkl"

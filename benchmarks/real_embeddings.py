@@ -16,10 +16,10 @@ from pathlib import Path
 import torch
 
 from shortlist.config import RunConfig
+from shortlist.encoding.embed import embed_images
 from shortlist.model import Embedder
 from shortlist.progress import display_for
 from shortlist.recipes import open_recipe
-from shortlist.retrieval.embed import embed_images
 from shortlist.training import train
 from shortlist.training.evaluation import open_embedder
 from shortlist.training.opening import open_images

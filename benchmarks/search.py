@@ -29,7 +29,7 @@ import psutil
 import torch
 from alone import run_alone
 
-from shortlist.retrieval import faiss_index, nearest
+from shortlist.search import faiss_index, nearest
 
 RESULTS = Path(__file__).parent / "results" / "search.json"
 DIMENSIONS, K, THREADS = 512, 1000, 2

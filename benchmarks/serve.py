@@ -68,9 +68,9 @@ def main() -> None:
 def make_gallery(folder: Path, images: int, backbone: str, size: int) -> Path:
     """Pictures of 100 x 75 blocks, enlarged: random, and quick to make."""
     from shortlist.data import TestTransform, open_catalog
+    from shortlist.encoding import Encoder
+    from shortlist.gallery.gallery import Gallery
     from shortlist.model import Embedder
-    from shortlist.retrieval import Describer
-    from shortlist.retrieval.gallery import Gallery
 
     random = np.random.default_rng(0)
     for number in range(images):
@@ -79,7 +79,7 @@ def make_gallery(folder: Path, images: int, backbone: str, size: int) -> Path:
         blocks = Image.fromarray(random.integers(0, 256, (75, 100, 3), dtype=np.uint8))
         blocks.resize((400, 300)).save(place / f"{number}.jpg")
     embedder = Embedder(backbone, dim=512, pretrained=False).eval()
-    gallery = Gallery.create(folder / "gallery", Describer(embedder, TestTransform(size, round(size * 8 / 7))))
+    gallery = Gallery.create(folder / "gallery", Encoder(embedder, TestTransform(size, round(size * 8 / 7))))
     gallery.add(open_catalog(folder / "images"))
     return folder / "gallery"
 

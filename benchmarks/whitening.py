@@ -24,10 +24,11 @@ from torch import Tensor, nn
 from torch.nn.functional import linear, normalize
 
 from shortlist.data import Catalog, TestTransform, half_validation, open_catalog
+from shortlist.encoding import embed_images
+from shortlist.evaluation import evaluate
 from shortlist.model import Embedder, pair_whitening, pca_whitening
 from shortlist.model.weights import LITE0_BACKBONE, LITE0_PACKAGE
 from shortlist.progress import display_for
-from shortlist.retrieval import embed_images, evaluate
 from shortlist.training.folder import write_atomically
 from shortlist.training.whitening import drawn
 

@@ -25,7 +25,7 @@ ROOT = Path(__file__).parents[1]
 SOURCES = ROOT / "src"
 PRELOADED = (  # not shortlist.serve: what it says without its packages is tested
     *("faiss", "fastapi.staticfiles", "torch.utils.tensorboard", "uvicorn"),
-    *("shortlist.cli", "shortlist.report.run_report", "shortlist.retrieval.gallery", "shortlist.training.loop"),
+    *("shortlist.cli", "shortlist.report.run_report", "shortlist.gallery.gallery", "shortlist.training.loop"),
 )
 LONG = 300.0  # seconds; for a machine that has much else to do
 

@@ -34,10 +34,10 @@ def plain(folder: Path) -> None:
 
     refused("training", lambda: shortlist.Embedder)
     refused("search", lambda: shortlist.Gallery)
-    for name in ("config", "data", "model", "training"):
+    for name in ("config", "data", "encoding", "evaluation", "model", "search", "training"):
         refused("training", lambda name=name: __import__(f"shortlist.{name}"))
     refused("training", lambda: __import__("shortlist.training.loop"))  # a module inside such a package, too
-    refused("search", lambda: __import__("shortlist.retrieval"))
+    refused("search", lambda: __import__("shortlist.gallery"))
     for name in ("report", "serve", "export"):
         refused(name, lambda name=name: __import__(f"shortlist.{name}"))
 
@@ -92,7 +92,7 @@ def serve(folder: Path) -> None:
 def export(folder: Path) -> None:
     from shortlist.export import export
 
-    export(describer().save(folder / "model"), onnx=folder / "model.onnx")
+    export(encoder().save(folder / "model"), onnx=folder / "model.onnx")
 
 
 def baselines(folder: Path) -> None:
@@ -130,7 +130,7 @@ def gallery(folder: Path, place: Path | str) -> Any:
     from shortlist import Gallery
     from shortlist.data import open_collection
 
-    model = describer()
+    model = encoder()
     made = Gallery.create(place, model, model=model.save(folder / "model"))
     made.add(open_collection(images(folder)))
     query = next(images(folder).glob("*/*.png"))
@@ -138,12 +138,12 @@ def gallery(folder: Path, place: Path | str) -> Any:
     return made
 
 
-def describer() -> Any:
+def encoder() -> Any:
     from shortlist import Embedder
     from shortlist.data import TestTransform
-    from shortlist.retrieval import Describer
+    from shortlist.encoding import Encoder
 
-    return Describer(Embedder("test_efficientnet", dim=8).eval(), TestTransform(32, 32))
+    return Encoder(Embedder("test_efficientnet", dim=8).eval(), TestTransform(32, 32))
 
 
 def images(folder: Path) -> Path:

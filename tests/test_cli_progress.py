@@ -115,7 +115,7 @@ def test_training_tells_step_epoch_loss_and_speed(here: Path, call: Call, often:
 
 def test_a_library_call_in_a_script_prints_nothing(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
     from shortlist.data import check, open_catalog
-    from shortlist.retrieval import Gallery
+    from shortlist.gallery import Gallery
     from shortlist.training import evaluate_run
 
     capsys.readouterr()

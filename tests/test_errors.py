@@ -18,7 +18,7 @@ from shortlist.data.images import ImageError
 from shortlist.errors import ConfigError, DataError, RunError, arguments_from, renamed
 from shortlist.export import export
 from shortlist.progress import Display
-from shortlist.retrieval import nearest
+from shortlist.search import nearest
 from shortlist.training import evaluate_run, make_plan, train
 from tests.processes import SOURCES
 from tests.training.runs import class_folders, config

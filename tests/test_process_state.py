@@ -25,12 +25,12 @@ from torch.utils.data import DataLoader
 
 from shortlist.batches import memory
 from shortlist.data import open_collection
+from shortlist.encoding.parquet import embed_to_table
 from shortlist.export import export
+from shortlist.gallery import index
 from shortlist.process import threads
 from shortlist.report.run_report import write_report
-from shortlist.retrieval import index
-from shortlist.retrieval.table import embed_to_table
-from shortlist.training import RunFolder, evaluate_run, open_describer, resume, train
+from shortlist.training import RunFolder, evaluate_run, open_encoder, resume, train
 from tests.training.runs import class_folders, config
 
 SHORT = ("training.steps=1", "training.epochs=null", "data.validation=none", "training.threads=1")
@@ -110,10 +110,10 @@ STAGES: dict[str, Callable[[Path, Path], object]] = {
     "resume": lambda home, out: resume(stopped(train(config(home / "images", *SHORT), out / "run")).path),
     "evaluate": lambda home, out: evaluate_run(home / "run", str(home / "images")),
     "embed": lambda home, out: embed_to_table(
-        open_describer(home / "run"), open_collection(home / "images"), out / "vectors.parquet"
+        open_encoder(home / "run"), open_collection(home / "images"), out / "vectors.parquet"
     ),
     "index": lambda home, out: index(
-        open_describer(home / "run"), open_collection(home / "images"), out / "gallery", kind="hnsw"
+        open_encoder(home / "run"), open_collection(home / "images"), out / "gallery", kind="hnsw"
     ),
     "report": lambda home, out: write_report(home / "run", out / "report.html"),
     "export": lambda home, out: export(
@@ -167,7 +167,7 @@ def test_a_server_leaves_the_process_as_it_was(home: Path, tmp_path: Path, monke
 
     from shortlist.serve import serve
 
-    gallery, _ = index(open_describer(home / "run"), open_collection(home / "images"), tmp_path / "gallery")
+    gallery, _ = index(open_encoder(home / "run"), open_collection(home / "images"), tmp_path / "gallery")
     inside: list[int] = []
     monkeypatch.setattr(uvicorn.Server, "run", lambda *_, **__: inside.append(torch.get_num_threads()))
     loggers = [logging.getLogger(name) for name in ("uvicorn", "uvicorn.error", "uvicorn.access")]

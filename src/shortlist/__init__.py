@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from shortlist.batches import ClassBalancedSampler, LargeBatchStep
     from shortlist.errors import ShortlistError
+    from shortlist.gallery import Gallery
     from shortlist.model import Embedder
     from shortlist.ranking import (
         RecallAtKLoss,
@@ -17,7 +18,6 @@ if TYPE_CHECKING:
         retrieval_metrics,
         smooth_ap_loss,
     )
-    from shortlist.retrieval import Gallery
 
     __version__: str
 
@@ -46,7 +46,7 @@ _MODULES = {  # imported on first use, so that each needs only its own packages,
         *("RecallAtKLoss", "SiMix", "SmoothAPLoss", "VirtualBatch"),
         *("query_scores", "recall_at_k_loss", "retrieval_metrics", "smooth_ap_loss"),
     ),
-    "shortlist.retrieval": ("Gallery",),
+    "shortlist.gallery": ("Gallery",),
 }
 _LATER = {name: module for module, names in _MODULES.items() for name in names}
 

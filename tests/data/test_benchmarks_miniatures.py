@@ -13,8 +13,8 @@ import pytest
 
 from shortlist.data import BENCHMARKS, Catalog, load_image, open_catalog, summary
 from shortlist.data.benchmarks import Count
+from tests.evaluation.revisited import GROUND_TRUTH
 from tests.miniatures import digest, lines, miniature
-from tests.retrieval.revisited import GROUND_TRUTH
 
 NAMES = sorted(set(BENCHMARKS) - {"glyphs"})  # which has tests of its own
 

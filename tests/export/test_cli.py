@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from shortlist.cli import main
-from tests.export.describers import describer
+from tests.export.encoders import encoder
 
 
 def call(*args: str | Path) -> int:
@@ -26,7 +26,7 @@ def as_it_was(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_what_was_written(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    model, file = describer().save(tmp_path / "model"), tmp_path / "model.pt2"
+    model, file = encoder().save(tmp_path / "model"), tmp_path / "model.pt2"
     assert call(model, "--torch-export", file) == 0
     out = capsys.readouterr().out
     assert out.startswith(f"torch.export: {file}, checked on 8 synthetic images: largest difference ")

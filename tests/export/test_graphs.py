@@ -16,13 +16,13 @@ import torch
 from PIL import Image
 from torch import Tensor
 
+from shortlist.encoding import Encoder
 from shortlist.errors import ConfigError, ModelError, RunError, ShortlistError
 from shortlist.export import Exported, export, stage
 from shortlist.export.graph import plain_network
 from shortlist.export.see import see
 from shortlist.extras import MissingExtraError
-from shortlist.retrieval import Describer
-from tests.export.describers import SCALES, WHOLE, describer, pictures
+from tests.export.encoders import SCALES, WHOLE, encoder, pictures
 
 pytestmark = pytest.mark.filterwarnings("ignore:.torch.jit.load. is deprecated:FutureWarning")
 
@@ -34,8 +34,8 @@ KINDS = {
 }
 
 
-def written(folder: Path, kind: str, **described: Any) -> tuple[Describer, Path, Exported]:
-    made = describer(**described)
+def written(folder: Path, kind: str, **described: Any) -> tuple[Encoder, Path, Exported]:
+    made = encoder(**described)
     made.save(folder / "model")
     file = folder / "new folder" / "model.file"
     (done,) = export(folder / "model", **{kind: file})
@@ -51,10 +51,10 @@ def vectors_by(runtime: Any, description: dict[str, Any], images: list[Image.Ima
     return torch.from_numpy(alone)
 
 
-def assert_described(description: dict[str, Any], made: Describer, done: Exported) -> None:
+def assert_described(description: dict[str, Any], made: Encoder, done: Exported) -> None:
     assert description["fingerprint"] == made.fingerprint
     assert description["check"] == done.check
-    assert description["check"]["images"] == "8 synthetic images"  # a saved describer has no others
+    assert description["check"]["images"] == "8 synthetic images"  # a saved encoder has no others
     assert 0 <= description["check"]["largest_difference"] <= description["check"]["tolerance"] <= 1e-4
     assert description["output"] == {"name": "vectors", "dtype": "float32", "shape": ["batch", made.dim], "length": 1}
 
@@ -73,7 +73,7 @@ def test_onnx(kind: str, tmp_path: Path) -> None:
     assert_described(description, made, done)
     assert description["input"]["shape"] == taken.shape
     found = vectors_by(lambda images: session.run(None, {"images": images})[0], description, pictures())
-    torch.testing.assert_close(found, made.describe(pictures()), atol=1e-4, rtol=0)
+    torch.testing.assert_close(found, made.encode(pictures()), atol=1e-4, rtol=0)
     torch.testing.assert_close(found.norm(dim=1), torch.ones(len(found)))
 
 
@@ -85,7 +85,7 @@ def test_torch_export(kind: str, tmp_path: Path) -> None:
     description = json.loads(extra["shortlist.json"])
     assert_described(description, made, done)
     found = vectors_by(lambda images: module(torch.from_numpy(images)).numpy(), description, pictures())
-    torch.testing.assert_close(found, made.describe(pictures()), atol=1e-5, rtol=0)
+    torch.testing.assert_close(found, made.encode(pictures()), atol=1e-5, rtol=0)
 
 
 @pytest.mark.parametrize("kind", ["ResNet", "EfficientNet, whole images", "ViT"])
@@ -96,7 +96,7 @@ def test_torchscript(kind: str, tmp_path: Path) -> None:
     description = json.loads(extra["shortlist.json"])
     assert_described(description, made, done)
     found = vectors_by(lambda images: module(torch.from_numpy(images)).numpy(), description, pictures())
-    torch.testing.assert_close(found, made.describe(pictures()), atol=1e-5, rtol=0)
+    torch.testing.assert_close(found, made.encode(pictures()), atol=1e-5, rtol=0)
 
 
 def test_a_trace_that_fixes_sizes_is_not_written(tmp_path: Path) -> None:
@@ -106,12 +106,12 @@ def test_a_trace_that_fixes_sizes_is_not_written(tmp_path: Path) -> None:
 
 
 def test_other_vectors_leave_the_old_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def other_weights(made: Describer) -> torch.nn.Module:
+    def other_weights(made: Encoder) -> torch.nn.Module:
         network = plain_network(made)
         network.get_parameter("linear.bias").data += 0.01
         return network
 
-    model, file = describer().save(tmp_path / "model"), tmp_path / "model.file"
+    model, file = encoder().save(tmp_path / "model"), tmp_path / "model.file"
     file.write_text("what was there")
     monkeypatch.setattr(stage, "plain_network", other_weights)
     with pytest.raises(ModelError, match="other vectors"):
@@ -121,16 +121,16 @@ def test_other_vectors_leave_the_old_file(tmp_path: Path, monkeypatch: pytest.Mo
 
 
 def test_the_model_is_not_changed(tmp_path: Path) -> None:
-    made = describer()
+    made = encoder()
     before, images = made.embedder.memory_format, pictures()
     plain = plain_network(made)
     assert all(value.is_contiguous() for value in plain.state_dict().values())
     assert made.embedder.memory_format is before
-    torch.testing.assert_close(made.describe(images), describer().describe(images))
+    torch.testing.assert_close(made.encode(images), encoder().encode(images))
 
 
 def test_several_at_once_and_again(tmp_path: Path) -> None:
-    model = describer().save(tmp_path / "model")
+    model = encoder().save(tmp_path / "model")
     files = {"torchscript": tmp_path / "model.pt", "package": tmp_path / "package"}
     first, second = (export(model, **files) for _ in range(2))
     assert [(each.kind, each.path) for each in first] == [
@@ -152,11 +152,11 @@ class TestMistakes:
     def test_two_forms_in_one_file(self, tmp_path: Path) -> None:
         file = tmp_path / "model"
         with pytest.raises(ConfigError, match="Two forms cannot be written to one file"):
-            export(describer().save(tmp_path / "describer"), onnx=file, torchscript=str(file))
+            export(encoder().save(tmp_path / "encoder"), onnx=file, torchscript=str(file))
 
     def test_places_are_looked_at_before_anything_is_written(self, tmp_path: Path) -> None:
-        model = describer().save(tmp_path / "model")
-        for places in ({"torch_export": tmp_path}, {"package": model}, {"package": model / "describer.json" / "new"}):
+        model = encoder().save(tmp_path / "model")
+        for places in ({"torch_export": tmp_path}, {"package": model}, {"package": model / "encoder.json" / "new"}):
             with pytest.raises(ShortlistError, match=r"is a folder|something else|is a file"):
                 export(model, torchscript=tmp_path / "model.pt", **places)
             assert not (tmp_path / "model.pt").exists()
@@ -167,14 +167,14 @@ class TestMistakes:
 
     @pytest.mark.parametrize("package", ["onnx", "onnxruntime", "onnxscript"])
     def test_a_package_is_not_installed(self, package: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-        model = describer().save(tmp_path / "model")
+        model = encoder().save(tmp_path / "model")
         monkeypatch.setitem(sys.modules, package, None)
         with pytest.raises(MissingExtraError, match=rf"needs the package {package}.*shortlist\[export\]"):
             export(model, onnx=tmp_path / "model.onnx")
         assert not (tmp_path / "model.onnx").exists()
 
     def test_too_large_for_one_file(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-        model = describer().save(tmp_path / "model")
+        model = encoder().save(tmp_path / "model")
         monkeypatch.setattr("shortlist.export.onnx_file.LARGEST", 1000)
         with pytest.raises(ModelError, match="at most 2 GB"):
             export(model, onnx=tmp_path / "model.onnx")
@@ -183,7 +183,7 @@ class TestMistakes:
         def fails(*_: object, **__: object) -> None:
             raise RuntimeError("an operator is not known\nand a long story")
 
-        model = describer().save(tmp_path / "model")
+        model = encoder().save(tmp_path / "model")
         monkeypatch.setattr(torch.export, "export", fails)
         with pytest.raises(ShortlistError) as told:
             export(model, torch_export=tmp_path / "model.pt2")

@@ -20,8 +20,8 @@ from shortlist.export import export
 from shortlist.export import package as package_module
 from shortlist.export.origin import Origin
 from shortlist.export.package import write_package
-from shortlist.training import Display, RunFolder, open_describer, train
-from tests.export.describers import SCALES, WHOLE, describer, pictures
+from shortlist.training import Display, RunFolder, open_encoder, train
+from tests.export.encoders import SCALES, WHOLE, encoder, pictures
 from tests.training.runs import class_folders, config
 
 KINDS = {
@@ -68,7 +68,7 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> RunFolder:
 @pytest.mark.parametrize("kind", KINDS)
 def test_every_kind(kind: str, tmp_path: Path) -> None:
     described: dict[str, Any] = KINDS[kind]
-    made = describer(**described)
+    made = encoder(**described)
     (done,) = export(made.save(tmp_path / "model"), package=tmp_path / "package")
     assert done.check["largest_difference"] <= 1e-5
     code = (tmp_path / "package" / "load.py").read_text()
@@ -77,7 +77,7 @@ def test_every_kind(kind: str, tmp_path: Path) -> None:
 
 
 def test_a_backbone_that_pools_by_itself(tmp_path: Path) -> None:
-    made = describer()  # asked for its features as a VGG has to be, which is too large for a test
+    made = encoder()  # asked for its features as a VGG has to be, which is too large for a test
     made.embedder.layout = replace(made.embedder.layout, whole=False)
     origin = Origin(tmp_path, Display())
     write_package(tmp_path / "package", made, origin.samples(made), origin, None)
@@ -98,7 +98,7 @@ def test_alone(run: RunFolder, tmp_path: Path) -> None:
         files.append(tmp_path / f"{number}.png")
         image.save(files[-1])
     found, printed = loaded_alone(done.path, files, tmp_path / "found.npy")
-    torch.testing.assert_close(found, open_describer(run.path).describe(files), atol=1e-5, rtol=0)
+    torch.testing.assert_close(found, open_encoder(run.path).encode(files), atol=1e-5, rtol=0)
     assert printed.split() == [
         "[[1.",
         "1.]",
@@ -164,7 +164,7 @@ class TestCard:
         assert "no counts" in (tmp_path / "package" / "README.md").read_text(encoding="utf-8")
 
     def test_without_a_run(self, tmp_path: Path) -> None:
-        export(describer().save(tmp_path / "model"), package=tmp_path / "package")
+        export(encoder().save(tmp_path / "model"), package=tmp_path / "package")
         card = (tmp_path / "package" / "README.md").read_text(encoding="utf-8")
         assert "Not known" in card
         assert "the model was not tested" in card
@@ -172,7 +172,7 @@ class TestCard:
 
 class TestFolder:
     def test_one_of_others_is_refused(self, tmp_path: Path) -> None:
-        model, folder = describer().save(tmp_path / "model"), tmp_path / "mine"
+        model, folder = encoder().save(tmp_path / "model"), tmp_path / "mine"
         folder.mkdir()
         (folder / "config.json").write_text('{"my": "own"}')
         with pytest.raises(RunError, match="choose a new or empty folder"):
@@ -182,20 +182,20 @@ class TestFolder:
     def test_a_file_is_refused(self, tmp_path: Path) -> None:
         (tmp_path / "file").write_text("")
         with pytest.raises(RunError, match="choose a new or empty folder"):
-            export(describer().save(tmp_path / "model"), package=tmp_path / "file")
+            export(encoder().save(tmp_path / "model"), package=tmp_path / "file")
 
     def test_ours_is_replaced_and_the_rest_of_it_stays(self, tmp_path: Path) -> None:
         folder = tmp_path / "package"
-        export(describer().save(tmp_path / "model"), package=folder)
+        export(encoder().save(tmp_path / "model"), package=folder)
         (folder / ".git").mkdir()
-        other = describer(pooling="max")
+        other = encoder(pooling="max")
         export(other.save(tmp_path / "other"), package=folder)
         assert json.loads((folder / "config.json").read_text())["fingerprint"] == other.fingerprint
         assert len(list(folder.iterdir())) == 5
 
     def test_other_vectors_leave_the_old_package(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         folder = tmp_path / "package"
-        model = describer().save(tmp_path / "model")
+        model = encoder().save(tmp_path / "model")
         export(model, package=folder)
         before = {each.name: each.read_bytes() for each in folder.iterdir()}
         code = package_module.load_code
@@ -206,13 +206,13 @@ class TestFolder:
 
     def test_a_full_disk_leaves_the_old_package(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         folder = tmp_path / "package"
-        export(describer().save(tmp_path / "one"), package=folder)
+        export(encoder().save(tmp_path / "one"), package=folder)
         before = {file.name: file.read_bytes() for file in folder.iterdir()}
 
         def full(*_: object) -> int:
             raise OSError(28, "No space left on device")
 
-        other = describer(dim=4).save(tmp_path / "other")
+        other = encoder(dim=4).save(tmp_path / "other")
         monkeypatch.setattr(Path, "write_bytes", full)
         with pytest.raises(OSError, match="No space left"):
             export(other, package=folder)

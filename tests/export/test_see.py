@@ -18,7 +18,7 @@ from shortlist.data.transforms import INTERPOLATIONS, cut
 from shortlist.export.description import preprocessing
 from shortlist.export.see import see
 from tests.data.pictures import picture
-from tests.export.describers import describer
+from tests.export.encoders import encoder
 
 DOCS = Path(__file__).parents[2] / "docs" / "export.md"
 SIDES = st.integers(1, 300)
@@ -31,7 +31,7 @@ TRANSFORMS = st.one_of(
     ),
     st.builds(FitTransform, st.integers(1, 200), interpolation=st.sampled_from(sorted(INTERPOLATIONS))),
 )
-MADE = describer()
+MADE = encoder()
 
 
 def seen_by_the_run(image: Image.Image, transform: Transform) -> np.ndarray:

@@ -14,12 +14,12 @@ from torch import Tensor
 
 from shortlist.data import Catalog, Judgement
 from shortlist.errors import DataError
+from shortlist.evaluation import evaluate
 from shortlist.report import analysis as module
 from shortlist.report.analysis import BINS, analyse
-from shortlist.retrieval import evaluate
+from tests.evaluation.test_evaluate import catalog, points
 from tests.processes import Commands
 from tests.reference_search import ranking
-from tests.retrieval.test_evaluate import catalog, points
 
 
 def judged() -> Catalog:
@@ -138,7 +138,7 @@ def test_vectors_of_other_images_are_refused() -> None:
 MEASURED = """
 import resource, torch
 from shortlist.report.analysis import analyse
-from tests.retrieval.test_evaluate import catalog, points
+from tests.evaluation.test_evaluate import catalog, points
 
 torch.set_num_threads(1)
 which = catalog([number // 4 for number in range(9_000)])

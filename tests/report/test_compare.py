@@ -14,15 +14,15 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from shortlist.errors import ConfigError, RunError
+from shortlist.evaluation.intervals import paired_differences
 from shortlist.report.analysis import analyse
 from shortlist.report.comparing import Comparison, compare_runs
 from shortlist.report.comparison_page import choose_pairs, write_comparison
 from shortlist.report.tables import print_comparison
-from shortlist.retrieval.estimates import paired_differences
 from shortlist.training import RunFolder
+from tests.evaluation.test_evaluate import catalog, points
 from tests.reference_search import paired_bootstrap
 from tests.report.runs import NASTY, images_with_a_nasty_class, read, trained
-from tests.retrieval.test_evaluate import catalog, points
 from tests.training.runs import class_folders
 
 

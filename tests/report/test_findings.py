@@ -15,8 +15,8 @@ from shortlist.data import Catalog
 from shortlist.report import findings
 from shortlist.report.analysis import Analysis, analyse
 from shortlist.report.findings import by_size, choose, confusions, duplicates, first_ranks, separation
+from tests.evaluation.test_evaluate import catalog, points
 from tests.report.test_analysis import judged
-from tests.retrieval.test_evaluate import catalog, points
 
 
 def on_a_circle(degrees: list[float]) -> torch.Tensor:

@@ -16,8 +16,8 @@ from shortlist.report.results import results
 from shortlist.report.run_report import report_after_training, write_report
 from shortlist.report.thumbnails import Album
 from shortlist.training import Display, RunFolder, evaluation
+from tests.evaluation.test_evaluate import catalog, points
 from tests.report.runs import NASTY, images_with_a_nasty_class, read, trained
-from tests.retrieval.test_evaluate import catalog, points
 
 
 class Listener(Display):

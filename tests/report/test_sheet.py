@@ -7,9 +7,9 @@ from pathlib import Path
 import numpy as np
 from PIL import Image, ImageColor, ImageDraw
 
+from shortlist.gallery import Hit, Item
 from shortlist.report import sheet
 from shortlist.report.sheet import draw_hits
-from shortlist.retrieval import Hit, Item
 from tests.data.pictures import write
 
 

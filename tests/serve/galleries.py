@@ -9,9 +9,9 @@ import torch
 from PIL import Image
 
 from shortlist.data import TestTransform, open_catalog
+from shortlist.encoding import Encoder
+from shortlist.gallery.gallery import Gallery
 from shortlist.model import Embedder
-from shortlist.retrieval import Describer
-from shortlist.retrieval.gallery import Gallery
 from tests.data.pictures import picture
 from tests.training.runs import class_folders
 
@@ -26,8 +26,8 @@ def small_gallery(root: Path, labelled: bool = True) -> Gallery:
         labelled: or nobody knows the classes.
     """
     torch.manual_seed(0)
-    describer = Describer(Embedder("test_efficientnet", dim=16).eval(), TestTransform(32, 36))
-    gallery = Gallery.create(root / "gallery", describer)
+    encoder = Encoder(Embedder("test_efficientnet", dim=16).eval(), TestTransform(32, 36))
+    gallery = Gallery.create(root / "gallery", encoder)
     catalog = open_catalog(class_folders(root / "images", CLASSES, IMAGES))
     gallery.add(catalog)
     if not labelled:

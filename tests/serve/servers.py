@@ -14,7 +14,7 @@ from pathlib import Path
 
 import uvicorn
 
-from shortlist.retrieval.gallery import Gallery
+from shortlist.gallery.gallery import Gallery
 from shortlist.serve import create_app
 from tests.processes import Commands, Running
 

@@ -11,7 +11,7 @@ from PIL import Image
 
 from shortlist.data import open_collection
 from shortlist.errors import ShortlistError
-from shortlist.retrieval.gallery import Gallery
+from shortlist.gallery.gallery import Gallery
 from shortlist.serve import create_app
 from tests.serve.galleries import CLASSES, IMAGES, encoded, png, small_gallery
 
@@ -30,12 +30,12 @@ def test_what_there_is(client: TestClient, gallery: Gallery) -> None:
     assert (answer["name"], answer["images"]) == ("gallery", ALL)
     assert answer["labels"] == [{"label": f"class {number:02}", "images": IMAGES} for number in range(CLASSES)]
     assert answer["limits"] == {"bytes": 200_000, "pixels": 1_000_000, "results": 200}
-    assert answer["index"] == {"kind": "flat", "recall": None, "dim": 16, "fingerprint": gallery.describer.fingerprint}
+    assert answer["index"] == {"kind": "flat", "recall": None, "dim": 16, "fingerprint": gallery.encoder.fingerprint}
 
 
 def test_what_was_added_since(gallery: Gallery, tmp_path: Path) -> None:
     images = open_collection(gallery.item(0).path.parents[1])
-    Gallery.create(tmp_path / "gallery", gallery.describer).add(images.subset(range(ALL - 1)))
+    Gallery.create(tmp_path / "gallery", gallery.encoder).add(images.subset(range(ALL - 1)))
     with TestClient(create_app(Gallery.open(tmp_path / "gallery"))) as client:
         assert client.get(f"/api/items/{ALL - 1}").status_code == 404
         Gallery.open(tmp_path / "gallery").add(images)
@@ -49,7 +49,7 @@ def test_what_was_added_since(gallery: Gallery, tmp_path: Path) -> None:
 
 
 def test_an_approximate_index_says_what_it_finds(gallery: Gallery, tmp_path: Path) -> None:
-    approximate = Gallery.create(tmp_path / "gallery", gallery.describer, kind="hnsw")
+    approximate = Gallery.create(tmp_path / "gallery", gallery.encoder, kind="hnsw")
     approximate.add(open_collection(gallery.item(0).path.parents[1]))
     with TestClient(create_app(approximate)) as client:
         index = client.get("/api/gallery").json()["index"]
@@ -151,7 +151,7 @@ def test_without_labels(tmp_path: Path) -> None:
 
 
 def test_an_empty_gallery(gallery: Gallery, tmp_path: Path) -> None:
-    with TestClient(create_app(Gallery.create(tmp_path / "empty", gallery.describer))) as client:
+    with TestClient(create_app(Gallery.create(tmp_path / "empty", gallery.encoder))) as client:
         assert client.get("/api/gallery").json()["images"] == 0
         assert client.get("/api/items").json() == {"items": [], "more": False}
         assert client.post("/api/search", files={"image": png()}).json() == {"query": None, "results": []}

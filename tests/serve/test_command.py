@@ -12,7 +12,7 @@ import httpx
 import pytest
 
 from shortlist.cli import main
-from shortlist.retrieval.gallery import Gallery
+from shortlist.gallery.gallery import Gallery
 from tests.processes import LONG, Commands
 from tests.serve.galleries import png
 from tests.serve.servers import serving

@@ -8,7 +8,7 @@ from hypothesis import HealthCheck, given, settings
 from schemathesis import BaseSchema, Case, GenerationMode
 from schemathesis.specs.openapi.checks import positive_data_acceptance
 
-from shortlist.retrieval.gallery import Gallery
+from shortlist.gallery.gallery import Gallery
 from shortlist.serve import create_app
 from tests.serve.conftest import LIMITS
 

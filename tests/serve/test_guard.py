@@ -7,7 +7,7 @@ import re
 import pytest
 from fastapi.testclient import TestClient
 
-from shortlist.retrieval.gallery import Gallery
+from shortlist.gallery.gallery import Gallery
 from shortlist.serve import app as serve_app
 from shortlist.serve import create_app
 

@@ -13,7 +13,7 @@ import psutil
 import pytest
 from PIL import Image
 
-from shortlist.retrieval.gallery import Gallery
+from shortlist.gallery.gallery import Gallery
 from tests.processes import LONG, Commands
 from tests.serve.galleries import encoded, png
 from tests.serve.servers import Server, serving

@@ -10,7 +10,7 @@ import pytest
 from fastapi.testclient import TestClient
 
 from shortlist.data import open_catalog
-from shortlist.retrieval.gallery import Gallery
+from shortlist.gallery.gallery import Gallery
 from shortlist.serve import create_app
 
 
@@ -18,8 +18,8 @@ from shortlist.serve import create_app
 def twin(gallery: Gallery, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Gallery]:
     """The same images, in a file of Milvus Lite."""
     folder: Path = tmp_path_factory.mktemp("milvus")
-    model = gallery.describer.save(folder / "model")
-    twin = Gallery.create(f"milvus:{folder / 'gallery.db'}", gallery.describer, model=model)
+    model = gallery.encoder.save(folder / "model")
+    twin = Gallery.create(f"milvus:{folder / 'gallery.db'}", gallery.encoder, model=model)
     twin.add(open_catalog(gallery.item(0).path.parents[1]))
     yield twin
     twin.close()

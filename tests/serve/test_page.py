@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from playwright.sync_api import Browser, Locator, Page, expect
 
-from shortlist.retrieval.gallery import Gallery
+from shortlist.gallery.gallery import Gallery
 from tests.browser import PATIENCE, started_browser
 from tests.processes import Commands
 from tests.serve.galleries import CLASSES, IMAGES, png, small_gallery

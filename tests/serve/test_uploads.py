@@ -14,7 +14,7 @@ import pytest
 from fastapi.testclient import TestClient
 from PIL import Image
 
-from shortlist.retrieval.gallery import Gallery
+from shortlist.gallery.gallery import Gallery
 from shortlist.serve import Limits, create_app
 from tests.data.pictures import picture
 from tests.serve.galleries import encoded, png

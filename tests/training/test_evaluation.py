@@ -15,10 +15,11 @@ from rich.console import Console
 
 from shortlist.config import RunConfig, read_config
 from shortlist.data import open_catalog
+from shortlist.encoding import embed_images
 from shortlist.errors import ConfigError, DataError
+from shortlist.evaluation import Estimate, Evaluation, evaluate
 from shortlist.model import Embedder, MultiScale
 from shortlist.report.tables import print_evaluations
-from shortlist.retrieval import Estimate, Evaluation, embed_images, evaluate
 from shortlist.training import Display, RunFolder, describe, evaluate_run, evaluation, make_plan, train
 from shortlist.training.folder import OtherImages
 from shortlist.training.opening import with_absolute_paths

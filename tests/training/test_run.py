@@ -17,7 +17,7 @@ from torch import Tensor
 
 from shortlist.data import Catalog
 from shortlist.errors import ConfigError, DataError, ModelError, RunError
-from shortlist.retrieval import Estimate, Evaluation
+from shortlist.evaluation import Estimate, Evaluation
 from shortlist.training import (
     Display,
     RunFolder,

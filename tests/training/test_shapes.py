@@ -16,8 +16,8 @@ from shortlist.batches import large_batch
 from shortlist.batches.large_batch import LargeBatchStep
 from shortlist.batches.memory import GraphSize
 from shortlist.data import Catalog, FitTransform, ImageDataset, image_chunks, load_image
+from shortlist.encoding import embed_images
 from shortlist.model import MultiScale
-from shortlist.retrieval import embed_images
 from shortlist.training import Display, describe, make_plan, resume, train
 from shortlist.training.loop import Trainer
 from shortlist.training.parts import build_embedder, build_transforms

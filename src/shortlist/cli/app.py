@@ -75,7 +75,7 @@ def option_names(command: Any = None) -> dict[str, str]:
 
 def quiet_milvus(place: str) -> str:
     """Keep the client of Milvus, if a gallery is there, from logging tracebacks of errors that it raises anyway."""
-    from shortlist.retrieval.milvus_place import is_milvus
+    from shortlist.gallery.milvus_address import is_milvus
 
     if is_milvus(place) and find_spec("pymilvus"):
         import_module("pymilvus")  # it sets up its logging when it is imported

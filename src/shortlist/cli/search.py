@@ -16,8 +16,8 @@ from shortlist.cli.app import AsJson, AsJsonWithProgress, Root, app, quiet_milvu
 from shortlist.errors import DataError, did_you_mean
 
 if TYPE_CHECKING:
+    from shortlist.gallery import Added, Gallery, Hit
     from shortlist.progress import Display
-    from shortlist.retrieval import Added, Gallery, Hit
 
 Run = Annotated[Path, typer.Argument(help="A finished run's folder.")]
 Images = Annotated[
@@ -61,15 +61,15 @@ def embed(
     """
     from shortlist.data import open_collection
     from shortlist.data.loader import decoding_workers
+    from shortlist.encoding.parquet import embed_to_table
     from shortlist.progress import display_for
-    from shortlist.retrieval.table import embed_to_table
-    from shortlist.training import open_describer
+    from shortlist.training import open_encoder
 
     display = display_for(sys.stderr, as_json=as_json)
     catalog = open_collection(images, root=root, split=split)
-    describer = open_describer(run)
+    encoder = open_encoder(run)
     workers = decoding_workers(len(catalog)) if workers is None else workers
-    done = embed_to_table(describer, catalog, out, workers=workers, display=display)
+    done = embed_to_table(encoder, catalog, out, workers=workers, display=display)
     _say_unreadable(display, done.unreadable)
     text = f"{out}: images embedded: {done.embedded:,}, there already: {done.kept:,}, dropped: {done.dropped:,}"
     _say_result(display, as_json, f"{text}, unreadable: {len(done.unreadable):,}.", dataclasses.asdict(done))
@@ -103,17 +103,17 @@ def index(
     What is in it and has not changed is not embedded again; killed half-way, the gallery is as it was, and the same
     command goes on. `shortlist gallery` adds and removes later.
     """
-    from shortlist import retrieval
+    from shortlist import gallery as galleries
     from shortlist.data import open_collection
     from shortlist.data.loader import decoding_workers
     from shortlist.progress import display_for
-    from shortlist.training import open_describer
+    from shortlist.training import open_encoder
 
     display = display_for(sys.stderr, as_json=as_json)
     catalog = open_collection(images, root=root, split=split)
-    describer = open_describer(run)
+    encoder = open_encoder(run)
     workers = decoding_workers(len(catalog)) if workers is None else workers
-    gallery, added = retrieval.index(describer, catalog, out, model=run, kind=kind, workers=workers, display=display)
+    gallery, added = galleries.index(encoder, catalog, out, model=run, kind=kind, workers=workers, display=display)
     _say_added(display, as_json, gallery, added)
     gallery.close()
 
@@ -131,12 +131,12 @@ def search(
     as_json: AsJson = False,
 ) -> None:
     """Find the images of a gallery that are most like an image."""
-    from shortlist.retrieval import Gallery
+    from shortlist.gallery import Gallery
 
     if sheet is not None:
         from shortlist.report.sheet import draw_hits  # before the search: it may have to be installed
     gallery = Gallery.open(place, model)
-    vectors = gallery.describer.describe(images)
+    vectors = gallery.encoder.encode(images)
     found = list(zip(images, gallery.search_vectors(vectors, k, label=label), strict=True))
     if label is not None and not any(hits for _, hits in found):
         known = gallery.labels()
@@ -157,7 +157,7 @@ def search(
 @gallery_app.command("show")
 def show_gallery(place: Place, as_json: AsJson = False) -> None:
     """Print what is in a gallery, and how it is searched."""
-    from shortlist.retrieval import Gallery
+    from shortlist.gallery import Gallery
 
     gallery = Gallery.open(place)
     facts, labels = gallery.facts(), gallery.labels()
@@ -185,8 +185,8 @@ def add(
     """Add images to a gallery with the model that it has; files that have changed since are embedded again."""
     from shortlist.data import open_collection
     from shortlist.data.loader import decoding_workers
+    from shortlist.gallery import Gallery
     from shortlist.progress import display_for
-    from shortlist.retrieval import Gallery
 
     display = display_for(sys.stderr, as_json=as_json)
     catalog = open_collection(images, root=root, split=split)
@@ -206,8 +206,8 @@ def remove(
     as_json: AsJsonWithProgress = False,
 ) -> None:
     """Take images out of a gallery. Their files are left alone, and need not be there any more."""
+    from shortlist.gallery import Gallery
     from shortlist.progress import display_for
-    from shortlist.retrieval import Gallery
 
     display, gallery = display_for(sys.stderr, as_json=as_json), Gallery.open(place)
     removed = gallery.remove(paths, display=display)

@@ -33,7 +33,7 @@ def serve(
     from shortlist.serve import Limits, serve  # says what to install, before anything is opened
 
     limits = Limits(bytes=max_bytes, pixels=max_pixels)
-    from shortlist.retrieval.gallery import Gallery
+    from shortlist.gallery.gallery import Gallery
 
     with closing(Gallery.open(gallery, model)) as opened:
 

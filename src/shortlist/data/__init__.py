@@ -7,7 +7,7 @@ with extra("training", __name__):
     from shortlist.cache import built_once, cache_folder
     from shortlist.data.benchmarks import BENCHMARKS, Benchmark
     from shortlist.data.catalog import ROLES, SPLITS, Catalog, Judgement, Judgements
-    from shortlist.data.collections import UNLABELLED, open_collection
+    from shortlist.data.image_collection import UNLABELLED, open_collection
     from shortlist.data.images import ImageDataset, ImageError, load_image
     from shortlist.data.inspection import CheckReport, check, drop_unreadable, summary
     from shortlist.data.loader import image_chunks

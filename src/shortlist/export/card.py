@@ -11,25 +11,25 @@ import yaml
 
 from shortlist.config import RunConfig
 from shortlist.data import BENCHMARKS, Catalog
+from shortlist.encoding import Encoder
 from shortlist.export.origin import Origin
-from shortlist.retrieval import Describer
 
 SHOWN = ("images", "loss", "batch", "optimizer", "schedule", "training")  # parts of a config that name no files
 
 
-def model_card(describer: Describer, origin: Origin, check: Mapping[str, Any], license: str | None) -> str:  # noqa: A002
+def model_card(encoder: Encoder, origin: Origin, check: Mapping[str, Any], license: str | None) -> str:  # noqa: A002
     """Markdown with a YAML head, as model hubs read it."""
     name = "embedder" if origin.config is None else origin.config.name
     tests: list[dict[str, Any]] = origin.read("evaluation.json") or []
     sections = [
         f"# {_text(name)}",
-        _what_it_is(describer, origin.config),
-        _use(describer, check),
+        _what_it_is(encoder, origin.config),
+        _use(encoder, check),
         _data(origin),
         _results(tests, origin.read("evaluation-before.json") or []),
         _limits(tests, origin.catalog),
         _training(origin),
-        _licence(describer, license),
+        _licence(encoder, license),
     ]
     head = yaml.safe_dump(_head(name, tests, license), sort_keys=False, allow_unicode=True)
     return f"---\n{head}---\n\n" + "\n\n".join(section.strip() for section in sections if section) + "\n"
@@ -53,19 +53,19 @@ def _indexed(test: Mapping[str, Any]) -> dict[str, Any]:
     return {"task": {"type": "image-retrieval"}, "dataset": data, "metrics": metrics}
 
 
-def _what_it_is(describer: Describer, config: RunConfig | None) -> str:
-    model = describer.embedder.config
+def _what_it_is(encoder: Encoder, config: RunConfig | None) -> str:
+    model = encoder.embedder.config
     norm = ", layer norm" if model.layer_norm else ", L2" if model.l2_pooled else ""
     linear = "" if model.dim is None else f", a linear layer to {model.dim} dimensions"
     how = "" if config is None else f" Trained with shortlist, loss `{_text(config.loss.name)}`."
     return (
-        f"Maps an image to a unit vector of {describer.dim} numbers; images of one class are meant to have a large dot "
+        f"Maps an image to a unit vector of {encoder.dim} numbers; images of one class are meant to have a large dot "
         f"product. Backbone `{_text(model.backbone)}` of timm, `{model.pooling}` pooling{norm}{linear}, L2.{how}"
     )
 
 
-def _use(describer: Describer, check: Mapping[str, Any]) -> str:
-    size = describer.transform.size
+def _use(encoder: Encoder, check: Mapping[str, Any]) -> str:
+    size = encoder.transform.size
     shape = "of its own shape" if size is None else f"of {size} x {size} pixels"
     return f"""## Use
 
@@ -76,11 +76,11 @@ from PIL import Image
 from load import config, embed, see
 
 pixels = see(Image.open("one.jpg"), config["preprocessing"])  # uint8, {shape}
-vectors = embed(pixels[None])  # (1, {describer.dim})
+vectors = embed(pixels[None])  # (1, {encoder.dim})
 ```
 
 Its vectors were compared with the run's on {_text(check["images"])}: the largest difference of a number is
-{check["largest_difference"]:.1g}. Fingerprint of weights and preprocessing: `{describer.fingerprint}`."""
+{check["largest_difference"]:.1g}. Fingerprint of weights and preprocessing: `{encoder.fingerprint}`."""
 
 
 def _data(origin: Origin) -> str:
@@ -161,9 +161,9 @@ def _training(origin: Origin) -> str:
     return f"## Training\n\n{versions}.{began}\n\n```yaml\n{shown}```"
 
 
-def _licence(describer: Describer, license: str | None) -> str:  # noqa: A002
+def _licence(encoder: Encoder, license: str | None) -> str:  # noqa: A002
     given = f"`{_text(license)}`." if license else "Unknown: nobody has said."
-    first = describer.embedder.config.pretrained
+    first = encoder.embedder.config.pretrained
     weights = "timm's weights" if first is True else "other weights" if first else ""
     from_others = f" Training began from {weights}, whose licence applies as well." if weights else ""
     return f"## Licence of the weights\n\n{given}{from_others}"

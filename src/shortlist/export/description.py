@@ -7,31 +7,31 @@ from typing import Any
 
 from shortlist import __version__
 from shortlist.data.transforms import COARSE
-from shortlist.retrieval import Describer
+from shortlist.encoding import Encoder
 
 FORMAT = 1
 INPUT, OUTPUT = "images", "vectors"
 KEY = "shortlist"  # of an ONNX file's metadata; TorchScript and torch.export files have it as shortlist.json
 
 
-def preprocessing(describer: Describer) -> dict[str, Any]:
+def preprocessing(encoder: Encoder) -> dict[str, Any]:
     """What `see` needs to know."""
-    transform = describer.transform
+    transform = encoder.transform
     settings = {name: value for name, value in asdict(transform).items() if name != "flip"}  # type: ignore[call-overload]
     return {"kind": "fit" if transform.size is None else "square", **settings, "reducing_gap": COARSE}
 
 
-def describe(describer: Describer, check: dict[str, Any] | None = None) -> dict[str, Any]:
+def describe(encoder: Encoder, check: dict[str, Any] | None = None) -> dict[str, Any]:
     """Input, output, what to do with an image before, and what was measured of the file."""
-    config = describer.embedder.config
-    sides = ["height", "width"] if describer.transform.size is None else [describer.transform.size] * 2
+    config = encoder.embedder.config
+    sides = ["height", "width"] if encoder.transform.size is None else [encoder.transform.size] * 2
     return {
         "format": FORMAT,
         "made_by": f"shortlist {__version__}",
-        "fingerprint": describer.fingerprint,
+        "fingerprint": encoder.fingerprint,
         "input": {"name": INPUT, "dtype": "uint8", "shape": ["batch", 3, *sides], "channels": "RGB"},
-        "preprocessing": preprocessing(describer),
-        "in_the_graph": {"mean": config.mean, "std": config.std, "scales": list(describer.scales)},
-        "output": {"name": OUTPUT, "dtype": "float32", "shape": ["batch", describer.dim], "length": 1},
+        "preprocessing": preprocessing(encoder),
+        "in_the_graph": {"mean": config.mean, "std": config.std, "scales": list(encoder.scales)},
+        "output": {"name": OUTPUT, "dtype": "float32", "shape": ["batch", encoder.dim], "length": 1},
         "check": check,
     }

@@ -1,12 +1,12 @@
-"""The code of a package's load.py: what timm and torch need to give a describer's vectors, and no more."""
+"""The code of a package's load.py: what timm and torch need to give a encoder's vectors, and no more."""
 
 from __future__ import annotations
 
 import inspect
 
+from shortlist.encoding import Encoder
 from shortlist.export.see import see
 from shortlist.model import Embedder, GeM, MultiScale
-from shortlist.retrieval import Describer
 
 _START = '''\
 """Images to unit vectors with timm, torch and Pillow alone.
@@ -58,11 +58,11 @@ if __name__ == "__main__":
 """
 
 
-def load_code(describer: Describer) -> str:
-    """The lines that this describer's network takes, then those of `see`."""
-    embedder = describer.embedder
+def load_code(encoder: Encoder) -> str:
+    """The lines that this encoder's network takes, then those of `see`."""
+    embedder = encoder.embedder
     steps = [f"    {line}\n" for line in _steps(embedder)]
-    network = describer.network
+    network = encoder.network
     if isinstance(network, MultiScale):
         mean = (
             "x.mean(0)" if network.power == 1 else f"x.double().pow({network.power}).mean(0).pow(1 / {network.power})"

@@ -10,12 +10,12 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from shortlist.encoding import Encoder
 from shortlist.errors import ModelError
 from shortlist.export.check import Run
 from shortlist.export.description import INPUT, KEY, OUTPUT
 from shortlist.export.graph import example, exported_program
 from shortlist.extras import extra
-from shortlist.retrieval import Describer
 
 SIDES = ("batch", "channels", "height", "width")
 LARGEST = 2**31 - 2**24  # bytes of a file with its weights inside, which is one protobuf message; some are the graph's
@@ -24,17 +24,17 @@ LARGEST = 2**31 - 2**24  # bytes of a file with its weights inside, which is one
 class OnnxFile:
     tolerance = 1e-4
 
-    def __init__(self, describer: Describer, network: nn.Module) -> None:
+    def __init__(self, encoder: Encoder, network: nn.Module) -> None:
         _check_installed()
         size = sum(tensor.nbytes for tensor in network.state_dict().values())
         if size > LARGEST:
             raise ModelError(f"an ONNX file holds at most 2 GB, and the weights are {size / 1e9:.1f} GB: use `package`")
-        program = exported_program(describer, network)
+        program = exported_program(encoder, network)
         with warnings.catch_warnings():
             warnings.filterwarnings("ignore", category=DeprecationWarning, module=r"(torch|onnx|copyreg)")
             found = torch.onnx.export(
                 program,
-                (example(describer),),
+                (example(encoder),),
                 dynamo=True,
                 input_names=[INPUT],
                 output_names=[OUTPUT],

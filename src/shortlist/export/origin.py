@@ -1,4 +1,4 @@
-"""Where a describer comes from: the run's own facts, and images to check a file with."""
+"""Where a encoder comes from: the run's own facts, and images to check a file with."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ from shortlist.config import RunConfig
 from shortlist.data import Catalog, Transform
 from shortlist.data.images import ImageDataset
 from shortlist.data.transforms import cut
+from shortlist.encoding import Encoder
 from shortlist.errors import DataError, ShortlistError
 from shortlist.files import read_json
 from shortlist.progress import Display
-from shortlist.retrieval import Describer
 from shortlist.training import RunFolder
 from shortlist.training.opening import open_exams, open_own
 
@@ -39,7 +39,7 @@ class Samples(NamedTuple):
 
 @dataclass(frozen=True)
 class Origin:
-    """A run, or the folder of a saved describer, of which no more is known.
+    """A run, or the folder of a saved encoder, of which no more is known.
 
     Args:
         path: the folder.
@@ -73,17 +73,17 @@ class Origin:
         file = self.path / name
         return read_json(file) if self.folder and file.is_file() else None
 
-    def samples(self, describer: Describer) -> Samples:
+    def samples(self, encoder: Encoder) -> Samples:
         """A few of the run's test images or, where these cannot be opened, synthetic ones; on the CPU."""
         try:
             catalog = self._tested()
             chosen = np.unique(np.linspace(0, len(catalog) - 1, CHECKED).round().astype(int)).tolist()
-            dataset = ImageDataset(catalog, describer.transform)
+            dataset = ImageDataset(catalog, encoder.transform)
             images, source = [dataset[0, index] for index in chosen], f"images of {catalog.name}"
         except (ShortlistError, OSError):
-            images, source = [_synthetic(seed, describer.transform) for seed in range(CHECKED)], "synthetic images"
+            images, source = [_synthetic(seed, encoder.transform) for seed in range(CHECKED)], "synthetic images"
         with torch.inference_mode():
-            return Samples(images, by_size(describer.network, images), f"{len(images)} {source}")
+            return Samples(images, by_size(encoder.network, images), f"{len(images)} {source}")
 
     def _tested(self) -> Catalog:
         """What the run was tested on; without a test, what it was trained on."""

@@ -13,6 +13,7 @@ import timm
 import torch
 from torch import Tensor
 
+from shortlist.encoding import Encoder
 from shortlist.errors import ModelError, RunError
 from shortlist.export.card import model_card
 from shortlist.export.check import Run, check
@@ -20,7 +21,6 @@ from shortlist.export.description import describe
 from shortlist.export.load_code import load_code
 from shortlist.export.origin import Origin, Samples
 from shortlist.files import check_place
-from shortlist.retrieval import Describer
 
 TOLERANCE = 1e-5
 WEIGHTS, CONFIG, CODE, CARD = "model.safetensors", "config.json", "load.py", "README.md"
@@ -28,7 +28,7 @@ WEIGHTS, CONFIG, CODE, CARD = "model.safetensors", "config.json", "load.py", "RE
 
 def write_package(
     folder: Path,
-    describer: Describer,
+    encoder: Encoder,
     samples: Samples,
     origin: Origin,
     license: str | None,  # noqa: A002
@@ -48,29 +48,29 @@ def write_package(
     folder.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(prefix=f".{folder.name}.", dir=folder.parent) as temporary:
         new = Path(temporary)
-        _write_model(new, describer, None)
+        _write_model(new, encoder, None)
         measured = check(_opened(new), samples, TOLERANCE, "package's")
-        _write_model(new, describer, measured)
-        (new / CARD).write_text(model_card(describer, origin, measured, license), encoding="utf-8")
+        _write_model(new, encoder, measured)
+        (new / CARD).write_text(model_card(encoder, origin, measured, license), encoding="utf-8")
         folder.mkdir(exist_ok=True)
         for name in (WEIGHTS, CONFIG, CODE, CARD):
             (new / name).replace(folder / name)
     return measured
 
 
-def _write_model(folder: Path, describer: Describer, measured: dict[str, Any] | None) -> None:
-    tensors = {name: value.detach().cpu().contiguous() for name, value in describer.embedder.state_dict().items()}
+def _write_model(folder: Path, encoder: Encoder, measured: dict[str, Any] | None) -> None:
+    tensors = {name: value.detach().cpu().contiguous() for name, value in encoder.embedder.state_dict().items()}
     # To a file, safetensors writes itself: for its user alone, and its error is no OSError where the disk is full.
     (folder / WEIGHTS).write_bytes(safetensors.torch.save(tensors, metadata={"format": "pt"}))
-    config = json.dumps(package_config(describer, measured), indent=2) + "\n"
+    config = json.dumps(package_config(encoder, measured), indent=2) + "\n"
     (folder / CONFIG).write_text(config, encoding="utf-8")
-    (folder / CODE).write_text(load_code(describer), encoding="utf-8")
+    (folder / CODE).write_text(load_code(encoder), encoding="utf-8")
 
 
-def package_config(describer: Describer, measured: dict[str, Any] | None) -> dict[str, Any]:
+def package_config(encoder: Encoder, measured: dict[str, Any] | None) -> dict[str, Any]:
     """What a file says of itself, and how the network is built."""
-    embedder, config = describer.embedder, describer.embedder.config
-    description = describe(describer, measured)
+    embedder, config = encoder.embedder, encoder.embedder.config
+    description = describe(encoder, measured)
     return {
         "backbone": config.backbone,
         "backbone_options": embedder.backbone_options,

@@ -9,6 +9,7 @@ from typing import Any, Protocol
 
 from torch import nn
 
+from shortlist.encoding import Encoder
 from shortlist.errors import ConfigError, ModelError, ShortlistError
 from shortlist.export.check import Run, check
 from shortlist.export.description import describe
@@ -19,8 +20,7 @@ from shortlist.export.package import check_package, write_package
 from shortlist.export.torch_files import TorchExport, TorchScript
 from shortlist.files import check_place, replacing
 from shortlist.progress import Display, default_display
-from shortlist.retrieval import Describer
-from shortlist.training import open_describer
+from shortlist.training import open_encoder
 
 
 class Graph(Protocol):
@@ -28,7 +28,7 @@ class Graph(Protocol):
 
     tolerance: float
 
-    def __init__(self, describer: Describer, network: nn.Module) -> None: ...
+    def __init__(self, encoder: Encoder, network: nn.Module) -> None: ...
 
     def save(self, path: Path, description: dict[str, Any]) -> None: ...
 
@@ -67,7 +67,7 @@ def export(
     """Write a run's model in the forms that are asked for.
 
     Args:
-        run: a finished run's folder, or what `Describer.save` wrote.
+        run: a finished run's folder, or what `Encoder.save` wrote.
         onnx: a file for onnxruntime and others; needs the extra `export`.
         torchscript: a file for `torch.jit.load`, also from C++.
         torch_export: a file for `torch.export.load`.
@@ -91,16 +91,16 @@ def export(
         raise ConfigError("`license` is for the model card: it goes with `package`.")
     _check_places(files, package)
     display = display or default_display()
-    describer, origin = open_describer(run), Origin(Path(run), display)
-    describer.embedder.cpu()
-    network, samples = plain_network(describer), origin.samples(describer)
+    encoder, origin = open_encoder(run), Origin(Path(run), display)
+    encoder.embedder.cpu()
+    network, samples = plain_network(encoder), origin.samples(encoder)
     written = []
     for kind, path in files.items():
         with display.task(f"writing {path} ({kind})"):
-            written.append(_write_graph(kind, path, describer, network, samples))
+            written.append(_write_graph(kind, path, encoder, network, samples))
     if package is not None:
         with display.task(f"writing {package} (package)"):
-            measured = write_package(Path(package), describer, samples, origin, license)
+            measured = write_package(Path(package), encoder, samples, origin, license)
         written.append(Exported("package", Path(package), measured))
     return written
 
@@ -115,21 +115,21 @@ def _check_places(files: Mapping[str, Path], package: Path | str | None) -> None
         check_package(Path(package))
 
 
-def _write_graph(kind: str, path: Path, describer: Describer, network: nn.Module, samples: Samples) -> Exported:
+def _write_graph(kind: str, path: Path, encoder: Encoder, network: nn.Module, samples: Samples) -> Exported:
     try:
-        graph = KINDS[kind](describer, network)
+        graph = KINDS[kind](encoder, network)
     except ShortlistError:
         raise
     except Exception as error:  # exporters raise nearly everything
         first = str(error).strip().partition("\n")[0]
-        shapes = " with images that keep their shapes" if describer.transform.size is None else ""
+        shapes = " with images that keep their shapes" if encoder.transform.size is None else ""
         raise ModelError(
-            f"{describer.embedder.config.backbone!r}{shapes} cannot be written as {kind} ({first}): use another "
+            f"{encoder.embedder.config.backbone!r}{shapes} cannot be written as {kind} ({first}): use another "
             "format, or `package`"
         ) from error
     path.parent.mkdir(parents=True, exist_ok=True)
     with replacing(path) as temporary:
-        graph.save(temporary, describe(describer))
+        graph.save(temporary, describe(encoder))
         measured = check(graph.open(temporary), samples, graph.tolerance, kind)
-        graph.save(temporary, describe(describer, measured))
+        graph.save(temporary, describe(encoder, measured))
     return Exported(kind, path, measured)

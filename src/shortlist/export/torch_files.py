@@ -14,10 +14,10 @@ import torch
 from torch import nn
 from torch.jit._trace import TracerWarning
 
+from shortlist.encoding import Encoder
 from shortlist.export.check import Run
 from shortlist.export.description import KEY
 from shortlist.export.graph import example, exported_program
-from shortlist.retrieval import Describer
 
 EXTRA = f"{KEY}.json"  # where both keep what the file says of itself
 
@@ -25,9 +25,9 @@ EXTRA = f"{KEY}.json"  # where both keep what the file says of itself
 class TorchScript:
     tolerance = 1e-5
 
-    def __init__(self, describer: Describer, network: nn.Module) -> None:
+    def __init__(self, encoder: Encoder, network: nn.Module) -> None:
         with _deprecated(), torch.no_grad():
-            self.traced = torch.jit.trace(network, example(describer), check_trace=False)  # type: ignore[no-untyped-call]
+            self.traced = torch.jit.trace(network, example(encoder), check_trace=False)  # type: ignore[no-untyped-call]
 
     def save(self, path: Path, description: dict[str, Any]) -> None:
         content = io.BytesIO()  # to a file, torch writes itself, and its error is no OSError where the disk is full
@@ -44,8 +44,8 @@ class TorchScript:
 class TorchExport:
     tolerance = 1e-5
 
-    def __init__(self, describer: Describer, network: nn.Module) -> None:
-        self.program = exported_program(describer, network)
+    def __init__(self, encoder: Encoder, network: nn.Module) -> None:
+        self.program = exported_program(encoder, network)
 
     def save(self, path: Path, description: dict[str, Any]) -> None:
         content = io.BytesIO()  # a file's name would have to end with .pt2, and a temporary one does not

@@ -13,9 +13,9 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from shortlist.ranking.count_at_least import count_at_least
 from shortlist.ranking.inputs import check_database, check_k, check_tile_size, check_vectors
 from shortlist.ranking.precision import computed_dtype, full_precision
-from shortlist.ranking.reaching import count_reaching
 from shortlist.ranking.relevance import HIDDEN, SameLabel
 
 _TILE = 2**22  # similarities alive at once
@@ -135,8 +135,8 @@ def _exact_ranks(
         at = similarities.gather(1, positives)
         # From `tied` up an item is not behind. A positive counts itself: that is the 1 of its rank.
         tied = at - roundings * queries[rows].norm(dim=1, keepdim=True) * lengths[positives]
-        overall = count_reaching(similarities, tied)
-        among = count_reaching(at.masked_fill(~present, HIDDEN), tied)
+        overall = count_at_least(similarities, tied)
+        among = count_at_least(at.masked_fill(~present, HIDDEN), tied)
         yield _ExactRanks(overall, among, present)
 
 

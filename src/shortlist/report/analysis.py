@@ -13,12 +13,12 @@ from torch import Tensor
 
 from shortlist.data import Catalog, Judgement
 from shortlist.errors import DataError
+from shortlist.evaluation.protocols import gallery_rows, leave_one_out, query_rows
+from shortlist.ranking.count_at_least import count_at_least
 from shortlist.ranking.metrics import rounding
 from shortlist.ranking.precision import full_precision
-from shortlist.ranking.reaching import count_reaching
 from shortlist.ranking.relevance import HIDDEN
 from shortlist.ranking.scratch import Scratch
-from shortlist.retrieval.scores import gallery_rows, leave_one_out, query_rows
 
 SHOWN = 10  # results of a query
 BINS = 100  # of the similarities, from -1 to 1
@@ -173,7 +173,7 @@ class _Tile(NamedTuple):
         found = similarities.gather(1, top.indices) < top.values  # what has just been hidden
         there = top.values > HIDDEN
         margin = best - similarities.amax(1)
-        first = 1 + count_reaching(similarities, best[:, None])[:, 0]
+        first = 1 + count_at_least(similarities, best[:, None])[:, 0]
         return cls(
             top.indices.masked_fill(~there, -1),
             top.values.masked_fill(~there, 0),

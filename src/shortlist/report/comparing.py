@@ -10,10 +10,10 @@ from typing import Any
 from shortlist.config.arguments import ARGUMENTS
 from shortlist.data import Catalog
 from shortlist.errors import ConfigError, RunError, arguments_from
+from shortlist.evaluation.intervals import RESAMPLES, Difference, paired_differences
+from shortlist.evaluation.protocols import QueryTable, score_queries
 from shortlist.progress import Display, default_display
 from shortlist.report.opening import Tested, open_finished, open_test
-from shortlist.retrieval.estimates import RESAMPLES, Difference, paired_differences
-from shortlist.retrieval.scores import QueryTable, score_queries
 from shortlist.training.opening import open_exams, open_own
 
 FEW_QUERIES = 30  # of fewer, intervals of a bootstrap are too narrow: three that agree would be certain
@@ -129,9 +129,9 @@ def _named(paths: Sequence[Path]) -> dict[str, Path]:
 @arguments_from(ARGUMENTS)
 def _tests(path: Path, display: Display) -> dict[str, Tested]:
     """By the fingerprint of what was tested."""
-    folder, config, describer = open_finished(path)
+    folder, config, encoder = open_finished(path)
     exams = open_exams(config, display, lambda: open_own(config, display, folder).catalog)
-    return {exam.catalog.fingerprint(): open_test(folder, config, describer, exam, display) for exam in exams}
+    return {exam.catalog.fingerprint(): open_test(folder, config, encoder, exam, display) for exam in exams}
 
 
 def _listed(tests: dict[str, Tested]) -> str:

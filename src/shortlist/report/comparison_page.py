@@ -7,6 +7,7 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
+from shortlist.evaluation.intervals import Difference
 from shortlist.files import check_place, write_atomically
 from shortlist.progress import Display, default_display
 from shortlist.report.analysis import Analysis, analyse
@@ -14,7 +15,6 @@ from shortlist.report.comparing import ComparedTest, Comparison, shown_p
 from shortlist.report.looks import queries_to_choose
 from shortlist.report.markup import Html, document, page_body, table, tag
 from shortlist.report.thumbnails import Album
-from shortlist.retrieval.estimates import Difference
 
 EACH = 12  # queries of a group
 METHOD = (

@@ -6,11 +6,11 @@ import time
 from pathlib import Path
 
 from shortlist.config import RunConfig
+from shortlist.encoding import embed_images
 from shortlist.files import read_json
 from shortlist.progress import Display
 from shortlist.report.pictures import Column, draw_results, sample_queries
 from shortlist.report.run_report import report_after_training
-from shortlist.retrieval import embed_images
 from shortlist.training import open_embedder, train
 from shortlist.training.opening import open_images
 from shortlist.training.parts import build_embedder, build_transforms

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from shortlist.evaluation import Estimate, Evaluation
 from shortlist.report.markup import Child, Html, join, table, tag
 from shortlist.report.tables import counts
-from shortlist.retrieval import Estimate, Evaluation
 
 
 def gauge_key(after: Sequence[Evaluation], before: Sequence[Evaluation]) -> str:

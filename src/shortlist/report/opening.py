@@ -10,11 +10,12 @@ from torch import Tensor
 from shortlist.config import RunConfig
 from shortlist.config.arguments import ARGUMENTS
 from shortlist.data import Catalog
+from shortlist.encoding import Encoder
 from shortlist.errors import RunError, arguments_from
+from shortlist.evaluation import Evaluation
 from shortlist.files import read_json
 from shortlist.progress import Display
-from shortlist.retrieval import Describer, Evaluation
-from shortlist.training import RunFolder, open_describer
+from shortlist.training import RunFolder, open_encoder
 from shortlist.training.evaluation import embed_test
 from shortlist.training.opening import Exam
 from shortlist.training.plan import decoding_workers
@@ -29,7 +30,7 @@ class Tested:
     vectors: Tensor
 
 
-def open_finished(path: Path | str) -> tuple[RunFolder, RunConfig, Describer]:
+def open_finished(path: Path | str) -> tuple[RunFolder, RunConfig, Encoder]:
     """A run's folder, its config, and what gives images their vectors.
 
     Raises:
@@ -39,15 +40,15 @@ def open_finished(path: Path | str) -> tuple[RunFolder, RunConfig, Describer]:
     config = folder.config()
     if not folder.evaluation_file.exists():
         raise RunError(f"The run in {folder.path} is not finished. Finish it: {folder.resume_command}")
-    return folder, config, open_describer(folder.path)
+    return folder, config, open_encoder(folder.path)
 
 
 @arguments_from(ARGUMENTS)
-def open_test(folder: RunFolder, config: RunConfig, describer: Describer, exam: Exam, display: Display) -> Tested:
+def open_test(folder: RunFolder, config: RunConfig, encoder: Encoder, exam: Exam, display: Display) -> Tested:
     """The vectors that the run left when it was tested; images are embedded again where those are gone or changed."""
     with display.task(f"embedding {exam.name}", "images") as progress:
-        vectors = embed_test(describer, exam.catalog, decoding_workers(config), folder, progress)
-    return Tested(exam.catalog, exam.k, vectors.to(next(describer.embedder.parameters()).device))
+        vectors = embed_test(encoder, exam.catalog, decoding_workers(config), folder, progress)
+    return Tested(exam.catalog, exam.k, vectors.to(next(encoder.embedder.parameters()).device))
 
 
 def read_evaluations(file: Path) -> list[Evaluation]:

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from shortlist.errors import DataError
+from shortlist.evaluation import Evaluation
 from shortlist.files import check_place, write_atomically
 from shortlist.progress import Display, default_display
 from shortlist.report.curves import curves
@@ -16,7 +17,6 @@ from shortlist.report.markup import Html, document, page_body, tag
 from shortlist.report.opening import Tested, open_finished, open_test, read_evaluations
 from shortlist.report.results import results
 from shortlist.report.thumbnails import Album
-from shortlist.retrieval import Evaluation
 from shortlist.training import Plan, RunFolder, make_plan
 from shortlist.training.folder import OtherImages
 
@@ -40,7 +40,7 @@ def write_report(path: Path | str, out: Path | str | None = None, display: Displ
         ConfigError: the file cannot be written.
     """
     display = display or default_display()
-    folder, config, describer = open_finished(path)
+    folder, config, encoder = open_finished(path)
     file = folder.path / "report.html" if out is None else Path(out)
     check_place(file)
     plan: Plan | None = None
@@ -48,7 +48,7 @@ def write_report(path: Path | str, out: Path | str | None = None, display: Displ
     problem = "The run had no test images, so there are no results to show."
     try:
         plan = make_plan(config, display, folder)
-        tested = [open_test(folder, config, describer, exam, display) for exam in plan.exams]
+        tested = [open_test(folder, config, encoder, exam, display) for exam in plan.exams]
     except OtherImages as error:
         problem = f"The images have changed since, so no results are shown. {error}"
     except DataError as error:

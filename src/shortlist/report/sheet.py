@@ -10,7 +10,7 @@ from PIL import Image, ImageDraw, ImageFont, ImageOps
 from shortlist.data import ImageError, load_image
 from shortlist.extras import extra
 from shortlist.files import replacing
-from shortlist.retrieval import Hit
+from shortlist.gallery import Hit
 
 with extra("report", "A contact sheet"):
     from matplotlib import get_data_path

@@ -8,8 +8,8 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
+from shortlist.evaluation import Evaluation
 from shortlist.report.comparing import Comparison, shown_p
-from shortlist.retrieval import Evaluation
 
 
 def print_evaluations(

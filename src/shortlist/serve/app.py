@@ -15,7 +15,7 @@ from starlette.exceptions import HTTPException
 
 from shortlist import __version__
 from shortlist.errors import ShortlistError
-from shortlist.retrieval.gallery import Gallery, Hit, Item, NoSuchItem
+from shortlist.gallery.gallery import Gallery, Hit, Item, NoSuchItem
 from shortlist.serve import schema
 from shortlist.serve.guard import Guard
 from shortlist.serve.limits import Limits, Refused

@@ -7,7 +7,7 @@ from typing import Annotated, Any
 from fastapi import Path, Query
 from pydantic import AfterValidator, BaseModel, Field
 
-from shortlist.retrieval.gallery import Hit, Item
+from shortlist.gallery.gallery import Hit, Item
 from shortlist.serve.limits import LARGEST_ID, MOST, Limits
 
 Id = Annotated[int, Path(ge=0, le=LARGEST_ID, description="Of an image of the gallery.")]

@@ -10,8 +10,8 @@ import torch
 import uvicorn
 
 from shortlist.errors import ConfigError
+from shortlist.gallery.gallery import Gallery
 from shortlist.process import threads
-from shortlist.retrieval.gallery import Gallery
 from shortlist.serve.app import create_app
 from shortlist.serve.limits import Limits
 from shortlist.serve.service import WORKERS

@@ -14,7 +14,7 @@ from typing import NamedTuple, ParamSpec, TypeVar
 from fastapi import Request
 
 from shortlist.data.images import ImageError
-from shortlist.retrieval.gallery import Gallery, Hit, Item
+from shortlist.gallery.gallery import Gallery, Hit, Item
 from shortlist.serve.limits import Limits, Refused
 from shortlist.serve.pictures import THUMBNAIL, check_upload, encoded
 from shortlist.serve.schema import Asked
@@ -37,7 +37,7 @@ class Service:
 
     def __init__(self, gallery: Gallery, limits: Limits) -> None:
         self.gallery, self.limits = gallery, limits
-        _ = gallery.describer  # the model is loaded now, not by the first visitors
+        _ = gallery.encoder  # the model is loaded now, not by the first visitors
         self._places = asyncio.Semaphore(limits.uploads)
         self._one_large = threading.Lock()
         self._searchers = ThreadPoolExecutor(WORKERS, "search")

@@ -8,7 +8,7 @@ with extra("training", __name__):
     from shortlist.batches import LargeBatchStep, StepOutput
     from shortlist.progress import Display
     from shortlist.training.ablation import ablate, collect
-    from shortlist.training.evaluation import evaluate_run, open_describer, open_embedder
+    from shortlist.training.evaluation import evaluate_run, open_embedder, open_encoder
     from shortlist.training.folder import RunFolder
     from shortlist.training.loop import resume, train
     from shortlist.training.plan import Plan, describe, make_plan
@@ -24,8 +24,8 @@ __all__ = [
     "describe",
     "evaluate_run",
     "make_plan",
-    "open_describer",
     "open_embedder",
+    "open_encoder",
     "resume",
     "train",
 ]

@@ -17,21 +17,13 @@ from shortlist.config.arguments import ARGUMENTS
 from shortlist.config.schema import TestConfig
 from shortlist.data import Catalog
 from shortlist.data.presence import check_on_missing
+from shortlist.encoding import Encoder, NotFinite, embed_images, embed_to_file, left_out
+from shortlist.encoding.encoder import FILE as DESCRIBER
 from shortlist.errors import ConfigError, DataError, RunError, arguments_from
+from shortlist.evaluation import Evaluation, evaluate
 from shortlist.model import Embedder
 from shortlist.progress import Advance, Display, default_display
-from shortlist.retrieval import (
-    Describer,
-    Evaluation,
-    NotFinite,
-    Vectors,
-    embed_images,
-    embed_to_file,
-    evaluate,
-    left_out,
-    open_vectors,
-)
-from shortlist.retrieval.describer import FILE as DESCRIBER
+from shortlist.search import Vectors, open_vectors
 from shortlist.training.folder import RunFolder
 from shortlist.training.opening import Exam, open_exam, open_exams, open_images, open_own
 from shortlist.training.parts import build_transforms
@@ -120,15 +112,15 @@ def examine(
     Raises:
         NotFinite: an embedding is not finite.
     """
-    describer = build_describer(config, embedder, validation=validation)
+    encoder = build_encoder(config, embedder, validation=validation)
     workers = decoding_workers(config)
     with display.task(f"embedding {exam.name}", "images") as progress:
-        vectors = embed_test(describer, exam.catalog, workers, None if validation else folder, progress)
+        vectors = embed_test(encoder, exam.catalog, workers, None if validation else folder, progress)
     vectors = vectors.to(next(embedder.parameters()).device)
     bootstrap = 0 if validation else config.evaluation.bootstrap
     galleries: list[tuple[dict[str, Vectors], tuple[str, ...]]] = [({}, ())]
     if exam.distractors is not None and folder is not None:
-        galleries.append(_distractors(describer, exam.distractors, exam.on_missing, folder, display, workers))
+        galleries.append(_distractors(encoder, exam.distractors, exam.on_missing, folder, display, workers))
     found = []
     for distractors, remarks in galleries:
         with display.task(f"ranking {'+'.join((exam.name, *distractors))}") as progress:
@@ -140,38 +132,36 @@ def examine(
     return found
 
 
-def embed_test(
-    describer: Describer, catalog: Catalog, workers: int, folder: RunFolder | None, progress: Advance
-) -> Tensor:
+def embed_test(encoder: Encoder, catalog: Catalog, workers: int, folder: RunFolder | None, progress: Advance) -> Tensor:
     """The vectors of all images of a test; they are kept in the run's folder, where that can be written to."""
-    settings: dict[str, Any] = {"batch_size": describer.batch_size, "workers": workers, "progress": progress}
+    settings: dict[str, Any] = {"batch_size": encoder.batch_size, "workers": workers, "progress": progress}
     path = None if folder is None else folder.vectors / f"{catalog.name}.npy"
     writable = folder is not None and os.access(folder.path, os.W_OK)
     if path is not None and (writable or path.exists()):
         try:
-            file = embed_to_file(describer.network, catalog, describer.transform, path, dtype=np.float32, **settings)
+            file = embed_to_file(encoder.network, catalog, encoder.transform, path, dtype=np.float32, **settings)
             return torch.from_numpy(np.array(open_vectors(file)))
         except OSError:  # they are others', and new ones cannot be kept
             if writable:
                 raise
-    vectors = embed_images(describer.network, catalog, describer.transform, **settings)
+    vectors = embed_images(encoder.network, catalog, encoder.transform, **settings)
     if not vectors.isfinite().all():
         raise NotFinite("The embeddings are not finite.")
     return vectors
 
 
 def _distractors(
-    describer: Describer, catalog: Catalog, on_missing: str, folder: RunFolder, display: Display, workers: int
+    encoder: Encoder, catalog: Catalog, on_missing: str, folder: RunFolder, display: Display, workers: int
 ) -> tuple[dict[str, Vectors], tuple[str, ...]]:
     """Their vectors, which are kept in the run's folder, and what one should know of them."""
     with display.task(f"embedding {catalog.name}", "images") as progress:
         file = embed_to_file(
-            describer.network,
+            encoder.network,
             catalog,
-            describer.transform,
+            encoder.transform,
             folder.vectors / f"{catalog.name}.npy",
             on_missing=on_missing,
-            batch_size=describer.batch_size,
+            batch_size=encoder.batch_size,
             workers=workers,
             progress=progress,
         )
@@ -180,25 +170,25 @@ def _distractors(
     return {catalog.name: open_vectors(file)}, (*catalog.remarks, *([text] if bad else []))
 
 
-def build_describer(config: RunConfig, embedder: Embedder, *, validation: bool = False) -> Describer:
+def build_encoder(config: RunConfig, embedder: Embedder, *, validation: bool = False) -> Encoder:
     """What gives images their vectors; to validate, at one resolution."""
     scales = (1.0,) if validation else config.evaluation.scales
-    return Describer(embedder, build_transforms(config, embedder)[1], scales, images_at_once(config))
+    return Encoder(embedder, build_transforms(config, embedder)[1], scales, images_at_once(config))
 
 
-def open_describer(path: Path | str) -> Describer:
-    """What gives images their vectors, of a finished run (or of any folder that `Describer.save` wrote), on its device.
+def open_encoder(path: Path | str) -> Encoder:
+    """What gives images their vectors, of a finished run (or of any folder that `Encoder.save` wrote), on its device.
 
     Raises:
         RunError: the run is not finished.
     """
     if (Path(path) / DESCRIBER).is_file():
-        describer = Describer.load(path)
+        encoder = Encoder.load(path)
     else:
         folder = RunFolder.open(Path(path))
-        describer = build_describer(folder.config(), open_embedder(folder))
-    describer.embedder.to(Accelerator().device)
-    return describer
+        encoder = build_encoder(folder.config(), open_embedder(folder))
+    encoder.embedder.to(Accelerator().device)
+    return encoder
 
 
 def open_embedder(folder: RunFolder) -> Embedder:

@@ -20,13 +20,14 @@ from shortlist.batches.sizes import Images
 from shortlist.config import RunConfig
 from shortlist.config.arguments import ARGUMENTS
 from shortlist.data import ImageDataset, image_chunks
+from shortlist.encoding import NotFinite
 from shortlist.errors import ConfigError, Interrupted, RunError, arguments_from
+from shortlist.evaluation import Evaluation
 from shortlist.files import write_atomically
 from shortlist.model import Embedder, GeM
 from shortlist.process import threads
 from shortlist.processor import require_bfloat16
 from shortlist.progress import Display, default_display
-from shortlist.retrieval import Evaluation, NotFinite
 from shortlist.training.checkpoint import latest_state, save_state
 from shortlist.training.evaluation import examine
 from shortlist.training.folder import RunFolder

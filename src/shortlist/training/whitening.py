@@ -12,9 +12,9 @@ from torch import Tensor, nn
 
 from shortlist.config import RunConfig
 from shortlist.data import Catalog, FitTransform, TestTransform, Transform
+from shortlist.encoding import embed_images
 from shortlist.model import Embedder, pair_whitening, pca_whitening
 from shortlist.model.whitening import check_sizes
-from shortlist.retrieval import embed_images
 from shortlist.seeds import derived_seed
 from shortlist.training.parts import build_transforms
 

@@ -1,0 +1,190 @@
+"""One state of a gallery's folder. It never changes: a change writes the next one, and then the note that names it."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
+from numpy.typing import NDArray
+
+from shortlist.errors import DataError
+from shortlist.files import replacing, write_atomically
+from shortlist.gallery.store import NOTE, GalleryError, Ids, Item, NoSuchItem, Row
+from shortlist.search import faiss_index
+from shortlist.search.vectors import open_vectors
+
+FORMAT = 1
+PARTS = {"items": "items-{}.parquet", "vectors": "vectors-{}.npy", "index": "index-{}.faiss"}
+SCHEMA = pa.schema(
+    [
+        ("id", pa.int64()),
+        ("path", pa.string()),
+        ("label", pa.string()),
+        ("size", pa.int64()),
+        ("modified", pa.int64()),
+        ("removed", pa.bool_()),  # its row is still in the vectors and in the index
+    ]
+)
+_BLOCK = 16_384  # vectors copied at a time
+
+
+@dataclass(frozen=True, eq=False)
+class Generation:
+    """A gallery at one moment: a note, and a row of each of the three for every image, in the order of ids."""
+
+    note: dict[str, Any]
+    table: pa.Table
+    vectors: NDArray[np.float32]  # (n, d), memory-mapped
+    index: Any  # FAISS
+
+    @cached_property
+    def ids(self) -> Ids:
+        found: Ids = self.table["id"].to_numpy()
+        return found
+
+    @cached_property
+    def alive(self) -> NDArray[np.bool_]:
+        removed: NDArray[np.bool_] = self.table["removed"].to_numpy()
+        return ~removed
+
+    @cached_property
+    def rows(self) -> Ids:
+        """Of the images that are not removed."""
+        return np.flatnonzero(self.alive)
+
+    @cached_property
+    def _coded(self) -> tuple[list[str], NDArray[np.int64]]:
+        coded = pc.dictionary_encode(self.table["label"].combine_chunks())
+        return coded.dictionary.to_pylist(), coded.indices.fill_null(-1).to_numpy(zero_copy_only=False)
+
+    def labelled(self, label: str | None) -> Ids:
+        """Rows of the images of one label; of all where that is None."""
+        if label is None:
+            return self.rows
+        names, codes = self._coded
+        return np.flatnonzero((codes == names.index(label)) & self.alive) if label in names else np.empty(0, np.int64)
+
+    def labels(self) -> dict[str, int]:
+        names, codes = self._coded
+        counts = np.bincount(codes[(codes >= 0) & self.alive], minlength=len(names)).tolist()
+        return {name: count for name, count in sorted(zip(names, counts, strict=True)) if count}
+
+    def row(self, id: int) -> int:  # noqa: A002
+        place = int(np.searchsorted(self.ids, id))
+        if place == len(self.ids) or self.ids[place] != id or not self.alive[place]:
+            raise NoSuchItem(f"the gallery has no image {id}")
+        return place
+
+    def items(self, rows: Sequence[int] | Ids) -> list[Item]:
+        found = self.table.select(["id", "path", "label"]).take(np.asarray(rows, dtype=np.int64))
+        columns = (found[name].to_pylist() for name in ("id", "path", "label"))
+        return [Item(number, Path(path), label) for number, path, label in zip(*columns, strict=True)]
+
+
+def read_note(folder: Path) -> dict[str, Any]:
+    """What gallery.json says.
+
+    Raises:
+        GalleryError: there is none, or it is damaged, or of a later version.
+    """
+    file = folder / NOTE
+    try:
+        note = json.loads(file.read_text(encoding="utf-8"))
+        if note["format"] > FORMAT:
+            raise GalleryError(f"{folder} was written by a later version of shortlist: update shortlist")
+        if missing := {"files", "fingerprint", "dim", "generation", "next_id", "kind", "recall"} - set(note):
+            raise KeyError(*sorted(missing))
+    except FileNotFoundError:
+        raise GalleryError(f"there is no gallery in {folder}: it has no {NOTE}. Make one: shortlist index") from None
+    except (ValueError, KeyError, TypeError) as error:
+        raise GalleryError(f"{file} is damaged ({error!r}): make the gallery anew") from error
+    return dict(note)
+
+
+def read(folder: Path) -> Generation:
+    """The present state.
+
+    Raises:
+        GalleryError: there is none, or it is damaged.
+    """
+    for _ in range(10):  # while it is read, another process may put the next in its place
+        note = read_note(folder)
+        files = {part: folder / name for part, name in note["files"].items()}
+        try:
+            if all(file.is_file() for file in files.values()):
+                return _opened(note, files)
+        except FileNotFoundError:
+            continue
+        except (DataError, OSError, ValueError, RuntimeError, pa.ArrowException) as error:
+            raise GalleryError(f"the gallery {folder} is damaged: {error}") from error
+    missing = ", ".join(file.name for file in files.values() if not file.is_file())
+    raise GalleryError(f"the gallery {folder} is damaged: it has no {missing}")
+
+
+def _opened(note: dict[str, Any], files: dict[str, Path]) -> Generation:
+    table = pq.read_table(files["items"], schema=SCHEMA, memory_map=False).combine_chunks()
+    found = Generation(note, table, open_vectors(files["vectors"]), faiss_index.read(files["index"]))
+    if not len(table) == len(found.vectors) == found.index.ntotal or found.vectors.shape[1] != note["dim"]:
+        raise ValueError("its items, vectors and index are not of the same images")
+    return found
+
+
+def new_rows(rows: Sequence[Row], first_id: int) -> pa.Table:
+    columns = list(zip(*rows, strict=True)) if rows else [()] * len(Row._fields)
+    ids = range(first_id, first_id + len(rows))
+    values = [ids, *columns, [False] * len(rows)]
+    return pa.table([pa.array(each, kind) for each, kind in zip(values, SCHEMA.types, strict=True)], schema=SCHEMA)
+
+
+def write_vectors(
+    folder: Path, number: int, old: NDArray[np.float32], kept: Ids, new: NDArray[np.float32]
+) -> NDArray[np.float32]:
+    """The vectors file of generation `number`: some rows of an old one, and then new ones; opened again."""
+    path = folder / PARTS["vectors"].format(number)
+    shape = (len(kept) + len(new), old.shape[1])
+    with replacing(path) as temporary:
+        if not shape[0]:
+            with temporary.open("wb") as file:
+                np.save(file, new)
+        else:
+            whole = np.lib.format.open_memmap(temporary, mode="w+", dtype=np.float32, shape=shape)
+            for start in range(0, len(kept), _BLOCK):
+                whole[start : start + _BLOCK][: len(kept) - start] = old[kept[start : start + _BLOCK]]
+            whole[len(kept) :] = new
+            whole.flush()
+    return open_vectors(path)
+
+
+def write(folder: Path, note: dict[str, Any], table: pa.Table, index: Any) -> None:
+    """Write what is missing of a state and make it the present one; then delete what its note does not name.
+
+    Args:
+        folder: the gallery's.
+        note: what gallery.json shall say, but for the files.
+        table: all rows.
+        index: of the vectors.
+    """
+    names = {part: name.format(note["generation"]) for part, name in PARTS.items()}
+    with replacing(folder / names["items"]) as temporary:
+        pq.write_table(table, temporary)
+    faiss_index.write(index, folder / names["index"])
+    write_atomically(folder / NOTE, json.dumps({**note, "files": names}, indent=2) + "\n")
+    sweep(folder, names)
+
+
+def sweep(folder: Path, names: Mapping[str, str]) -> None:
+    """Delete the files of all generations but the one that has these, and what was not written to the end."""
+    for pattern in PARTS.values():
+        for file in (*folder.glob(pattern.format("*")), *folder.glob(f".{pattern.format('*')}.*")):
+            if file.name not in names.values():
+                with suppress(OSError):  # where an open file cannot be deleted, the next change does it
+                    file.unlink()

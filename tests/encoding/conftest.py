@@ -1,0 +1,26 @@
+"""An encoder, and images for it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+
+from shortlist.data import Catalog, TestTransform, open_collection
+from shortlist.encoding import Encoder
+from shortlist.model import Embedder
+from tests.data.pictures import class_folders
+from tests.gallery.galleries import CLASSES, DIM
+
+
+@pytest.fixture(scope="session")
+def encoder() -> Encoder:
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
+        return Encoder(Embedder("test_efficientnet", dim=DIM).eval(), TestTransform(32, 32))
+
+
+@pytest.fixture
+def images(tmp_path: Path) -> Catalog:
+    return open_collection(class_folders(tmp_path / "images", CLASSES))

@@ -1,0 +1,343 @@
+"""A gallery's folder: whole after a kill at any point, one writer, readers that go on, and approximate indexes."""
+
+from __future__ import annotations
+
+import json
+import multiprocessing
+import os
+import signal
+from pathlib import Path
+
+import filelock
+import numpy as np
+import pytest
+
+from shortlist.data import Catalog, open_collection
+from shortlist.encoding import Encoder
+from shortlist.errors import ConfigError
+from shortlist.gallery import Gallery, GalleryError, folder_store
+from shortlist.gallery.store import Row
+from shortlist.search import faiss_index, nearest
+from tests.data.pictures import picture, write
+from tests.gallery.galleries import CLASSES, DIM, NUMBER
+from tests.processes import Commands
+
+
+@pytest.fixture
+def gallery(encoder: Encoder, images: Catalog, tmp_path: Path) -> Gallery:
+    made = Gallery.create(tmp_path / "gallery", encoder)
+    made.add(images)
+    return made
+
+
+def filled(folder: Path, encoder: Encoder, kind: str, number: int) -> tuple[Gallery, np.ndarray]:
+    """A gallery of vectors of no images."""
+    gallery = Gallery.create(folder, encoder, kind=kind)
+    vectors = more(number)
+    with gallery.store.changing():
+        gallery.store.change(rows(0, number), vectors)
+    return gallery, vectors
+
+
+def more(number: int, seed: int = 0) -> np.ndarray:
+    vectors = np.random.default_rng(seed).normal(size=(number, DIM)).astype(np.float32)
+    return vectors / np.linalg.norm(vectors, axis=1, keepdims=True)
+
+
+def rows(first: int, last: int) -> list[Row]:
+    return [Row(f"/{each}.png", None, 1, 1) for each in range(first, last)]
+
+
+class TestKilled:
+    POINTS = (
+        "shortlist.encoding.vector_file.VectorFile.finish",
+        "shortlist.gallery.generation.write_vectors",
+        "shortlist.search.faiss_index.build",
+        "shortlist.gallery.generation.write",
+        "shortlist.search.faiss_index.write",
+        "shortlist.gallery.generation.write_atomically",
+    )
+
+    @pytest.mark.parametrize("after", [False, True], ids=["before", "after"])
+    @pytest.mark.parametrize("point", POINTS)
+    def test_the_old_one_works_and_the_next_call_goes_on(
+        self, gallery: Gallery, point: str, after: bool, tmp_path: Path
+    ) -> None:
+        found = [hit.item.id for hit in gallery.similar(0, NUMBER)]
+        for number in range(3):
+            write(tmp_path / "images" / "bolt" / f"new {number}.png", picture(seed=50 + number))
+        child = multiprocessing.get_context("fork").Process(target=_killed, args=(tmp_path, point, after))
+        child.start()
+        child.join()
+        assert child.exitcode == -signal.SIGKILL
+        again = Gallery.open(tmp_path / "gallery")
+        whole = point.endswith("write_atomically") or point == "shortlist.gallery.generation.write"
+        assert len(again) == (NUMBER + 3 if after and whole else NUMBER)
+        assert [hit.item.id for hit in again.similar(0, NUMBER + 3) if hit.item.id < NUMBER] == found
+        again.add(open_collection(tmp_path / "images"))
+        assert len(again) == NUMBER + 3
+        files = {each.name for each in (tmp_path / "gallery").iterdir()}
+        assert len(files) == 6  # nothing of other generations is left: note, three files, the model, the lock
+        assert {"gallery.json", "model", ".lock"} < files
+
+    def test_what_was_half_written_is_deleted(self, gallery: Gallery, tmp_path: Path) -> None:
+        left = [tmp_path / "gallery" / f".{name}.123" for name in ("vectors-1.npy", "items-9.parquet", "index-2.faiss")]
+        for file in left:
+            file.touch()
+        gallery.remove([0])
+        assert not [file for file in left if file.exists()]
+
+    def test_while_it_is_made(self, encoder: Encoder, images: Catalog, tmp_path: Path) -> None:
+        folder = tmp_path / "gallery"
+        encoder.save(folder / "model")
+        (folder / "vectors-0.npy").touch()
+        Gallery.create(folder, encoder).add(images)
+        assert len(Gallery.open(folder)) == NUMBER
+
+    def test_what_was_embedded_is_not_embedded_again(
+        self, encoder: Encoder, images: Catalog, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        gallery = Gallery.create(tmp_path / "gallery", encoder)
+        child = multiprocessing.get_context("fork").Process(
+            target=_killed, args=(tmp_path, "shortlist.gallery.generation.write_vectors", False)
+        )
+        child.start()
+        child.join()
+        monkeypatch.setattr(type(encoder.embedder), "forward", None)  # may not be called
+        assert Gallery.open(tmp_path / "gallery").add(images).added == NUMBER
+        assert len(gallery) == 0  # opened before, it is as it was
+
+
+def _killed(root: Path, point: str, after: bool) -> None:
+    """Add images, and be killed before or after a function has done its work."""
+    import importlib
+
+    module, _, name = point.rpartition(".")
+    try:
+        owner = importlib.import_module(module)
+    except ModuleNotFoundError:
+        module, _, kind = module.rpartition(".")
+        owner = getattr(importlib.import_module(module), kind)
+    original = getattr(owner, name)
+
+    def kill(*args: object, **options: object) -> None:
+        if after:
+            original(*args, **options)
+        os.kill(os.getpid(), signal.SIGKILL)
+
+    setattr(owner, name, kill)
+    Gallery.open(root / "gallery").add(open_collection(root / "images"))
+
+
+class TestTogether:
+    def test_one_writer(self, gallery: Gallery, images: Catalog) -> None:
+        lock = filelock.FileLock(gallery.store.folder / ".lock")
+        with lock, pytest.raises(GalleryError, match="Another process is changing the gallery"):
+            gallery.add(images)
+
+    def test_readers_go_on(self, gallery: Gallery, tmp_path: Path) -> None:
+        reader = Gallery.open(tmp_path / "gallery")
+        before = reader.similar(3, NUMBER)
+        gallery.remove([tmp_path / "images" / "bolt"])
+        assert reader.similar(3, NUMBER) == before
+        assert len(reader) == NUMBER
+
+    def test_a_writer_sees_what_others_wrote(self, gallery: Gallery, tmp_path: Path) -> None:
+        other = Gallery.open(tmp_path / "gallery")
+        gallery.remove([0])
+        other.remove([1])
+        assert [item.id for item in other.items()] == list(range(2, NUMBER))
+
+
+class TestKinds:
+    @pytest.fixture(autouse=True)
+    def few_are_enough(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr(faiss_index, "FEWEST", 256)
+        monkeypatch.setattr(faiss_index, "BYTES_A_VECTOR", 2)  # IVF-PQ's training takes as long as its codes
+
+    @pytest.mark.parametrize("kind", ["hnsw", "ivfpq"])
+    def test_approximate(self, encoder: Encoder, tmp_path: Path, kind: str) -> None:
+        gallery, vectors = filled(tmp_path / "gallery", encoder, kind, 600)
+        facts = gallery.facts()
+        assert facts["kind"] == kind
+        exact = nearest(vectors, vectors, 11)[1].numpy()
+        found = [[hit.item.id for hit in gallery.similar(number, 10)] for number in range(600)]  # without itself
+        recall = np.mean([len(set(one) & set(other)) / 10 for one, other in zip(found, exact.tolist(), strict=True)])
+        assert facts["recall"] == {"recall": pytest.approx(recall), "at": 10, "queries": 600}
+        assert recall > 0.9
+        assert json.loads((tmp_path / "gallery" / "gallery.json").read_text())["recall"] == facts["recall"]
+
+    @pytest.mark.parametrize("kind", ["flat", "hnsw", "ivfpq"])
+    @pytest.mark.parametrize("k", [1, 10, 600])
+    def test_scores_are_those_of_the_vectors(self, encoder: Encoder, tmp_path: Path, kind: str, k: int) -> None:
+        gallery, vectors = filled(tmp_path / "gallery", encoder, kind, 600)
+        queries = more(20, seed=1)
+        for query, hits in zip(queries, gallery.search_vectors(queries, k), strict=True):
+            found = [hit.item.id for hit in hits]
+            assert len(set(found)) == len(found) == k
+            assert [hit.score for hit in hits] == pytest.approx((vectors[found] @ query).tolist(), abs=1e-6)
+
+    def test_ranked_again_more_is_found(
+        self, encoder: Encoder, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        with monkeypatch.context() as patched:
+            patched.setattr(faiss_index, "RANKED_AGAIN", 1)
+            patched.setattr(faiss_index, "FEWEST_RANKED", 1)
+            gallery, _ = filled(tmp_path / "codes alone", encoder, "ivfpq", 600)
+        codes = gallery.facts()["recall"]["recall"]
+        gallery, _ = filled(tmp_path / "gallery", encoder, "ivfpq", 600)
+        assert gallery.facts()["recall"]["recall"] > codes
+
+    @pytest.mark.parametrize("kind", ["flat", "hnsw", "ivfpq"])
+    def test_removed_ones_are_not_found(self, encoder: Encoder, tmp_path: Path, kind: str) -> None:
+        gallery, vectors = filled(tmp_path / "gallery", encoder, kind, 600)
+        gallery.remove(list(range(60)))
+        again = Gallery.open(tmp_path / "gallery")
+        for opened in (gallery, again):
+            assert len(opened) == 540
+            hits = opened.search_vectors(vectors[:60], 20)
+            assert all(len(each) == 20 and min(hit.item.id for hit in each) >= 60 for each in hits)
+        rows_left = len(np.load(next((tmp_path / "gallery").glob("vectors-*.npy"))))
+        assert rows_left == (540 if kind == "flat" else 600)  # an approximate index is not built anew for a tenth
+        gallery.remove(list(range(60, 200)))
+        assert len(np.load(next((tmp_path / "gallery").glob("vectors-*.npy")))) == 400  # but for a third it is
+        assert gallery.item(599).path == Path("/599.png")
+
+    @pytest.mark.parametrize("kind", ["hnsw", "ivfpq"])
+    def test_added_ones_are_found(self, encoder: Encoder, tmp_path: Path, kind: str) -> None:
+        gallery, _ = filled(tmp_path / "gallery", encoder, kind, 600)
+        new = more(50, seed=1)
+        with gallery.store.changing():
+            gallery.store.change(rows(600, 650), new, removed=[5])
+        hits = Gallery.open(tmp_path / "gallery").search_vectors(new, 10)
+        assert np.mean([600 + at in [hit.item.id for hit in each] for at, each in enumerate(hits)]) > 0.9
+
+    @pytest.mark.parametrize(
+        ("kind", "number", "enough", "most"), [("hnsw", 5000, 0.999, 1024), ("ivfpq", 1250, 0.9, 32)]
+    )
+    def test_the_least_effort_that_is_enough(
+        self, monkeypatch: pytest.MonkeyPatch, kind: str, number: int, enough: float, most: int
+    ) -> None:
+        vectors = more(number)
+        index = faiss_index.build(kind, vectors)
+
+        def recall(least: int, enough: float) -> float:
+            monkeypatch.setattr(faiss_index, "LEAST_EFFORT", least)
+            monkeypatch.setattr(faiss_index, "ENOUGH", enough)
+            return faiss_index.tune(index, vectors)["recall"]
+
+        assert recall(2, enough) >= enough
+        needed = faiss_index.effort(index)
+        assert 2 < needed < most
+        assert recall(needed // 2, 0) < enough
+        recall(2, 1.1)  # cannot be
+        assert faiss_index.effort(index) == most
+
+    @pytest.mark.parametrize("images", [0, 1, 2])
+    def test_hardly_anything_to_measure(self, encoder: Encoder, tmp_path: Path, images: int) -> None:
+        gallery, _ = filled(tmp_path / "gallery", encoder, "hnsw", 3)
+        gallery.remove(list(range(images, 3)))
+        assert (gallery.facts()["recall"] is None) == (images < 2)
+        assert len(Gallery.open(tmp_path / "gallery").search_vectors(more(1, seed=1), 5)[0]) == images
+
+    def test_too_few_for_ivfpq(self, encoder: Encoder, tmp_path: Path) -> None:
+        gallery, vectors = filled(tmp_path / "gallery", encoder, "ivfpq", 100)
+        assert gallery.facts()["kind"] == "flat"
+        assert [hits[0].item.id for hits in gallery.search_vectors(vectors, 1)] == list(range(100))
+        with gallery.store.changing():
+            gallery.store.change(rows(100, 400), more(300, seed=1))
+        assert gallery.facts()["kind"] == "ivfpq"
+
+    def test_by_the_number_of_images(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        assert [faiss_index.choose_kind("auto", number, 512) for number in (0, 200_000, 200_001, 10**12)] == [
+            "flat",
+            "flat",
+            "hnsw",
+            "ivfpq",
+        ]
+
+    def test_auto_grows_into_another(self, encoder: Encoder, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr(faiss_index, "FLAT_UP_TO", 300)
+        gallery, _ = filled(tmp_path / "gallery", encoder, "auto", 300)
+        assert gallery.facts()["kind"] == "flat"
+        with gallery.store.changing():
+            gallery.store.change(rows(300, 310), more(10, seed=1))
+        assert gallery.facts()["kind"] == "hnsw"
+        gallery.remove(list(range(100)))
+        assert gallery.facts() | {"kind": "flat", "recall": None} == gallery.facts()
+
+
+class TestMistakes:
+    def test_nothing_there(self, tmp_path: Path) -> None:
+        with pytest.raises(GalleryError, match=r"there is no gallery in .*: it has no gallery.json"):
+            Gallery.open(tmp_path)
+
+    def test_something_else_is_there(self, encoder: Encoder, tmp_path: Path) -> None:
+        (tmp_path / "thesis.tex").touch()
+        for place in (tmp_path, tmp_path / "thesis.tex"):
+            with pytest.raises(GalleryError, match="is there already, and is no gallery"):
+                Gallery.create(place, encoder)
+        assert [each.name for each in tmp_path.iterdir()] == ["thesis.tex"]
+
+    def test_no_such_kind(self, encoder: Encoder, tmp_path: Path) -> None:
+        with pytest.raises(ConfigError, match="no index of the kind 'ivf', did you mean 'ivfpq'"):
+            Gallery.create(tmp_path / "gallery", encoder, kind="ivf")
+        assert not (tmp_path / "gallery").exists()
+
+    @pytest.mark.parametrize("part", ["items", "vectors", "index"])
+    @pytest.mark.parametrize("how", ["gone", "cut", "other"])
+    def test_damaged(self, gallery: Gallery, tmp_path: Path, part: str, how: str) -> None:
+        (file,) = (tmp_path / "gallery").glob(f"{part}-*")
+        if how == "gone":
+            file.unlink()
+        elif how == "cut":
+            file.write_bytes(file.read_bytes()[:-40])
+        else:
+            before = file.read_bytes()
+            gallery.remove([0])
+            next((tmp_path / "gallery").glob(f"{part}-*")).write_bytes(before)
+        with pytest.raises(GalleryError, match="is damaged"):
+            Gallery.open(tmp_path / "gallery")
+
+    @pytest.mark.parametrize("note", ["[]", "{", '{"format": 1}', '{"format": "x"}'])
+    def test_a_damaged_note(self, gallery: Gallery, tmp_path: Path, note: str) -> None:
+        (tmp_path / "gallery" / "gallery.json").write_text(note)
+        with pytest.raises(GalleryError, match="is damaged"):
+            Gallery.open(tmp_path / "gallery")
+
+    def test_a_later_version(self, gallery: Gallery, tmp_path: Path) -> None:
+        file = tmp_path / "gallery" / "gallery.json"
+        file.write_text(json.dumps({**json.loads(file.read_text()), "format": 99}))
+        with pytest.raises(GalleryError, match="later version"):
+            Gallery.open(tmp_path / "gallery")
+
+    def test_another_model_in_its_folder(self, gallery: Gallery, images: Catalog, tmp_path: Path) -> None:
+        from shortlist.model import Embedder
+
+        Embedder("test_efficientnet", dim=DIM).save(tmp_path / "gallery" / folder_store.MODEL)
+        with pytest.raises(GalleryError, match="is not the one that gave"):
+            Gallery.open(tmp_path / "gallery").search(images.file(0))
+
+
+def test_a_label_of_many(gallery: Gallery, images: Catalog, monkeypatch: pytest.MonkeyPatch) -> None:
+    found = [gallery.search(images.file(0), 3, label=label) for label in CLASSES]
+    monkeypatch.setattr(folder_store, "COPIED", 0)
+    for label, hits in zip(CLASSES, found, strict=True):
+        again = gallery.search(images.file(0), 3, label=label)
+        assert [hit.item for hit in again] == [hit.item for hit in hits]
+        assert [hit.score for hit in again] == pytest.approx([hit.score for hit in hits])
+
+
+def test_where_another_library_has_changed_faiss(commands: Commands) -> None:
+    """pytorch-metric-learning imports faiss.contrib.torch_utils, after which `search` takes no parameters."""
+    found = commands.python("""
+import faiss.contrib.torch_utils
+import numpy as np
+from shortlist.search import faiss_index
+vectors = np.eye(4, dtype=np.float32)
+alive = np.array([True, False, True, True])
+print(faiss_index.found_by(faiss_index.build("flat", vectors), vectors, 1, alive)[1].ravel().tolist())
+""")
+    first, second, third, fourth = json.loads(found)
+    assert (first, third, fourth) == (0, 2, 3)
+    assert second != 1

@@ -1,0 +1,250 @@
+"""Galleries in a folder and in Milvus: the same answers, kept up to date, and never of another model."""
+
+from __future__ import annotations
+
+import os
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+
+from shortlist.data import Catalog, ImageError, TestTransform, open_collection
+from shortlist.encoding import Encoder, embed_images
+from shortlist.errors import ConfigError, DataError, ModelError
+from shortlist.gallery import GalleryError, Hit, NoSuchItem, index
+from shortlist.model import Embedder
+from shortlist.search import nearest
+from tests.data.pictures import picture, write
+from tests.displays import Told
+from tests.gallery.galleries import CLASSES, DIM, NUMBER, Open
+
+
+def ids(hits: list[Hit]) -> list[int]:
+    return [hit.item.id for hit in hits]
+
+
+class TestSearch:
+    def test_what_exact_search_finds(self, new: Open, images: Catalog, encoder: Encoder) -> None:
+        gallery = new()
+        gallery.add(images)
+        vectors = embed_images(encoder.network, images, encoder.transform)
+        scores, rows = nearest(vectors, vectors, 5)
+        for query in range(NUMBER):
+            for hits in (gallery.search(images.file(query), 5), gallery.search_vectors(vectors[[query]], 5)[0]):
+                assert ids(hits) == rows[query].tolist()
+                assert [hit.score for hit in hits] == pytest.approx(scores[query].tolist(), abs=1e-5)
+
+    def test_an_item_is_what_was_added(self, new: Open, images: Catalog) -> None:
+        new().add(images)
+        gallery = new()  # opened again
+        first = gallery.search(images.file(7), 1)[0].item
+        assert first.path == images.file(7).absolute()
+        assert first.label == images.class_names[images.labels[7]]
+        assert first == gallery.item(first.id)
+        assert gallery.name
+        assert gallery.facts()["images"] == len(gallery) == NUMBER
+        assert gallery.facts()["dim"] == DIM
+
+    def test_any_kind_of_picture(self, new: Open, images: Catalog) -> None:
+        gallery = new()
+        gallery.add(images)
+        file = images.file(3)
+        with Image.open(file) as opened:
+            for each in (str(file), file.read_bytes(), opened):
+                assert ids(gallery.search(each, 3)) == ids(gallery.search(file, 3))
+        with pytest.raises(ImageError, match="not an image"):
+            gallery.search(b"words")
+
+    def test_similar_leaves_out_itself_but_not_its_copy(self, new: Open, images: Catalog, tmp_path: Path) -> None:
+        copy = tmp_path / "images" / "bolt" / "copy.jpg"
+        copy.write_bytes((tmp_path / "images" / "bolt" / "0.jpg").read_bytes())
+        gallery = new()
+        gallery.add(open_collection(tmp_path / "images"))
+        by_path = {item.path.name: item.id for item in gallery.items(label="bolt")}
+        found = gallery.similar(by_path["0.jpg"], 3)
+        assert found[0].item.path == copy
+        assert by_path["0.jpg"] not in ids(found)
+        assert len(found) == 3
+
+    @pytest.mark.parametrize("label", CLASSES)
+    def test_a_label(self, new: Open, images: Catalog, label: str) -> None:
+        gallery = new()
+        gallery.add(images)
+        everything = gallery.search(images.file(0), NUMBER)
+        assert gallery.search(images.file(0), NUMBER, label=label) == [
+            Hit(hit.item, pytest.approx(hit.score)) for hit in everything if hit.item.label == label
+        ]
+        assert len(gallery.items(label=label)) == CLASSES[label]
+
+    def test_nothing_to_find(self, new: Open, images: Catalog) -> None:
+        gallery = new()
+        assert gallery.search(images.file(0)) == []
+        assert gallery.items() == []
+        assert gallery.labels() == {}
+        gallery.add(images)
+        assert gallery.search(images.file(0), label="no such") == []
+        assert len(gallery.search(images.file(0), k=100)) == NUMBER
+        assert gallery.search_vectors(np.empty((0, DIM), dtype=np.float32)) == []
+
+    def test_what_cannot_be_asked(self, new: Open, images: Catalog) -> None:
+        gallery = new()
+        gallery.add(images)
+        with pytest.raises(DataError, match=r"are \(q, 8\), not \(1, 3\)"):
+            gallery.search_vectors(torch.ones(1, 3))
+        with pytest.raises(ConfigError, match="`k` is how many"):
+            gallery.search(images.file(0), k=0)
+        for ask in (gallery.item, gallery.similar):
+            with pytest.raises(NoSuchItem, match="no image 999"):
+                ask(999)
+
+    def test_from_many_threads(self, new: Open, images: Catalog) -> None:
+        gallery = new()
+        gallery.add(images)
+        expected = [ids(gallery.similar(each, 4)) for each in range(NUMBER)]
+        with ThreadPoolExecutor(8) as pool:
+            found = list(pool.map(lambda each: ids(gallery.similar(each % NUMBER, 4)), range(5 * NUMBER)))
+        assert found == 5 * expected
+
+
+class TestItems:
+    def test_pages_in_the_order_of_ids(self, new: Open, images: Catalog) -> None:
+        gallery = new()
+        gallery.add(images)
+        pages = [gallery.items(offset=offset, limit=5) for offset in range(0, NUMBER + 5, 5)]
+        assert [len(page) for page in pages] == [5, 5, 2, 0]
+        assert [item.id for page in pages for item in page] == list(range(NUMBER))
+        assert gallery.labels() == dict(sorted(CLASSES.items()))
+
+    def test_without_labels(self, new: Open, tmp_path: Path) -> None:
+        for number in range(3):
+            write(tmp_path / "flat" / f"{number}.png", picture(seed=number))
+        gallery = new()
+        gallery.add(open_collection(tmp_path / "flat"))
+        assert [item.label for item in gallery.items()] == [None] * 3
+        assert gallery.labels() == {}
+
+
+class TestChanges:
+    def test_what_is_there_is_not_embedded_again(
+        self, new: Open, images: Catalog, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        assert new().add(images).added == NUMBER
+        gallery = new()
+        monkeypatch.setattr("shortlist.gallery.adding.encode_to_file", None)  # may not be called
+        again = gallery.add(images)
+        assert (again.added, again.unchanged) == (0, NUMBER)
+
+    def test_new_changed_and_unreadable(self, new: Open, images: Catalog, tmp_path: Path) -> None:
+        new().add(images)
+        folder = tmp_path / "images"
+        write(folder / "bolt" / "new.png", picture(seed=100))
+        write(folder / "bolt" / "1.jpg", picture(seed=101))
+        os.utime(folder / "bolt" / "1.jpg", ns=(1, 1))
+        (folder / "bolt" / "bad.png").write_text("words")
+        (folder / "bolt" / "empty.png").touch()
+        gallery = new()
+        done = gallery.add(open_collection(folder))
+        assert (done.added, done.replaced, done.unchanged) == (2, 1, NUMBER - 1)
+        assert [Path(each).name for each in done.unreadable] == ["bad.png", "empty.png"]
+        assert len(gallery) == NUMBER + 1
+        assert gallery.search(picture(seed=101), 1)[0].item.path.name == "1.jpg"
+        assert sorted(item.id for item in gallery.items()) == [0, *range(2, NUMBER + 2)]  # 1 is never used again
+
+    def test_a_label_may_change_but_is_not_forgotten(self, new: Open, images: Catalog, tmp_path: Path) -> None:
+        gallery = new()
+        gallery.add(images)
+        table = tmp_path / "table.csv"
+        table.write_text("path,label\nimages/bolt/0.jpg,screw\nimages/bolt/1.jpg,\n")
+        done = gallery.add(open_collection(table))
+        assert (done.unchanged, done.relabelled) == (2, 1)
+        assert [gallery.item(each).label for each in (0, 1)] == ["screw", "bolt"]
+        assert gallery.labels()["screw"] == 1
+        assert ids(gallery.similar(0, 1)) == ids(new().similar(0, 1))
+
+    def test_removed_by_id_path_and_folder(self, new: Open, images: Catalog, tmp_path: Path) -> None:
+        gallery = new()
+        gallery.add(images)
+        folder = tmp_path / "images"
+        assert gallery.remove([0, folder / "bolt" / "1.jpg", str(folder / 'nut "M8"'), 0]) == 6
+        for again in (False, True):
+            opened = new() if again else gallery
+            assert len(opened) == NUMBER - 6
+            assert 'nut "M8"' not in opened.labels()
+            left = {item.id for item in opened.items()}
+            assert {0, 1}.isdisjoint(left)
+            assert set(ids(opened.search(images.file(0), NUMBER))) == left
+            with pytest.raises(NoSuchItem, match="no image 0"):
+                opened.item(0)
+        with pytest.raises(NoSuchItem, match="nothing at"):
+            opened.remove([folder / "bol"])
+        assert opened.remove([]) == 0
+
+    def test_an_id_is_never_used_twice(self, new: Open, images: Catalog, tmp_path: Path) -> None:
+        new().add(images)
+        new().remove([tmp_path / "images"])
+        gallery = new()
+        assert len(gallery) == 0
+        gallery.add(images)
+        assert [item.id for item in gallery.items()] == list(range(NUMBER, 2 * NUMBER))
+
+    def test_nothing_can_be_read(self, new: Open, tmp_path: Path) -> None:
+        (tmp_path / "bad.png").write_text("words")
+        with pytest.raises(DataError, match="none of its 1 images can be read"):
+            new().add(open_collection(tmp_path / "bad.png"))
+
+    def test_parts_of_images_are_refused_and_queries_stay_outside(self, new: Open, images: Catalog) -> None:
+        boxes = np.full((NUMBER, 4), np.nan)
+        boxes[2] = (0, 0, 5, 5)
+        gallery = new()
+        with pytest.raises(DataError, match="whole images"):
+            gallery.add(replace(images, boxes=boxes))
+        roles = np.where(np.arange(NUMBER) == 2, "query", "gallery")
+        assert gallery.add(replace(images, boxes=boxes, roles=roles)).added == NUMBER - 1
+
+
+class TestModel:
+    def test_never_with_another_model(self, new: Open, place: str, images: Catalog, tmp_path: Path) -> None:
+        new().add(images)
+        other = Encoder(Embedder("test_efficientnet", dim=DIM).eval(), TestTransform(32, 32))
+        folder = other.save(tmp_path / "other")
+        new().close()
+        with pytest.raises(GalleryError, match="is not the one that gave the gallery"):
+            new(model=folder)
+        with pytest.raises(GalleryError, match="vectors of another model"):
+            index(other, images, place, model=folder)
+
+    def test_the_same_model_elsewhere(self, new: Open, images: Catalog, encoder: Encoder, tmp_path: Path) -> None:
+        new().add(images)
+        moved = encoder.save(tmp_path / "moved")
+        (moved / "encoder.json").unlink()  # as in a run's folder: the gallery knows what it says
+        assert ids(new(model=moved).search(images.file(1), 3)) == ids(new().search(images.file(1), 3))
+
+    def test_no_model_there(self, new: Open, images: Catalog, tmp_path: Path) -> None:
+        new().add(images)
+        with pytest.raises(ModelError, match=r"no embedder\.json in"):
+            new(model=tmp_path)
+
+
+class TestIndex:
+    def test_makes_and_adds(self, place: str, encoder: Encoder, images: Catalog, tmp_path: Path) -> None:
+        run = encoder.save(tmp_path / "run")
+        told = Told()
+        gallery, done = index(encoder, images.subset(range(5)), place, model=run, display=told)
+        gallery.close()
+        assert (done.added, told.tasks) == (5, [(f"embedding {images.name}", 5, 5), ("building the index", 5, 5)])
+        gallery, done = index(encoder, images, place, model=run)
+        assert (done.added, done.unchanged, len(gallery)) == (NUMBER - 5, 5, NUMBER)
+        gallery.close()
+
+    def test_kinds(self, place: str, encoder: Encoder, images: Catalog, tmp_path: Path) -> None:
+        run = encoder.save(tmp_path / "run")
+        with pytest.raises(ConfigError, match="did you mean 'hnsw'"):
+            index(encoder, images, place, model=run, kind="hnws")
+        gallery, _ = index(encoder, images, place, model=run)
+        gallery.close()
+        with pytest.raises(GalleryError, match="for hnsw choose another place"):
+            index(encoder, images, place, model=run, kind="hnsw")

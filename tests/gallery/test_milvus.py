@@ -1,0 +1,167 @@
+"""What only galleries in Milvus have: an address, a connection, and a model that lies elsewhere."""
+
+from __future__ import annotations
+
+import shutil
+import sys
+from pathlib import Path
+
+import pytest
+
+from shortlist.data import Catalog
+from shortlist.encoding import Encoder
+from shortlist.errors import ConfigError
+from shortlist.extras import MissingExtraError
+from shortlist.gallery import Gallery, GalleryError, milvus_store
+from shortlist.gallery.milvus_address import MilvusPlace
+from tests.displays import Told
+from tests.gallery.galleries import NUMBER, Open
+from tests.processes import Commands
+
+
+@pytest.fixture
+def place(tmp_path: Path) -> str:
+    return f"milvus:{tmp_path}/gallery.db"
+
+
+class TestAddresses:
+    @pytest.mark.parametrize(
+        ("text", "uri", "collection"),
+        [
+            ("milvus:/a/b.db", "/a/b.db", "shortlist"),
+            ("milvus:/a/b.db#parts", "/a/b.db", "parts"),
+            ("http://localhost:19530", "http://localhost:19530", "shortlist"),
+            ("http://localhost:19530/parts", "http://localhost:19530", "parts"),
+            ("https://cluster.example/parts_2/", "https://cluster.example", "parts_2"),
+        ],
+    )
+    def test_read(self, text: str, uri: str, collection: str) -> None:
+        place = MilvusPlace.parse(text)
+        assert place == MilvusPlace(uri, collection)
+        assert MilvusPlace.parse(str(place)) == place
+
+    def test_a_relative_file(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.chdir(tmp_path)
+        assert MilvusPlace.parse("milvus:a.db").uri == str(tmp_path / "a.db")
+
+    @pytest.mark.parametrize(
+        ("text", "said"),
+        [
+            ("milvus:gallery", "ends with .db"),
+            ("milvus:a.db#2 parts", "a collection's name"),
+            ("http://localhost:19530/a/b", "a collection's name"),
+            ("http://root:secret@localhost:19530", "MILVUS_TOKEN"),
+            ("http:///parts", "is not an address"),
+            ("http://host:port/parts", "is not an address"),
+            ("http://host:99999/parts", "is not an address"),
+            ("http://host:0/parts", "is not an address"),
+            ("http://[::1/parts", "is not an address"),
+        ],
+    )
+    def test_mistakes(self, text: str, said: str) -> None:
+        with pytest.raises(ConfigError, match=said) as told:
+            Gallery.open(text)
+        assert "secret" not in str(told.value)
+
+
+class TestOpening:
+    def test_no_server(self) -> None:
+        with pytest.raises(GalleryError, match=r"http://127.0.0.1:9/shortlist: .*127.0.0.1:9"):
+            Gallery.open("http://127.0.0.1:9")
+
+    def test_no_file(self, place: str, tmp_path: Path) -> None:
+        with pytest.raises(GalleryError, match=r"there is no .*gallery.db"):
+            Gallery.open(place)
+        assert list(tmp_path.iterdir()) == []  # and none was made
+
+    def test_no_such_collection(self, new: Open, place: str) -> None:
+        new()
+        with pytest.raises(GalleryError, match=r"no such collection \(collections that are there: shortlist\)"):
+            Gallery.open(f"{place}#parts")
+
+    def test_a_collection_of_others(self, tmp_path: Path) -> None:
+        place = MilvusPlace.parse(f"milvus:{tmp_path}/other.db")
+        client = place.connect()
+        client.create_collection("shortlist", dimension=4)
+        client.close()
+        with pytest.raises(GalleryError, match="is a collection, but no gallery of shortlist"):
+            Gallery.open(str(place))
+
+    def test_open_in_another_process(self, new: Open, place: str, commands: Commands, tmp_path: Path) -> None:
+        new()
+        code, _, err = commands.run("gallery", "show", place, cwd=tmp_path)
+        assert (code, err.count("\n")) == (1, 1)
+        assert err.startswith("Error: ")
+        assert "one process at a time" in err
+
+    def test_without_pymilvus(self, new: Open, place: str, monkeypatch: pytest.MonkeyPatch) -> None:
+        new().close()
+        monkeypatch.setitem(sys.modules, "pymilvus", None)
+        with pytest.raises(MissingExtraError, match=r"pip install 'shortlist\[milvus\]'"):
+            Gallery.open(place)
+
+    def test_two_collections_in_a_file(self, place: str, encoder: Encoder, images: Catalog, tmp_path: Path) -> None:
+        run = encoder.save(tmp_path / "run")
+        for name, number in (("one", 3), ("two", 5)):
+            gallery = Gallery.create(f"{place}#{name}", encoder, model=run)
+            gallery.add(images.subset(range(number)))
+            gallery.close()
+        for name, number in (("one", 3), ("two", 5)):
+            gallery = Gallery.open(f"{place}#{name}")
+            assert len(gallery) == number
+            gallery.close()
+
+
+class TestModel:
+    def test_moved(self, new: Open, images: Catalog, tmp_path: Path) -> None:
+        new().add(images)
+        shutil.move(tmp_path / "run", tmp_path / "elsewhere")
+        gallery = new()
+        assert len(gallery.similar(0, 3)) == 3  # which needs no model
+        with pytest.raises(GalleryError, match=r"the run .*run, .* is not there: say where it is with `model`"):
+            gallery.search(images.file(0))
+        assert new(model=tmp_path / "elsewhere").search(images.file(0), 1)[0].item.id == 0
+
+    def test_must_be_said(self, place: str, encoder: Encoder) -> None:
+        with pytest.raises(GalleryError, match="needs the folder of the model"):
+            Gallery.create(place, encoder)
+
+    def test_no_token_is_kept(
+        self, new: Open, images: Catalog, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setenv("MILVUS_TOKEN", "root:hush")
+        new().add(images)
+        files = [each for each in (tmp_path / "gallery.db").rglob("*") if each.is_file()]
+        assert files
+        assert not any(b"hush" in each.read_bytes() for each in files)
+
+
+def test_lite_is_exact(place: str, encoder: Encoder, tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="is flat, not hnsw"):
+        Gallery.create(place, encoder, model=tmp_path, kind="hnsw")
+
+
+def test_rows_in_several_messages(new: Open, images: Catalog, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(milvus_store, "ROWS", 2)
+    monkeypatch.setattr(milvus_store.MilvusStore, "at_once", 5)
+    gallery = new()
+    display = Told()
+    assert gallery.add(images, display=display).added == NUMBER
+    told = display.of(f"embedding {images.name}")
+    assert told[-1] == (NUMBER, NUMBER)
+    assert told == sorted(told)
+    assert [item.id for item in gallery.items()] == list(range(NUMBER))
+    assert gallery.add(images).unchanged == NUMBER
+    assert gallery.remove([tmp_path / "images"]) == NUMBER
+    assert len(gallery) == 0
+
+
+def test_killed_between_the_new_and_the_old(new: Open, images: Catalog) -> None:
+    """A changed image is there twice then; the next call puts that right."""
+    gallery = new()
+    gallery.add(images)
+    known = gallery.store.known([str(images.file(0))])[str(images.file(0))][0]
+    gallery.store.change([known.row._replace(modified=1)], gallery.store.vectors([0]))
+    assert len(gallery) == NUMBER + 1
+    gallery.add(images)
+    assert [item.id for item in gallery.items()] == list(range(NUMBER))

@@ -1,0 +1,73 @@
+"""Vectors by blocks: tensors, arrays and files as one long gallery, of which only a block is in memory."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from shortlist.search import open_vectors
+from shortlist.search.vectors import Vectors, blocks, take
+
+LIKE = torch.empty(0)
+
+
+@pytest.fixture
+def parts(tmp_path: Path) -> tuple[list[Vectors], torch.Tensor]:
+    """A tensor, an array, an empty one, and a file; and all of them in one."""
+    whole = torch.arange(44, dtype=torch.float32).view(22, 2)
+    whole[:12] += 1e-5  # which half precision does not have
+    np.save(tmp_path / "file.npy", whole[12:].numpy().astype(np.float16))
+    file = open_vectors(tmp_path / "file.npy")
+    return [whole[:5].double(), whole[5:12].numpy(), np.zeros((0, 2)), file], whole
+
+
+@pytest.mark.parametrize("rows", [1, 3, 5, 100])
+def test_blocks(parts: tuple[list[Vectors], torch.Tensor], rows: int) -> None:
+    given, whole = parts
+    found = list(blocks(given, rows, LIKE))
+    assert torch.equal(torch.cat([block for _, block in found]), whole)
+    assert all(1 <= len(block) <= rows and block.dtype == torch.float32 for _, block in found)
+    assert all(torch.equal(block, whole[first : first + len(block)]) for first, block in found)
+
+
+def test_take(parts: tuple[list[Vectors], torch.Tensor]) -> None:
+    given, whole = parts
+    rows = np.array([21, 0, 12, 11, 4, 5, 0])
+    assert torch.equal(take(given, rows, LIKE), whole[torch.from_numpy(rows)])
+    assert take(given, np.empty(0, dtype=np.int64), LIKE).shape == (0, 2)
+
+
+def test_what_was_read_can_be_changed_and_the_file_not(parts: tuple[list[Vectors], torch.Tensor]) -> None:
+    given, whole = parts
+    for _, block in blocks(given[3:], 4, LIKE.half()):
+        block.zero_()
+    assert np.array_equal(given[3], whole[12:].numpy())
+
+
+def mapped(file: Path) -> int:
+    """Kilobytes of a file in this process's memory."""
+    lines = iter(Path("/proc/self/smaps").read_text().splitlines())
+    return sum(
+        int(next(line for line in lines if line.startswith("Rss:")).split()[1])
+        for line in lines
+        if line.endswith(str(file))
+    )
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="the memory of a mapped file is known on Linux only")
+def test_what_was_read_is_let_go_of(tmp_path: Path) -> None:
+    file = tmp_path / "large.npy"
+    np.save(file, np.ones((16_384, 256), dtype=np.float16))  # 8 MB
+    vectors = open_vectors(file)
+    most = 0
+    for _ in blocks([vectors], 512, LIKE):
+        most = max(most, mapped(file))
+    assert most < 2000
+    assert vectors.sum(dtype=np.float64) == 16_384 * 256  # a plain look at all of it
+    assert mapped(file) > 8000
+    take([vectors], np.array([0, 9000]), LIKE)
+    assert mapped(file) < 2000
