@@ -24,7 +24,7 @@ from shortlist.progress import display_for
 from shortlist.recipes import open_recipe
 from shortlist.report.ablation import draw, read_results, table
 from shortlist.training import RunFolder, ablate, resume, train
-from shortlist.training.folder import write_atomically
+from shortlist.training.folder import write_text_atomically
 
 RESULTS = Path(__file__).parent / "results"
 GLYPHS = ("data.source=glyphs", "data.root=null", "batch.size=100", "batch.chunk_size=100", "training.epochs=30")
@@ -70,7 +70,7 @@ def write_down(results: dict[str, object], name: str, options: argparse.Namespac
     }
     RESULTS.mkdir(exist_ok=True)
     text = json.dumps({**facts, **results, "config": config}, indent=1)
-    write_atomically(RESULTS / f"{name}.json", text + "\n")
+    write_text_atomically(RESULTS / f"{name}.json", text + "\n")
     draw(results, RESULTS / f"{name}.png")
 
 

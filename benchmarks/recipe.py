@@ -20,7 +20,7 @@ from shortlist.batches.memory import reuse_freed_memory
 from shortlist.progress import display_for
 from shortlist.recipes import open_recipe
 from shortlist.training import RunFolder, resume, train
-from shortlist.training.folder import write_atomically
+from shortlist.training.folder import write_text_atomically
 
 RESULTS = Path(__file__).parent / "results"
 
@@ -36,7 +36,9 @@ def main() -> None:
     display = display_for(sys.stdout)
     config = open_recipe(options.recipe, options.settings)
     folder = resume(path, display) if RunFolder(path).config_file.exists() else train(config, path, display)
-    write_atomically(RESULTS / f"{options.recipe}.json", json.dumps(result(folder, options.settings), indent=2) + "\n")
+    write_text_atomically(
+        RESULTS / f"{options.recipe}.json", json.dumps(result(folder, options.settings), indent=2) + "\n"
+    )
 
 
 def result(folder: RunFolder, settings: list[str]) -> dict[str, object]:

@@ -29,7 +29,7 @@ from shortlist.evaluation import evaluate
 from shortlist.model import Embedder, pair_whitening, pca_whitening
 from shortlist.model.weights import LITE0_BACKBONE, LITE0_PACKAGE
 from shortlist.progress import display_for
-from shortlist.training.folder import write_atomically
+from shortlist.training.folder import write_text_atomically
 from shortlist.training.whitening import drawn
 
 RESULTS = Path(__file__).parent / "results" / "whitening.json"
@@ -61,7 +61,7 @@ def main() -> None:
             "torch": torch.__version__,
             "machine": platform.machine(),
         }
-        write_atomically(RESULTS, json.dumps({**facts, "results": results}, indent=2) + "\n")
+        write_text_atomically(RESULTS, json.dumps({**facts, "results": results}, indent=2) + "\n")
 
 
 def pooled_features(catalog: Catalog) -> Tensor:

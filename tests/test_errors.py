@@ -15,7 +15,7 @@ from shortlist.config.arguments import ARGUMENTS
 from shortlist.config.reading import _keys
 from shortlist.data import open_catalog, open_collection
 from shortlist.data.images import ImageError
-from shortlist.errors import ConfigError, DataError, RunError, arguments_from, renamed
+from shortlist.errors import ConfigError, DataError, RunError, rename_arguments, translate_arguments
 from shortlist.export import export
 from shortlist.progress import Display
 from shortlist.search import nearest
@@ -38,22 +38,22 @@ KEYS = "data|images|model|loss|batch|optimizer|schedule|training|evaluation"
     ],
 )
 def test_arguments_get_the_names_of_keys(message: str, expected: str | None) -> None:
-    assert renamed(message, ARGUMENTS) == (expected or message)
+    assert rename_arguments(message, ARGUMENTS) == (expected or message)
 
 
 def test_the_innermost_place_that_knows_an_argument_names_it() -> None:
-    outer, inner = arguments_from({"root": "c", "other": "d"}), arguments_from({"root": "b"})
+    outer, inner = translate_arguments({"root": "c", "other": "d"}), translate_arguments({"root": "b"})
     with pytest.raises(DataError, match=r"^Set b, or d\.$"), outer, inner:
         raise DataError("Set `root`, or `other`.")
 
 
 def test_the_error_itself_is_raised_again() -> None:
     error = ImageError("a `root`.png", "it is damaged")
-    with pytest.raises(ImageError) as caught, arguments_from({"root": "data.root"}):
+    with pytest.raises(ImageError) as caught, translate_arguments({"root": "data.root"}):
         raise error
     assert caught.value is error
     assert str(error) == str(ImageError("a `root`.png", "it is damaged"))
-    with pytest.raises(KeyError, match="`root`"), arguments_from({"root": "data.root"}):
+    with pytest.raises(KeyError, match="`root`"), translate_arguments({"root": "data.root"}):
         raise KeyError("`root`")
 
 

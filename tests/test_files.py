@@ -8,26 +8,26 @@ import pytest
 
 from shortlist import files
 from shortlist.errors import ConfigError, RunError
-from shortlist.files import check_place, read_json, sweep_unfinished, write_atomically
+from shortlist.files import check_writable, read_json, remove_unfinished, write_text_atomically
 
 
 def test_files_are_written_whole_or_not_at_all(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     file = tmp_path / "file.json"
-    write_atomically(file, "first")
+    write_text_atomically(file, "first")
 
     def full(_: int) -> None:
         raise OSError(28, "No space left on device")
 
     monkeypatch.setattr(files.os, "fsync", full)
     with pytest.raises(OSError, match=r"No space left on device: '.*[/\\\\]file\.json'"):
-        write_atomically(file, "second")
+        write_text_atomically(file, "second")
     assert file.read_text() == "first"
     assert list(tmp_path.iterdir()) == [file]
 
 
 def test_an_error_names_the_file_that_was_asked_for(tmp_path: Path) -> None:
     with pytest.raises(FileNotFoundError) as found:
-        write_atomically(tmp_path / "nowhere" / "file.json", "text")
+        write_text_atomically(tmp_path / "nowhere" / "file.json", "text")
     assert found.value.filename == str(tmp_path / "nowhere" / "file.json")
 
 
@@ -35,28 +35,28 @@ class TestPlaces:
     def test_new_and_old_files(self, tmp_path: Path) -> None:
         (tmp_path / "old").write_text("")
         for path in (tmp_path / "old", tmp_path / "new", tmp_path / "folder" / "that" / "is" / "made"):
-            check_place(path)
+            check_writable(path)
 
     def test_a_folder(self, tmp_path: Path) -> None:
         with pytest.raises(ConfigError, match="is a folder: give the name of a file"):
-            check_place(tmp_path)
+            check_writable(tmp_path)
 
     @pytest.mark.parametrize("below", ["new", "folder/new"])
     def test_a_file_where_a_folder_should_be(self, below: str, tmp_path: Path) -> None:
         (tmp_path / "file").write_text("")
         with pytest.raises(ConfigError, match=r"cannot be written, since .*file is a file"):
-            check_place(tmp_path / "file" / below)
+            check_writable(tmp_path / "file" / below)
 
     def test_a_folder_of_others(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(files.os, "access", lambda *_: False)  # root may write everywhere
         with pytest.raises(ConfigError, match="you may not write to"):
-            check_place(tmp_path / "folder" / "new")
+            check_writable(tmp_path / "folder" / "new")
 
 
 def test_what_a_killed_writer_left_is_deleted(tmp_path: Path) -> None:
     for name in (".a[1].txt.123", ".a[1].txt.lock", "a[1].txt", ".a1.txt.123"):
         (tmp_path / name).touch()
-    sweep_unfinished(tmp_path / "a[1].txt")
+    remove_unfinished(tmp_path / "a[1].txt")
     assert {file.name for file in tmp_path.iterdir()} == {".a[1].txt.lock", "a[1].txt", ".a1.txt.123"}
 
 

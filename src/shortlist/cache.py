@@ -28,7 +28,7 @@ def cache_folder(name: str) -> Path:
     return Path.home() / ".cache" / "shortlist" / name
 
 
-def built_once(folder: Path, build: Callable[[Path], None]) -> Path:
+def build_once(folder: Path, build: Callable[[Path], None]) -> Path:
     """`folder`, filled by `build` if it does not exist yet.
 
     `build` fills a temporary folder beside it, which is renamed when it is complete: a folder that exists is whole,

@@ -1,7 +1,7 @@
 """What a user may be told: what is wrong, where, and what to do. The command line prints it without a traceback.
 
 A message names the arguments of Python functions, in backticks: `root`, or with a value `on_missing="skip"`. Whoever
-took an argument from somewhere else, as from a configuration or the command line, says so with `arguments_from`.
+took an argument from somewhere else, as from a configuration or the command line, says so with `translate_arguments`.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ class Interrupted(ShortlistError):  # noqa: N818 - no error: someone asked for i
     """A run was stopped by hand; the message says how to resume it."""
 
 
-def renamed(message: str, names: Mapping[str, str], setting: str = "{name}={value}") -> str:
+def rename_arguments(message: str, names: Mapping[str, str], setting: str = "{name}={value}") -> str:
     """The message with other names for the arguments that it mentions, as the user knows them.
 
     Args:
@@ -64,12 +64,14 @@ def renamed(message: str, names: Mapping[str, str], setting: str = "{name}={valu
 
 
 @contextmanager
-def arguments_from(names: Mapping[str, str], setting: str = "{name}={value}") -> Iterator[None]:
+def translate_arguments(names: Mapping[str, str], setting: str = "{name}={value}") -> Iterator[None]:
     """Errors raised inside mention arguments by these names; see `renamed`. Serves as a decorator as well."""
     try:
         yield
     except ShortlistError as error:
-        error.args = tuple(renamed(each, names, setting) if isinstance(each, str) else each for each in error.args)
+        error.args = tuple(
+            rename_arguments(each, names, setting) if isinstance(each, str) else each for each in error.args
+        )
         raise
 
 

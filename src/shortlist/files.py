@@ -15,7 +15,7 @@ import filelock
 from shortlist.errors import ConfigError, RunError
 
 
-def check_place(path: Path) -> None:
+def check_writable(path: Path) -> None:
     """See that a file can be written, before the work that it is for.
 
     Raises:
@@ -31,7 +31,7 @@ def check_place(path: Path) -> None:
 
 
 @contextmanager
-def written_alone(path: Path) -> Iterator[None]:
+def exclusive_write(path: Path) -> Iterator[None]:
     """Hold a file, in a folder that is made, for this process alone while it is written; a killed process lets go.
 
     Raises:
@@ -50,7 +50,7 @@ def written_alone(path: Path) -> Iterator[None]:
 
 
 @contextmanager
-def replacing(path: Path) -> Iterator[Path]:
+def atomic_replace(path: Path) -> Iterator[Path]:
     """A temporary name beside `path` to write to; the file takes its place at the end, unless something failed."""
     temporary = path.with_name(f".{path.name}.{os.getpid()}")
     try:
@@ -66,7 +66,7 @@ def replacing(path: Path) -> Iterator[Path]:
         temporary.unlink(missing_ok=True)
 
 
-def sweep_unfinished(path: Path) -> None:
+def remove_unfinished(path: Path) -> None:
     """Delete what `replacing` left beside `path` where it was killed; while nobody else can be writing it."""
     for left in path.parent.glob(f".{glob.escape(path.name)}.*"):
         if left.suffix[1:].isdecimal():
@@ -90,7 +90,7 @@ def parse_json(text: str, path: Path) -> Any:
         raise RunError(f"{path} is damaged: it is no JSON ({error}). Put it back as it was.") from None
 
 
-def write_atomically(path: Path, text: str) -> None:
+def write_text_atomically(path: Path, text: str) -> None:
     """Write a text file whole or not at all."""
-    with replacing(path) as temporary:
+    with atomic_replace(path) as temporary:
         temporary.write_text(text, encoding="utf-8")

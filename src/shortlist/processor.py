@@ -25,7 +25,7 @@ from torch.nn import functional
 
 from shortlist.cache import cache_folder
 from shortlist.errors import ConfigError
-from shortlist.files import write_atomically
+from shortlist.files import write_text_atomically
 
 VARIABLE, CAP = "ONEDNN_MAX_CPU_ISA", "AVX512_CORE_BF16"  # bfloat16 without AMX
 PROGRAM = "from shortlist.processor import try_products; try_products()"
@@ -194,6 +194,6 @@ def _keep_answer(file: Path | None, answer: dict[str, str | bool | None]) -> Non
         return
     try:
         file.parent.mkdir(parents=True, exist_ok=True)
-        write_atomically(file, json.dumps(answer, indent=2) + "\n")
+        write_text_atomically(file, json.dumps(answer, indent=2) + "\n")
     except OSError:
         return  # it is found out again

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from shortlist.data import built_once, cache_folder
+from shortlist.data import build_once, cache_folder
 from shortlist.data.loader import process_context
 from shortlist.errors import DataError
 
@@ -33,9 +33,9 @@ def fill(folder: Path) -> None:
 
 def test_built_once(tmp_path: Path):
     folder = tmp_path / "new" / "thing"
-    assert built_once(folder, fill) == folder
+    assert build_once(folder, fill) == folder
     assert (folder / "sub" / "file").read_text() == "content"
-    built_once(folder, lambda partial: pytest.fail("built twice"))
+    build_once(folder, lambda partial: pytest.fail("built twice"))
     assert [entry.name for entry in folder.parent.iterdir()] == ["thing"]
 
 
@@ -45,7 +45,7 @@ def test_a_failure_leaves_nothing(tmp_path: Path):
         raise RuntimeError("no more")
 
     with pytest.raises(RuntimeError, match="no more"):
-        built_once(tmp_path / "thing", fails)
+        build_once(tmp_path / "thing", fails)
     assert list(tmp_path.iterdir()) == []
 
 
@@ -56,14 +56,14 @@ def die_half_way(folder: Path) -> None:
 
 def test_a_killed_build_is_built_again_and_swept(tmp_path: Path):
     folder = tmp_path / "thing"
-    process = process_context().Process(target=built_once, args=(folder, die_half_way))
+    process = process_context().Process(target=build_once, args=(folder, die_half_way))
     process.start()
     process.join()
     assert process.exitcode == -9
     left = list(tmp_path.iterdir())
     assert len(left) == 1
     assert left[0].name.startswith(".thing.partial-")
-    built_once(folder, fill)
+    build_once(folder, fill)
     assert sorted(entry.name for entry in folder.iterdir()) == ["sub"]
     assert left[0].exists()  # it could belong to a process that is at work
     long_ago = time.time() - 2 * 24 * 3600
@@ -71,7 +71,7 @@ def test_a_killed_build_is_built_again_and_swept(tmp_path: Path):
     (folder / "sub" / "file").unlink()
     (folder / "sub").rmdir()
     folder.rmdir()
-    built_once(folder, fill)
+    build_once(folder, fill)
     assert [entry.name for entry in tmp_path.iterdir()] == ["thing"]
 
 
@@ -79,10 +79,10 @@ def test_two_at_once(tmp_path: Path):
     folder = tmp_path / "thing"
 
     def slower(partial: Path) -> None:
-        built_once(folder, fill)  # another process finishes first
+        build_once(folder, fill)  # another process finishes first
         (partial / "late").touch()
 
-    built_once(folder, slower)
+    build_once(folder, slower)
     assert sorted(entry.name for entry in folder.iterdir()) == ["sub"]
     assert [entry.name for entry in tmp_path.iterdir()] == ["thing"]
 
@@ -90,7 +90,7 @@ def test_two_at_once(tmp_path: Path):
 def test_a_cache_that_cannot_be_written_to(tmp_path: Path):
     (tmp_path / "file").touch()
     with pytest.raises(DataError, match=r"cannot write to the cache .*file: .*; set SHORTLIST_CACHE to another folder"):
-        built_once(tmp_path / "file" / "thing", fill)
+        build_once(tmp_path / "file" / "thing", fill)
 
 
 def test_a_disk_that_fills_up(tmp_path: Path):
@@ -98,5 +98,5 @@ def test_a_disk_that_fills_up(tmp_path: Path):
         raise OSError(28, "No space left on device")
 
     with pytest.raises(DataError, match=r"cannot fill the cache .*thing: No space left on device; set SHORTLIST_CACHE"):
-        built_once(tmp_path / "thing", full)
+        build_once(tmp_path / "thing", full)
     assert list(tmp_path.iterdir()) == []

@@ -36,23 +36,23 @@ def some_labels(sizes: list[int], seed: int = 0) -> Tensor:
 
 
 @cache
-def most_batches(groups: tuple[int, ...], classes_a_batch: int) -> int:
+def most_batches(groups: tuple[int, ...], classes_per_batch: int) -> int:
     """The literal answer: try every set of classes for the next batch."""
     left = tuple(sorted((group for group in groups if group), reverse=True))
     best = 0
-    for chosen in set(combinations(range(len(left)), classes_a_batch)):
+    for chosen in set(combinations(range(len(left)), classes_per_batch)):
         rest = tuple(sorted(group - (place in chosen) for place, group in enumerate(left)))
-        best = max(best, 1 + most_batches(rest, classes_a_batch))
+        best = max(best, 1 + most_batches(rest, classes_per_batch))
     return best
 
 
-def batches_of_the_release(sizes: list[int], classes_a_batch: int, per_class: int, seed: int) -> int:
+def batches_of_the_release(sizes: list[int], classes_per_batch: int, per_class: int, seed: int) -> int:
     """Classes shuffled; a batch takes from each class that still has enough, until one cannot be filled."""
     shuffle, left, batches = random.Random(seed), list(sizes), 0
     while True:
         order = shuffle.sample(range(len(left)), len(left))
-        chosen = [number for number in order if left[number] >= per_class][:classes_a_batch]
-        if len(chosen) < classes_a_batch:
+        chosen = [number for number in order if left[number] >= per_class][:classes_per_batch]
+        if len(chosen) < classes_per_batch:
             return batches
         for number in chosen:
             left[number] -= per_class

@@ -55,7 +55,7 @@ class TestKilled:
         "shortlist.search.faiss_index.build",
         "shortlist.gallery.generation.write",
         "shortlist.search.faiss_index.write",
-        "shortlist.gallery.generation.write_atomically",
+        "shortlist.gallery.generation.write_text_atomically",
     )
 
     @pytest.mark.parametrize("after", [False, True], ids=["before", "after"])
@@ -71,7 +71,7 @@ class TestKilled:
         child.join()
         assert child.exitcode == -signal.SIGKILL
         again = Gallery.open(tmp_path / "gallery")
-        whole = point.endswith("write_atomically") or point == "shortlist.gallery.generation.write"
+        whole = point.endswith("write_text_atomically") or point == "shortlist.gallery.generation.write"
         assert len(again) == (NUMBER + 3 if after and whole else NUMBER)
         assert [hit.item.id for hit in again.similar(0, NUMBER + 3) if hit.item.id < NUMBER] == found
         again.add(open_collection(tmp_path / "images"))
@@ -153,7 +153,7 @@ class TestKinds:
     @pytest.fixture(autouse=True)
     def few_are_enough(self, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(faiss_index, "FEWEST", 256)
-        monkeypatch.setattr(faiss_index, "BYTES_A_VECTOR", 2)  # IVF-PQ's training takes as long as its codes
+        monkeypatch.setattr(faiss_index, "BYTES_PER_VECTOR", 2)  # IVF-PQ's training takes as long as its codes
 
     @pytest.mark.parametrize("kind", ["hnsw", "ivfpq"])
     def test_approximate(self, encoder: Encoder, tmp_path: Path, kind: str) -> None:

@@ -13,7 +13,7 @@ from shortlist.encoding import Encoder
 from shortlist.errors import ConfigError
 from shortlist.extras import MissingExtraError
 from shortlist.gallery import Gallery, GalleryError, milvus_store
-from shortlist.gallery.milvus_address import MilvusPlace
+from shortlist.gallery.milvus_address import MilvusAddress
 from tests.displays import Told
 from tests.gallery.galleries import NUMBER, Open
 from tests.processes import Commands
@@ -36,13 +36,13 @@ class TestAddresses:
         ],
     )
     def test_read(self, text: str, uri: str, collection: str) -> None:
-        place = MilvusPlace.parse(text)
-        assert place == MilvusPlace(uri, collection)
-        assert MilvusPlace.parse(str(place)) == place
+        place = MilvusAddress.parse(text)
+        assert place == MilvusAddress(uri, collection)
+        assert MilvusAddress.parse(str(place)) == place
 
     def test_a_relative_file(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.chdir(tmp_path)
-        assert MilvusPlace.parse("milvus:a.db").uri == str(tmp_path / "a.db")
+        assert MilvusAddress.parse("milvus:a.db").uri == str(tmp_path / "a.db")
 
     @pytest.mark.parametrize(
         ("text", "said"),
@@ -80,7 +80,7 @@ class TestOpening:
             Gallery.open(f"{place}#parts")
 
     def test_a_collection_of_others(self, tmp_path: Path) -> None:
-        place = MilvusPlace.parse(f"milvus:{tmp_path}/other.db")
+        place = MilvusAddress.parse(f"milvus:{tmp_path}/other.db")
         client = place.connect()
         client.create_collection("shortlist", dimension=4)
         client.close()

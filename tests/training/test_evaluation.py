@@ -224,14 +224,14 @@ class TestLandmarks:
     def test_scales(self, finished: RunFolder, home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         config = landmarks(home, "evaluation.scales=[1, 0.5]", "evaluation.tests=[{source: rparis6k, root: paris}]")
         embedder, plan = Embedder.load(finished.path), make_plan(landmarks(home), Display())
-        exam = plan.exams[1]
+        eval_set = plan.eval_sets[1]
         transform = build_transforms(config, embedder)[1]
-        (found,) = evaluation.examine(embedder, exam, config, Display())
-        (plain,) = evaluation.examine(embedder, exam, landmarks(home), Display())
-        both = embed_images(MultiScale(embedder, (1.0, 0.5)), exam.catalog, transform)
-        assert found.metrics == evaluate(both, exam.catalog, bootstrap=20, k=exam.k).metrics
+        (found,) = evaluation.evaluate_embedder(embedder, eval_set, config, Display())
+        (plain,) = evaluation.evaluate_embedder(embedder, eval_set, landmarks(home), Display())
+        both = embed_images(MultiScale(embedder, (1.0, 0.5)), eval_set.catalog, transform)
+        assert found.metrics == evaluate(both, eval_set.catalog, bootstrap=20, k=eval_set.k).metrics
         assert found.metrics != plain.metrics
-        (validated,) = evaluation.examine(embedder, exam, config, Display(), validation=True)
+        (validated,) = evaluation.evaluate_embedder(embedder, eval_set, config, Display(), validation=True)
         assert validated.values == plain.values
         assert validated.metrics["mAP hard"].low is None
 
@@ -307,8 +307,8 @@ evaluation:
             f"evaluation.tests=[{text}, {{source: {json.dumps(str(other))}}}]",
         ]
         plan = make_plan(read_config(self.RECIPE, "x", settings), Display())
-        assert [len(exam.catalog.classes()) for exam in plan.exams] == [4, 3]
-        assert not set(plan.exams[0].catalog.classes()) & set(plan.train.classes())
+        assert [len(eval_set.catalog.classes()) for eval_set in plan.eval_sets] == [4, 3]
+        assert not set(plan.eval_sets[0].catalog.classes()) & set(plan.train.classes())
 
     def test_also_when_evaluate_names_them(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         """Training classes must not come in with them."""

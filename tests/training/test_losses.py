@@ -17,7 +17,7 @@ from shortlist.errors import ConfigError
 from shortlist.extras import MissingExtraError
 from shortlist.ranking import BinnedAPLoss, BlackboxAPLoss, RecallAtKLoss, SmoothAPLoss
 from shortlist.training import Display, RunFolder, describe, loop, make_plan, train
-from shortlist.training.borrowed import REFUSED, REFUSED_MINERS, BorrowedLoss
+from shortlist.training.borrowed import REFUSED, REFUSED_MINERS, MetricLearningLoss
 from shortlist.training.checkpoint import TrainingState, latest_state, save_state
 from shortlist.training.learner import Learner
 from shortlist.training.losses import build_loss
@@ -536,6 +536,6 @@ def test_a_dry_run(tmp_path: Any) -> None:
 
 def test_it_says_what_it_is() -> None:
     loss = build("pml.NCALoss", "loss.memory.size=30")
-    assert isinstance(loss, BorrowedLoss)
+    assert isinstance(loss, MetricLearningLoss)
     assert "NCALoss" in repr(loss)
     assert not any(inspect.isclass(each) for each in vars(loss).values())

@@ -41,7 +41,7 @@ class TestBatches:
         assert all(torch.equal(one, other) for (_, one), (_, other) in zip(whole, rest, strict=True))
 
     def test_as_many_as_asked_for(self, images: Path, plan: Plan) -> None:
-        assert (plan.steps_an_epoch, plan.total_steps) == (STEPS_AN_EPOCH, 3 * STEPS_AN_EPOCH)
+        assert (plan.steps_per_epoch, plan.total_steps) == (STEPS_AN_EPOCH, 3 * STEPS_AN_EPOCH)
         steps = make_plan(config(images, "training.epochs=null", "training.steps=4"), Display())
         assert len(list(steps.batches(0))) == steps.total_steps == 4
 

@@ -300,8 +300,8 @@ class TestBest:
         assert halves.train.classes().tolist() == [0, 1, 2]
         assert halves.validation is not None
         assert halves.validation.catalog.classes().tolist() == [3, 4, 5]
-        (exam,) = halves.exams
-        assert exam.catalog.classes().tolist() == [6, 7, 8, 9, 10, 11]
+        (eval_set,) = halves.eval_sets
+        assert eval_set.catalog.classes().tolist() == [6, 7, 8, 9, 10, 11]
         whole = make_plan(config(images, "data.validation=none"), Display())
         assert whole.train.classes().tolist() == [0, 1, 2, 3, 4, 5]
         assert whole.validation is None

@@ -79,9 +79,9 @@ class ClassBalancedSampler(Sampler[list[int]]):
         T batches can be filled if and only if the sum of min(groups, T) over the classes is at least T times the
         classes of a batch. The iteration falls from above and stops at the largest such T.
         """
-        classes_a_batch = self.batch_size // self.per_class
-        number = int(self._groups.sum()) // classes_a_batch
-        while (fewer := int(self._groups.clamp(max=number).sum()) // classes_a_batch) < number:
+        classes_per_batch = self.batch_size // self.per_class
+        number = int(self._groups.sum()) // classes_per_batch
+        while (fewer := int(self._groups.clamp(max=number).sum()) // classes_per_batch) < number:
             number = fewer
         return number
 

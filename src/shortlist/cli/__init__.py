@@ -6,7 +6,7 @@ import logging
 import sys
 import warnings
 
-from shortlist.errors import Interrupted, ShortlistError, renamed
+from shortlist.errors import Interrupted, ShortlistError, rename_arguments
 from shortlist.extras import extra
 
 
@@ -27,7 +27,7 @@ def main() -> None:
         print(stopped, file=sys.stderr)
         raise SystemExit(130) from None
     except ShortlistError as error:
-        print(f"Error: {renamed(str(error), option_names(), '{name} {value}')}", file=sys.stderr)
+        print(f"Error: {rename_arguments(str(error), option_names(), '{name} {value}')}", file=sys.stderr)
         raise SystemExit(1) from None
     except OSError as error:
         where = f" ({error.filename})" if error.filename else ""

@@ -13,4 +13,4 @@ ARGUMENTS = {
     "root": "data.root",
     "train_share": "data.train_share",
     "workers": "data.workers",
-}  # for `errors.arguments_from`, around what a whole configuration is given to
+}  # for `errors.translate_arguments`, around what a whole configuration is given to

@@ -4,7 +4,7 @@ from shortlist.extras import extra
 
 with extra("training", __name__):
     from shortlist.batches import ClassBalancedSampler
-    from shortlist.cache import built_once, cache_folder
+    from shortlist.cache import build_once, cache_folder
     from shortlist.data.benchmarks import BENCHMARKS, Benchmark
     from shortlist.data.catalog import ROLES, SPLITS, Catalog, Judgement, Judgements
     from shortlist.data.image_collection import UNLABELLED, open_collection
@@ -33,7 +33,7 @@ __all__ = [
     "TrainTransform",
     "Transform",
     "augmentation_rng",
-    "built_once",
+    "build_once",
     "cache_folder",
     "check",
     "drop_unreadable",

@@ -16,7 +16,7 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from shortlist.cache import built_once, cache_folder
+from shortlist.cache import build_once, cache_folder
 from shortlist.data.catalog import Catalog
 from shortlist.data.glyph_outlines import (
     UNITS,
@@ -65,7 +65,7 @@ def glyphs(
         raise DataError(f"glyphs needs at least 2 classes of 1 image, not {classes} of {per_class}.")
     key = f"glyphs-v{VERSION}-seed{seed}-{classes}x{per_class}-{fonts_digest()}"
     folder = cache_folder(key) if cache is None else Path(cache) / key
-    built_once(folder, lambda partial: _render(partial, seed, classes, per_class, progress))
+    build_once(folder, lambda partial: _render(partial, seed, classes, per_class, progress))
     return _catalog(folder, classes * per_class)
 
 

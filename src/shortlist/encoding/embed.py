@@ -18,7 +18,7 @@ from shortlist.data import Catalog, ImageDataset, ImageError, Transform, image_c
 from shortlist.encoding.encoder import Encoder
 from shortlist.encoding.vector_file import VectorFile
 from shortlist.errors import DataError, RunError
-from shortlist.files import written_alone
+from shortlist.files import exclusive_write
 from shortlist.model import EmbedderConfig
 from shortlist.search.vectors import Progress
 
@@ -102,7 +102,7 @@ def embed_to_file(
     file = VectorFile(path, _digest(embedder, catalog, transform, dtype), dtype)
     if file.done:
         return path
-    with written_alone(path), file:
+    with exclusive_write(path), file:
         while file.seen < len(catalog):
             _go_on(file, embedder, catalog, transform, on_missing, batch_size, workers, progress)
         if not file.rows:

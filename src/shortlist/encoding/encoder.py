@@ -21,7 +21,7 @@ from shortlist.data import FitTransform, TestTransform, Transform
 from shortlist.data.images import load_crop, upright_rgb
 from shortlist.data.transforms import cut
 from shortlist.errors import ModelError
-from shortlist.files import write_atomically
+from shortlist.files import write_text_atomically
 from shortlist.model import Embedder, MultiScale
 from shortlist.model.checkpoint import digest
 
@@ -86,7 +86,7 @@ class Encoder:
     def save(self, folder: Path | str) -> Path:
         """Write the embedder and `encoder.json` into a folder; return the folder."""
         folder = self.embedder.save(folder)
-        write_atomically(folder / FILE, json.dumps(self.settings(), indent=2) + "\n")
+        write_text_atomically(folder / FILE, json.dumps(self.settings(), indent=2) + "\n")
         return folder
 
     @classmethod

@@ -17,7 +17,7 @@ from shortlist.encoding.encoder import Encoder
 from shortlist.encoding.vector_file import left_out
 from shortlist.errors import DataError
 from shortlist.extras import extra
-from shortlist.files import replacing, sweep_unfinished, written_alone
+from shortlist.files import atomic_replace, exclusive_write, remove_unfinished
 from shortlist.progress import Display, default_display
 from shortlist.search.vectors import Progress, open_vectors
 
@@ -75,8 +75,8 @@ def embed_to_table(
         RunError: another process is writing it.
     """
     path, display = Path(path), display or default_display()
-    with written_alone(path), display.task(f"embedding {catalog.name}", "images") as progress:
-        sweep_unfinished(path)
+    with exclusive_write(path), display.task(f"embedding {catalog.name}", "images") as progress:
+        remove_unfinished(path)
         return _Writing(encoder, catalog, path).run(workers, progress)
 
 
@@ -102,7 +102,7 @@ class _Writing:
         self.done.embedded, self.done.kept, self.done.dropped = len(new), len(kept), len(there) - len(kept)
         relabelled = any(there[key][0] != self.images[key].label for key in kept)
         if new or self.done.dropped or relabelled:
-            with replacing(self.path) as temporary, pq.ParquetWriter(temporary, self.schema) as writer:
+            with atomic_replace(self.path) as temporary, pq.ParquetWriter(temporary, self.schema) as writer:
                 for batch in self._old(kept):
                     writer.write_batch(batch)
                 for batch in self._new(list(new.items()), vectors):

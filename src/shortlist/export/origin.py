@@ -23,7 +23,7 @@ from shortlist.errors import DataError, ShortlistError
 from shortlist.files import read_json
 from shortlist.progress import Display
 from shortlist.training import RunFolder
-from shortlist.training.opening import open_exams, open_own
+from shortlist.training.opening import open_eval_sets, open_own
 
 CHECKED = 8  # images; of each, every number of its vector is compared
 _SHAPES = ((640, 480), (480, 640), (500, 500), (800, 300))  # of synthetic images
@@ -89,8 +89,8 @@ class Origin:
         """What the run was tested on; without a test, what it was trained on."""
         if self.config is None:
             raise DataError(f"{self.path} is not a run, so its images are not known")
-        exams = open_exams(self.config, self.display, self._own)
-        return exams[0].catalog if exams else self._own()
+        eval_sets = open_eval_sets(self.config, self.display, self._own)
+        return eval_sets[0].catalog if eval_sets else self._own()
 
     def _own(self) -> Catalog:
         if self.catalog is None:

@@ -20,7 +20,7 @@ from shortlist.export.check import Run, check
 from shortlist.export.description import describe
 from shortlist.export.load_code import load_code
 from shortlist.export.origin import Origin, Samples
-from shortlist.files import check_place
+from shortlist.files import check_writable
 
 TOLERANCE = 1e-5
 WEIGHTS, CONFIG, CODE, CARD = "model.safetensors", "config.json", "load.py", "README.md"
@@ -107,7 +107,7 @@ def check_package(folder: Path) -> None:
     """
     if folder.exists() and not _replaceable(folder):
         raise RunError(f"{folder} holds something else than a package of shortlist: choose a new or empty folder")
-    check_place(folder / CONFIG)
+    check_writable(folder / CONFIG)
 
 
 def _replaceable(folder: Path) -> bool:

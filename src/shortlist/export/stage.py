@@ -18,7 +18,7 @@ from shortlist.export.onnx_file import OnnxFile
 from shortlist.export.origin import Origin, Samples
 from shortlist.export.package import check_package, write_package
 from shortlist.export.torch_files import TorchExport, TorchScript
-from shortlist.files import check_place, replacing
+from shortlist.files import atomic_replace, check_writable
 from shortlist.progress import Display, default_display
 from shortlist.training import open_encoder
 
@@ -110,7 +110,7 @@ def _check_places(files: Mapping[str, Path], package: Path | str | None) -> None
     if len({path.absolute() for path in files.values()}) < len(files):
         raise ConfigError("Two forms cannot be written to one file: give each a name of its own.")
     for path in files.values():
-        check_place(path)
+        check_writable(path)
     if package is not None:
         check_package(Path(package))
 
@@ -128,7 +128,7 @@ def _write_graph(kind: str, path: Path, encoder: Encoder, network: nn.Module, sa
             "format, or `package`"
         ) from error
     path.parent.mkdir(parents=True, exist_ok=True)
-    with replacing(path) as temporary:
+    with atomic_replace(path) as temporary:
         graph.save(temporary, describe(encoder))
         measured = check(graph.open(temporary), samples, graph.tolerance, kind)
         graph.save(temporary, describe(encoder, measured))

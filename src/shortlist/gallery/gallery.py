@@ -16,7 +16,7 @@ from shortlist.encoding.encoder import Encoder, Picture
 from shortlist.errors import ConfigError, DataError
 from shortlist.extras import extra
 from shortlist.gallery.adding import Added, Adding
-from shortlist.gallery.milvus_address import MilvusPlace, is_milvus
+from shortlist.gallery.milvus_address import MilvusAddress, is_milvus
 from shortlist.gallery.store import NOTE, GalleryError, Hit, Item, NoSuchItem, Store
 from shortlist.progress import Display, default_display
 from shortlist.search.faiss_index import check_kind
@@ -79,7 +79,7 @@ class Gallery:
             )
         from shortlist.gallery.milvus_store import MilvusStore
 
-        return cls(MilvusStore.create(MilvusPlace.parse(str(place)), encoder, Path(model), kind), Path(model))
+        return cls(MilvusStore.create(MilvusAddress.parse(str(place)), encoder, Path(model), kind), Path(model))
 
     @staticmethod
     def exists(place: Path | str) -> bool:
@@ -92,7 +92,7 @@ class Gallery:
             return (Path(place) / NOTE).is_file()
         from shortlist.gallery.milvus_store import exists
 
-        return exists(MilvusPlace.parse(str(place)))
+        return exists(MilvusAddress.parse(str(place)))
 
     def close(self) -> None:
         """Let go of files and connections; a file of Milvus Lite can then be opened by others."""
@@ -283,7 +283,7 @@ def _opened(place: Path | str) -> Store:
     if is_milvus(place):
         from shortlist.gallery.milvus_store import MilvusStore
 
-        return MilvusStore(MilvusPlace.parse(str(place)))
+        return MilvusStore(MilvusAddress.parse(str(place)))
     with extra("search", "A gallery in a folder"):
         from shortlist.gallery.folder_store import FolderStore
     return FolderStore(Path(place))

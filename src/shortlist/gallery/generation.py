@@ -17,7 +17,7 @@ import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
 from shortlist.errors import DataError
-from shortlist.files import replacing, write_atomically
+from shortlist.files import atomic_replace, write_text_atomically
 from shortlist.gallery.store import NOTE, GalleryError, Ids, Item, NoSuchItem, Row
 from shortlist.search import faiss_index
 from shortlist.search.vectors import open_vectors
@@ -151,7 +151,7 @@ def write_vectors(
     """The vectors file of generation `number`: some rows of an old one, and then new ones; opened again."""
     path = folder / PARTS["vectors"].format(number)
     shape = (len(kept) + len(new), old.shape[1])
-    with replacing(path) as temporary:
+    with atomic_replace(path) as temporary:
         if not shape[0]:
             with temporary.open("wb") as file:
                 np.save(file, new)
@@ -174,10 +174,10 @@ def write(folder: Path, note: dict[str, Any], table: pa.Table, index: Any) -> No
         index: of the vectors.
     """
     names = {part: name.format(note["generation"]) for part, name in PARTS.items()}
-    with replacing(folder / names["items"]) as temporary:
+    with atomic_replace(folder / names["items"]) as temporary:
         pq.write_table(table, temporary)
     faiss_index.write(index, folder / names["index"])
-    write_atomically(folder / NOTE, json.dumps({**note, "files": names}, indent=2) + "\n")
+    write_text_atomically(folder / NOTE, json.dumps({**note, "files": names}, indent=2) + "\n")
     sweep(folder, names)
 
 

@@ -20,7 +20,7 @@ PATIENCE = 10.0  # seconds until a server has answered
 
 
 @dataclass(frozen=True)
-class MilvusPlace:
+class MilvusAddress:
     """Where a collection is.
 
     Args:
@@ -39,11 +39,11 @@ class MilvusPlace:
         return f"milvus:{self.uri}#{self.collection}" if self.lite else f"{self.uri}/{self.collection}"
 
     @classmethod
-    def parse(cls, place: str) -> MilvusPlace:
+    def parse(cls, place: str) -> MilvusAddress:
         """From `milvus:PATH.db`, `milvus:PATH.db#COLLECTION` or `http(s)://HOST:PORT/COLLECTION`.
 
-        >>> MilvusPlace.parse("http://localhost:19530/parts")
-        MilvusPlace(uri='http://localhost:19530', collection='parts')
+        >>> MilvusAddress.parse("http://localhost:19530/parts")
+        MilvusAddress(uri='http://localhost:19530', collection='parts')
 
         Raises:
             ConfigError: it is not written like that.
@@ -75,7 +75,7 @@ class MilvusPlace:
             from pymilvus import MilvusClient
         if self.lite:
             Path(self.uri).parent.mkdir(parents=True, exist_ok=True)
-        with told(self, " (one process at a time can have it open)" if self.lite else ""):
+        with translate_errors(self, " (one process at a time can have it open)" if self.lite else ""):
             return MilvusClient(self.uri, token=os.environ.get(TOKEN, ""), timeout=PATIENCE)
 
 
@@ -84,7 +84,7 @@ def is_milvus(place: Path | str) -> bool:
 
 
 @contextmanager
-def told(place: MilvusPlace, hint: str = "") -> Iterator[None]:
+def translate_errors(place: MilvusAddress, hint: str = "") -> Iterator[None]:
     """What goes wrong between here and Milvus becomes one sentence."""
     from pymilvus.exceptions import MilvusException
 

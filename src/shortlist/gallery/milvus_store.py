@@ -15,9 +15,9 @@ import numpy as np
 
 from shortlist.encoding.encoder import Encoder
 from shortlist.errors import ConfigError
-from shortlist.gallery.milvus_address import MilvusPlace, told
+from shortlist.gallery.milvus_address import MilvusAddress, translate_errors
 from shortlist.gallery.store import Floats, GalleryError, Hit, Item, Known, NoSuchItem, Row
-from shortlist.search.faiss_index import BUILD_EFFORT, BYTES_A_VECTOR, LINKS, check_kind
+from shortlist.search.faiss_index import BUILD_EFFORT, BYTES_PER_VECTOR, LINKS, check_kind
 from shortlist.search.vectors import Progress
 
 FORMAT = 1
@@ -27,7 +27,7 @@ ROWS = 1_000  # to insert, or to ask for by path, at once: below the 64 MB of a 
 INDEXES: dict[str, tuple[str, dict[str, Any], dict[str, Any]]] = {  # Milvus's name, how to build it, how to search it
     "flat": ("FLAT", {}, {}),
     "hnsw": ("HNSW", {"M": LINKS, "efConstruction": BUILD_EFFORT}, {"ef": 128}),
-    "ivfpq": ("IVF_PQ", {"nlist": 1024, "m": BYTES_A_VECTOR, "nbits": 8}, {"nprobe": 64}),
+    "ivfpq": ("IVF_PQ", {"nlist": 1024, "m": BYTES_PER_VECTOR, "nbits": 8}, {"nprobe": 64}),
 }
 
 
@@ -36,13 +36,13 @@ class MilvusStore:
 
     at_once = 8 * ROWS  # what a kill may cost
 
-    def __init__(self, place: MilvusPlace, client: Any = None) -> None:
+    def __init__(self, place: MilvusAddress, client: Any = None) -> None:
         if place.lite and client is None and not Path(place.uri).exists():
             raise GalleryError(f"there is no {place.uri}. Make a gallery: shortlist index")
         self.place = place
         self.client = client or place.connect()
         try:
-            with told(place):
+            with translate_errors(place):
                 if not self.client.has_collection(place.collection):
                     there = ", ".join(sorted(self.client.list_collections())) or "none"
                     raise GalleryError(f"{place}: there is no such collection (collections that are there: {there})")
@@ -59,7 +59,7 @@ class MilvusStore:
         self._labels: dict[str, int] | None = None
 
     @classmethod
-    def create(cls, place: MilvusPlace, encoder: Encoder, model: Path, kind: str = "auto") -> MilvusStore:
+    def create(cls, place: MilvusAddress, encoder: Encoder, model: Path, kind: str = "auto") -> MilvusStore:
         """An empty gallery.
 
         Args:
@@ -85,7 +85,7 @@ class MilvusStore:
             "encoder": encoder.settings(),
         }
         client = place.connect()
-        with told(place):
+        with translate_errors(place):
             schema, indexes = _schema(client, encoder.dim, kind)
             client.create_collection(place.collection, schema=schema, index_params=indexes, consistency_level="Strong")
             client.alter_collection_properties(place.collection, {FACTS: json.dumps(facts), NEXT_ID: "0"})
@@ -126,7 +126,7 @@ class MilvusStore:
         return {"place": str(self.place), "kind": self._facts["kind"], "recall": None}
 
     def __len__(self) -> int:
-        with told(self.place):
+        with translate_errors(self.place):
             (found,) = self.client.query(self.place.collection, filter="", output_fields=["count(*)"])
         return int(found["count(*)"])
 
@@ -148,7 +148,7 @@ class MilvusStore:
         return np.array([each["vector"] for each in found], dtype=np.float32).reshape(len(ids), self.dim)
 
     def search(self, vectors: Floats, k: int, label: str | None) -> list[list[Hit]]:
-        with told(self.place):
+        with translate_errors(self.place):
             found = self.client.search(
                 self.place.collection,
                 list(vectors),
@@ -195,14 +195,14 @@ class MilvusStore:
         for start in range(0, len(labels or {}), ROWS):
             some = dict(islice((labels or {}).items(), start, start + ROWS))
             whole = self._get(list(some), ["vector", *Row._fields])
-            with told(self.place):
+            with translate_errors(self.place):
                 self.client.upsert(self.place.collection, [{**each, "label": some[each["id"]]} for each in whole])
         for start in range(0, len(removed), ROWS):
-            with told(self.place):
+            with translate_errors(self.place):
                 self.client.delete(self.place.collection, ids=list(removed[start : start + ROWS]))
 
     def _insert(self, rows: Sequence[Row], vectors: Floats, progress: Progress | None) -> None:
-        with told(self.place):
+        with translate_errors(self.place):
             properties = self.client.describe_collection(self.place.collection)["properties"]
             first = int(properties[NEXT_ID])
             # Before the rows: a kill may waste ids, but never lets one be used twice.
@@ -219,7 +219,7 @@ class MilvusStore:
         found: dict[int, dict[str, Any]] = {}
         for start in range(0, len(ids), ROWS):
             some = list(ids[start : start + ROWS])
-            with told(self.place):
+            with translate_errors(self.place):
                 got = self.client.get(self.place.collection, ids=some, output_fields=["id", *fields])
             found.update({each["id"]: dict(each) for each in got})
         for each in ids:
@@ -229,7 +229,7 @@ class MilvusStore:
 
     def _scan(self, chosen: str, fields: list[str], batch: int = MOST) -> Iterator[dict[str, Any]]:
         """All rows that a filter lets through, in the order of ids."""
-        with told(self.place):
+        with translate_errors(self.place):
             pages = self.client.query_iterator(
                 self.place.collection, batch_size=batch, filter=chosen, output_fields=["id", *fields]
             )
@@ -240,13 +240,13 @@ class MilvusStore:
                 pages.close()
 
 
-def exists(place: MilvusPlace) -> bool:
+def exists(place: MilvusAddress) -> bool:
     """Whether there is such a collection."""
     if place.lite and not Path(place.uri).exists():
         return False
     client = place.connect()
     try:
-        with told(place):
+        with translate_errors(place):
             return bool(client.has_collection(place.collection))
     finally:
         client.close()

@@ -60,7 +60,7 @@ def similarity_out_of_reach(competitors: Tensor, reach: float) -> Tensor:
     return maxima.topk(certain, dim=1, sorted=False).values.amin(1, keepdim=True)
 
 
-def crowded_below(competitors: Tensor) -> tuple[Tensor, Tensor]:
+def sparse_thresholds(competitors: Tensor) -> tuple[Tensor, Tensor]:
     """Two similarities for each row, (T, 1): down to which few enough competitors are found to pick them one by one.
 
     The first is for rows in which the others count nothing, the second for those in which they are summed up in a

@@ -38,7 +38,7 @@ from shortlist.ranking.counting import (
     soft_steps,
 )
 from shortlist.ranking.inputs import check_tile_size
-from shortlist.ranking.pruning import crowded_below, flat_from, series, similarity_out_of_reach
+from shortlist.ranking.pruning import flat_from, series, similarity_out_of_reach, sparse_thresholds
 from shortlist.ranking.relevance import Relevance
 from shortlist.ranking.scratch import Scratch
 from shortlist.ranking.similarities import Gradients, Rows, Similarities
@@ -211,7 +211,7 @@ class _Stream:
         lowest = tile.at.masked_fill(~tile.kept, torch.inf).amin(1, keepdim=True)
         flat = lowest - flat_from(size, dtype) * self.temperature  # what is below counts nothing
         summed = lowest - series(size, dtype)[0] * self.temperature  # what is below can be summed up
-        few, more = crowded_below(tile.competitors)
+        few, more = sparse_thresholds(tile.competitors)
         is_sparse = flat >= few
         is_summed = ~is_sparse & (summed >= more)
         for name, kind in (("sparse", is_sparse), ("summed", is_summed), ("dense", ~is_sparse & ~is_summed)):

@@ -9,12 +9,12 @@ from typing import Any
 
 from shortlist.config.arguments import ARGUMENTS
 from shortlist.data import Catalog
-from shortlist.errors import ConfigError, RunError, arguments_from
+from shortlist.errors import ConfigError, RunError, translate_arguments
 from shortlist.evaluation.intervals import RESAMPLES, Difference, paired_differences
 from shortlist.evaluation.protocols import QueryTable, score_queries
 from shortlist.progress import Display, default_display
 from shortlist.report.opening import Tested, open_finished, open_test
-from shortlist.training.opening import open_exams, open_own
+from shortlist.training.opening import open_eval_sets, open_own
 
 FEW_QUERIES = 30  # of fewer, intervals of a bootstrap are too narrow: three that agree would be certain
 
@@ -126,12 +126,14 @@ def _named(paths: Sequence[Path]) -> dict[str, Path]:
     return dict(zip(names if len(set(names)) == len(names) else map(str, paths), paths, strict=True))
 
 
-@arguments_from(ARGUMENTS)
+@translate_arguments(ARGUMENTS)
 def _tests(path: Path, display: Display) -> dict[str, Tested]:
     """By the fingerprint of what was tested."""
     folder, config, encoder = open_finished(path)
-    exams = open_exams(config, display, lambda: open_own(config, display, folder).catalog)
-    return {exam.catalog.fingerprint(): open_test(folder, config, encoder, exam, display) for exam in exams}
+    eval_sets = open_eval_sets(config, display, lambda: open_own(config, display, folder).catalog)
+    return {
+        eval_set.catalog.fingerprint(): open_test(folder, config, encoder, eval_set, display) for eval_set in eval_sets
+    }
 
 
 def _listed(tests: dict[str, Tested]) -> str:

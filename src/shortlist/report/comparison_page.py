@@ -8,7 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from shortlist.evaluation.intervals import Difference
-from shortlist.files import check_place, write_atomically
+from shortlist.files import check_writable, write_text_atomically
 from shortlist.progress import Display, default_display
 from shortlist.report.analysis import Analysis, analyse
 from shortlist.report.comparing import ComparedTest, Comparison, shown_p
@@ -36,7 +36,7 @@ def write_comparison(comparison: Comparison, out: Path | str, display: Display |
         ConfigError: it cannot be written there.
     """
     display, album, file = display or default_display(), Album(), Path(out)
-    check_place(file)
+    check_writable(file)
     sections: dict[str, Html] = {}
     for test in comparison.tests:
         of = "" if len(comparison.tests) == 1 else f": {test.catalog.name}"
@@ -47,7 +47,7 @@ def write_comparison(comparison: Comparison, out: Path | str, display: Display |
     verdicts = [tag("p", f"{sentence}.", class_="lead") for sentence in comparison.verdicts()]
     body = page_body(tag("header", tag("div", tag("h1", title), verdicts)), sections, "shortlist compare")
     file.parent.mkdir(parents=True, exist_ok=True)
-    write_atomically(file, document(f"{title}: comparison", body, album.pictures))
+    write_text_atomically(file, document(f"{title}: comparison", body, album.pictures))
     return file
 
 

@@ -49,7 +49,7 @@ def _data(plan: Plan) -> dict[str, Child]:
     parts = {"training": plan.train}
     if plan.validation is not None:
         parts["validation"] = plan.validation.catalog
-    parts |= {f"test, {exam.name}": exam.catalog for exam in plan.exams}
+    parts |= {f"test, {eval_set.name}": eval_set.catalog for eval_set in plan.eval_sets}
     return {**{name: _count(part) for name, part in parts.items()}, "remarks": "; ".join(plan.remarks)}
 
 

@@ -11,13 +11,13 @@ from shortlist.config import RunConfig
 from shortlist.config.arguments import ARGUMENTS
 from shortlist.data import Catalog
 from shortlist.encoding import Encoder
-from shortlist.errors import RunError, arguments_from
+from shortlist.errors import RunError, translate_arguments
 from shortlist.evaluation import Evaluation
 from shortlist.files import read_json
 from shortlist.progress import Display
 from shortlist.training import RunFolder, open_encoder
 from shortlist.training.evaluation import embed_test
-from shortlist.training.opening import Exam
+from shortlist.training.opening import EvalSet
 from shortlist.training.plan import decoding_workers
 
 
@@ -43,12 +43,12 @@ def open_finished(path: Path | str) -> tuple[RunFolder, RunConfig, Encoder]:
     return folder, config, open_encoder(folder.path)
 
 
-@arguments_from(ARGUMENTS)
-def open_test(folder: RunFolder, config: RunConfig, encoder: Encoder, exam: Exam, display: Display) -> Tested:
+@translate_arguments(ARGUMENTS)
+def open_test(folder: RunFolder, config: RunConfig, encoder: Encoder, eval_set: EvalSet, display: Display) -> Tested:
     """The vectors that the run left when it was tested; images are embedded again where those are gone or changed."""
-    with display.task(f"embedding {exam.name}", "images") as progress:
-        vectors = embed_test(encoder, exam.catalog, decoding_workers(config), folder, progress)
-    return Tested(exam.catalog, exam.k, vectors.to(next(encoder.embedder.parameters()).device))
+    with display.task(f"embedding {eval_set.name}", "images") as progress:
+        vectors = embed_test(encoder, eval_set.catalog, decoding_workers(config), folder, progress)
+    return Tested(eval_set.catalog, eval_set.k, vectors.to(next(encoder.embedder.parameters()).device))
 
 
 def read_evaluations(file: Path) -> list[Evaluation]:

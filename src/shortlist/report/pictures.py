@@ -11,7 +11,7 @@ from PIL import Image, ImageDraw, ImageFont, ImageOps
 from torch import Tensor
 
 from shortlist.data import Catalog, load_image
-from shortlist.files import replacing
+from shortlist.files import atomic_replace
 
 THUMB, GAP, MARGIN = 64, 6, 18
 INK, PAPER, GREY = "#1c1c1e", "#ffffff", "#6b6b70"
@@ -70,7 +70,7 @@ def draw_results(
                 _mark(draw, corner, bool(right))
     for row, query in enumerate(queries):
         _paste(sheet, catalog.file(query), (MARGIN, header + row * (cell + GAP)))
-    with replacing(path) as temporary:
+    with atomic_replace(path) as temporary:
         sheet.save(temporary, format="PNG")
     return path
 

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from shortlist.errors import DataError
 from shortlist.evaluation import Evaluation
-from shortlist.files import check_place, write_atomically
+from shortlist.files import check_writable, write_text_atomically
 from shortlist.progress import Display, default_display
 from shortlist.report.curves import curves
 from shortlist.report.facts import what_was_run
@@ -42,13 +42,13 @@ def write_report(path: Path | str, out: Path | str | None = None, display: Displ
     display = display or default_display()
     folder, config, encoder = open_finished(path)
     file = folder.path / "report.html" if out is None else Path(out)
-    check_place(file)
+    check_writable(file)
     plan: Plan | None = None
     tested: list[Tested] = []
     problem = "The run had no test images, so there are no results to show."
     try:
         plan = make_plan(config, display, folder)
-        tested = [open_test(folder, config, encoder, exam, display) for exam in plan.exams]
+        tested = [open_test(folder, config, encoder, eval_set, display) for eval_set in plan.eval_sets]
     except OtherImages as error:
         problem = f"The images have changed since, so no results are shown. {error}"
     except DataError as error:
@@ -63,7 +63,7 @@ def write_report(path: Path | str, out: Path | str | None = None, display: Displ
     sections["What was run"] = what_was_run(folder, plan, records)
     body = page_body(_head(folder, config.name, after, before), sections, "shortlist report")
     file.parent.mkdir(parents=True, exist_ok=True)
-    write_atomically(file, document(f"{folder.path.absolute().name}: report", body, album.pictures))
+    write_text_atomically(file, document(f"{folder.path.absolute().name}: report", body, album.pictures))
     return file
 
 

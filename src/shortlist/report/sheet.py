@@ -9,7 +9,7 @@ from PIL import Image, ImageDraw, ImageFont, ImageOps
 
 from shortlist.data import ImageError, load_image
 from shortlist.extras import extra
-from shortlist.files import replacing
+from shortlist.files import atomic_replace
 from shortlist.gallery import Hit
 
 with extra("report", "A contact sheet"):
@@ -52,7 +52,7 @@ def draw_hits(found: Sequence[tuple[Path, Sequence[Hit]]], path: Path | str, *, 
             label = "" if hit.item.label is None else f"  {hit.item.label}"
             _caption(draw, corner, f"{hit.score:.3f}{label}", hit.item.path.name)
         top += number * tall
-    with replacing(path) as temporary:
+    with atomic_replace(path) as temporary:
         sheet.save(temporary, format="PNG", optimize=True)
     return path
 

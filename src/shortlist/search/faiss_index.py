@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from shortlist.errors import ConfigError, did_you_mean
 from shortlist.extras import extra
-from shortlist.files import replacing
+from shortlist.files import atomic_replace
 from shortlist.search.exact import nearest
 from shortlist.search.vectors import Progress
 
@@ -19,9 +19,9 @@ KINDS = ("flat", "hnsw", "ivfpq")
 FLAT_UP_TO = 200_000  # vectors: of 512 dimensions, an exact answer takes some 40 ms, less than its image's embedding
 LINKS = 32  # of a vector in HNSW: 256 bytes, beside the vector's own 2,048
 BUILD_EFFORT = 100  # HNSW's candidates while it is built
-BYTES_A_VECTOR = 64  # of IVF-PQ's codes: a 32nd of 512 dimensions in float32
-A_CENTRE = 39  # vectors for each centre that IVF-PQ learns: FAISS's own advice
-FEWEST = 256 * A_CENTRE  # vectors for IVF-PQ, whose codes have 256 centres; for fewer, exact search is fast
+BYTES_PER_VECTOR = 64  # of IVF-PQ's codes: a 32nd of 512 dimensions in float32
+VECTORS_PER_CENTROID = 39  # vectors for each centre that IVF-PQ learns: FAISS's own advice
+FEWEST = 256 * VECTORS_PER_CENTROID  # vectors for IVF-PQ, whose codes have 256 centres; for fewer, exact search is fast
 MOST_LISTS = 65_536  # of IVF
 RANKED_AGAIN, FEWEST_RANKED = 4, 100  # candidates of IVF-PQ: so many times the results, and no fewer
 LEAST_EFFORT, MOST_CANDIDATES = 16, 1_024  # of a search: IVF's lists, of which all may be needed, or HNSW's candidates
@@ -60,7 +60,7 @@ def build(kind: str, vectors: NDArray[Any], progress: Progress | None = None) ->
     elif kind == "ivfpq":
         index = _inverted_lists(number, dim)
         lists = _faiss().extract_index_ivf(index).nlist
-        sample = np.random.default_rng(0).permutation(number)[: max(A_CENTRE * lists, LEARNED)]
+        sample = np.random.default_rng(0).permutation(number)[: max(VECTORS_PER_CENTROID * lists, LEARNED)]
         if progress is not None:
             progress(0, number)
         index.train(_float32(vectors[np.sort(sample)]))
@@ -72,8 +72,8 @@ def build(kind: str, vectors: NDArray[Any], progress: Progress | None = None) ->
 
 def _inverted_lists(number: int, dim: int) -> Any:
     faiss = _faiss()
-    lists = max(1, min(MOST_LISTS, number // A_CENTRE, int(4 * number**0.5)))
-    codes = next(size for size in range(min(BYTES_A_VECTOR, dim), 0, -1) if dim % size == 0)
+    lists = max(1, min(MOST_LISTS, number // VECTORS_PER_CENTROID, int(4 * number**0.5)))
+    codes = next(size for size in range(min(BYTES_PER_VECTOR, dim), 0, -1) if dim % size == 0)
     # np: without training for polysemous codes, which nobody searches here, and which takes 3 s for each byte.
     return faiss.index_factory(dim, f"OPQ{codes},IVF{lists},PQ{codes}x8np", faiss.METRIC_INNER_PRODUCT)
 
@@ -181,7 +181,7 @@ def set_effort(index: Any, number: int) -> None:
 
 def write(index: Any, path: Path) -> None:
     faiss = _faiss()
-    with replacing(path) as temporary:
+    with atomic_replace(path) as temporary:
         faiss.write_index(index, str(temporary))
 
 

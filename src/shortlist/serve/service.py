@@ -41,7 +41,7 @@ class Service:
         self._places = asyncio.Semaphore(limits.uploads)
         self._one_large = threading.Lock()
         self._searchers = ThreadPoolExecutor(WORKERS, "search")
-        self._draughtsmen = ThreadPoolExecutor(WORKERS, "pictures")
+        self._thumbnail_pool = ThreadPoolExecutor(WORKERS, "pictures")
         self._thumbnail = functools.lru_cache(THUMBNAILS)(_encoded)
 
     async def search(self, request: Request) -> list[Hit]:
@@ -63,7 +63,7 @@ class Service:
             edge: of the picture.
             known: versions that need not be made, as they are in a browser's cache.
         """
-        return await _in(self._draughtsmen, self._picture, id, edge, known)
+        return await _in(self._thumbnail_pool, self._picture, id, edge, known)
 
     def _picture(self, id: int, edge: int, known: str) -> Picture:  # noqa: A002
         path = self.gallery.item(id).path

@@ -13,8 +13,8 @@ from typing import Any
 from shortlist.config import RunConfig, read_config
 from shortlist.config.arguments import ARGUMENTS
 from shortlist.data import Catalog, ClassBalancedSampler, half_validation
-from shortlist.errors import ConfigError, Interrupted, RunError, arguments_from, did_you_mean
-from shortlist.files import read_json, write_atomically
+from shortlist.errors import ConfigError, Interrupted, RunError, did_you_mean, translate_arguments
+from shortlist.files import read_json, write_text_atomically
 from shortlist.progress import Display, default_display
 from shortlist.training.folder import Busy, RunFolder
 from shortlist.training.loop import resume, train
@@ -79,7 +79,7 @@ class Case:
         return f"{self.method}, {self.value}, seed {self.seed}"
 
 
-@arguments_from(ARGUMENTS)
+@translate_arguments(ARGUMENTS)
 def ablate(
     name: str,
     config: RunConfig,
@@ -133,7 +133,7 @@ def ablate(
     if values and name == "batch-size":
         _check_batches(configs, _training(config, display))
     folder.mkdir(parents=True, exist_ok=True)
-    write_atomically(folder / STUDY_FILE, json.dumps(facts, indent=1) + "\n")
+    write_text_atomically(folder / STUDY_FILE, json.dumps(facts, indent=1) + "\n")
     for number, (case, of_case) in enumerate(zip(cases, configs, strict=True), 1):
         display.message(f"{number} of {len(cases)}: {case}", case=str(case), number=number, cases=len(cases))
         _run(case, of_case, folder, display)
@@ -164,7 +164,7 @@ def collect(folder: Path) -> Path:
     facts = read_json(folder / STUDY_FILE)
     results = {**facts, "cases": list(_results(folder))}
     file = folder / "results.json"
-    write_atomically(file, json.dumps(results, indent=1) + "\n")
+    write_text_atomically(file, json.dumps(results, indent=1) + "\n")
     return file
 
 
@@ -194,7 +194,7 @@ def _run(case: Case, config: RunConfig, folder: Path, display: Display) -> None:
         return
     try:
         run.path.mkdir(parents=True, exist_ok=True)
-        write_atomically(run.path / "case.json", json.dumps(vars(case)) + "\n")
+        write_text_atomically(run.path / "case.json", json.dumps(vars(case)) + "\n")
         if run.config_file.exists():
             resume(run.path, display)
         else:

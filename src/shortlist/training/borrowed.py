@@ -37,7 +37,7 @@ REFUSED_MINERS = {
 }
 
 
-def borrow_loss(config: LossConfig, classes: Tensor, dim: int) -> BorrowedLoss:
+def build_metric_learning_loss(config: LossConfig, classes: Tensor, dim: int) -> MetricLearningLoss:
     """The loss, with its miner and its memory, tried once on a few vectors.
 
     Raises:
@@ -60,7 +60,7 @@ def borrow_loss(config: LossConfig, classes: Tensor, dim: int) -> BorrowedLoss:
             supported = ", ".join(sorted(Memory.supported_losses()))
             raise ConfigError(f"loss.memory does not work with {config.name}. It works with {supported}.")
         loss, miner = Memory(loss, dim, config.memory.size, miner), None
-    borrowed = BorrowedLoss(loss, miner, classes)
+    borrowed = MetricLearningLoss(loss, miner, classes)
     _try(borrowed, config, dim)
     return borrowed
 
@@ -85,7 +85,7 @@ def _named(
     return made
 
 
-def _try(borrowed: BorrowedLoss, config: LossConfig, dim: int) -> None:
+def _try(borrowed: MetricLearningLoss, config: LossConfig, dim: int) -> None:
     """What the library refuses at its first call is refused now, before images are read and models run."""
     vectors = torch.randn(4, dim, generator=torch.Generator().manual_seed(0))
     labels = borrowed.classes[[0, 0, -1, -1]]
@@ -101,7 +101,7 @@ def _try(borrowed: BorrowedLoss, config: LossConfig, dim: int) -> None:
             raise ConfigError(f"{config.name}{miner}{given} does not work: {problem}") from error
 
 
-class BorrowedLoss(nn.Module):
+class MetricLearningLoss(nn.Module):
     """A loss of pytorch-metric-learning with the call and the state of ours.
 
     Labels reach it as 0..C-1. All that it keeps from step to step is in `state_dict`.

@@ -19,18 +19,18 @@ from shortlist.data import Catalog
 from shortlist.data.presence import check_on_missing
 from shortlist.encoding import Encoder, NotFinite, embed_images, embed_to_file, left_out
 from shortlist.encoding.encoder import FILE as DESCRIBER
-from shortlist.errors import ConfigError, DataError, RunError, arguments_from
+from shortlist.errors import ConfigError, DataError, RunError, translate_arguments
 from shortlist.evaluation import Evaluation, evaluate
 from shortlist.model import Embedder
 from shortlist.progress import Advance, Display, default_display
 from shortlist.search import Vectors, open_vectors
 from shortlist.training.folder import RunFolder
-from shortlist.training.opening import Exam, open_exam, open_exams, open_images, open_own
+from shortlist.training.opening import EvalSet, open_eval_set, open_eval_sets, open_images, open_own
 from shortlist.training.parts import build_transforms
 from shortlist.training.plan import decoding_workers, images_at_once
 
 
-@arguments_from({name: key for name, key in ARGUMENTS.items() if name not in ("on_missing", "root")})
+@translate_arguments({name: key for name, key in ARGUMENTS.items() if name not in ("on_missing", "root")})
 def evaluate_run(
     path: Path | str,
     data: str | None = None,
@@ -66,20 +66,20 @@ def evaluate_run(
         config = _missing_as(on_missing, config)
     embedder = open_embedder(folder).to(Accelerator().device)
 
-    @arguments_from({"root": "data.root"})
+    @translate_arguments({"root": "data.root"})
     def own() -> Catalog:
         if on_missing is not None:  # then others may be left out
             return open_images(config, display).catalog
         return open_own(config, display, folder).catalog
 
-    exams: tuple[Exam, ...]
+    eval_sets: tuple[EvalSet, ...]
     if data is not None:
-        exams = (open_exam(config, TestConfig(source=data, root=root, distractors=distractors), display, own),)
+        eval_sets = (open_eval_set(config, TestConfig(source=data, root=root, distractors=distractors), display, own),)
     else:
-        exams = open_exams(config, display, own)
-    if not exams:
+        eval_sets = open_eval_sets(config, display, own)
+    if not eval_sets:
         raise DataError(f"{config.data.source} has no test images, and evaluation.tests of the run names no others")
-    return [each for exam in exams for each in examine(embedder, exam, config, display, folder)]
+    return [each for eval_set in eval_sets for each in evaluate_embedder(embedder, eval_set, config, display, folder)]
 
 
 def _missing_as(on_missing: str, config: RunConfig) -> RunConfig:
@@ -90,20 +90,20 @@ def _missing_as(on_missing: str, config: RunConfig) -> RunConfig:
     return config.model_copy(update={"data": config.data.model_copy(update=change), "evaluation": evaluation})
 
 
-def examine(
+def evaluate_embedder(
     embedder: Embedder,
-    exam: Exam,
+    eval_set: EvalSet,
     config: RunConfig,
     display: Display,
     folder: RunFolder | None = None,
     *,
     validation: bool = False,
 ) -> list[Evaluation]:
-    """Measure an embedder: once, and once more with the exam's distractors if there are any and a folder is given.
+    """Measure an embedder; with a folder and distractors, once without and once with the distractors.
 
     Args:
         embedder: on its device.
-        exam: what to measure it on.
+        eval_set: what to measure it on.
         config: resolutions, bootstrap, and the figures of the paper.
         display: for progress.
         folder: where the distractors' vectors are kept, since there are many.
@@ -114,18 +114,18 @@ def examine(
     """
     encoder = build_encoder(config, embedder, validation=validation)
     workers = decoding_workers(config)
-    with display.task(f"embedding {exam.name}", "images") as progress:
-        vectors = embed_test(encoder, exam.catalog, workers, None if validation else folder, progress)
+    with display.task(f"embedding {eval_set.name}", "images") as progress:
+        vectors = embed_test(encoder, eval_set.catalog, workers, None if validation else folder, progress)
     vectors = vectors.to(next(embedder.parameters()).device)
     bootstrap = 0 if validation else config.evaluation.bootstrap
     galleries: list[tuple[dict[str, Vectors], tuple[str, ...]]] = [({}, ())]
-    if exam.distractors is not None and folder is not None:
-        galleries.append(_distractors(encoder, exam.distractors, exam.on_missing, folder, display, workers))
+    if eval_set.distractors is not None and folder is not None:
+        galleries.append(_distractors(encoder, eval_set.distractors, eval_set.on_missing, folder, display, workers))
     found = []
     for distractors, remarks in galleries:
-        with display.task(f"ranking {'+'.join((exam.name, *distractors))}") as progress:
+        with display.task(f"ranking {'+'.join((eval_set.name, *distractors))}") as progress:
             measured = evaluate(
-                vectors, exam.catalog, k=exam.k, bootstrap=bootstrap, distractors=distractors, progress=progress
+                vectors, eval_set.catalog, k=eval_set.k, bootstrap=bootstrap, distractors=distractors, progress=progress
             )
         paper = config.paper.get(measured.data, {})
         found.append(replace(measured, paper=paper, remarks=measured.remarks + remarks))

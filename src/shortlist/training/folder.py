@@ -20,7 +20,7 @@ import yaml
 
 from shortlist.config import RunConfig, read_config
 from shortlist.errors import RunError
-from shortlist.files import parse_json, read_json, write_atomically
+from shortlist.files import parse_json, read_json, write_text_atomically
 
 PACKAGES = ("shortlist", "torch", "timm", "accelerate", "numpy", "pillow")
 
@@ -108,7 +108,7 @@ class RunFolder:
                 f"{self.path} holds a run already. Go on with it: {self.resume_command} - or choose another folder."
             )
         text = yaml.safe_dump(config.model_dump(mode="json"), sort_keys=False, allow_unicode=True)
-        write_atomically(self.config_file, text)
+        write_text_atomically(self.config_file, text)
 
     def abandon(self) -> None:
         """Undo `begin`: a run that could not be set up leaves nothing behind."""
@@ -157,7 +157,7 @@ class RunFolder:
             "started": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
             "command": shlex.join([Path(sys.argv[0]).name, *sys.argv[1:]]),
         }
-        write_atomically(self.facts_file, json.dumps(facts, indent=2) + "\n")
+        write_text_atomically(self.facts_file, json.dumps(facts, indent=2) + "\n")
 
     def log(self, record: dict[str, Any]) -> None:
         with self.metrics_file.open("a", encoding="utf-8") as file:
@@ -174,7 +174,7 @@ class RunFolder:
         """Drop the records of what a resumed run does again: later steps, and the test."""
         records = [record for record in self.metrics() if record["step"] <= step and record["kind"] != "test"]
         kept = [json.dumps(record) + "\n" for record in records]
-        write_atomically(self.metrics_file, "".join(kept))
+        write_text_atomically(self.metrics_file, "".join(kept))
 
 
 def _version(name: str) -> str | None:

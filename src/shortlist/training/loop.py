@@ -21,23 +21,23 @@ from shortlist.config import RunConfig
 from shortlist.config.arguments import ARGUMENTS
 from shortlist.data import ImageDataset, image_chunks
 from shortlist.encoding import NotFinite
-from shortlist.errors import ConfigError, Interrupted, RunError, arguments_from
+from shortlist.errors import ConfigError, Interrupted, RunError, translate_arguments
 from shortlist.evaluation import Evaluation
-from shortlist.files import write_atomically
+from shortlist.files import write_text_atomically
 from shortlist.model import Embedder, GeM
 from shortlist.process import threads
 from shortlist.processor import require_bfloat16
 from shortlist.progress import Display, default_display
 from shortlist.training.checkpoint import latest_state, save_state
-from shortlist.training.evaluation import examine
+from shortlist.training.evaluation import evaluate_embedder
 from shortlist.training.folder import RunFolder
 from shortlist.training.learner import Learned, Learner
 from shortlist.training.losses import build_loss
-from shortlist.training.opening import Exam, with_absolute_paths
+from shortlist.training.opening import EvalSet, with_absolute_paths
 from shortlist.training.parts import build_embedder, build_transforms
 from shortlist.training.plan import decoding_workers, images_at_once, make_plan
 from shortlist.training.schedule import learning_rate_factor
-from shortlist.training.stopping import StopRequest, saying_how_to_go_on
+from shortlist.training.stopping import StopRequest, report_resume_command
 from shortlist.training.whitening import check_whitening, learn_whitening
 
 Batch = tuple[Tensor, Iterator[Images]]  # indices of the images in the training catalog, and their pixels by chunks
@@ -45,7 +45,7 @@ SHOWN = ("epoch", "loss", "images_per_second")  # of a step, while it trains
 REMEDY = "A smaller optimizer.lr, schedule.warmup or training.clip_norm often helps."
 
 
-@arguments_from(ARGUMENTS)
+@translate_arguments(ARGUMENTS)
 def train(config: RunConfig, path: Path | str, display: Display | None = None) -> RunFolder:
     """Train a run in a new folder, to the end.
 
@@ -54,7 +54,7 @@ def train(config: RunConfig, path: Path | str, display: Display | None = None) -
         Interrupted: by Ctrl-C; `resume` goes on.
     """
     folder, config = RunFolder(Path(path)), with_absolute_paths(config)
-    with folder.locked(), saying_how_to_go_on(folder), threads(config.training.threads):
+    with folder.locked(), report_resume_command(folder), threads(config.training.threads):
         folder.begin(config)
         try:
             trainer = Trainer(config, folder, display or default_display())
@@ -65,11 +65,11 @@ def train(config: RunConfig, path: Path | str, display: Display | None = None) -
     return folder
 
 
-@arguments_from(ARGUMENTS)
+@translate_arguments(ARGUMENTS)
 def resume(path: Path | str, display: Display | None = None) -> RunFolder:
     """Go on with a run from its last checkpoint, to the end, as if it had never stopped."""
     folder, display = RunFolder.open(Path(path)), display or default_display()
-    with folder.locked(), saying_how_to_go_on(folder):
+    with folder.locked(), report_resume_command(folder):
         if folder.evaluation_file.exists():
             display.message("This run is finished already.")
         else:
@@ -135,7 +135,7 @@ class Trainer:
             for batch, chunks in self._batches():
                 record = self._train_step(batch, chunks)
                 advance(self.step, plan.total_steps, **{name: record[name] for name in SHOWN})
-                end_of_epoch = self.step % plan.steps_an_epoch == 0 or self.step == plan.total_steps
+                end_of_epoch = self.step % plan.steps_per_epoch == 0 or self.step == plan.total_steps
                 if end_of_epoch:
                     self._end_epoch()
                 if stop.asked or end_of_epoch or (every and self.step % every == 0):
@@ -161,7 +161,7 @@ class Trainer:
         started = time.perf_counter()
         plan, learner = self.plan, self.learner
         labels = torch.from_numpy(plan.train.labels[batch.numpy()])
-        factor = learning_rate_factor(self.config.schedule, self.step, plan.steps_an_epoch, plan.total_steps)
+        factor = learning_rate_factor(self.config.schedule, self.step, plan.steps_per_epoch, plan.total_steps)
         learned = learner.learn(self.step, chunks, labels, factor)
         if not learned.finite:
             raise self._failure(learned, batch)
@@ -185,7 +185,7 @@ class Trainer:
     @property
     def _epoch(self) -> int:
         """The epoch of the last step taken, from 1."""
-        return math.ceil(self.step / self.plan.steps_an_epoch)
+        return math.ceil(self.step / self.plan.steps_per_epoch)
 
     def _end_epoch(self) -> None:
         """Validate, and keep the embedder if it is the best so far."""
@@ -210,30 +210,30 @@ class Trainer:
         """Keep the best embedder by validation, or the last where nothing was validated, and test it once."""
         result = self.learner.result if self.best is None else Embedder.load(self.folder.best).to(self.device)
         result.save(self.folder.path)
-        if not self.plan.exams:
+        if not self.plan.eval_sets:
             self.display.message("There are no test classes, so nothing was tested.")
         later = {"on_missing": f"{self.folder.evaluate_command} --on-missing"}  # nothing need be trained again
-        with arguments_from(later, "{name} {value}"):
+        with translate_arguments(later, "{name} {value}"):
             self._test(result, self.folder.evaluation_file, "test")
 
     def _test(self, embedder: Embedder, file: Path, name: str, *, distractors: bool = True) -> None:
         """Measure on all that there is to test on; distractors are many, so not before training."""
         tested: list[Evaluation] = []
-        for exam in self.plan.exams:
-            for measured in self._measure(embedder, exam, self.folder if distractors else None):
+        for eval_set in self.plan.eval_sets:
+            for measured in self._measure(embedder, eval_set, self.folder if distractors else None):
                 tested.append(measured)
                 self._record({"kind": name, "step": self.step, "data": measured.data, **measured.values})
                 reported = ", ".join(f"{metric} {estimate}" for metric, estimate in measured.headline.items())
                 text = f"{name}, {measured.data}: {reported}"
                 self.display.message(text, evaluation=name, data=measured.data, **measured.values)
         found = [measured.to_dict() for measured in tested]
-        write_atomically(file, json.dumps(found, indent=2) + "\n")  # the last thing that a run does
+        write_text_atomically(file, json.dumps(found, indent=2) + "\n")  # the last thing that a run does
 
     def _measure(
-        self, embedder: Embedder, exam: Exam, folder: RunFolder | None = None, *, validation: bool = False
+        self, embedder: Embedder, eval_set: EvalSet, folder: RunFolder | None = None, *, validation: bool = False
     ) -> list[Evaluation]:
         try:
-            return examine(embedder, exam, self.config, self.display, folder, validation=validation)
+            return evaluate_embedder(embedder, eval_set, self.config, self.display, folder, validation=validation)
         except NotFinite:
             file = save_state(self.folder.failed, self.learner.state(self.step))
             raise RunError(
@@ -244,7 +244,7 @@ class Trainer:
     def _record(self, record: dict[str, Any]) -> None:
         self.folder.log(record)
         kind = record["kind"].replace(" ", "_")
-        if len(self.plan.exams) > 1 and "data" in record:
+        if len(self.plan.eval_sets) > 1 and "data" in record:
             kind = f"{kind}/{record['data']}"
         scalars = {f"{kind}/{name}": value for name, value in record.items() if isinstance(value, float)}
         self.accelerator.log(scalars, step=record["step"])
@@ -281,7 +281,7 @@ class Trainer:
             "gradient_norm": str(norm),
             "images": [str(train.paths[index]) for index in batch.tolist()],
         }
-        write_atomically(file.with_name("step.json"), json.dumps(facts, indent=2) + "\n")
+        write_text_atomically(file.with_name("step.json"), json.dumps(facts, indent=2) + "\n")
         return RunError(
             f"Step {self.step + 1} gave the loss {loss} and a gradient of length {norm}, and the run was stopped. The "
             f"weights before it, its embeddings and the names of its images are in {file.parent}. {REMEDY}"

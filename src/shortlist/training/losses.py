@@ -27,8 +27,8 @@ def build_loss(config: LossConfig, classes: Classes, dim: int) -> nn.Module:
     """
     if config.borrowed:
         with extra("baselines", f"loss.name={config.name}"):
-            from shortlist.training.borrowed import borrow_loss
-        return borrow_loss(config, torch.as_tensor(classes), dim)
+            from shortlist.training.borrowed import build_metric_learning_loss
+        return build_metric_learning_loss(config, torch.as_tensor(classes), dim)
     simix = SiMix() if config.simix else None
     if config.name == "smooth_ap":
         return SmoothAPLoss(config.similarity_temperature, simix)

@@ -12,8 +12,8 @@ from shortlist.config import RunConfig
 from shortlist.config.schema import DataConfig, TestConfig
 from shortlist.data import BENCHMARKS, Catalog, half_validation, open_catalog
 from shortlist.data.inspection import drop_unreadable
-from shortlist.errors import ConfigError, arguments_from
-from shortlist.files import read_json, write_atomically
+from shortlist.errors import ConfigError, translate_arguments
+from shortlist.files import read_json, write_text_atomically
 from shortlist.progress import Display
 from shortlist.training.folder import RunFolder
 
@@ -27,7 +27,7 @@ class Opened(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Exam:
+class EvalSet:
     """What an embedder is measured on.
 
     Args:
@@ -73,10 +73,10 @@ def open_images(config: RunConfig, display: Display, folder: RunFolder | None = 
         with display.task("looking for unreadable images", "images") as progress:
             _, unreadable = drop_unreadable(catalog, progress=progress)
         if folder is not None:
-            write_atomically(folder.unreadable_file, json.dumps(unreadable, indent=2) + "\n")
+            write_text_atomically(folder.unreadable_file, json.dumps(unreadable, indent=2) + "\n")
     left_out = {path for path, _ in unreadable}
     left = catalog.subset([path not in left_out for path in catalog.paths])
-    return Opened(_saying(left, missing, len(unreadable)), unreadable)
+    return Opened(_with_remark(left, missing, len(unreadable)), unreadable)
 
 
 def open_own(config: RunConfig, display: Display, folder: RunFolder | None = None) -> Opened:
@@ -93,7 +93,7 @@ def open_own(config: RunConfig, display: Display, folder: RunFolder | None = Non
     return Opened(catalog, unreadable)
 
 
-def _saying(catalog: Catalog, missing: int, unreadable: int = 0) -> Catalog:
+def _with_remark(catalog: Catalog, missing: int, unreadable: int = 0) -> Catalog:
     """The catalog, which says how many of its images were left out."""
     if not missing and not unreadable:
         return catalog
@@ -101,7 +101,7 @@ def _saying(catalog: Catalog, missing: int, unreadable: int = 0) -> Catalog:
     return replace(catalog, remarks=(*catalog.remarks, text))
 
 
-def open_exams(config: RunConfig, display: Display, own: Callable[[], Catalog]) -> tuple[Exam, ...]:
+def open_eval_sets(config: RunConfig, display: Display, own: Callable[[], Catalog]) -> tuple[EvalSet, ...]:
     """What a run is tested on: what `evaluation.tests` names or, without any, the test classes of its own images.
 
     Args:
@@ -114,44 +114,49 @@ def open_exams(config: RunConfig, display: Display, own: Callable[[], Catalog]) 
     """
     if not config.evaluation.tests:
         catalog = own()
-        return (_exam(config, config.data.source, catalog, "test"),) if "test" in catalog.splits else ()
-    with arguments_from({name: f"the {name} in evaluation.tests" for name in ("root", "distractors")}):
-        return tuple(open_exam(config, test, display, own) for test in config.evaluation.tests)
+        return (_eval_set(config, config.data.source, catalog, "test"),) if "test" in catalog.splits else ()
+    with translate_arguments({name: f"the {name} in evaluation.tests" for name in ("root", "distractors")}):
+        return tuple(open_eval_set(config, test, display, own) for test in config.evaluation.tests)
 
 
-def open_exam(config: RunConfig, test: TestConfig, display: Display, own: Callable[[], Catalog]) -> Exam:
+def open_eval_set(config: RunConfig, test: TestConfig, display: Display, own: Callable[[], Catalog]) -> EvalSet:
     """What one test names. Where that is the run's own source, it is the test classes: the others are trained on."""
     test = _absolute(test)
     on_missing = test.on_missing or config.data.on_missing
     catalog = own() if _is_own(config, test) else _open_other(config, test, display)
     distractors = None
     if test.distractors is not None:
-        with display.task("opening the distractors", "images") as progress, arguments_from({"root": "`distractors`"}):
+        with (
+            display.task("opening the distractors", "images") as progress,
+            translate_arguments({"root": "`distractors`"}),
+        ):
             distractors = open_catalog("r1m", root=test.distractors, on_missing=on_missing, progress=progress)
-        distractors = _saying(distractors, len(distractors.missing))
-    return replace(_exam(config, test.source, catalog, "test", distractors), on_missing=on_missing)
+        distractors = _with_remark(distractors, len(distractors.missing))
+    return replace(_eval_set(config, test.source, catalog, "test", distractors), on_missing=on_missing)
 
 
 def _is_own(config: RunConfig, test: TestConfig) -> bool:
     return test.source == config.data.source and test.root in (None, config.data.root)
 
 
-def open_validation(config: RunConfig, display: Display, own: Catalog) -> Exam | None:
+def open_validation(config: RunConfig, display: Display, own: Catalog) -> EvalSet | None:
     """What chooses the best epoch: what `data.validation_source` names, or the validation split of its own images."""
     other = config.data.validation_source
     if other is None:
-        return _exam(config, config.data.source, own, "validation") if "validation" in own.splits else None
-    with arguments_from({"root": "data.validation_source.root"}):
+        return _eval_set(config, config.data.source, own, "validation") if "validation" in own.splits else None
+    with translate_arguments({"root": "data.validation_source.root"}):
         catalog = _open_other(config, other, display)
-    return _exam(config, other.source, catalog, "validation" if "validation" in catalog.splits else "test")
+    return _eval_set(config, other.source, catalog, "validation" if "validation" in catalog.splits else "test")
 
 
-def _exam(config: RunConfig, source: str, catalog: Catalog, split: str, distractors: Catalog | None = None) -> Exam:
+def _eval_set(
+    config: RunConfig, source: str, catalog: Catalog, split: str, distractors: Catalog | None = None
+) -> EvalSet:
     if distractors is not None and not catalog.judgements:
         raise ConfigError(
             f"{catalog.name} cannot be tested with distractors: they go with judged queries, as of roxford5k."
         )
-    return Exam(catalog.split(split), reported_k(config, source), distractors)
+    return EvalSet(catalog.split(split), reported_k(config, source), distractors)
 
 
 def reported_k(config: RunConfig, source: str) -> tuple[int, ...]:

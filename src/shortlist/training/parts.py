@@ -13,12 +13,12 @@ from shortlist.batches.undo import seeded
 from shortlist.config import OptimizerConfig, RunConfig
 from shortlist.config.arguments import ARGUMENTS
 from shortlist.data import FitTransform, TestTransform, TrainTransform, Transform
-from shortlist.errors import arguments_from
+from shortlist.errors import translate_arguments
 from shortlist.model import Embedder
 from shortlist.seeds import derived_seed
 
 
-@arguments_from(ARGUMENTS)
+@translate_arguments(ARGUMENTS)
 def build_embedder(config: RunConfig, *, weights: bool = True) -> Embedder:
     """The embedder with its initial weights, the same for the same seed; `weights=False` for shapes only."""
     model, images = config.model, config.images

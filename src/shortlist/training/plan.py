@@ -15,12 +15,12 @@ from shortlist.batches.sampler import ClassBalancedSampler
 from shortlist.config import RunConfig
 from shortlist.config.arguments import ARGUMENTS
 from shortlist.data import Catalog
-from shortlist.errors import arguments_from
+from shortlist.errors import translate_arguments
 from shortlist.model import Embedder
 from shortlist.progress import Display
 from shortlist.training.folder import RunFolder
 from shortlist.training.losses import build_loss
-from shortlist.training.opening import Exam, open_exams, open_own, open_validation
+from shortlist.training.opening import EvalSet, open_eval_sets, open_own, open_validation
 from shortlist.training.parts import build_transforms
 
 AUTOMATIC_BATCH = 392
@@ -34,13 +34,13 @@ class Plan:
     config: RunConfig
     catalog: Catalog
     train: Catalog
-    validation: Exam | None
-    exams: tuple[Exam, ...]
+    validation: EvalSet | None
+    eval_sets: tuple[EvalSet, ...]
     sampler: ClassBalancedSampler
     unreadable: list[tuple[str, str]]  # images left out, and why
 
     @property
-    def steps_an_epoch(self) -> int:
+    def steps_per_epoch(self) -> int:
         return len(self.sampler)
 
     @property
@@ -57,25 +57,25 @@ class Plan:
     @property
     def remarks(self) -> tuple[str, ...]:
         """What a person should know of all images, also of those to validate with and to be tested on."""
-        exams = (*(() if self.validation is None else (self.validation,)), *self.exams)
-        others = (remark for exam in exams for remark in exam.remarks)
+        eval_sets = (*(() if self.validation is None else (self.validation,)), *self.eval_sets)
+        others = (remark for eval_set in eval_sets for remark in eval_set.remarks)
         return tuple(dict.fromkeys((*self.catalog.remarks, *others)))
 
     @property
     def total_steps(self) -> int:
         training = self.config.training
-        return training.steps or (training.epochs or 0) * self.steps_an_epoch
+        return training.steps or (training.epochs or 0) * self.steps_per_epoch
 
     def batches(self, first_step: int) -> Iterator[tuple[int, Tensor]]:
         """The epoch of each step from `first_step` to the last, and the indices of its images in `train`."""
         for step in range(first_step, self.total_steps):
-            epoch, within = divmod(step, self.steps_an_epoch)
+            epoch, within = divmod(step, self.steps_per_epoch)
             if within == 0 or step == first_step:
                 table = self.sampler.batches(epoch)
             yield epoch, table[within]
 
 
-@arguments_from(ARGUMENTS)
+@translate_arguments(ARGUMENTS)
 def make_plan(config: RunConfig, display: Display, folder: RunFolder | None = None) -> Plan:
     """Open the images and split them. What is unreadable is noted in the run's folder, and not looked for again.
 
@@ -91,8 +91,8 @@ def make_plan(config: RunConfig, display: Display, folder: RunFolder | None = No
         classes = int((train.class_sizes() >= batch.per_class).sum())
         size = batch.per_class * max(1, min(classes, AUTOMATIC_BATCH // batch.per_class))
     sampler = ClassBalancedSampler(train.labels.tolist(), size, batch.per_class, config.training.seed)
-    exams = open_exams(config, display, lambda: catalog)
-    return Plan(config, catalog, train, validation, exams, sampler, unreadable)
+    eval_sets = open_eval_sets(config, display, lambda: catalog)
+    return Plan(config, catalog, train, validation, eval_sets, sampler, unreadable)
 
 
 def decoding_workers(config: RunConfig) -> int:
@@ -146,20 +146,23 @@ def describe(plan: Plan, embedder: Embedder) -> dict[str, Any]:
         "steps": plan.total_steps,
         "parameters": {**parts, "all": sum(parts.values())},
         "memory": {name: f"{size / 2**20:,.0f} MB" for name, size in memory.items()},
-        "tests": [_exam(exam) for exam in plan.exams],
+        "tests": [_eval_set(eval_set) for eval_set in plan.eval_sets],
     }
 
 
 def _splits(plan: Plan) -> dict[str, Catalog]:
-    own = None if plan.config.evaluation.tests else next(iter(plan.exams), None)
+    own = None if plan.config.evaluation.tests else next(iter(plan.eval_sets), None)
     others = {"validation": plan.validation, "test": own}
-    return {"train": plan.train, **{name: exam.catalog for name, exam in others.items() if exam is not None}}
+    return {
+        "train": plan.train,
+        **{name: eval_set.catalog for name, eval_set in others.items() if eval_set is not None},
+    }
 
 
-def _exam(exam: Exam) -> str:
-    others = exam.distractors
+def _eval_set(eval_set: EvalSet) -> str:
+    others = eval_set.distractors
     more = "" if others is None else f", without and with {len(others):,} images of {others.name}"
-    return f"{exam.name}: {len(exam.catalog):,} images{more}, reported at {', '.join(map(str, exam.k))}"
+    return f"{eval_set.name}: {len(eval_set.catalog):,} images{more}, reported at {', '.join(map(str, eval_set.k))}"
 
 
 def _count(catalog: Catalog) -> str:

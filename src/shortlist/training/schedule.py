@@ -7,7 +7,7 @@ import math
 from shortlist.config import ScheduleConfig
 
 
-def learning_rate_factor(schedule: ScheduleConfig, step: int, steps_an_epoch: int, total_steps: int) -> float:
+def learning_rate_factor(schedule: ScheduleConfig, step: int, steps_per_epoch: int, total_steps: int) -> float:
     """What the learning rate is multiplied by in step `step`, counted from 0.
 
     Multistep and exponential change between epochs, warm-up and cosine with every step.
@@ -16,8 +16,8 @@ def learning_rate_factor(schedule: ScheduleConfig, step: int, steps_an_epoch: in
     >>> [round(learning_rate_factor(multistep, step, 10, 40), 3) for step in (0, 19, 20, 30)]
     [1.0, 1.0, 0.1, 0.01]
     """
-    epoch = step // steps_an_epoch
-    warmup = schedule.warmup * steps_an_epoch
+    epoch = step // steps_per_epoch
+    warmup = schedule.warmup * steps_per_epoch
     rise = min(1.0, (step + 1) / warmup) if warmup else 1.0
     if schedule.name == "multistep":
         return rise * schedule.gamma ** sum(epoch >= milestone for milestone in schedule.milestones)

@@ -37,7 +37,7 @@ class StopRequest(AbstractContextManager["StopRequest"]):
 
 
 @contextmanager
-def saying_how_to_go_on(folder: RunFolder) -> Iterator[None]:
+def report_resume_command(folder: RunFolder) -> Iterator[None]:
     """Whatever ends a run from outside leaves it as it was at its last checkpoint."""
     try:
         yield

@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 from PIL import Image
 
-from shortlist.cache import built_once, cache_folder
+from shortlist.cache import build_once, cache_folder
 from shortlist.data.benchmarks.benchmark import Benchmark, Count, Progress
 from shortlist.data.catalog import Catalog
 from shortlist.data.folders import IMAGE_ENDINGS
@@ -67,7 +67,7 @@ def _from_arrays(root: Path, progress: Progress | None) -> Catalog:
         digest.update((root / f"{part}.npz").read_bytes())
     folder = cache_folder("omniglot") / digest.hexdigest()[:16]
     labels_of = {part: _labels(root / f"{part}.npz") for part in PARTS}
-    built_once(folder, lambda partial: _unpack(root, partial, progress))
+    build_once(folder, lambda partial: _unpack(root, partial, progress))
     paths: list[str] = []
     names: list[str] = []
     splits: list[str] = []
