@@ -6,7 +6,7 @@ import glob
 import json
 import os
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -31,22 +31,38 @@ def check_writable(path: Path) -> None:
 
 
 @contextmanager
-def exclusive_write(path: Path) -> Iterator[None]:
-    """Hold a file, in a folder that is made, for this process alone while it is written; a killed process lets go.
+def exclusive_lock(file: Path, in_use: RunError) -> Iterator[None]:
+    """Hold a lock file for as long as the context is open. The lock of a process that is killed is released.
+
+    Args:
+        file: Path of the lock file. Its folder is created.
+        in_use: Error to raise if another process holds the lock.
 
     Raises:
-        RunError: another process is writing it.
+        RunError: Another process holds the lock (`in_use`), or the folder is not writable.
     """
-    path.parent.mkdir(parents=True, exist_ok=True)
-    lock = filelock.FileLock(path.with_name(f".{path.name}.lock"))
+    lock = filelock.FileLock(file)
     try:
+        file.parent.mkdir(parents=True, exist_ok=True)
         lock.acquire(timeout=0)
     except filelock.Timeout:
-        raise RunError(f"Another process is writing {path}. Wait for it.") from None
+        raise in_use from None
+    except OSError as error:
+        raise RunError(f"The folder {file.parent} cannot be written to: {error.strerror}.") from None
     try:
         yield
     finally:
         lock.release()
+
+
+def exclusive_write(path: Path) -> AbstractContextManager[None]:
+    """Hold the lock of a file that this process is going to write; see `exclusive_lock`.
+
+    Raises:
+        RunError: Another process is writing the file, or its folder is not writable.
+    """
+    in_use = RunError(f"Another process is writing {path}. Wait until it has finished.")
+    return exclusive_lock(path.with_name(f".{path.name}.lock"), in_use)
 
 
 @contextmanager
@@ -94,3 +110,17 @@ def write_text_atomically(path: Path, text: str) -> None:
     """Write a text file whole or not at all."""
     with atomic_replace(path) as temporary:
         temporary.write_text(text, encoding="utf-8")
+
+
+def absolute_path(path: Path | str) -> str:
+    """Return an absolute path without `~`, `.` and `..`. Unlike `Path.resolve`, keep symbolic links."""
+    return os.path.abspath(Path(path).expanduser())  # noqa: PTH100
+
+
+def size_and_mtime(file: Path) -> tuple[int, int] | None:
+    """Return the size in bytes and the modification time in nanoseconds of a file, or None if it does not exist."""
+    try:
+        found = file.stat()
+    except OSError:
+        return None
+    return found.st_size, found.st_mtime_ns

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 INTERVAL = 20.0  # seconds between two lines about a task: 30 are kept even where a line comes late
 REDRAWN = 0.1  # seconds between two pictures of a bar in a notebook
 
-Progress = Callable[[int, int], None]  # how many are done, and of how many
+Progress = Callable[[int, int], None]  # called with the number done and the total number
 Clock = Callable[[], float]
 
 
