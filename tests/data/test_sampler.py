@@ -321,8 +321,8 @@ def test_no_class_is_large_enough(labels: list[int]) -> None:
     [
         ([], ValueError, "`labels` is empty"),
         (torch.empty(0, 2), ValueError, "`labels` is empty"),
-        ([[1, 1], [1, 1]], ValueError, r"labels must be a vector, one integer an item, got shape \(2, 2\)"),
-        (3, ValueError, r"labels must be a vector, .* got shape \(\)"),
+        ([[1, 1], [1, 1]], ValueError, r"labels must be a vector with one integer per item, got shape \(2, 2\)"),
+        (3, ValueError, r"labels must be a vector .* got shape \(\)"),
         ([[1, 1], [1]], TypeError, "`labels` must be integers, one per image"),
         ([0.0, 0.0, 1.0, 1.0], TypeError, "labels must be integers, got torch.float32"),
         (np.array([0, 0, np.nan]), TypeError, "labels must be integers, got torch.float64"),

@@ -133,7 +133,7 @@ def test_bad_labels_with_and_without_simix(simix, labels):
 def test_bad_k(use):
     for k in (0, -3, 1.5, True, "4", None):
         for given in (k, (1, k)):
-            assert_refused(ValueError, f"k must hold whole numbers from 1 up, got {k!r}$", use, k=given)
+            assert_refused(ValueError, f"k must contain positive integers, got {k!r}$", use, k=given)
     assert_refused(ValueError, "k is empty", use, k=())
     use(k=(1, 2))
 
@@ -195,7 +195,7 @@ def test_an_index_out_of_range(position, who):
     for index in (-1, 6, 2**40):
         pairs = [each.clone() for each in PAIRS]
         pairs[position][1] = index
-        match = rf"indices_tuple names a {who} item outside 0\.\.5"
+        match = rf"indices_tuple contains a {who} index outside 0\.\.5"
         assert_refused(ValueError, match, RecallAtKLoss(), EMBEDDINGS, LABELS, tuple(pairs))
 
 
@@ -203,7 +203,7 @@ def test_indices_are_of_queries_and_database():
     """Range by side: item 4 of the database exists, query 4 does not."""
     queries = (EMBEDDINGS[:4], LABELS[:4])
     RecallAtKLoss()(*queries, (PAIRS[0], PAIRS[1], PAIRS[2], PAIRS[3]), EMBEDDINGS, LABELS)
-    with pytest.raises(ValueError, match=r"indices_tuple names a query item outside 0\.\.3"):
+    with pytest.raises(ValueError, match=r"indices_tuple contains a query index outside 0\.\.3"):
         RecallAtKLoss()(*queries, (PAIRS[1], PAIRS[0], PAIRS[2], PAIRS[3]), EMBEDDINGS, LABELS)
 
 

@@ -12,7 +12,7 @@ def test_a_head_takes_any_sequence_of_k() -> None:
 
 
 def test_a_head_checks_its_settings() -> None:
-    with pytest.raises(ValueError, match="k must hold whole numbers from 1 up, got 0"):
+    with pytest.raises(ValueError, match="k must contain positive integers, got 0"):
         RecallHead((0,), 1.0)
     with pytest.raises(ValueError, match="rank_temperature must be a finite number above 0, got 0"):
         RecallHead((1,), 0)

@@ -1,4 +1,4 @@
-"""Ranking is computed in full precision: at temperature 0.01 a rounded similarity is another rank."""
+"""Full precision for rankings: at a temperature of 0.01, a rounding error in a similarity changes the rank."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from torch import Tensor
 
 
 def computed_dtype(*vectors: Tensor | None) -> torch.dtype:
-    """The widest dtype among the vectors, and at least float32."""
+    """Return the widest dtype among the given tensors, and at least float32."""
     dtype = torch.float32
     for each in vectors:
         dtype = dtype if each is None else torch.promote_types(dtype, each.dtype)
@@ -19,13 +19,13 @@ def computed_dtype(*vectors: Tensor | None) -> torch.dtype:
 
 @contextmanager
 def full_precision(device: torch.device) -> Iterator[None]:
-    """Neither autocast nor a fast float32 mode of matrix products."""
+    """Disable autocast and reduced-precision float32 matrix products within the context."""
     has_autocast = torch.amp.is_autocast_available(device.type)
     with torch.autocast(device.type, enabled=False) if has_autocast else nullcontext():
         try:
             before = torch.get_float32_matmul_precision()
-        except RuntimeError:  # it was set by torch's newer switches, which do not mix with this one
-            with _each_backend():
+        except RuntimeError:  # raised if torch's newer per-backend settings were used, which do not mix with this one
+            with _full_precision_per_backend():
                 yield
             return
         torch.set_float32_matmul_precision("highest")
@@ -36,13 +36,13 @@ def full_precision(device: torch.device) -> Iterator[None]:
 
 
 @contextmanager
-def _each_backend() -> Iterator[None]:
-    switches = (torch.backends.cuda.matmul, torch.backends.mkldnn.matmul)  # type: ignore[attr-defined]
-    before = [switch.fp32_precision for switch in switches]
-    for switch in switches:
-        switch.fp32_precision = "ieee"
+def _full_precision_per_backend() -> Iterator[None]:
+    backends = (torch.backends.cuda.matmul, torch.backends.mkldnn.matmul)  # type: ignore[attr-defined]
+    before = [backend.fp32_precision for backend in backends]
+    for backend in backends:
+        backend.fp32_precision = "ieee"
     try:
         yield
     finally:
-        for switch, precision in zip(switches, before, strict=True):
-            switch.fp32_precision = precision
+        for backend, precision in zip(backends, before, strict=True):
+            backend.fp32_precision = precision

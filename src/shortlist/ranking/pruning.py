@@ -1,7 +1,7 @@
-"""What need not be computed because a sigmoid is flat there. These are bounds only: no sigmoid is taken here.
+"""Bounds on what need not be computed because a sigmoid is flat there. No sigmoid is evaluated in this module.
 
-A sigmoid log(n / eps) temperatures below its middle is less than eps / n, so that n items cut there change a sum by
-less than one rounding.
+A sigmoid that is log(n / eps) temperatures below its midpoint is smaller than eps / n. Cutting off n such terms
+therefore changes a sum by less than one rounding error.
 """
 
 from __future__ import annotations
@@ -12,28 +12,33 @@ from functools import lru_cache
 import torch
 from torch import Tensor
 
-_SPARSE = 1 / 16  # share of a row in the band up to which picking entries was measured to be faster than taking all
-_SERIES = 1 / 4  # the same for the items that are not summed up in a series
-_SAMPLE = 64  # items of a row that tell how crowded it is
+# Largest share of a row's competitors for which selecting them one by one was measured to be faster than taking all,
+_SPARSE_SHARE = 1 / 16  # where the remaining competitors are dropped,
+_SERIES_SHARE = 1 / 4  # and where the remaining competitors are summed by a series.
+_SAMPLE = 64  # competitors per row from which these shares are estimated
 
 
 def flat_from(terms: int, dtype: torch.dtype) -> float:
-    """How many temperatures below its middle a sigmoid is flat, where so many of them are added up."""
+    """Return how many temperatures below its midpoint a sigmoid is negligible in a sum of `terms` sigmoids."""
     return math.log(max(terms, 1) / torch.finfo(dtype).eps)
 
 
 def exponent_range(dtype: torch.dtype) -> float:
-    """The exponent x up to which neither exp(x) nor a product of exp(-x) with a few small numbers leaves the range."""
+    """Return the largest x for which exp(x), and exp(-x) times a few small factors, are neither inf nor subnormal."""
     return -math.log(torch.finfo(dtype).tiny) - 2
 
 
 @lru_cache
 def series(items: int, dtype: torch.dtype) -> tuple[float, list[float]]:
-    """How far below 0 an x must be for sigmoid(x) to be a short polynomial in y = e^x, and its coefficients.
+    """Approximate sigmoid(x) below x = -depth by a short polynomial in y = e^x.
 
-    They are those of y, y^2, ...: sigmoid(x) = y / (1 + y), and 1 / (1 + y) is interpolated at the Chebyshev nodes of
-    0 < y < e^-depth. With n terms the error is less than 2 (e^-depth / 4)^n e^-depth, and the depth is such that this
-    is flat. The n-th power of what is not flat must be in the range of exponents.
+    Since sigmoid(x) = y / (1 + y), the factor 1 / (1 + y) is interpolated at the Chebyshev nodes of 0 < y < e^-depth.
+    With n terms the error is less than 2 (e^-depth / 4)^n e^-depth, and the depth is chosen such that this error is
+    negligible in a sum over `items` terms (see `flat_from`). The number of terms is such that the n-th power of every
+    y that is not negligible stays within `exponent_range`.
+
+    Returns:
+        The depth, and the coefficients of y, y^2, ...
     """
     width = flat_from(items, dtype)
     terms = next(n for n in (4, 3, 2, 1) if n * n * width / (n + 1) < exponent_range(dtype))
@@ -46,10 +51,18 @@ def series(items: int, dtype: torch.dtype) -> tuple[float, list[float]]:
 
 
 def similarity_out_of_reach(competitors: Tensor, reach: float) -> Tensor:
-    """A similarity for each row, (T, 1), at or below which a rank is certainly past `reach`; -inf if no bound helps.
+    """Bound the similarity at or below which the rank of a positive certainly exceeds `reach`.
 
-    A positive with c competitors at or above it has a smooth rank of at least 1 + c / 2. The c-th largest maximum of
-    disjoint groups of competitors is attained by at least c of them, and is nearly the largest similarity that is.
+    A positive with c competitors at or above it has a smooth rank of at least 1 + c / 2. The competitors are divided
+    into disjoint groups. At least c competitors reach the c-th largest of the groups' maxima, and it is close to the
+    largest similarity for which that holds.
+
+    Args:
+        competitors: Similarities of shape (T, N).
+        reach: Rank beyond which a positive does not contribute to the loss.
+
+    Returns:
+        Similarities of shape (T, 1); -inf where no bound can be given.
     """
     size = competitors.shape[1]
     if 4 * (reach - 1) > size or size < 2:
@@ -61,13 +74,19 @@ def similarity_out_of_reach(competitors: Tensor, reach: float) -> Tensor:
 
 
 def sparse_thresholds(competitors: Tensor) -> tuple[Tensor, Tensor]:
-    """Two similarities for each row, (T, 1): down to which few enough competitors are found to pick them one by one.
+    """Estimate the similarities above which few enough competitors lie to select them one by one.
 
-    The first is for rows in which the others count nothing, the second for those in which they are summed up in a
-    series. Both are estimated from a sample: they decide how long an answer takes, not what it is.
+    The estimates come from a sample of each row. They affect the running time only, not the result.
+
+    Args:
+        competitors: Similarities of shape (T, N).
+
+    Returns:
+        Two thresholds per row, each of shape (T, 1): one for dropping the competitors below it, and a lower one for
+        summing the competitors below it by a series.
     """
     size = competitors.shape[1]
     sample = competitors[:, :: max(size // _SAMPLE, 1)]
-    few, more = (max(int(share * sample.shape[1]), 1) for share in (_SPARSE, _SERIES))
-    highest = sample.topk(more, dim=1).values
-    return highest[:, few - 1 : few], highest[:, -1:]
+    sparse_count, series_count = (max(int(share * sample.shape[1]), 1) for share in (_SPARSE_SHARE, _SERIES_SHARE))
+    highest = sample.topk(series_count, dim=1).values
+    return highest[:, sparse_count - 1 : sparse_count], highest[:, -1:]

@@ -1,4 +1,4 @@
-"""Who is positive to whom, for a tile of queries at a time. Indices only: no similarity is known here."""
+"""Positives and competitors of each query, as indices. Similarities are not known here."""
 
 from __future__ import annotations
 
@@ -9,85 +9,106 @@ from torch import Tensor
 
 from shortlist.ranking.inputs import check_labels
 
-HIDDEN = -torch.inf  # the similarity of an item that is no competitor: infinitely far, so it moves no rank
+HIDDEN = -torch.inf  # similarity assigned to an item that is not a competitor, so that it does not affect any rank
 
 
 class Relevance(Protocol):
-    """The positives P_q and the competitors of every query."""
+    """The positives P_q and the competitors of every query q."""
 
-    queries: Tensor  # (Q,) the queries that have a positive, those with few positives first
-    counts: list[int]  # |P_q| for each of `queries`, ascending
+    queries: Tensor  # (Q,) indices of the queries that have a positive, in ascending order of their number of positives
+    counts: list[int]  # |P_q| for each of `queries`
 
     def positives(self, rows: Tensor, width: int) -> tuple[Tensor, Tensor]:
-        """Database indices of the positives of `rows`, (T, width), and which of them are real and not padding."""
+        """Return the database indices of the positives of some queries.
+
+        Args:
+            rows: Query indices of shape (T,).
+            width: Largest number of positives among these queries.
+
+        Returns:
+            Database indices of shape (T, width), and a boolean mask of the same shape that is False for padding.
+        """
         ...
 
     def hide(self, similarities: Tensor, rows: Tensor, positives: Tensor) -> None:
-        """Leave in a (T, N) tile only what competes with the positives of its query; in place."""
+        """Set all similarities of a tile to HIDDEN, in place, except those of the competitors of the positives.
+
+        Args:
+            similarities: Similarities of shape (T, N).
+            rows: Query indices of shape (T,).
+            positives: Database indices of the positives, of shape (T, P).
+        """
         ...
 
 
 class SameLabel:
-    """Items of one label are positive to each other; every item but the query itself is in its database.
+    """Items with equal labels are positives of each other; all other items are negatives.
 
     Args:
-        labels: (Q,) of the queries.
-        database_labels: (N,) of another database. None: the queries rank each other.
-        count_query: whether a query competes in its own ranking, as in the authors' release.
+        labels: Labels of the queries, of shape (Q,).
+        database_labels: Labels of a separate database, of shape (N,). If None, the queries are the database, and a
+            query is not a positive of itself.
+        count_query: Whether a query competes in its own ranking, as in the authors' released code.
     """
 
     def __init__(self, labels: Tensor, database_labels: Tensor | None = None, count_query: bool = False):
-        self._itself = database_labels is None
-        self._hide_itself = self._itself and not count_query
+        self._own_database = database_labels is None
+        self._hide_query = self._own_database and not count_query
         database_labels = labels if database_labels is None else database_labels
-        self._members = database_labels.argsort(stable=True)
-        by_label = database_labels[self._members]
-        self._first = torch.searchsorted(by_label, labels)
-        self._count = torch.searchsorted(by_label, labels, right=True) - self._first - int(self._itself)
-        if self._itself:  # where each query stands among the members of its class: skipped there
-            self._place = torch.empty_like(self._members)
-            self._place[self._members] = torch.arange(len(labels), device=labels.device)
+        self._by_label = database_labels.argsort(stable=True)  # database indices, class by class
+        sorted_labels = database_labels[self._by_label]
+        self._first = torch.searchsorted(sorted_labels, labels)
+        self._count = torch.searchsorted(sorted_labels, labels, right=True) - self._first - int(self._own_database)
+        if self._own_database:  # position of each query in `_by_label`, where it is skipped
+            self._position = torch.empty_like(self._by_label)
+            self._position[self._by_label] = torch.arange(len(labels), device=labels.device)
         self.queries, self.counts = few_positives_first(
-            self._members if self._itself else labels.argsort(stable=True), self._count
+            self._by_label if self._own_database else labels.argsort(stable=True), self._count
         )
 
     def positives(self, rows: Tensor, width: int) -> tuple[Tensor, Tensor]:
         offsets = torch.arange(width, device=rows.device)
         present = offsets < self._count[rows, None]
-        place = self._first[rows, None] + offsets * present
-        if self._itself:
-            place += place >= self._place[rows, None]
-        return self._members[place], present
+        position = self._first[rows, None] + offsets * present
+        if self._own_database:
+            position += position >= self._position[rows, None]
+        return self._by_label[position], present
 
     def hide(self, similarities: Tensor, rows: Tensor, positives: Tensor) -> None:
         similarities.scatter_(1, positives, HIDDEN)
-        if self._hide_itself:
+        if self._hide_query:
             similarities.scatter_(1, rows[:, None], HIDDEN)
 
 
 class ListedPairs:
-    """Positives and negatives as a miner lists them; a pair that is not listed takes no part.
+    """Positive and negative pairs as returned by a miner. Pairs that are not listed are ignored.
 
     Args:
-        indices: pytorch-metric-learning's tuple: pairs (anchors, positives, anchors, negatives) or triplets
-            (anchors, positives, negatives). A pair listed twice counts once.
-        queries, database: what the indices index.
+        indices: Tuple as in pytorch-metric-learning: pairs (anchors, positives, anchors, negatives) or triplets
+            (anchors, positives, negatives). Repeated pairs count once.
+        queries: Queries, which the anchors index.
+        database: Database, which the positives and negatives index.
     """
 
     def __init__(self, indices: tuple[Tensor, ...], queries: Tensor, database: Tensor):
         for index in indices:
             check_labels(index, "indices_tuple")
             if index.device != queries.device:
-                raise ValueError(f"indices_tuple is on {index.device} but the embeddings on {queries.device}")
+                raise ValueError(
+                    f"indices_tuple is on {index.device} but the embeddings on {queries.device}: move one of them "
+                    "with .to()"
+                )
         shape = len(queries), len(database)
         if len(indices) not in (3, 4):
             raise ValueError(f"indices_tuple must hold 3 tensors (triplets) or 4 (pairs), got {len(indices)}")
-        anchors, positives, *negative = indices
-        rivals, negatives = negative if len(negative) == 2 else (anchors, *negative)
-        self._positive, self._first, self._count = _rows_of_pairs(anchors, positives, shape)
-        self._negative, self._first_negative, self._count_negative = _rows_of_pairs(rivals, negatives, shape)
-        everyone = torch.arange(shape[0], device=anchors.device)
-        self.queries, self.counts = few_positives_first(everyone, self._count)
+        anchors, positives, *rest = indices
+        negative_anchors, negatives = rest if len(rest) == 2 else (anchors, *rest)
+        self._positive, self._first, self._count = _group_by_anchor(anchors, positives, shape)
+        self._negative, self._first_negative, self._count_negative = _group_by_anchor(
+            negative_anchors, negatives, shape
+        )
+        all_queries = torch.arange(shape[0], device=anchors.device)
+        self.queries, self.counts = few_positives_first(all_queries, self._count)
 
     def positives(self, rows: Tensor, width: int) -> tuple[Tensor, Tensor]:
         offsets = torch.arange(width, device=rows.device)
@@ -97,27 +118,42 @@ class ListedPairs:
     def hide(self, similarities: Tensor, rows: Tensor, positives: Tensor) -> None:
         count = self._count_negative[rows]
         tile_row = torch.repeat_interleave(count)
-        step = torch.arange(len(tile_row), device=rows.device) - (count.cumsum(0) - count)[tile_row]
+        offset = torch.arange(len(tile_row), device=rows.device) - (count.cumsum(0) - count)[tile_row]
         hidden = torch.ones_like(similarities, dtype=torch.bool)
-        hidden[tile_row, self._negative[self._first_negative[rows][tile_row] + step]] = False
+        hidden[tile_row, self._negative[self._first_negative[rows][tile_row] + offset]] = False
         similarities.masked_fill_(hidden, HIDDEN)
 
 
 def few_positives_first(queries: Tensor, count: Tensor) -> tuple[Tensor, list[int]]:
-    """Queries that have a positive, by number of positives, so that a tile holds rows of about one width."""
+    """Sort the queries that have a positive by their number of positives, so that tiles need little padding.
+
+    Args:
+        queries: Query indices of shape (Q,).
+        count: Number of positives of each query.
+
+    Returns:
+        The sorted indices, and the number of positives of each.
+    """
     count = count[queries]
     order = count.argsort(stable=True)
     order = order[count[order] > 0]
     return queries[order], count[order].tolist()
 
 
-def _rows_of_pairs(anchors: Tensor, others: Tensor, shape: tuple[int, int]) -> tuple[Tensor, Tensor, Tensor]:
-    """Distinct pairs grouped by anchor: the others, and for each anchor where its group starts and how long it is."""
+def _group_by_anchor(anchors: Tensor, others: Tensor, shape: tuple[int, int]) -> tuple[Tensor, Tensor, Tensor]:
+    """Group distinct pairs by their anchor.
+
+    Returns:
+        The other items, anchor by anchor; and for each query the start and the length of its group.
+    """
     if anchors.shape != others.shape:
-        raise ValueError(f"indices_tuple has {len(anchors)} anchors for {len(others)} others: they go in pairs")
+        raise ValueError(
+            f"indices_tuple has {len(anchors)} anchors but {len(others)} positives or negatives for them: each pair "
+            "needs one of both"
+        )
     for name, index, size in (("query", anchors, shape[0]), ("database", others, shape[1])):
         if index.numel() and not 0 <= int(index.min()) <= int(index.max()) < size:
-            raise ValueError(f"indices_tuple names a {name} item outside 0..{size - 1}")
+            raise ValueError(f"indices_tuple contains a {name} index outside 0..{size - 1}")
     key = torch.unique(anchors.long() * shape[1] + others.long())
     count = torch.bincount(key // max(shape[1], 1), minlength=shape[0])
     return key % max(shape[1], 1), count.cumsum(0) - count, count
