@@ -523,7 +523,7 @@ def test_without_a_compiler_it_goes_on_with_one_warning(
     embeddings, labels = unit(16, 4), torch.arange(16) // 4
     want = value_and_gradient(recall_at_k_loss, embeddings, labels, engine=Engine(compile=False))
     engine = Engine(compile=True, prune=False)
-    with pytest.warns(UserWarning, match=r"going on without it: no C\+\+ compiler$"):
+    with pytest.warns(UserWarning, match=r"continuing without it: no C\+\+ compiler$"):
         assert_same(value_and_gradient(recall_at_k_loss, embeddings, labels, engine=engine), want)
     with warnings.catch_warnings():
         warnings.simplefilter("error")

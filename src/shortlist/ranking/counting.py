@@ -1,15 +1,17 @@
-"""Smooth counting: how many items stand ahead of a threshold when the step function is a sigmoid.
+"""Smooth counting: the number of items above a threshold, with a sigmoid in place of the step function.
 
-This is where the time of a ranking loss goes. There are four ways to the same numbers:
+A ranking loss spends most of its time here. Four classes compute the same counts:
 
-- `DenseCounts` takes one sigmoid per pair of item and threshold, with shapes that do not depend on the data, as GPUs
-  need them.
-- `FactoredCounts` takes one exponential per item, and works on so few rows at a time that they stay in a CPU's caches.
-- `BandCounts` does so for the items that are not far below all thresholds, and leaves out the others.
-- `SeriesCounts` does so as well, and sums up the others at once.
+- `DenseCounts` evaluates one sigmoid per pair of item and threshold. Its shapes do not depend on the data, which GPUs
+  need.
+- `FactoredCounts` evaluates one exponential per item, for so few rows at a time that they stay in the CPU's caches.
+- `BandCounts` does the same, but ignores items that are far below all thresholds.
+- `SeriesCounts` does the same for the items near or above the lowest threshold, and sums the others by a series.
 
-All of them set a sigmoid to exactly 0 where it is flat (see `pruning.flat_from`). Otherwise sigmoids far from their
-middle, and products with them, would be subnormal numbers, on which some processors are a hundred times slower.
+All of them set a sigmoid to exactly 0 where it is negligible (see `pruning.flat_from`). Otherwise sigmoids far from
+their midpoint, and products with them, would be subnormal numbers, on which some processors are a hundred times slower.
+
+Shapes: T rows, N items per row, P thresholds per row.
 """
 
 from __future__ import annotations
@@ -27,33 +29,51 @@ from shortlist.ranking.scratch import Scratch
 
 Steps = Callable[[Tensor, Tensor, float, Tensor], tuple[Tensor, Tensor]]
 
-_IN_CACHE = 2**19  # elements that a CPU works on at a time
+_CACHE_ELEMENTS = 2**19  # number of elements that a CPU processes at a time
 
 
 class RankCounts(Protocol):
-    """How many of the N items of each row are ahead of each of its P thresholds, smoothly.
+    """Smooth number of items above each threshold of their row.
 
-    `members`, (T, P), says which thresholds of a row are counted for; the others get 0.
+    Where a class takes `active`, a boolean mask of shape (T, P), the counts of the other thresholds are 0.
     """
 
     counts: Tensor  # (T, P) sum over the items of sigmoid((item - threshold) * scale)
 
-    def gradient(self, weights: Tensor, places: Tensor, values: Tensor, out: Tensor) -> Tensor:
-        """Gradient of sum(weights * counts) at the items and the thresholds, but for the factor `scale`, (T, N).
+    def gradient(self, weights: Tensor, columns: Tensor, addend: Tensor, out: Tensor) -> Tensor:
+        """Compute the gradient of sum(weights * counts) with respect to items and thresholds, divided by `scale`.
 
-        The thresholds are at `places`, (T, P), of their row, where `values` are added. The gradient is dense, in `out`,
-        or CSR. Call this once: it reuses memory.
+        Call this method only once, because it reuses memory.
+
+        Args:
+            weights: Weights of the counts, of shape (T, P).
+            columns: Columns of the gradient that belong to the thresholds, of shape (T, P).
+            addend: Values to add to the gradient in these columns, of shape (T, P).
+            out: Buffer of shape (T, N) for a dense result.
+
+        Returns:
+            Gradient of shape (T, N): `out`, or a CSR matrix.
         """
         ...
 
 
 def sigmoid_or_zero(x: Tensor, items: int) -> Tensor:
-    """Sigmoid in place, exactly 0 where it is flat for a sum over so many items."""
+    """Compute the sigmoid in place, with exactly 0 where it is negligible in a sum over `items` terms."""
     return torch.threshold_(x, -flat_from(items, x.dtype), -torch.inf).sigmoid_()
 
 
 def soft_steps(items: Tensor, thresholds: Tensor, scale: float, slope: Tensor) -> tuple[Tensor, Tensor]:
-    """Counts, (T, P), and the sums of their slopes; fills in the slope of each item and threshold, (T, P, N)."""
+    """Compute the counts and the derivative of every sigmoid.
+
+    Args:
+        items: Items of shape (T, N).
+        thresholds: Thresholds of shape (T, P).
+        scale: Inverse temperature of the sigmoid.
+        slope: Output of shape (T, P, N): the derivative of each sigmoid, divided by `scale`.
+
+    Returns:
+        The counts and the sums of the derivatives over the items, both of shape (T, P).
+    """
     gap = torch.sub(items.unsqueeze(1), thresholds.unsqueeze(2), out=slope).mul_(scale)
     soft = sigmoid_or_zero(gap, items.shape[1])
     counts = soft.sum(2)
@@ -62,70 +82,73 @@ def soft_steps(items: Tensor, thresholds: Tensor, scale: float, slope: Tensor) -
 
 
 class DenseCounts:
-    """Every item against every threshold. No shape depends on the data, so this is the way for GPUs.
+    """Counts from one sigmoid per pair of item and threshold. No shape depends on the data, as GPUs need it.
 
     Args:
-        steps: `soft_steps`, or `compiled_steps`, which fuses it.
+        steps: `soft_steps`, or `compiled_steps` for the same computation fused by torch.compile.
     """
 
     def __init__(self, items: Tensor, thresholds: Tensor, scale: float, steps: Steps, scratch: Scratch):
         self._slope = scratch("slope", *thresholds.shape, items.shape[1])
-        self.counts, self._slopes = steps(items, thresholds, scale, self._slope)
+        self.counts, self._slope_sums = steps(items, thresholds, scale, self._slope)
 
-    def gradient(self, weights: Tensor, places: Tensor, values: Tensor, out: Tensor) -> Tensor:
+    def gradient(self, weights: Tensor, columns: Tensor, addend: Tensor, out: Tensor) -> Tensor:
         torch.bmm(weights.unsqueeze(1), self._slope, out=out.unsqueeze(1))
-        return out.scatter_add_(1, places, values - weights * self._slopes)
+        return out.scatter_add_(1, columns, addend - weights * self._slope_sums)
 
 
 class FactoredCounts:
-    """Every item against the members among the thresholds, with one exponential per item instead of one per pair.
+    """Counts of all items for the active thresholds, from one exponential per item instead of one per pair.
 
-    For any anchor a, sigmoid((s - t) * scale) = E / (E + f) with E = exp((s - a) * scale) of the item and
-    f = exp((t - a) * scale) of the threshold. Members of a row that are close enough together for both to stay in the
-    range of exponents share an anchor and form a *group*.
+    For any anchor a, sigmoid((s - t) * scale) = E / (E + f), where E = exp((s - a) * scale) depends on the item s and
+    f = exp((t - a) * scale) on the threshold t. Active thresholds of a row form a *group* with a common anchor if they
+    are close enough together for both factors to stay within the range of exponents.
 
-    The sigmoids of a block of groups stay in the CPU's caches. They are forgotten once they are counted, and computed
-    again for the gradient, which is faster than writing them to memory.
+    The sigmoids are computed for a block of groups at a time, which stays in the CPU's caches. They are discarded
+    after counting and computed again for the gradient, which is faster than writing them to memory.
 
     Args:
-        lengths: how many items to look at in each row, for rows that end in items which count nothing.
+        lengths: Number of leading items to consider in each row, of shape (T,), for rows whose remaining items do not
+            count. Default: all items.
     """
 
     def __init__(
         self,
         items: Tensor,
         thresholds: Tensor,
-        members: Tensor,
+        active: Tensor,
         scale: float,
         scratch: Scratch,
         lengths: Tensor | None = None,
     ):
         self._items, self._scale, self._scratch = items, scale, scratch
         self._width = flat_from(items.shape[1], items.dtype)
-        self._span = exponent_range(items.dtype) - self._width  # of the thresholds of a group, in temperatures
-        self._member = members.reshape(-1).nonzero().squeeze(1)
-        row = self._member // thresholds.shape[1]
-        at = thresholds.reshape(-1)[self._member]
-        lowest = thresholds.masked_fill(~members, torch.inf).amin(1)
-        _, level = torch.unique(((at - lowest[row]) * (scale / self._span)).floor_(), return_inverse=True)
-        key, group, sizes = torch.unique(row * len(at) + level, return_inverse=True, return_counts=True)
-        sizes, order = sizes.sort(stable=True)  # groups of one size come together
-        group = torch.empty_like(order).index_copy_(0, order, torch.arange(len(order), device=at.device))[group]
-        self._rows = key[order] // max(len(at), 1)  # (G,) the row of each group
-        self._anchor = torch.full_like(key, torch.inf, dtype=at.dtype).scatter_reduce_(0, group, at, "amin")
+        self._span = exponent_range(items.dtype) - self._width  # largest extent of a group, in temperatures
+        self._active = active.reshape(-1).nonzero().squeeze(1)  # (M,) flat indices
+        row = self._active // thresholds.shape[1]
+        threshold = thresholds.reshape(-1)[self._active]
+        lowest = thresholds.masked_fill(~active, torch.inf).amin(1)
+        _, level = torch.unique(((threshold - lowest[row]) * (scale / self._span)).floor_(), return_inverse=True)
+        key, group, sizes = torch.unique(row * len(threshold) + level, return_inverse=True, return_counts=True)
+        sizes, order = sizes.sort(stable=True)  # groups of equal size are processed together
+        new_number = torch.arange(len(order), device=threshold.device)
+        group = torch.empty_like(order).index_copy_(0, order, new_number)[group]
+        self._rows = key[order] // max(len(threshold), 1)  # (G,) row of each group
+        self._anchor = torch.full_like(key, torch.inf, dtype=threshold.dtype)
+        self._anchor.scatter_reduce_(0, group, threshold, "amin")
         self._shape = len(key), int(sizes[-1]) if len(key) else 0
-        self._place = self._places(group, sizes)
-        self._factor = self._by_group(((at - self._anchor[group]) * scale).exp_(), torch.inf)
+        self._slot = self._slots(group, sizes)
+        self._factor = self._to_groups(((threshold - self._anchor[group]) * scale).exp_(), torch.inf)
         length = [items.shape[1]] * len(key) if lengths is None else lengths[self._rows].tolist()
         self._blocks = list(_blocks(sizes.tolist(), length))
         counts = torch.zeros_like(self._factor)
         for block in self._blocks:
             _, soft = self._sigmoids(*block)
             counts[block.groups, : block.width] = soft.sum(2)
-        self.counts = self._by_threshold(counts, thresholds)
+        self.counts = self._to_thresholds(counts, thresholds)
 
     def _sigmoids(self, groups: slice, width: int, length: int) -> tuple[Tensor, Tensor]:
-        """The factors of the items, (R, length), and the sigmoids, (R, width, length), of some groups."""
+        """Compute the factors of the items, (R, length), and the sigmoids, (R, width, length), of R groups."""
         rows, anchor = self._rows[groups], self._anchor[groups].unsqueeze(1)
         item = self._scratch("item", len(rows), length)
         torch.index_select(self._items[:, :length], 0, rows, out=item).sub_(anchor).mul_(self._scale)
@@ -136,56 +159,60 @@ class FactoredCounts:
         soft = torch.div(item.unsqueeze(1), soft, out=soft)
         return item, torch.threshold_(soft, math.exp(-self._width), 0)
 
-    def _places(self, group: Tensor, sizes: Tensor) -> Tensor:
-        """Where each member goes in a matrix with a row per group, flat."""
+    def _slots(self, group: Tensor, sizes: Tensor) -> Tensor:
+        """Return the flat index of each active threshold in a matrix with one row per group, (M,)."""
         order = group.argsort(stable=True)
-        slot = torch.empty_like(group)
-        slot[order] = torch.arange(len(group), device=group.device) - (sizes.cumsum(0) - sizes)[group[order]]
-        return group * self._shape[1] + slot
+        column = torch.empty_like(group)
+        column[order] = torch.arange(len(group), device=group.device) - (sizes.cumsum(0) - sizes)[group[order]]
+        return group * self._shape[1] + column
 
-    def _by_group(self, values: Tensor, padding: float) -> Tensor:
-        """Values of the members, (M,), as a padded (G, W) matrix."""
+    def _to_groups(self, values: Tensor, padding: float) -> Tensor:
+        """Arrange values of the active thresholds, (M,), as a padded matrix with one row per group, (G, W)."""
         padded = values.new_full((math.prod(self._shape),), padding)
-        return padded.index_copy_(0, self._place, values).view(self._shape)
+        return padded.index_copy_(0, self._slot, values).view(self._shape)
 
-    def _by_threshold(self, values: Tensor, like: Tensor) -> Tensor:
-        """Values of the groups' members, (G, W), where these are among the thresholds."""
-        return torch.zeros_like(like).view(-1).index_copy_(0, self._member, values.view(-1)[self._place]).view_as(like)
+    def _to_thresholds(self, values: Tensor, like: Tensor) -> Tensor:
+        """Arrange values with one row per group, (G, W), as the thresholds are, (T, P), with 0 for inactive ones."""
+        return torch.zeros_like(like).view(-1).index_copy_(0, self._active, values.view(-1)[self._slot]).view_as(like)
 
-    def at_items(self, weights: Tensor, out: Tensor) -> Tensor:
-        """Gradient of sum(weights * counts) at the items but for the factor `scale`, in `out`; returns the slopes."""
-        grouped = self._by_group(weights.reshape(-1)[self._member], 0)
-        slopes = torch.zeros_like(grouped)
+    def item_gradient(self, weights: Tensor, out: Tensor) -> Tensor:
+        """Write the gradient of sum(weights * counts) with respect to the items, divided by `scale`, to `out`.
+
+        Returns:
+            The sums of the sigmoids' derivatives over the items, (T, P).
+        """
+        grouped = self._to_groups(weights.reshape(-1)[self._active], 0)
+        slope_sums = torch.zeros_like(grouped)
         out.zero_()
         for block in self._blocks:
             item, soft = self._sigmoids(*block)
             slope = soft.addcmul_(soft, soft, value=-1)
-            slopes[block.groups, : block.width] = slope.sum(2)
+            slope_sums[block.groups, : block.width] = slope.sum(2)
             torch.bmm(grouped[block.groups, : block.width].unsqueeze(1), slope, out=item.unsqueeze(1))
             out[:, : block.length].index_add_(0, self._rows[block.groups], item)
-        return self._by_threshold(slopes, weights)
+        return self._to_thresholds(slope_sums, weights)
 
-    def gradient(self, weights: Tensor, places: Tensor, values: Tensor, out: Tensor) -> Tensor:
-        slopes = self.at_items(weights, out)
-        return out.scatter_add_(1, places, values - weights * slopes)
+    def gradient(self, weights: Tensor, columns: Tensor, addend: Tensor, out: Tensor) -> Tensor:
+        slope_sums = self.item_gradient(weights, out)
+        return out.scatter_add_(1, columns, addend - weights * slope_sums)
 
 
 class _Block(NamedTuple):
-    """Groups of thresholds that are worked on at a time."""
+    """Groups of thresholds that are processed at a time."""
 
     groups: slice
-    width: int  # thresholds of the largest group
-    length: int  # items of the longest row
+    width: int  # number of thresholds in the largest group
+    length: int  # number of items in the longest row
 
 
 def _blocks(widths: list[int], lengths: list[int]) -> Iterator[_Block]:
-    """Blocks of groups, given their widths, which rise, and lengths."""
+    """Divide groups into blocks that fit into the CPU's caches, given their widths, in ascending order, and lengths."""
     start = 0
     while start < len(widths):
         stop = len(widths)
         while True:
             width, length = widths[stop - 1], max(lengths[start:stop])
-            fitting = max(_IN_CACHE // max((width + 1) * length, 1), 1)
+            fitting = max(_CACHE_ELEMENTS // max((width + 1) * length, 1), 1)
             if stop - start <= fitting:
                 break
             stop = start + max(fitting, (stop - start) // 2)
@@ -194,80 +221,87 @@ def _blocks(widths: list[int], lengths: list[int]) -> Iterator[_Block]:
 
 
 class BandCounts:
-    """Only the items that reach a floor, (T, 1): the others are so far below every member that they count nothing.
+    """Counts of the items at or above a lower bound. The other items are too far below every threshold to count.
 
-    The items that reach it are moved to the front of their row, and the rows with few of them to the top.
+    The items of the band are moved to the front of their row, and the rows are sorted by the size of their band.
+
+    Args:
+        floor: Lower bound of each row, of shape (T, 1).
     """
 
     def __init__(
-        self, items: Tensor, thresholds: Tensor, members: Tensor, scale: float, scratch: Scratch, floor: Tensor
+        self, items: Tensor, thresholds: Tensor, active: Tensor, scale: float, scratch: Scratch, floor: Tensor
     ):
         rows, self._size = items.shape
         device = items.device
-        near = torch.ge(items, floor, out=scratch("near", rows, self._size, dtype=torch.bool))
-        self.entry = near.view(-1).nonzero().squeeze(1)  # flat index of each of them
+        in_band = torch.ge(items, floor, out=scratch("in band", rows, self._size, dtype=torch.bool))
+        self.entry = in_band.view(-1).nonzero().squeeze(1)  # (E,) flat index of each item of the band
         starts = torch.searchsorted(self.entry, self._size * torch.arange(rows + 1, device=device))
-        self._number = starts.diff()
+        self._number = starts.diff()  # (T,) items in the band
         self._row = torch.repeat_interleave(self._number)
         self._order = self._number.argsort()
-        self._rank = torch.empty_like(self._order).index_copy_(0, self._order, torch.arange(rows, device=device))
-        self._front = max(int(self._number.max()), 1)
-        self._moved = (self._front * self._rank - starts[:-1]).index_select(0, self._row)
-        self._moved += torch.arange(len(self.entry), device=device)  # where each of them goes, flat
-        front = items.new_full((rows * self._front,), -torch.inf)
-        front.index_copy_(0, self._moved, items.view(-1).index_select(0, self.entry))
+        self._position = torch.empty_like(self._order).index_copy_(0, self._order, torch.arange(rows, device=device))
+        self._longest = max(int(self._number.max()), 1)
+        self._target = (self._longest * self._position - starts[:-1]).index_select(0, self._row)
+        self._target += torch.arange(len(self.entry), device=device)  # (E,) flat index after the move
+        band = items.new_full((rows * self._longest,), -torch.inf)
+        band.index_copy_(0, self._target, items.view(-1).index_select(0, self.entry))
         self._counts = FactoredCounts(
-            front.view(rows, -1),
+            band.view(rows, -1),
             thresholds[self._order],
-            members[self._order],
+            active[self._order],
             scale,
             scratch,
             lengths=self._number[self._order],
         )
-        self.counts = self._counts.counts[self._rank]
+        self.counts = self._counts.counts[self._position]
 
-    def at_entries(self, weights: Tensor) -> tuple[Tensor, Tensor]:
-        """Gradient of sum(weights * counts) at these items but for the factor `scale`, and the slopes."""
-        out = weights.new_empty(len(weights), self._front)
-        slopes = self._counts.at_items(weights[self._order], out)
-        return out.view(-1).index_select(0, self._moved), slopes[self._rank]
+    def entry_gradient(self, weights: Tensor) -> tuple[Tensor, Tensor]:
+        """Compute the gradient of sum(weights * counts) with respect to the band's items, divided by `scale`.
 
-    def gradient(self, weights: Tensor, places: Tensor, values: Tensor, out: Tensor) -> Tensor:
-        """As a CSR matrix. In each row, the places come first."""
-        rows, count = places.shape
-        at_items, slopes = self.at_entries(weights)
-        starts = torch.zeros(rows + 1, dtype=torch.int64, device=places.device)
+        Returns:
+            The gradient at each of `entry`, (E,), and the sums of the sigmoids' derivatives over the items, (T, P).
+        """
+        out = weights.new_empty(len(weights), self._longest)
+        slope_sums = self._counts.item_gradient(weights[self._order], out)
+        return out.view(-1).index_select(0, self._target), slope_sums[self._position]
+
+    def gradient(self, weights: Tensor, columns: Tensor, addend: Tensor, out: Tensor) -> Tensor:
+        """Return the gradient as a CSR matrix. In each row, the columns of the thresholds come first."""
+        rows, count = columns.shape
+        at_items, slope_sums = self.entry_gradient(weights)
+        starts = torch.zeros(rows + 1, dtype=torch.int64, device=columns.device)
         torch.cumsum(self._number + count, 0, out=starts[1:])
-        first = starts[:-1, None] + torch.arange(count, device=places.device)
-        others = torch.arange(len(self.entry), device=places.device) + count * (self._row + 1)
-        columns, entries = (each.new_empty(first.numel() + len(others)) for each in (places, values))
-        columns[first], entries[first] = places, values - weights * slopes
-        columns[others], entries[others] = self.entry - self._size * self._row, at_items
-        return _sparse_rows(starts, columns, entries, torch.Size((rows, self._size)))
+        first = starts[:-1, None] + torch.arange(count, device=columns.device)
+        others = torch.arange(len(self.entry), device=columns.device) + count * (self._row + 1)
+        indices, values = (each.new_empty(first.numel() + len(others)) for each in (columns, addend))
+        indices[first], values[first] = columns, addend - weights * slope_sums
+        indices[others], values[others] = self.entry - self._size * self._row, at_items
+        return _sparse_rows(starts, indices, values, torch.Size((rows, self._size)))
 
 
 class SeriesCounts:
-    """The items that are close to the lowest member or above it one by one, and those further down all at once.
+    """Counts that treat items near or above the lowest active threshold individually and sum the others by a series.
 
-    There, sigmoid((item - threshold) * scale) is a short polynomial in y = exp((item - threshold) * scale), and each
-    power of y is a power of the item's factor times one of the threshold's. So the powers of the items are added up
-    once per row, and not once per threshold.
+    For an item far enough below a threshold, sigmoid((item - threshold) * scale) is a short polynomial in
+    y = exp((item - threshold) * scale), and each power of y is the product of a factor of the item and a factor of the
+    threshold. Hence the powers of these items are summed once per row instead of once per threshold.
     """
 
-    def __init__(self, items: Tensor, thresholds: Tensor, members: Tensor, scale: float, scratch: Scratch):
+    def __init__(self, items: Tensor, thresholds: Tensor, active: Tensor, scale: float, scratch: Scratch):
         depth, coefficients = series(items.shape[1], items.dtype)
         width = flat_from(items.shape[1], items.dtype)
-        lowest = thresholds.masked_fill(~members, torch.inf).amin(1, keepdim=True)
+        lowest = thresholds.masked_fill(~active, torch.inf).amin(1, keepdim=True)
         floor = lowest - depth / scale
-        self._near = BandCounts(items, thresholds, members, scale, scratch, floor)
+        self._near = BandCounts(items, thresholds, active, scale, scratch, floor)
         gap = torch.sub(items, floor, out=scratch("gap", *items.shape)).mul_(scale)
         item = torch.threshold_(gap.clamp_(depth - width - 1, 0).exp_(), math.exp(depth - width), 0)
         item.view(-1).index_fill_(0, self._near.entry, 0)
-        below = ((lowest - thresholds) * scale - depth).masked_fill_(~members, -torch.inf)
+        below = ((lowest - thresholds) * scale - depth).masked_fill_(~active, -torch.inf)
         threshold = torch.threshold_(below, -width, -torch.inf).exp_()
 
         self.counts, self._item = self._near.counts, item
-        self._derivatives, self._slopes = [], torch.zeros_like(threshold)
+        self._derivatives, self._slope_sums = [], torch.zeros_like(threshold)
         power, factor = item, threshold
         for exponent, coefficient in enumerate(coefficients, start=1):
             if exponent > 1:
@@ -276,37 +310,43 @@ class SeriesCounts:
             total = torch.threshold_(power.sum(1, keepdim=True), torch.finfo(power.dtype).eps, 0)
             self.counts = self.counts + coefficient * factor * total
             self._derivatives.append(exponent * coefficient * factor)
-            self._slopes += self._derivatives[-1] * total
+            self._slope_sums += self._derivatives[-1] * total
 
-    def gradient(self, weights: Tensor, places: Tensor, values: Tensor, out: Tensor) -> Tensor:
+    def gradient(self, weights: Tensor, columns: Tensor, addend: Tensor, out: Tensor) -> Tensor:
         *lower, inner = ((weights * each).sum(1, keepdim=True) for each in self._derivatives)
-        for coefficient in reversed(lower):
+        for coefficient in reversed(lower):  # Horner's method
             inner = torch.addcmul(coefficient, self._item, inner, out=out)
         torch.mul(inner, self._item, out=out)
-        at_near, slopes = self._near.at_entries(weights)
+        at_near, slope_sums = self._near.entry_gradient(weights)
         out.view(-1).index_add_(0, self._near.entry, at_near)
-        return out.scatter_add_(1, places, values - weights * (slopes + self._slopes))
+        return out.scatter_add_(1, columns, addend - weights * (slope_sums + self._slope_sums))
 
 
 class PositiveCounts:
-    """The thresholds of a row against each other, without itself and without padding: ranks among the positives."""
+    """Smooth number of positives above each positive of its row, without itself and without padding.
 
-    def __init__(self, thresholds: Tensor, present: Tensor, scale: float):
-        items = thresholds.masked_fill(~present, -torch.inf)
-        gap = (items.unsqueeze(1) - thresholds.unsqueeze(2)).mul_(scale)
-        soft = sigmoid_or_zero(gap, thresholds.shape[1])
+    Args:
+        positives: Similarities of the positives, of shape (T, P).
+        present: Boolean mask of shape (T, P) that is False for padding.
+        scale: Inverse temperature of the sigmoid.
+    """
+
+    def __init__(self, positives: Tensor, present: Tensor, scale: float):
+        items = positives.masked_fill(~present, -torch.inf)
+        gap = (items.unsqueeze(1) - positives.unsqueeze(2)).mul_(scale)
+        soft = sigmoid_or_zero(gap, positives.shape[1])
         soft.diagonal(dim1=1, dim2=2).zero_()
         self.counts = soft.sum(2)
         self._slope = soft.addcmul_(soft, soft, value=-1)
 
     def gradient(self, weights: Tensor) -> Tensor:
-        """Gradient of sum(weights * counts) at the thresholds but for the factor `scale`, (T, P)."""
+        """Compute the gradient of sum(weights * counts) with respect to the positives, divided by `scale`, (T, P)."""
         return torch.bmm(weights.unsqueeze(1), self._slope).squeeze(1) - weights * self._slope.sum(2)
 
 
 def _sparse_rows(starts: Tensor, columns: Tensor, values: Tensor, shape: torch.Size) -> Tensor:
-    """A CSR matrix; dense where torch has no fast product for it."""
-    with warnings.catch_warnings():  # torch calls CSR a beta, once a process; we use construction and products only
+    """Return a CSR matrix, or a dense one where torch has no fast sparse product."""
+    with warnings.catch_warnings():  # torch warns once per process that CSR is in beta; only basic features are used
         warnings.filterwarnings("ignore", message="Sparse CSR tensor support is in beta state")
         matrix = torch.sparse_csr_tensor(starts, columns, values, shape, check_invariants=False)
     fast: bool = torch.backends.mkl.is_available()  # type: ignore[no-untyped-call]
@@ -314,7 +354,7 @@ def _sparse_rows(starts: Tensor, columns: Tensor, values: Tensor, shape: torch.S
 
 
 class _Compiled:
-    """`soft_steps` fused by torch.compile at first use; the plain one, with one warning, where that does not work."""
+    """`soft_steps` fused by torch.compile on first use. If compilation fails, warn once and run it uncompiled."""
 
     def __init__(self) -> None:
         self._steps: Steps | None = None
@@ -324,16 +364,16 @@ class _Compiled:
         if self._steps is None:
             self._steps = torch.compile(soft_steps, dynamic=True)
         try:
-            found = self._steps(items, thresholds, scale, slope)
-        except Exception as error:  # whatever a missing or broken compiler raises: the plain steps need none
+            result = self._steps(items, thresholds, scale, slope)
+        except Exception as error:  # a missing or broken compiler can raise anything
             if self._worked or isinstance(error, torch.OutOfMemoryError):
                 raise
             reason = str(error).strip().split("\n")[0]
-            warnings.warn(f"torch.compile does not work here, going on without it: {reason}", stacklevel=2)
+            warnings.warn(f"torch.compile failed; continuing without it: {reason}", stacklevel=2)
             self._steps = soft_steps
-            found = soft_steps(items, thresholds, scale, slope)
+            result = soft_steps(items, thresholds, scale, slope)
         self._worked = True
-        return found
+        return result
 
 
-compiled_steps = _Compiled()  # one for the process: a compiler that does not work is tried, and complained of, once
+compiled_steps = _Compiled()  # shared by the whole process, so that a failing compiler is tried and reported only once

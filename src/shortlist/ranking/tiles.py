@@ -1,20 +1,21 @@
-"""The engine of every ranking loss: query tiles -> similarities -> smooth ranks -> loss and gradient, in one stream.
+"""The engine of every ranking loss: tiles of queries -> similarities -> smooth ranks -> loss and gradient.
 
-A loss is its *head*: a small function from the ranks of the positives to a loss for each query. The engine knows the
-rest. It walks over tiles of queries, and a tile's gradient goes back to the embeddings before the next tile is made,
-so memory stays a tile and backward costs nothing more.
+A loss is defined by its *head*, a small function from the ranks of the positives to a loss per query. The engine does
+the rest. It processes one tile of queries after another and propagates the gradient of a tile to the embeddings before
+it computes the next tile. Memory use is therefore that of a tile, and backward() adds no further cost.
 
-Sigmoids are flat almost everywhere, and what is flat need not be computed:
+Sigmoids are flat almost everywhere, and flat parts need not be computed:
 
-- *Reach* (untrained embeddings): a positive whose rank is certainly past the head's reach adds nothing to the loss and
-  has no gradient. The others are *kept*.
-- *Band* (trained embeddings): a competitor far below a positive adds nothing to its rank and has no gradient. Where
-  few competitors are left for all kept positives of a query, its row is *sparse*: those few are picked one by one, and
-  the gradient of the row is sparse.
-- *Series* (half-trained embeddings): the sigmoid of a competitor not so far below a positive is a short polynomial,
-  which is summed up over all such competitors at once. Where few others are left, those are picked one by one.
+- *Reach* (untrained embeddings): a positive whose rank certainly exceeds the head's reach contributes nothing to the
+  loss and has no gradient. The other positives are *active*.
+- *Band* (trained embeddings): a competitor far below a positive contributes nothing to its rank and has no gradient.
+  If few competitors remain for the active positives of a query, its row is *sparse*: these competitors are selected
+  one by one, and the gradient of the row is sparse.
+- *Series* (half-trained embeddings): for a competitor that is less far below a positive, the sigmoid is a short
+  polynomial, which is summed over all such competitors at once. If few other competitors remain, these are selected
+  one by one.
 
-The other rows are *dense*: every competitor meets every kept positive.
+All other rows are *dense*: every competitor is compared with every active positive.
 """
 
 from __future__ import annotations
@@ -45,46 +46,46 @@ from shortlist.ranking.similarities import Gradients, Rows, Similarities
 
 
 class Ranks(NamedTuple):
-    """Where the positives of a tile of queries stand. Ranks are smooth and start at 1."""
+    """Smooth ranks, starting at 1, of the positives of a tile of T queries with up to P positives each."""
 
-    overall: Tensor  # (T, P) among the whole database; inf where certainly past the head's reach
-    among_positives: Tensor  # (T, P) among the query's positives only
-    present: Tensor  # (T, P) bool: a positive, not padding
+    overall: Tensor  # (T, P) rank in the whole database; inf if it certainly exceeds the head's reach
+    among_positives: Tensor  # (T, P) rank among the positives of the query
+    present: Tensor  # (T, P) bool, False for padding
     number: Tensor  # (T,) number of positives
 
 
 class Head(Protocol):
-    """A ranking loss: all that tells one from another."""
+    """A ranking loss as a function of ranks."""
 
     def __call__(self, ranks: Ranks) -> Tensor:
-        """Loss of each query, (T,), differentiable by `overall` and `among_positives`, and by nothing else."""
+        """Compute the loss of each query, (T,), differentiable with respect to `overall` and `among_positives` only."""
         ...
 
     def reach(self, width: float) -> float:
-        """The rank past which a positive adds to the loss less than exp(-width); inf if every rank matters.
+        """Return the rank beyond which a positive contributes less than exp(-width) to the loss.
 
-        Where it is finite, `overall` may hold inf.
+        Return inf if every rank matters. If the reach is finite, `overall` may contain inf.
         """
         ...
 
 
-# Elements alive at once: of a tile (queries x database), which on a CPU has the rows that a fast matrix product needs,
-# and of the pairs of query and positive x database, where these are kept.
-_CPU_TILE, _CPU_ROWS, _CPU_STEP, _GPU_STEP = 2**21, 512, 2**21, 2**24
-_PRUNE_FROM, _COMPILE_FROM = 2**22, 2**25  # sigmoids per call: below, it costs more than it saves
-_SORT_FROM = 1500  # items from which rows are sorted by how they are best pruned
+# Number of elements in memory at once: in a tile of similarities (queries x database), which on a CPU has at least the
+# number of rows that a fast matrix product needs, and in the pairs of positives and items that are kept.
+_CPU_TILE, _CPU_ROWS, _CPU_PAIRS, _GPU_PAIRS = 2**21, 512, 2**21, 2**24
+_PRUNE_FROM, _COMPILE_FROM = 2**22, 2**25  # sigmoids per call from which pruning and compilation save time
+_SORT_FROM = 1500  # database size from which the best way to prune is chosen row by row
 
 
 @dataclass(frozen=True)
 class Engine:
-    """How the stream runs. The defaults decide by device and sizes; the result does not depend on any of it.
+    """Execution settings of a ranking loss. The defaults depend on device and sizes; the result never does.
 
     Args:
-        tile_size: queries per tile.
-        compile: fuse the sigmoids with torch.compile. Default: on GPUs, for large batches, where that should be worth
-            the seconds it takes. What is pruned is not compiled.
-        prune: leave out what is flat. Default: on CPUs, for large batches, unless `compile` is True; on GPUs shapes
-            that depend on the data would stall the device.
+        tile_size: Number of queries per tile.
+        compile: Whether to fuse the sigmoids with torch.compile. Default: on GPUs, for batches large enough to be worth
+            the seconds that compilation takes. Pruned computations are not compiled.
+        prune: Whether to skip computations where sigmoids are flat. Default: on CPUs, for large batches, unless
+            `compile` is True. On GPUs, shapes that depend on the data would stall the device.
     """
 
     tile_size: int | None = None
@@ -97,7 +98,15 @@ class Engine:
     def run(
         self, head: Head, similarities: Similarities, relevance: Relevance, temperature: float, backward: bool
     ) -> Tensor:
-        """Mean loss over the queries that have a positive. With `backward`, its gradient is pulled back as well."""
+        """Compute the mean loss over the queries that have a positive.
+
+        Args:
+            head: Loss as a function of ranks.
+            similarities: Source of the tiles of similarities.
+            relevance: Positives and competitors of each query.
+            temperature: Temperature of the sigmoid on similarity differences.
+            backward: Whether to accumulate the gradient in `similarities` as well.
+        """
         on_cpu = similarities.device.type == "cpu"
         sigmoids = sum(relevance.counts) * similarities.size
         fused = not on_cpu and sigmoids >= _COMPILE_FROM if self.compile is None else self.compile
@@ -115,25 +124,25 @@ class Engine:
         for part, width in self._tiles(relevance.counts, similarities.size, on_cpu, prune):
             rows = relevance.queries[part]
             competitors, pull_back = similarities.tile(rows, stream.scratch)
-            positives, present = relevance.positives(rows, width)
-            at = competitors.gather(1, positives)
-            relevance.hide(competitors, rows, positives)
-            losses[part], gradients = stream.tile(_Tile(competitors, positives, at, present, kept=present))
+            columns, present = relevance.positives(rows, width)
+            positives = competitors.gather(1, columns)
+            relevance.hide(competitors, rows, columns)
+            losses[part], gradients = stream.tile(_Tile(competitors, columns, positives, present, active=present))
             if backward:
                 pull_back(gradients)
         return losses.sum() / max(len(losses), 1)
 
     def _tiles(self, counts: list[int], size: int, on_cpu: bool, prune: bool) -> Iterator[tuple[slice, int]]:
-        """The queries of each tile, and how many positives the last of them has: the most in the tile."""
-        room = _CPU_STEP if on_cpu else _GPU_STEP
+        """Yield the queries of each tile and their largest number of positives, which is that of the last query."""
+        limit = _CPU_PAIRS if on_cpu else _GPU_PAIRS
         start = 0
         while start < len(counts):
-            rows = self.tile_size or (max(_CPU_TILE // size, _CPU_ROWS) if on_cpu else max(_GPU_STEP // size, 1))
+            rows = self.tile_size or (max(_CPU_TILE // size, _CPU_ROWS) if on_cpu else max(_GPU_PAIRS // size, 1))
             stop = min(start + rows, len(counts))
-            if self.tile_size is None:  # for each positive, the database or, if pruned, only the positives are kept
+            if self.tile_size is None:  # kept for each positive: all items or, with pruning, only the positives
                 while (
                     stop > start + 1
-                    and (stop - start) * counts[stop - 1] * (counts[stop - 1] if prune else size) > room
+                    and (stop - start) * counts[stop - 1] * (counts[stop - 1] if prune else size) > limit
                 ):
                     stop = (start + stop) // 2
             yield slice(start, stop), counts[stop - 1]
@@ -141,18 +150,18 @@ class Engine:
 
 
 class _Tile(NamedTuple):
-    """A tile of T queries with P positives each, on its way from similarities to loss."""
+    """Similarities of a tile of T queries with up to P positives each."""
 
-    competitors: Tensor  # (T, N) similarity of what competes with the positives; -inf elsewhere
-    positives: Tensor  # (T, P) index in the database
-    at: Tensor  # (T, P) similarity of the positives
-    present: Tensor  # (T, P) bool: a positive, not padding
-    kept: Tensor  # (T, P) bool: a positive within reach
+    competitors: Tensor  # (T, N) similarities of the competitors of the positives; -inf for all other items
+    columns: Tensor  # (T, P) database indices of the positives
+    positives: Tensor  # (T, P) similarities of the positives
+    present: Tensor  # (T, P) bool, False for padding
+    active: Tensor  # (T, P) bool, True for positives within the head's reach
 
 
 @dataclass(frozen=True)
 class _Stream:
-    """One pass over all tiles: what stays the same from tile to tile."""
+    """Settings that are common to all tiles of one pass."""
 
     head: Head
     temperature: float
@@ -163,23 +172,24 @@ class _Stream:
     scratch: Scratch
 
     def tile(self, tile: _Tile) -> tuple[Tensor, Gradients]:
-        """Losses (T,), and the gradient of the mean loss at the similarities."""
+        """Compute the losses, (T,), and the gradients of the mean loss with respect to the similarities."""
         if self.prune:
-            reach = self.head.reach(flat_from(tile.at.shape[1], tile.at.dtype))
-            tile = tile._replace(kept=tile.kept & (tile.at > similarity_out_of_reach(tile.competitors, reach)))
+            reach = self.head.reach(flat_from(tile.positives.shape[1], tile.positives.dtype))
+            in_reach = tile.positives > similarity_out_of_reach(tile.competitors, reach)
+            tile = tile._replace(active=tile.active & in_reach)
         counted = list(self._count(tile))
-        among = PositiveCounts(tile.at, tile.present, 1 / self.temperature)
+        among = PositiveCounts(tile.positives, tile.present, 1 / self.temperature)
         overall = 1 + among.counts
         for rows, ahead in counted:
             overall[rows] += ahead.counts
-        overall.masked_fill_(tile.present & ~tile.kept, torch.inf)
+        overall.masked_fill_(tile.present & ~tile.active, torch.inf)
         ranks = Ranks(overall, 1 + among.counts, tile.present, tile.present.sum(1))
         if not self.backward:
             return self.head(ranks), []
         with torch.enable_grad():
             inputs = overall.requires_grad_(), ranks.among_positives.requires_grad_()
             losses = self.head(ranks)
-            mean = losses.sum() / (self.queries * self.temperature)  # the sigmoids' inner derivative comes in here
+            mean = losses.sum() / (self.queries * self.temperature)  # includes the inner derivative of the sigmoids
             by_overall, by_among = torch.autograd.grad(mean, inputs, allow_unused=True, materialize_grads=True)
         at_positives = among.gradient(by_overall + by_among)
 
@@ -188,46 +198,46 @@ class _Stream:
         out, filled = self.scratch("gradient", *tile.competitors.shape), 0
         for rows, ahead in counted:
             part = out[filled:][: len(by_overall[rows])]
-            gradient = ahead.gradient(by_overall[rows], tile.positives[rows], at_positives[rows], part)
+            gradient = ahead.gradient(by_overall[rows], tile.columns[rows], at_positives[rows], part)
             if gradient is part:
                 dense.append(rows)
                 filled += len(part)
             else:
                 gradients.append((gradient, rows))
-        if dense:  # one matrix product for all of them is faster than one for each
-            gradients.append((out[:filled], _joined(dense)))
+        if dense:  # a single matrix product for all dense gradients is faster than one for each
+            gradients.append((out[:filled], _concatenate(dense)))
         return losses.detach(), gradients
 
     def _count(self, tile: _Tile) -> Iterator[tuple[Rows, RankCounts]]:
-        """Rows that are counted in one way, and who is ahead of their positives."""
-        size, dtype, scale = tile.competitors.shape[1], tile.at.dtype, 1 / self.temperature
-        everyone = slice(None)
+        """Count the competitors ahead of each positive. Yield the rows that are counted in the same way together."""
+        size, dtype, scale = tile.competitors.shape[1], tile.positives.dtype, 1 / self.temperature
+        all_rows = slice(None)
         if not self.prune:
-            yield everyone, DenseCounts(tile.competitors, tile.at, scale, self.steps, self.scratch)
+            yield all_rows, DenseCounts(tile.competitors, tile.positives, scale, self.steps, self.scratch)
             return
         if size < _SORT_FROM:
-            yield everyone, SeriesCounts(tile.competitors, tile.at, tile.kept, scale, self.scratch)
+            yield all_rows, SeriesCounts(tile.competitors, tile.positives, tile.active, scale, self.scratch)
             return
-        lowest = tile.at.masked_fill(~tile.kept, torch.inf).amin(1, keepdim=True)
-        flat = lowest - flat_from(size, dtype) * self.temperature  # what is below counts nothing
-        summed = lowest - series(size, dtype)[0] * self.temperature  # what is below can be summed up
-        few, more = sparse_thresholds(tile.competitors)
-        is_sparse = flat >= few
-        is_summed = ~is_sparse & (summed >= more)
-        for name, kind in (("sparse", is_sparse), ("summed", is_summed), ("dense", ~is_sparse & ~is_summed)):
-            chosen = (kind & tile.kept.any(1, keepdim=True)).squeeze(1).nonzero().squeeze(1)
-            if not len(chosen):
+        lowest = tile.positives.masked_fill(~tile.active, torch.inf).amin(1, keepdim=True)
+        negligible = lowest - flat_from(size, dtype) * self.temperature  # competitors below do not count
+        summable = lowest - series(size, dtype)[0] * self.temperature  # competitors below can be summed by a series
+        sparse_threshold, series_threshold = sparse_thresholds(tile.competitors)
+        is_sparse = negligible >= sparse_threshold
+        is_series = ~is_sparse & (summable >= series_threshold)
+        for name, kind in (("sparse", is_sparse), ("series", is_series), ("dense", ~is_sparse & ~is_series)):
+            rows = (kind & tile.active.any(1, keepdim=True)).squeeze(1).nonzero().squeeze(1)
+            if not len(rows):
                 continue
-            competitors = self.scratch(f"{name} competitors", len(chosen), size)
-            torch.index_select(tile.competitors, 0, chosen, out=competitors)
-            at, kept = tile.at[chosen], tile.kept[chosen]
+            competitors = self.scratch(f"{name} competitors", len(rows), size)
+            torch.index_select(tile.competitors, 0, rows, out=competitors)
+            positives, active = tile.positives[rows], tile.active[rows]
             if name == "sparse":
-                yield chosen, BandCounts(competitors, at, kept, scale, self.scratch, floor=flat[chosen])
-            elif name == "summed":
-                yield chosen, SeriesCounts(competitors, at, kept, scale, self.scratch)
+                yield rows, BandCounts(competitors, positives, active, scale, self.scratch, floor=negligible[rows])
+            elif name == "series":
+                yield rows, SeriesCounts(competitors, positives, active, scale, self.scratch)
             else:
-                yield chosen, FactoredCounts(competitors, at, kept, scale, self.scratch)
+                yield rows, FactoredCounts(competitors, positives, active, scale, self.scratch)
 
 
-def _joined(rows: list[Rows]) -> Rows:
+def _concatenate(rows: list[Rows]) -> Rows:
     return rows[0] if len(rows) == 1 else torch.cat([each for each in rows if isinstance(each, Tensor)])
