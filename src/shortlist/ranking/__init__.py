@@ -1,8 +1,8 @@
-"""The paper's mathematics: losses on smooth ranks, and the exact metrics they stand for."""
+"""The paper's mathematics: ranking losses on smooth ranks, SiMix, and exact retrieval metrics."""
 
 from shortlist.ranking.binned_ap import BinnedAPLoss, binned_ap_loss
 from shortlist.ranking.blackbox_ap import BlackboxAPLoss, blackbox_ap_loss
-from shortlist.ranking.listwise import Lists, ListwiseLoss, Ranked, listwise_loss
+from shortlist.ranking.listwise import Lists, ListwiseLoss, ListwiseResult, listwise_loss
 from shortlist.ranking.losses import RankingLoss, ranking_loss
 from shortlist.ranking.metrics import QueryScores, query_scores, retrieval_metrics
 from shortlist.ranking.recall import RecallAtKLoss, RecallHead, recall_at_k_loss
@@ -17,8 +17,8 @@ __all__ = [
     "Head",
     "Lists",
     "ListwiseLoss",
+    "ListwiseResult",
     "QueryScores",
-    "Ranked",
     "RankingLoss",
     "Ranks",
     "RecallAtKLoss",

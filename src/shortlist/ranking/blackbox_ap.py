@@ -1,4 +1,4 @@
-"""Blackbox AP (Rolinek et al. 2020): average precision of exact ranks, with a gradient by blackbox differentiation."""
+"""Blackbox AP (Rolinek et al. 2020): average precision of exact ranks, differentiated as a black box."""
 
 from __future__ import annotations
 
@@ -10,20 +10,25 @@ import torch
 from torch import Tensor
 
 from shortlist.ranking.inputs import check_temperature
-from shortlist.ranking.listwise import Lists, ListwiseLoss, Ranked, listwise_loss
+from shortlist.ranking.listwise import Lists, ListwiseLoss, ListwiseResult, listwise_loss
 
 
 @dataclass(frozen=True)
 class BlackboxAP:
-    """1 - the mean over the positives of (rank among positives) / (rank among all), ranks exact, ties against.
+    """1 - the mean over the positives of (rank among the positives) / (rank among all), with exact ranks.
 
-    Ranks are constant almost everywhere. Blackbox differentiation (Vlastelica et al. 2020) takes for the gradient of
-    the loss L at the scores y the ranks' answer to a push of a certain length: y' = y + lambda dL/drank, and the
-    gradient is -(rank(y) - rank(y')) / lambda. The rank among positives counts as a constant of L, and L is that of
-    one query, so that lambda means the same whatever the size of the batch.
+    Tied items count as ahead. Exact ranks are constant almost everywhere. Blackbox differentiation (Vlastelica et al.
+    2020) replaces the gradient of the loss L with respect to the scores y by the change of the ranks under a
+    perturbation of the scores: with y' = y + lambda dL/drank, the gradient is -(rank(y) - rank(y')) / lambda. The rank
+    among the positives is treated as a constant of L. L is the loss of one query, so that the effect of lambda does
+    not depend on the batch size.
 
-    Before, positives lose and negatives gain half the margin, so that a positive is content only when it is that far
-    ahead.
+    Before ranking, half the margin is subtracted from the positives and added to the negatives, so that a positive must
+    be ahead by the margin.
+
+    Args:
+        blackbox_lambda: Size of the perturbation.
+        margin: Required difference between the similarity of a positive and that of a negative.
     """
 
     blackbox_lambda: float
@@ -32,38 +37,42 @@ class BlackboxAP:
     def __post_init__(self) -> None:
         check_temperature(self.blackbox_lambda, "blackbox_lambda")
         if isinstance(self.margin, bool) or not isinstance(self.margin, Real) or not 0 <= self.margin < math.inf:
-            raise ValueError(f"margin must be a finite number from 0 up, got {self.margin!r}")
+            raise ValueError(f"margin must be a finite number of at least 0, got {self.margin!r}")
 
-    def __call__(self, lists: Lists) -> Ranked:
+    def __call__(self, lists: Lists) -> ListwiseResult:
         present, number = lists.present, lists.number.unsqueeze(1)
         negatives = lists.negatives.add_(self.margin / 2)
-        positives = (lists.positives - self.margin / 2).masked_fill_(~present, torch.inf)  # padding: above everything
+        positives = (lists.positives - self.margin / 2).masked_fill_(~present, torch.inf)  # padding comes first
         among, overall, ahead = _ranks(positives, negatives, present)
         precision = among / overall
-        push = self.blackbox_lambda * precision / overall / number
-        _, moved, ahead_moved = _ranks(positives + push, negatives, present)
-        return Ranked(
+        perturbation = self.blackbox_lambda * precision / overall / number
+        _, perturbed, ahead_perturbed = _ranks(positives + perturbation, negatives, present)
+        return ListwiseResult(
             1 - precision.sum(1) / number.squeeze(1),
-            (ahead_moved - ahead).to(negatives.dtype).div_(self.blackbox_lambda),
-            (moved - overall).div_(self.blackbox_lambda),
+            (ahead_perturbed - ahead).to(negatives.dtype).div_(self.blackbox_lambda),
+            (perturbed - overall).div_(self.blackbox_lambda),
         )
 
 
 def _ranks(positives: Tensor, negatives: Tensor, present: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """Of the positives (T, P): rank among the positives, and among all. Of the negatives (T, N): positives ahead.
+    """Compute exact ranks. An item with the same score counts as ahead.
 
-    An item at the same score is ahead. Padding, at inf, is ahead of every negative; its own ranks are 0 and 1.
+    Padding has an infinite score and is ahead of every negative; its own ranks are 0 and 1.
+
+    Returns:
+        The rank of each positive among the positives and among all items, both (T, P), and the number of positives
+        ahead of each negative, (T, N).
     """
     ascending, order = positives.sort(1)
-    below = torch.searchsorted(ascending, positives)  # positives strictly below each, (T, P)
+    below = torch.searchsorted(ascending, positives)  # number of positives strictly below each positive, (T, P)
     among = present.sum(1, keepdim=True) - below
-    passed = torch.searchsorted(ascending, negatives, right=True)  # positives that each negative is ahead of, (T, N)
+    passed = torch.searchsorted(ascending, negatives, right=True)  # number of positives behind each negative, (T, N)
     histogram = torch.zeros(len(positives), positives.shape[1] + 1, device=passed.device, dtype=passed.dtype)
     histogram.scatter_add_(1, passed, torch.ones_like(passed))
-    passing = histogram.flip(1).cumsum(1).flip(1)[:, 1:]  # negatives ahead of the lowest positive, the next, ...
-    rivals = torch.empty_like(passing).scatter_(1, order, passing)
+    passing = histogram.flip(1).cumsum(1).flip(1)[:, 1:]  # negatives ahead of each positive, in ascending order
+    negatives_ahead = torch.empty_like(passing).scatter_(1, order, passing)
     ahead = positives.shape[1] - torch.searchsorted(ascending, negatives)
-    return among.to(positives.dtype), (among + rivals).clamp_(min=1).to(positives.dtype), ahead
+    return among.to(positives.dtype), (among + negatives_ahead).clamp_(min=1).to(positives.dtype), ahead
 
 
 def blackbox_ap_loss(
@@ -73,17 +82,21 @@ def blackbox_ap_loss(
     margin: float = 0.02,
     tile_size: int | None = None,
 ) -> Tensor:
-    """Blackbox AP of a batch that is its own database: a scalar, 0 without any positive pair.
+    """Compute the blackbox AP loss of a batch that is its own database. A query is not in its own database.
 
     Args:
-        embeddings: (B, d), used as given.
-        labels: (B,) integers; equal means positive. No item is in its own database.
-        blackbox_lambda: how far scores are pushed to see which ranks change: larger reaches more rivals.
-        margin: how far ahead of its rivals a positive must be.
-        tile_size: queries a tile; None: by the size of the batch.
+        embeddings: Embeddings of shape (B, d). They are not normalised here.
+        labels: Integer labels of shape (B,). Items with equal labels are positives of each other.
+        blackbox_lambda: Size of the perturbation of the scores. Larger values involve more negatives.
+        margin: Required difference between the similarity of a positive and that of a negative.
+        tile_size: Number of queries per tile. Default: chosen by the size of the batch. Affects memory and time only.
+
+    Returns:
+        The loss, a scalar; 0 if the batch contains no positive pair.
 
     Raises:
-        ValueError, TypeError: on bad input, with what is wrong and where.
+        ValueError: If an input has the wrong shape, device or value.
+        TypeError: If an input has the wrong type or dtype.
 
     Example:
         >>> apart = torch.eye(2).repeat_interleave(2, dim=0)
@@ -94,7 +107,10 @@ def blackbox_ap_loss(
 
 
 class BlackboxAPLoss(ListwiseLoss):
-    """Blackbox AP as a module, with pytorch-metric-learning's call. Arguments as in `blackbox_ap_loss`."""
+    """Blackbox AP as a module with the call signature of pytorch-metric-learning's losses.
+
+    See `blackbox_ap_loss` for the arguments.
+    """
 
     def __init__(self, blackbox_lambda: float = 4.0, margin: float = 0.02, tile_size: int | None = None):
         super().__init__(BlackboxAP(blackbox_lambda, margin), tile_size)

@@ -1,7 +1,7 @@
-"""Losses of whole rankings that are no function of smooth ranks: beside the engine, in the same kind of stream.
+"""Losses of whole rankings that are not functions of smooth ranks, computed tile by tile like those of the engine.
 
-A loss says what becomes of a tile: similarities of some queries -> loss of each query, and its gradient at them. The
-way to the similarities and back is the engine's, so memory stays a tile here, too.
+Such a loss maps the similarities of a tile of queries to the loss of each query and its gradient with respect to the
+similarities. Tiles of similarities and their backward pass are those of the engine, so memory use is that of a tile.
 """
 
 from __future__ import annotations
@@ -22,28 +22,30 @@ _TILE = 2**21  # elements of a tile, queries x database
 
 
 class Lists(NamedTuple):
-    """What a tile of T queries ranks."""
+    """Similarities of a tile of T queries to N database items, with up to P positives per query."""
 
-    negatives: Tensor  # (T, N) similarity of the database items that are negatives; -inf for all others
-    positives: Tensor  # (T, P) similarity of the positives
-    present: Tensor  # (T, P) bool: a positive, not padding
+    negatives: Tensor  # (T, N) similarities of the negatives; -inf for all other database items
+    positives: Tensor  # (T, P) similarities of the positives
+    present: Tensor  # (T, P) bool, False for padding
 
     @property
     def number(self) -> Tensor:
-        """(T,) positives of each query."""
+        """Number of positives of each query, (T,)."""
         return self.present.sum(1)
 
 
-class Ranked(NamedTuple):
+class ListwiseResult(NamedTuple):
+    """Losses of a tile of queries, and the gradient of each query's loss with respect to its similarities."""
+
     losses: Tensor  # (T,)
-    by_negatives: Tensor  # (T, N) the gradient of each query's loss; 0 for items that are no negatives
-    by_positives: Tensor  # (T, P) the same; 0 for padding
+    by_negatives: Tensor  # (T, N); 0 for items that are not negatives
+    by_positives: Tensor  # (T, P); 0 for padding
 
 
 class ListLoss(Protocol):
-    """All that tells one of these losses from another."""
+    """A loss as a function of the similarities of a tile of queries."""
 
-    def __call__(self, lists: Lists) -> Ranked: ...
+    def __call__(self, lists: Lists) -> ListwiseResult: ...
 
 
 def listwise_loss(
@@ -55,7 +57,10 @@ def listwise_loss(
     ref_labels: Tensor | None = None,
     tile_size: int | None = None,
 ) -> Tensor:
-    """The mean of a loss over all queries that have a positive; 0 if none has. Arguments as in `ranking_loss`."""
+    """Compute the mean of a loss over all queries that have a positive; 0 if none has.
+
+    See `ListwiseLoss` for `loss` and `tile_size`, and `ranking_loss` for the other arguments.
+    """
     check_tile_size(tile_size)
     run = partial(_stream, loss, tile_size)
     return streamed_loss(run, embeddings, labels, indices_tuple=indices_tuple, ref_emb=ref_emb, ref_labels=ref_labels)
@@ -71,28 +76,29 @@ def _stream(
     for start in range(0, number, step):
         rows = relevance.queries[start : start + step]
         tile, pull_back = similarities.tile(rows, scratch)
-        places, present = relevance.positives(rows, relevance.counts[min(start + step, number) - 1])
-        positives = tile.gather(1, places)
-        relevance.hide(tile, rows, places)
+        columns, present = relevance.positives(rows, relevance.counts[min(start + step, number) - 1])
+        positives = tile.gather(1, columns)
+        relevance.hide(tile, rows, columns)
         losses[start : start + step], by_negatives, by_positives = loss(Lists(tile, positives, present))
         if backward:
-            gradient = by_negatives.scatter_add_(1, places, by_positives).div_(number)
+            gradient = by_negatives.scatter_add_(1, columns, by_positives).div_(number)
             pull_back([(gradient, torch.arange(len(rows), device=rows.device))])
     return losses.sum() / max(number, 1)
 
 
 class ListwiseLoss(nn.Module):
-    """A `ListLoss` as a module with pytorch-metric-learning's call; inherit, and give it one.
+    """Base class of modules with a `ListLoss` and the call signature of pytorch-metric-learning's losses.
 
     Args:
-        loss: similarities of a tile -> losses and their gradient.
-        tile_size: queries a tile; None: by the size of the batch. Changes memory and time only.
+        loss: Function from the similarities of a tile to losses and their gradient.
+        tile_size: Number of queries per tile. Default: chosen by the size of the database. Affects memory and time
+            only.
     """
 
     def __init__(self, loss: ListLoss, tile_size: int | None = None):
         super().__init__()
         check_tile_size(tile_size)
-        self.of_lists, self.tile_size = loss, tile_size
+        self.list_loss, self.tile_size = loss, tile_size
 
     def forward(
         self,
@@ -102,8 +108,8 @@ class ListwiseLoss(nn.Module):
         ref_emb: Tensor | None = None,
         ref_labels: Tensor | None = None,
     ) -> Tensor:
-        """The loss, a scalar; see `ranking_loss` for the arguments."""
-        return listwise_loss(self.of_lists, embeddings, labels, indices_tuple, ref_emb, ref_labels, self.tile_size)
+        """Compute the loss, a scalar. See `ranking_loss` for the arguments."""
+        return listwise_loss(self.list_loss, embeddings, labels, indices_tuple, ref_emb, ref_labels, self.tile_size)
 
     def extra_repr(self) -> str:
-        return str(self.of_lists)
+        return str(self.list_loss)

@@ -1,4 +1,4 @@
-"""What every ranking loss shares: the checks at its door, its place in autograd, its shell as a module."""
+"""Parts shared by all ranking losses: input checks, the autograd function, and the module base class."""
 
 from __future__ import annotations
 
@@ -19,10 +19,16 @@ IndicesTuple = tuple[Tensor, ...]
 
 
 class Run(Protocol):
-    """One pass over the similarities of a batch."""
+    """One pass over all tiles of similarities of a batch."""
 
     def __call__(self, similarities: Similarities, *, relevance: Relevance, backward: bool) -> Tensor:
-        """The mean loss over the queries that have a positive. With `backward`, its gradient is pulled back as well."""
+        """Compute the mean loss over the queries that have a positive.
+
+        Args:
+            similarities: Source of the tiles of similarities.
+            relevance: Positives and competitors of each query.
+            backward: Whether to accumulate the gradient in `similarities` as well.
+        """
         ...
 
 
@@ -39,23 +45,30 @@ def ranking_loss(
     ref_labels: Tensor | None = None,
     engine: Engine | None = None,
 ) -> Tensor:
-    """The mean of a head's loss over all queries that have a positive; 0 if none has. Differentiates once.
+    """Compute the mean of a head's loss over all queries that have a positive.
+
+    The result can be differentiated once; second derivatives are not available.
 
     Args:
-        head: the loss, as a function of ranks.
-        embeddings: (B, d) queries, used as given: whether to normalise is the model's business. Half precision is
-            taken, the loss is computed in float32, or in float64 for float64.
-        labels: (B,) integers; equal means positive.
-        similarity_temperature: tau_2, of the sigmoid on similarity differences.
-        virtual: SiMix's virtual examples, which join the batch as queries and as database.
-        count_query: leave the query in its own ranking, as the authors' release does.
-        indices_tuple: pytorch-metric-learning's mined pairs or triplets; only what they list takes part.
-        ref_emb: (N, d) a database of its own. None: the batch is its own database, each query without itself.
-        ref_labels: (N,) its labels.
-        engine: how to run; the default decides by itself.
+        head: Loss as a function of ranks.
+        embeddings: Queries of shape (B, d). They are not normalised here. The loss is computed in float64 for float64
+            embeddings and in float32 for all others.
+        labels: Integer labels of shape (B,). Items with equal labels are positives of each other.
+        similarity_temperature: Temperature tau_2 of the sigmoid on similarity differences.
+        virtual: SiMix's virtual examples, which are added to the batch as queries and as database items.
+        count_query: Whether a query competes in its own ranking, as in the authors' released code.
+        indices_tuple: Mined pairs or triplets as in pytorch-metric-learning. Pairs that are not listed are ignored.
+        ref_emb: Separate database of shape (N, d). Default: the batch is its own database, and a query is not in its
+            own database.
+        ref_labels: Labels of the database, of shape (N,).
+        engine: Execution settings. Default: chosen by device and batch size.
+
+    Returns:
+        The loss, a scalar; 0 if no query has a positive.
 
     Raises:
-        ValueError, TypeError: on bad input, with what is wrong and where.
+        ValueError: If an input has the wrong shape, device or value.
+        TypeError: If an input has the wrong type or dtype.
     """
     check_temperature(similarity_temperature, "similarity_temperature")
     run = partial((engine or Engine()).run, head, temperature=similarity_temperature)
@@ -72,15 +85,18 @@ def streamed_loss(
     ref_emb: Tensor | None = None,
     ref_labels: Tensor | None = None,
 ) -> Tensor:
-    """What a run over tiles of similarities gives, as a scalar that differentiates once; see `ranking_loss`."""
+    """Check the inputs, and compute the loss by `run`, a pass over all tiles of similarities.
+
+    See `ranking_loss` for the other arguments.
+    """
     check_vectors(embeddings, labels)
     labels = labels.long()
     check_database(embeddings, ref_emb, ref_labels, "ref_emb")
     if count_query and (ref_emb is not None or indices_tuple is not None):
-        raise ValueError("count_query needs the batch to be its own database: leave out ref_emb and indices_tuple")
+        raise ValueError("count_query needs the batch to be its own database: do not pass ref_emb or indices_tuple")
     if virtual is not None:
         if ref_emb is not None or indices_tuple is not None:
-            raise ValueError("SiMix needs the batch to be its own database: leave out ref_emb and indices_tuple")
+            raise ValueError("SiMix needs the batch to be its own database: do not pass ref_emb or indices_tuple")
         virtual.check(labels)
         virtual = VirtualBatch(virtual.pairs.long(), virtual.alphas)
         labels = torch.cat((labels, labels[virtual.pairs[:, 0]]))
@@ -92,13 +108,13 @@ def streamed_loss(
     backward = torch.is_grad_enabled() and any(
         each is not None and each.requires_grad for each in (embeddings, ref_emb)
     )
-    run_here = partial(run, relevance=relevance, backward=backward)
-    loss: Tensor = _StreamedLoss.apply(embeddings, ref_emb, virtual, run_here)
+    bound_run = partial(run, relevance=relevance, backward=backward)
+    loss: Tensor = _StreamedLoss.apply(embeddings, ref_emb, virtual, bound_run)
     return loss
 
 
 class _StreamedLoss(torch.autograd.Function):
-    """Loss and gradient come out of one stream in forward; backward only scales what forward found."""
+    """Computes loss and gradient in one pass in forward; backward only scales the gradient."""
 
     @staticmethod
     def forward(
@@ -113,22 +129,24 @@ class _StreamedLoss(torch.autograd.Function):
         with full_precision(embeddings.device):
             loss = run(similarities)
         gradients = similarities.query_gradient, None if references is None else similarities.database_gradient
-        # Keep what backward needs and nothing else: a memory of embeddings may have changed by then.
+        # Save only what backward needs: autograd would refuse a memory of embeddings that has been overwritten by then.
         needed = zip((embeddings, references), gradients, strict=True)
         ctx.save_for_backward(*(None if gradient is None else each for each, gradient in needed), *gradients)
         return loss
 
     @staticmethod
     def backward(ctx: Any, *outer: Tensor) -> tuple[Tensor | None, Tensor | None, None, None]:
-        found: list[Tensor | None] = []
-        for given, gradient in zip(ctx.saved_tensors[:2], ctx.saved_tensors[2:], strict=True):
-            scaled = None if gradient is None else (outer[0] * gradient).to(given.dtype)
-            found.append(_Once.apply(scaled, given) if scaled is not None and torch.is_grad_enabled() else scaled)
-        return found[0], found[1], None, None
+        results: list[Tensor | None] = []
+        for source, gradient in zip(ctx.saved_tensors[:2], ctx.saved_tensors[2:], strict=True):
+            scaled = None if gradient is None else (outer[0] * gradient).to(source.dtype)
+            if scaled is not None and torch.is_grad_enabled():
+                scaled = _OnceDifferentiable.apply(scaled, source)
+            results.append(scaled)
+        return results[0], results[1], None, None
 
 
-class _Once(torch.autograd.Function):
-    """The gradient of a ranking loss as its users see it: a tensor that refuses to be differentiated again."""
+class _OnceDifferentiable(torch.autograd.Function):
+    """Identity on the gradient of a ranking loss that raises an error when it is differentiated again."""
 
     @staticmethod
     def forward(ctx: Any, gradient: Tensor, embeddings: Tensor) -> Tensor:
@@ -137,20 +155,20 @@ class _Once(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *outer: Tensor) -> Tensor:
         raise RuntimeError(
-            "a ranking loss differentiates once: its second derivative, as a gradient penalty needs it, is not "
-            "available. Leave out create_graph=True, or take the penalty of another loss."
+            "a ranking loss can be differentiated only once: second derivatives, which a gradient penalty needs, are "
+            "not available. Omit create_graph=True, or compute the penalty with another loss."
         )
 
 
 class RankingLoss(nn.Module):
-    """A head as a module with pytorch-metric-learning's call; inherit, and give it a head.
+    """Base class of modules with a head and the call signature of pytorch-metric-learning's losses.
 
     Args:
-        head: the loss, as a function of ranks.
-        similarity_temperature: tau_2, of the sigmoid on similarity differences.
-        simix: draws virtual examples for every batch; None for none.
-        count_query: leave the query in its own ranking, as the authors' release does.
-        engine: how to run; the default decides by itself.
+        head: Loss as a function of ranks.
+        similarity_temperature: Temperature tau_2 of the sigmoid on similarity differences.
+        simix: Generator of virtual examples for every batch, or None.
+        count_query: Whether a query competes in its own ranking, as in the authors' released code.
+        engine: Execution settings. Default: chosen by device and batch size.
     """
 
     def __init__(
@@ -173,7 +191,7 @@ class RankingLoss(nn.Module):
         ref_emb: Tensor | None = None,
         ref_labels: Tensor | None = None,
     ) -> Tensor:
-        """The loss, a scalar; see `ranking_loss` for the arguments."""
+        """Compute the loss, a scalar. See `ranking_loss` for the arguments."""
         return ranking_loss(
             self.head,
             embeddings,

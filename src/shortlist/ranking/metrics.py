@@ -1,8 +1,9 @@
-"""The exact metrics: r@k, recall@k, average precision, mAP@R, R-precision. In tiles, in one pass.
+"""Exact retrieval metrics: r@k, recall@k, average precision, mAP@R and R-precision, computed in one pass over tiles.
 
-All follow from ranks. The rank of a positive x is 1 + the number of other database items at least as similar to the
-query: ties count against, so embeddings that have collapsed to one point score as badly as they should. Similarities
-that differ by less than the rounding of a dot product are ties, since copies of one vector differ by that much.
+All metrics follow from ranks. The rank of a positive is 1 + the number of other database items that are at least as
+similar to the query. Ties thus count against the positive, so that collapsed embeddings get low scores. Similarities
+that differ by less than the rounding error of a dot product are ties, because those of identical vectors can differ by
+that much.
 """
 
 from __future__ import annotations
@@ -18,18 +19,18 @@ from shortlist.ranking.inputs import check_database, check_k, check_tile_size, c
 from shortlist.ranking.precision import computed_dtype, full_precision
 from shortlist.ranking.relevance import HIDDEN, SameLabel
 
-_TILE = 2**22  # similarities alive at once
+_TILE = 2**22  # number of similarities in memory at once
 
 
 class QueryScores(NamedTuple):
-    """The metrics of each query that has a positive, (Q,), or (Q, K) for K cut-offs."""
+    """Metrics of each of the Q queries that have a positive, at K cut-offs."""
 
-    queries: Tensor  # which ones, ascending
-    r_at_k: Tensor  # 1 if any positive is in the first k, whatever the order of ties: what benchmarks call recall@k
-    recall_at_k: Tensor  # share of the positives whose rank is at most k: equation 1 of the paper
-    average_precision: Tensor
-    map_at_r: Tensor  # average precision within the first R results, R = number of positives
-    r_precision: Tensor  # share of positives in the first R results
+    queries: Tensor  # (Q,) indices of these queries, ascending
+    r_at_k: Tensor  # (Q, K) 1 if a positive is in the first k for any order of ties; called recall@k by benchmarks
+    recall_at_k: Tensor  # (Q, K) share of the positives whose rank is at most k: equation 1 of the paper
+    average_precision: Tensor  # (Q,)
+    map_at_r: Tensor  # (Q,) average precision within the first R results, where R is the number of positives
+    r_precision: Tensor  # (Q,) share of positives in the first R results
 
 
 def query_scores(
@@ -41,19 +42,22 @@ def query_scores(
     tile_size: int | None = None,
     progress: Callable[[int, int], None] | None = None,
 ) -> QueryScores:
-    """Every exact metric of every query that has a positive; queries without one are left out.
+    """Compute all exact metrics of each query that has a positive. Queries without a positive are omitted.
 
     Args:
-        embeddings: (B, d) queries, used as given.
-        labels: (B,) integers; equal means positive.
-        k: one or several cut-offs.
-        gallery: (N, d) what is searched. None: the queries search each other, each without itself, by index.
-        gallery_labels: (N,) its labels.
-        tile_size: queries at a time; the default keeps a tile near 16 MB.
-        progress: called with the number of queries that are done, and of all that have a positive.
+        embeddings: Queries of shape (B, d). They are not normalised here.
+        labels: Integer labels of shape (B,). Items with equal labels are positives of each other.
+        k: One or several cut-offs.
+        gallery: Gallery of shape (N, d). Default: the queries are the gallery, and each query is excluded from its own
+            results by its index.
+        gallery_labels: Labels of the gallery, of shape (N,).
+        tile_size: Number of queries per tile. Default: such that a tile takes about 16 MB.
+        progress: Function that is called with the number of finished queries and the number of queries that have a
+            positive.
 
     Raises:
-        ValueError, TypeError: on bad input, with what is wrong and where.
+        ValueError: If an input has the wrong shape, device or value.
+        TypeError: If an input has the wrong type or dtype.
     """
     cut_offs = check_k(k)
     check_tile_size(tile_size)
@@ -66,16 +70,16 @@ def query_scores(
     rows = max(_TILE // max(len(database), 1), 1) if tile_size is None else tile_size
     with full_precision(embeddings.device):
         ranks = _exact_ranks(queries, database, relevance, gallery is None, rows)
-        tiles, done = [], 0
+        tiles, finished = [], 0
         for tile in ranks:
             tiles.append(_scores(tile, cut_offs))
-            done += len(tiles[-1][0])
+            finished += len(tiles[-1][0])
             if progress is not None:
-                progress(done, len(relevance.queries))
+                progress(finished, len(relevance.queries))
     order = relevance.queries.argsort()
     width = len(cut_offs)
-    nothing = [torch.empty(0, *size, device=queries.device) for size in ((width,), (width,), (), (), ())]
-    columns = (torch.cat(column)[order] for column in zip(nothing, *tiles, strict=True))
+    empty = [torch.empty(0, *size, device=queries.device) for size in ((width,), (width,), (), (), ())]
+    columns = (torch.cat(column)[order] for column in zip(empty, *tiles, strict=True))
     return QueryScores(relevance.queries[order], *columns)
 
 
@@ -87,10 +91,14 @@ def retrieval_metrics(
     gallery_labels: Tensor | None = None,
     tile_size: int | None = None,
 ) -> dict[str, float]:
-    """Means of `query_scores` by name: r@k and recall@k for each k, mAP, mAP@R and R-precision.
+    """Compute the means of `query_scores` over all queries that have a positive. See there for the arguments.
+
+    Returns:
+        Metrics by name: r@k and recall@k for each k, mAP, mAP@R and R-precision.
 
     Raises:
-        ValueError: as `query_scores`, and if no query has a positive.
+        ValueError: If an input has the wrong shape, device or value, or if no query has a positive.
+        TypeError: If an input has the wrong type or dtype.
 
     Example:
         >>> points = torch.tensor([[1.0, 0.0], [0.9, 0.1], [0.0, 1.0], [0.1, 0.9]])
@@ -99,7 +107,7 @@ def retrieval_metrics(
     """
     scores = query_scores(embeddings, labels, k, gallery, gallery_labels, tile_size)
     if not len(scores.queries):
-        raise ValueError("no query has a positive in the gallery: there is nothing to measure")
+        raise ValueError("no query has a positive in the gallery, so the metrics are undefined: check the labels")
     r, recall, *others = (column.double().mean(0).tolist() for column in scores[1:])
     named = {f"r@{cut}": value for cut, value in zip(check_k(k), r, strict=True)}
     named |= {f"recall@{cut}": value for cut, value in zip(check_k(k), recall, strict=True)}
@@ -107,40 +115,41 @@ def retrieval_metrics(
 
 
 def rounding(dimensions: int, dtype: torch.dtype) -> float:
-    """How far roundings can move a dot product of unit vectors: nearer than that is a tie.
+    """Return the rounding error of a dot product of unit vectors. Similarities that are closer than this are ties.
 
-    It grows with the number of terms where all are equal, by less than a sixteenth as measured: processors sum in
-    several lanes.
+    The error grows with the number of dimensions if all terms are equal. The measured growth is below eps / 16 per
+    dimension, because processors sum in several lanes.
     """
     return max(8, dimensions / 16) * torch.finfo(dtype).eps
 
 
 class _ExactRanks(NamedTuple):
-    overall: Tensor  # (T, P)
-    among_positives: Tensor  # (T, P)
-    present: Tensor  # (T, P) bool: a positive, not padding
+    overall: Tensor  # (T, P) rank in the gallery
+    among_positives: Tensor  # (T, P) rank among the positives of the query
+    present: Tensor  # (T, P) bool, False for padding
 
 
 def _exact_ranks(
-    queries: Tensor, database: Tensor, relevance: SameLabel, without_itself: bool, tile_size: int
+    queries: Tensor, database: Tensor, relevance: SameLabel, exclude_query: bool, tile_size: int
 ) -> Iterator[_ExactRanks]:
     lengths = database.norm(dim=1)
-    roundings = rounding(queries.shape[1], queries.dtype)
+    tolerance = rounding(queries.shape[1], queries.dtype)
     for start in range(0, len(relevance.queries), tile_size):
         rows = relevance.queries[start : start + tile_size]
-        positives, present = relevance.positives(rows, relevance.counts[start : start + tile_size][-1])
+        columns, present = relevance.positives(rows, relevance.counts[start : start + tile_size][-1])
         similarities = queries[rows] @ database.T
-        if without_itself:
+        if exclude_query:
             similarities.scatter_(1, rows[:, None], HIDDEN)
-        at = similarities.gather(1, positives)
-        # From `tied` up an item is not behind. A positive counts itself: that is the 1 of its rank.
-        tied = at - roundings * queries[rows].norm(dim=1, keepdim=True) * lengths[positives]
+        positives = similarities.gather(1, columns)
+        # Items at or above `tied` are not behind the positive. A positive counts itself, which is the 1 of its rank.
+        tied = positives - tolerance * queries[rows].norm(dim=1, keepdim=True) * lengths[columns]
         overall = count_at_least(similarities, tied)
-        among = count_at_least(at.masked_fill(~present, HIDDEN), tied)
+        among = count_at_least(positives.masked_fill(~present, HIDDEN), tied)
         yield _ExactRanks(overall, among, present)
 
 
 def _scores(ranks: _ExactRanks, k: tuple[int, ...]) -> tuple[Tensor, ...]:
+    """Compute the fields of `QueryScores` after `queries`."""
     overall, among, present = ranks
     count = present.sum(1)
     cut_offs = torch.tensor(k, device=overall.device)

@@ -17,10 +17,14 @@ from shortlist.ranking.tiles import Engine, Ranks
 
 @dataclass(frozen=True)
 class RecallHead:
-    """1 - smooth recall@k, averaged over k: a positive counts by how far its rank is inside the first k.
+    """1 - smooth recall@k, averaged over k. Each positive contributes sigmoid((k - rank) / rank_temperature).
 
-    The sum over the positives is clipped at k and divided by min(k, |P|): with more than k positives, all that can be
-    asked is that the first k results are positives. Positives past the head's reach add exactly 0.
+    The sum over the positives is clipped at k and divided by min(k, |P|), because at most k of the positives can be
+    among the first k results. Positives beyond the head's reach contribute exactly 0.
+
+    Args:
+        k: Cut-offs to average over.
+        rank_temperature: Temperature tau_1 of the sigmoid on ranks.
     """
 
     k: tuple[int, ...]
@@ -52,23 +56,28 @@ def recall_at_k_loss(
     count_query: bool = False,
     engine: Engine | None = None,
 ) -> Tensor:
-    """RS@k of a batch that is its own database: a scalar, 0 without any positive pair.
+    """Compute the recall@k surrogate loss RS@k of a batch that is its own database.
 
     Args:
-        embeddings: (B, d), used as given.
-        labels: (B,) integers; equal means positive.
-        k: cut-offs to average over. The paper: 1, 2, 4, 8, 16, and 1, 2, 4, 8, 12, ..., 32 with SiMix.
-        rank_temperature: tau_1, of the sigmoid that counts a positive as inside the first k.
-        similarity_temperature: tau_2, of the sigmoid that counts who is ahead of a positive.
+        embeddings: Embeddings of shape (B, d). They are not normalised here.
+        labels: Integer labels of shape (B,). Items with equal labels are positives of each other.
+        k: One or several cut-offs to average over. The paper uses 1, 2, 4, 8, 16, and 1, 2, 4, 8, 12, ..., 32 with
+            SiMix.
+        rank_temperature: Temperature tau_1 of the sigmoid that decides whether a rank is within the first k.
+        similarity_temperature: Temperature tau_2 of the sigmoid that decides whether an item is ahead of a positive.
         virtual: SiMix's virtual examples.
-        count_query: leave the query in its own ranking, as the authors' release does.
-        engine: how to run; the default decides by itself.
+        count_query: Whether a query competes in its own ranking, as in the authors' released code.
+        engine: Execution settings. Default: chosen by device and batch size.
+
+    Returns:
+        The loss, a scalar; 0 if the batch contains no positive pair.
 
     Raises:
-        ValueError, TypeError: on bad input, with what is wrong and where.
+        ValueError: If an input has the wrong shape, device or value.
+        TypeError: If an input has the wrong type or dtype.
 
     Example:
-        >>> apart = torch.eye(2).repeat_interleave(2, dim=0)  # two pairs, each at one point: a perfect ranking,
+        >>> apart = torch.eye(2).repeat_interleave(2, dim=0)  # two pairs of equal vectors: a perfect ranking,
         >>> recall_at_k_loss(apart, torch.tensor([5, 5, 9, 9]), k=(1, 2)).item()  # yet sigmoid(k - rank) < 1
         0.3844707...
     """
@@ -84,10 +93,12 @@ def recall_at_k_loss(
 
 
 class RecallAtKLoss(RankingLoss):
-    """RS@k as a module, with pytorch-metric-learning's call. Arguments as in `recall_at_k_loss`.
+    """RS@k as a module with the call signature of pytorch-metric-learning's losses.
+
+    See `recall_at_k_loss` for the other arguments.
 
     Args:
-        simix: draws virtual examples for every batch, `SiMix()`; None for none.
+        simix: Generator of virtual examples for every batch, `SiMix()`, or None.
 
     Example:
         >>> embeddings = torch.nn.functional.normalize(torch.randn(8, 16)).requires_grad_()

@@ -1,4 +1,4 @@
-"""SiMix: virtual examples between the positives of a batch. A virtual batch is pairs and alphas, nothing more."""
+"""SiMix: virtual examples between the positives of a batch, represented by pairs of items and mixing weights."""
 
 from __future__ import annotations
 
@@ -11,16 +11,21 @@ from shortlist.ranking.inputs import check_labels
 
 
 class VirtualBatch(NamedTuple):
-    """Virtual example v stands at alphas[v] * x + (1 - alphas[v]) * z, where (x, z) = pairs[v] are items of one label.
+    """V virtual examples of a batch.
 
-    It is never built: its similarities are the same mixture of theirs.
+    Virtual example v is alphas[v] * x + (1 - alphas[v]) * z, where (x, z) = pairs[v] are two items with the same label.
+    Its embedding is never computed, because its similarities are the same mixture of those of x and z.
     """
 
-    pairs: Tensor  # (V, 2) long, items of the batch
-    alphas: Tensor  # (V,) in 0..1
+    pairs: Tensor  # (V, 2) indices of items of the batch
+    alphas: Tensor  # (V,) mixing weights from 0 to 1
 
     def check(self, labels: Tensor) -> None:
-        """Raise ValueError unless the pairs are of this batch and of one label each."""
+        """Require valid shapes, dtypes, devices and values, and pairs of items with equal labels.
+
+        Args:
+            labels: Integer labels of the batch, of shape (B,).
+        """
         pairs, alphas = self
         if pairs.ndim != 2 or pairs.shape[1] != 2 or alphas.shape != pairs.shape[:1]:
             shapes = f"{tuple(pairs.shape)} and {tuple(alphas.shape)}"
@@ -32,7 +37,7 @@ class VirtualBatch(NamedTuple):
         if not len(pairs):
             return
         if not 0 <= int(pairs.min()) <= int(pairs.max()) < len(labels):
-            raise ValueError(f"virtual pairs name an item outside the batch 0..{len(labels) - 1}")
+            raise ValueError(f"virtual pairs contain an index outside the batch 0..{len(labels) - 1}")
         if not ((alphas >= 0) & (alphas <= 1)).all():
             raise ValueError("virtual alphas must lie between 0 and 1")
         left, right = labels[pairs.long()].unbind(1)
@@ -42,12 +47,13 @@ class VirtualBatch(NamedTuple):
 
 
 class SiMix:
-    """Draws a virtual batch: every unordered pair of positives once, alpha uniform in (0, 1) for each.
+    """Generator of virtual batches: one virtual example for each unordered pair of positives, with a random alpha.
 
-    A class with m items gives m (m - 1) / 2 virtual ones, whatever m is; a class of one gives none.
+    The alphas are uniform in (0, 1). A class with m items yields m (m - 1) / 2 virtual examples.
 
     Args:
-        generator: source of the alphas, on any device; torch's default one of the labels' device if None.
+        generator: Random number generator of the alphas, on any device. Default: torch's default generator of the
+            labels' device.
 
     Example:
         >>> SiMix()(torch.tensor([7, 7, 3, 7])).pairs.tolist()
@@ -58,13 +64,14 @@ class SiMix:
         self.generator = generator
 
     def __call__(self, labels: Tensor) -> VirtualBatch:
+        """Generate the virtual batch for integer labels of shape (B,)."""
         check_labels(labels)
         labels = labels.long()
         members = labels.argsort(stable=True)
-        place = torch.arange(len(labels), device=labels.device)
+        position = torch.arange(len(labels), device=labels.device)
         by_label = labels[members]
-        partners = torch.searchsorted(by_label, by_label, right=True) - place - 1  # classmates further down
-        left = torch.repeat_interleave(place, partners)
+        partners = torch.searchsorted(by_label, by_label, right=True) - position - 1  # later items of the same class
+        left = torch.repeat_interleave(position, partners)
         right = left + 1 + torch.arange(len(left), device=labels.device) - (partners.cumsum(0) - partners)[left]
         source = labels.device if self.generator is None else self.generator.device
         alphas = torch.rand(len(left), generator=self.generator, device=source, dtype=torch.float32)

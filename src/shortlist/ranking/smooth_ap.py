@@ -1,4 +1,4 @@
-"""Smooth-AP: average precision with smooth ranks (Brown et al. 2020), on the same engine."""
+"""Smooth-AP (Brown et al. 2020): average precision with smooth ranks."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from shortlist.ranking.tiles import Engine, Ranks
 
 @dataclass(frozen=True)
 class SmoothAPHead:
-    """1 - average precision: the mean over the positives of rank among positives / rank among all."""
+    """1 - average precision, the mean over the positives of (rank among the positives) / (rank in the database)."""
 
     def __call__(self, ranks: Ranks) -> Tensor:
         precision = (ranks.among_positives / ranks.overall) * ranks.present
@@ -31,17 +31,21 @@ def smooth_ap_loss(
     virtual: VirtualBatch | None = None,
     engine: Engine | None = None,
 ) -> Tensor:
-    """Smooth-AP of a batch that is its own database: a scalar, 0 without any positive pair.
+    """Compute the Smooth-AP loss of a batch that is its own database.
 
     Args:
-        embeddings: (B, d), used as given.
-        labels: (B,) integers; equal means positive.
-        similarity_temperature: of the sigmoid that counts who is ahead of a positive.
+        embeddings: Embeddings of shape (B, d). They are not normalised here.
+        labels: Integer labels of shape (B,). Items with equal labels are positives of each other.
+        similarity_temperature: Temperature of the sigmoid that decides whether an item is ahead of a positive.
         virtual: SiMix's virtual examples.
-        engine: how to run; the default decides by itself.
+        engine: Execution settings. Default: chosen by device and batch size.
+
+    Returns:
+        The loss, a scalar; 0 if the batch contains no positive pair.
 
     Raises:
-        ValueError, TypeError: on bad input, with what is wrong and where.
+        ValueError: If an input has the wrong shape, device or value.
+        TypeError: If an input has the wrong type or dtype.
 
     Example:
         >>> import torch
@@ -60,10 +64,12 @@ def smooth_ap_loss(
 
 
 class SmoothAPLoss(RankingLoss):
-    """Smooth-AP as a module, with pytorch-metric-learning's call. Arguments as in `smooth_ap_loss`.
+    """Smooth-AP as a module with the call signature of pytorch-metric-learning's losses.
+
+    See `smooth_ap_loss` for the other arguments.
 
     Args:
-        simix: draws virtual examples for every batch, `SiMix()`; None for none.
+        simix: Generator of virtual examples for every batch, `SiMix()`, or None.
     """
 
     def __init__(self, similarity_temperature: float = 0.01, simix: SiMix | None = None, engine: Engine | None = None):
