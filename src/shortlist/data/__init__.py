@@ -1,4 +1,4 @@
-"""Images on disk -> batches."""
+"""Images: open sources as catalogs, decode and transform them, and load them in batches."""
 
 from shortlist.extras import extra
 
@@ -7,11 +7,11 @@ with extra("training", __name__):
     from shortlist.cache import build_once, cache_folder
     from shortlist.data.benchmarks import BENCHMARKS, Benchmark
     from shortlist.data.catalog import ROLES, SPLITS, Catalog, Judgement, Judgements
-    from shortlist.data.image_collection import UNLABELLED, open_collection
+    from shortlist.data.folders import UNLABELLED
     from shortlist.data.images import ImageDataset, ImageError, load_image
     from shortlist.data.inspection import CheckReport, check, drop_unreadable, summary
     from shortlist.data.loader import image_chunks
-    from shortlist.data.sources import open_catalog
+    from shortlist.data.sources import open_catalog, open_collection
     from shortlist.data.splits import half_validation, open_set_split
     from shortlist.data.transforms import FitTransform, TestTransform, TrainTransform, Transform, augmentation_rng
 

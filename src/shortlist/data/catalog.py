@@ -1,4 +1,4 @@
-"""The table that every dataset becomes: path, label, split, and role where there are queries. All else reads this."""
+"""The catalog: one table of paths, labels, splits and roles, which every dataset is converted to."""
 
 from __future__ import annotations
 
@@ -20,34 +20,42 @@ ROLES = ("query", "gallery")
 
 @dataclass(frozen=True, eq=False)
 class Judgement:
-    """What one query should find, and what is neither right nor wrong: rows of the catalog."""
+    """Ground truth of one query, as row indices of the catalog.
+
+    Args:
+        positives: (p,) images that the query should find.
+        junk: (j,) images that count as neither right nor wrong; they are removed from the ranking.
+    """
 
     positives: NDArray[np.int64]
     junk: NDArray[np.int64]
 
 
-Judgements = Mapping[str, tuple[Judgement, ...]]  # by setup (easy, medium, ...): one for each query, in their order
+Judgements = Mapping[str, tuple[Judgement, ...]]  # setup (easy, medium, ...) -> one judgement per query, in query order
 
 
 @dataclass(frozen=True, eq=False)
 class Catalog:
-    """n labelled images. Checked once, when it is made; its arrays cannot be written to.
+    """Table of n labelled images. It is validated once, on construction, and its arrays are read-only.
 
     Args:
-        name: what messages call it: a benchmark's name, or the name of the folder or table.
-        root: the folder that the paths are relative to.
-        paths: (n,) POSIX strings (an object array: one long path must not widen all the others).
+        name: Name used in messages: the name of the benchmark, folder or table.
+        root: Folder that the paths are relative to.
+        paths: (n,) POSIX paths, in an object array so that one long path does not widen all others.
         labels: (n,) indices into `class_names`.
-        class_names: every class, also those without an image here.
-        splits: (n,) each one of SPLITS, or "" where nobody has decided yet.
-        roles: (n,) each one of ROLES or "", or None where the data knows no roles.
-        boxes: (n, 4) the part of each image that counts, left, top, right, bottom in its upright pixels, and NaN for
-            the whole image; None where all are whole.
-        judgements: what each query should find, where that is not "the images of its class".
-        protocol: what its results are to be called, where roles and judgements do not say enough.
-        missing: what the source names and does not have, left out because someone said so.
-        ignored: files beside the images that are no images by their ending.
-        remarks: what a person should know of it, such as counts that are not those of the benchmark.
+        class_names: Names of all classes, including classes without an image in this catalog.
+        splits: (n,) values of SPLITS, or "" for images that have not been assigned to a split.
+        roles: (n,) values of ROLES or "". None if the data does not distinguish queries and gallery.
+        boxes: (n, 4) region of interest of each image as left, top, right, bottom in pixels of the upright image, and
+            NaN for a whole image. None if all images are used whole.
+        judgements: Ground truth of each query. None if the positives of a query are the images of its class.
+        protocol: Name of the evaluation protocol, if roles and judgements do not determine it.
+        missing: Files that the source lists but that do not exist, and that were skipped on request.
+        ignored: Files found next to the images whose extension is not that of an image.
+        remarks: Notes for the user, such as counts that differ from those of the benchmark.
+
+    Raises:
+        ValueError: If shapes disagree, or a label, split, role, class name or judgement is invalid.
     """
 
     name: str
@@ -93,27 +101,31 @@ class Catalog:
 
     def _check_judgements(self, judgements: Judgements) -> None:
         queries = 0 if self.roles is None else int((self.roles == "query").sum())
-        for setup, each in judgements.items():
-            if len(each) != queries:
-                raise ValueError(f"{setup} judges {len(each)} queries, but {queries} images have the role of a query")
-            for judgement in each:
+        for setup, per_query in judgements.items():
+            if len(per_query) != queries:
+                raise ValueError(f"{setup} judges {len(per_query)} queries, but {queries} images have the role query")
+            for judgement in per_query:
                 rows = np.concatenate((judgement.positives, judgement.junk))
-                inside = not len(rows) or (rows.min() >= 0 and rows.max() < len(self))
-                if not inside or (len(rows) and (self.roles[rows] != "gallery").any()):  # type: ignore[index]
+                in_range = not len(rows) or (rows.min() >= 0 and rows.max() < len(self))
+                if not in_range or (len(rows) and (self.roles[rows] != "gallery").any()):  # type: ignore[index]
                     raise ValueError(f"the judgements of {setup} must be rows of the gallery")
 
     def __len__(self) -> int:
         return len(self.paths)
 
     def file(self, index: int) -> Path:
-        """Where image `index` is."""
+        """Return the path of image `index`, including the root."""
         path: str = self.paths[index]
         return self.root / path
 
     def subset(self, which: ArrayLike) -> Catalog:
-        """Some of the images, by a mask or by indices. Labels stay indices into the same class names."""
+        """Return the selected images as a catalog. Labels remain indices into the same class names.
+
+        Args:
+            which: Boolean mask (n,), or row indices in the desired order.
+        """
         chosen = np.asarray(which)
-        if not chosen.size:  # an empty list is an array of floats
+        if not chosen.size:  # np.asarray([]) has a float dtype, which cannot index
             chosen = chosen.astype(np.int64)
         return replace(
             self,
@@ -126,60 +138,63 @@ class Catalog:
         )
 
     def _judgements_of(self, rows: NDArray[np.int64]) -> Judgements:
-        """The judgements when only these rows are left, in this order."""
+        """Return the judgements of a catalog that keeps only these rows, in this order."""
         assert self.judgements is not None
         assert self.roles is not None
-        now = np.full(len(self), -1)
-        now[rows] = np.arange(len(rows))
-        number = np.cumsum(self.roles == "query") - 1  # of each query among the queries
-        queries = [int(number[row]) for row in rows if self.roles[row] == "query"]
+        new_row = np.full(len(self), -1)
+        new_row[rows] = np.arange(len(rows))
+        query_number = np.cumsum(self.roles == "query") - 1  # (n,) valid where the role is query
+        queries = [int(query_number[row]) for row in rows if self.roles[row] == "query"]
 
-        def left(judged: NDArray[np.int64]) -> NDArray[np.int64]:
-            moved = now[judged]
+        def remaining(judged: NDArray[np.int64]) -> NDArray[np.int64]:
+            moved = new_row[judged]
             return moved[moved >= 0]
 
         return {
-            setup: tuple(Judgement(left(each[query].positives), left(each[query].junk)) for query in queries)
-            for setup, each in self.judgements.items()
+            setup: tuple(
+                Judgement(remaining(per_query[query].positives), remaining(per_query[query].junk)) for query in queries
+            )
+            for setup, per_query in self.judgements.items()
         }
 
     def split(self, name: str) -> Catalog:
-        """The images of one split.
+        """Return the images of one split.
 
         Raises:
-            DataError: there are none.
+            DataError: If the split has no images.
+            ValueError: If `name` is not one of SPLITS.
         """
         if name not in SPLITS:
             raise ValueError(f"a split is one of {', '.join(SPLITS)}, not {name!r}")
         part = self.subset(self.splits == name)
         if not len(part):
-            there = ", ".join(split for split in SPLITS if (self.splits == split).any()) or "none"
-            raise DataError(f"{self.name} has no {name} images (splits that it has: {there})")
+            available = ", ".join(split for split in SPLITS if (self.splits == split).any()) or "none"
+            raise DataError(f"{self.name} has no {name} images (available splits: {available})")
         return part
 
     def classes(self) -> NDArray[np.int64]:
-        """The labels that have at least one image here, ascending."""
+        """Return the labels that have at least one image in this catalog, in ascending order."""
         return np.flatnonzero(np.bincount(self.labels, minlength=len(self.class_names))).astype(np.int64)
 
     def class_sizes(self) -> NDArray[np.int64]:
-        """Images of each of `classes()`, in the same order."""
+        """Return the number of images of each class in `classes()`, in the same order."""
         sizes = np.bincount(self.labels, minlength=len(self.class_names))
         return sizes[sizes > 0].astype(np.int64)
 
     def fingerprint(self) -> str:
-        """SHA-256 of which image has which class, split and role, in which order; not of where the root is."""
+        """Return a SHA-256 digest of the table's content and order; the root folder is not part of it."""
         digest = hashlib.sha256()
         for part in (self.paths, self.labels, np.array(self.class_names, dtype=object), self.splits, self.roles):
             digest.update(json.dumps(None if part is None else part.tolist()).encode())
         if self.boxes is not None:
             digest.update(self.boxes.tobytes())
-        for setup, each in (self.judgements or {}).items():
-            judged = [(one.positives.tolist(), one.junk.tolist()) for one in each]
+        for setup, per_query in (self.judgements or {}).items():
+            judged = [(judgement.positives.tolist(), judgement.junk.tolist()) for judgement in per_query]
             digest.update(json.dumps([setup, judged]).encode())
         return digest.hexdigest()
 
 
 def _check_values(field: str, values: NDArray[np.str_], known: tuple[str, ...]) -> None:
-    bad = ~np.isin(values, [*known, ""])
-    if bad.any():
-        raise ValueError(f"{field} holds {str(values[bad][0])!r}; it may hold {', '.join(known)}")
+    unknown = ~np.isin(values, [*known, ""])
+    if unknown.any():
+        raise ValueError(f"{field} holds {str(values[unknown][0])!r}; valid values are {', '.join(known)}")

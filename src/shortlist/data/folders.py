@@ -1,54 +1,92 @@
-"""A folder of pictures: one sub-folder a class, under train/ and test/ where those are given."""
+"""Catalogs of folders: one sub-folder per class (for training), or images at any depth (for search)."""
 
 from __future__ import annotations
 
 import os
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
 import numpy as np
 
 from shortlist.data.catalog import Catalog
-from shortlist.data.presence import some
+from shortlist.data.missing_files import shorten_list
 from shortlist.errors import DataError
 
 _JPEG, _LOSSLESS = (".jpg", ".jpeg", ".jpe", ".jfif"), (".png", ".bmp", ".gif", ".tif", ".tiff", ".tga")
 _OTHERS = (".webp", ".avif", ".jp2", ".ppm", ".pgm", ".pbm", ".pnm")
-IMAGE_ENDINGS = frozenset(_JPEG + _LOSSLESS + _OTHERS)
+IMAGE_EXTENSIONS = frozenset(_JPEG + _LOSSLESS + _OTHERS)
+UNLABELLED = ""  # class name of images without a label
 SPLIT_FOLDERS = {"train": "train", "test": "test", "validation": "validation", "val": "validation"}
-EXPECTED = "expected one sub-folder a class with its images in it, or such folders under train/ and test/"
-
-
-def folder_catalog(root: Path, on_missing: str = "error") -> Catalog:
-    """All images under `root`, classes by name, images by name. Hidden files and folders do not count.
-
-    Raises:
-        DataError: there is nothing, or it is arranged otherwise, or a class has no image (left out and recorded in
-            `missing` where `on_missing` is "skip").
-    """
-    top = _listing(root, "")
-    if not top.folders:
-        found = f"{len(top.images)} images lie directly in it" if top.images else "it is empty"
-        raise DataError(f"no class folders in {root}: {found}; {EXPECTED}")
-    parts = {name: _listing(root, name) for name in top.folders}
-    if set(parts) <= set(SPLIT_FOLDERS) and any(part.folders for part in parts.values()):
-        return _catalog(root, _split_classes(root, parts), on_missing, has_splits=True)
-    if top.images:
-        raise DataError(f"{len(top.images)} images lie directly in {root}, beside the class folders; {EXPECTED}")
-    return _catalog(root, [("", name, part) for name, part in parts.items()], on_missing, has_splits=False)
+EXPECTED = "expected one sub-folder per class with its images in it, or such folders under train/ and test/"
 
 
 @dataclass
 class _Listing:
-    folders: list[str] = field(default_factory=list)
-    images: list[str] = field(default_factory=list)
-    others: list[str] = field(default_factory=list)
+    """Sorted content of one folder, without hidden entries."""
+
+    folders: list[str] = field(default_factory=list)  # names
+    images: list[str] = field(default_factory=list)  # paths relative to the root
+    others: list[str] = field(default_factory=list)  # paths relative to the root
 
 
-_Class = tuple[str, str, _Listing]  # split, name, what lies in its folder; images as paths from the root
+_ClassFolder = tuple[str, str, _Listing]  # split, class name, content
 
 
-def _listing(root: Path, folder: str) -> _Listing:
+def class_folder_catalog(root: Path, on_missing: str = "error") -> Catalog:
+    """Return the catalog of a folder with one sub-folder per class, optionally below train/, validation/ and test/.
+
+    Classes and images are sorted by name. Hidden files and folders are ignored.
+
+    Args:
+        root: The folder.
+        on_missing: "error", or "skip" to leave out class folders without images and record them in `Catalog.missing`.
+
+    Raises:
+        DataError: If the folder has another layout, has no images, or has an empty class and `on_missing` is "error".
+    """
+    top = _list_folder(root)
+    if not top.folders:
+        found = f"{len(top.images)} images lie directly in it" if top.images else "it is empty"
+        raise DataError(f"no class folders in {root}: {found}; {EXPECTED}")
+    listings = {name: _list_folder(root, name) for name in top.folders}
+    if set(listings) <= set(SPLIT_FOLDERS) and any(listing.folders for listing in listings.values()):
+        return _class_catalog(root, _split_classes(root, listings), on_missing, has_splits=True)
+    if top.images:
+        raise DataError(f"{len(top.images)} images lie directly in {root}, beside the class folders; {EXPECTED}")
+    return _class_catalog(
+        root, [("", name, listing) for name, listing in listings.items()], on_missing, has_splits=False
+    )
+
+
+def nested_folder_catalog(root: Path) -> Catalog:
+    """Return the catalog of all images below a folder, at any depth, sorted by path.
+
+    The label of an image is the name of the first folder below `root`, or below train/, validation/ and test/ if every
+    image is in a folder below these. Images directly in `root` belong to the class `UNLABELLED`.
+
+    Raises:
+        DataError: If there are no images, or a folder cannot be listed.
+    """
+    paths = sorted(_walk(root))
+    if not paths:
+        extensions = ", ".join(sorted(IMAGE_EXTENSIONS))
+        raise DataError(f"no images in {root} at any depth; images are recognised by their extension: {extensions}")
+    parts = [path.split("/") for path in paths]
+    has_splits = all(len(each) > 2 and each[0] in SPLIT_FOLDERS for each in parts)
+    below = [each[1:] if has_splits else each for each in parts]
+    labels = [each[0] if len(each) > 1 else UNLABELLED for each in below]
+    splits = [SPLIT_FOLDERS[each[0]] if has_splits else "" for each in parts]
+    return _path_catalog(root, paths, labels, splits, root.resolve().name)
+
+
+def single_image_catalog(file: Path) -> Catalog:
+    """Return the catalog of one image file, without a label."""
+    return _path_catalog(file.parent, [file.name], [UNLABELLED], [""], file.name)
+
+
+def _list_folder(root: Path, folder: str = "") -> _Listing:
+    """List `root / folder`; images and other files are paths relative to `root`."""
     found = _Listing()
     prefix = f"{folder}/" if folder else ""
     try:
@@ -58,54 +96,91 @@ def _listing(root: Path, folder: str) -> _Listing:
                     continue
                 if entry.is_dir():
                     found.folders.append(entry.name)
-                elif os.path.splitext(entry.name)[1].lower() in IMAGE_ENDINGS:  # noqa: PTH122 - many times faster
+                elif os.path.splitext(entry.name)[1].lower() in IMAGE_EXTENSIONS:  # noqa: PTH122 - many times faster
                     found.images.append(prefix + entry.name)
                 else:
                     found.others.append(prefix + entry.name)
     except OSError as error:
-        raise DataError(f"cannot look into the folder {root / folder}: {error.strerror}") from error
-    found.folders.sort()
-    found.images.sort()
-    found.others.sort()
+        raise DataError(f"cannot list the folder {root / folder}: {error.strerror}") from error
+    for names in (found.folders, found.images, found.others):
+        names.sort()
     return found
 
 
-def _split_classes(root: Path, parts: dict[str, _Listing]) -> list[_Class]:
-    if {"val", "validation"} <= set(parts):
+def _walk(root: Path, folder: str = "", parents: frozenset[tuple[int, int]] = frozenset()) -> Iterator[str]:
+    """Yield the paths of all images below `root / folder`; a link to a parent folder is not followed."""
+    found = (root / folder).stat()
+    if (identity := (found.st_dev, found.st_ino)) in parents:
+        return
+    listing = _list_folder(root, folder)
+    yield from listing.images
+    for name in listing.folders:
+        yield from _walk(root, f"{folder}/{name}" if folder else name, parents | {identity})
+
+
+def _split_classes(root: Path, listings: dict[str, _Listing]) -> list[_ClassFolder]:
+    if {"val", "validation"} <= set(listings):
         raise DataError(f"{root} has both val/ and validation/; keep one of them")
-    classes: list[_Class] = []
-    for name, part in parts.items():
-        if part.images:
-            raise DataError(f"{len(part.images)} images lie directly in {root / name}; {EXPECTED}")
-        classes += [(SPLIT_FOLDERS[name], below, _listing(root, f"{name}/{below}")) for below in part.folders]
+    classes: list[_ClassFolder] = []
+    for name, listing in listings.items():
+        if listing.images:
+            raise DataError(f"{len(listing.images)} images lie directly in {root / name}; {EXPECTED}")
+        classes += [(SPLIT_FOLDERS[name], below, _list_folder(root, f"{name}/{below}")) for below in listing.folders]
     return classes
 
 
-def _catalog(root: Path, classes: list[_Class], on_missing: str, *, has_splits: bool) -> Catalog:
-    for _, name, found in classes:
-        if found.folders:
+def _class_catalog(root: Path, classes: list[_ClassFolder], on_missing: str, *, has_splits: bool) -> Catalog:
+    for _, name, listing in classes:
+        if listing.folders:
             raise DataError(
-                f"the class folder {name!r} in {root} has folders of its own ({some(found.folders)}); {EXPECTED}"
+                f"the class folder {name!r} in {root} contains folders ({shorten_list(listing.folders)}); {EXPECTED}"
             )
-    empty = [f"{split}/{name}/" if has_splits else f"{name}/" for split, name, found in classes if not found.images]
+    empty = [f"{split}/{name}/" if has_splits else f"{name}/" for split, name, listing in classes if not listing.images]
     if len(empty) == len(classes):
-        raise DataError(f"no images in {root}: its folders ({some(empty)}) hold none; {EXPECTED}")
+        raise DataError(f"no images in {root}: its folders ({shorten_list(empty)}) contain none; {EXPECTED}")
     if empty and on_missing == "error":
         raise DataError(
-            f"{len(empty)} class folders in {root} have no images: {some(empty)}. "
+            f"{len(empty)} class folders in {root} have no images: {shorten_list(empty)}. "
             'Fill or remove them, or leave them out with `on_missing="skip"`'
         )
-    names = sorted({name for _, name, found in classes if found.images})
-    label_of = {name: label for label, name in enumerate(names)}
     filled = [one for one in classes if one[2].images]
-    sizes = [len(found.images) for _, _, found in filled]
+    names = sorted({name for _, name, _ in filled})
+    label_of = {name: label for label, name in enumerate(names)}
+    sizes = [len(listing.images) for _, _, listing in filled]
     return Catalog(
         name=root.resolve().name,
         root=root,
-        paths=np.array([path for _, _, found in filled for path in found.images], dtype=object),
+        paths=np.array([path for _, _, listing in filled for path in listing.images], dtype=object),
         labels=np.repeat([label_of[name] for _, name, _ in filled], sizes),
         class_names=tuple(names),
         splits=np.repeat([split for split, _, _ in filled], sizes),
         missing=tuple(empty),
-        ignored=tuple(path for _, _, found in classes for path in found.others),
+        ignored=tuple(path for _, _, listing in classes for path in listing.others),
     )
+
+
+def _path_catalog(root: Path, paths: list[str], labels: list[str], splits: list[str], name: str) -> Catalog:
+    """Return the catalog of these images; names that are not valid UTF-8 are left out and recorded in `missing`."""
+    valid = np.array([_is_utf8(f"{root}/{path}") for path in paths])
+    if not valid.any():
+        raise DataError(f"the file name of {root / paths[0]} is not valid UTF-8: rename the file")
+    class_names, numbers = np.unique(np.array(labels, dtype=object)[valid], return_inverse=True)
+    all_paths = np.array(paths, dtype=object)
+    return Catalog(
+        name=name,
+        root=root,
+        paths=all_paths[valid],
+        labels=numbers,
+        class_names=tuple(class_names.tolist()),
+        splits=np.array(splits)[valid],
+        missing=tuple(all_paths[~valid].tolist()),
+    )
+
+
+def _is_utf8(path: str) -> bool:
+    """Check that a table can hold the path: Python represents invalid bytes of a file name as lone surrogates."""
+    try:
+        path.encode()
+    except UnicodeEncodeError:
+        return False
+    return True

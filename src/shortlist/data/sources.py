@@ -1,67 +1,107 @@
-"""From what a user says (a benchmark's name, a folder, a table) to a catalog."""
+"""Open any source of images: from a benchmark's name, a folder, a table or an image file to a catalog."""
 
 from __future__ import annotations
 
 import os
 from collections.abc import Callable
 from pathlib import Path
+from typing import Literal
 
 from shortlist.data.benchmarks import BENCHMARKS
-from shortlist.data.catalog import Catalog
-from shortlist.data.folders import folder_catalog
-from shortlist.data.presence import check_on_missing, without_missing
+from shortlist.data.catalog import SPLITS, Catalog
+from shortlist.data.folders import UNLABELLED, class_folder_catalog, nested_folder_catalog, single_image_catalog
+from shortlist.data.missing_files import check_on_missing, without_missing
 from shortlist.data.splits import open_set_split
-from shortlist.data.tables import table_catalog
+from shortlist.data.tables import TABLE_EXTENSIONS, table_catalog
 from shortlist.errors import ConfigError, DataError, did_you_mean
+
+Labels = Literal["required", "optional"]
+_KINDS: dict[Labels, str] = {
+    "required": "a benchmark's name, a folder with one sub-folder per class, or a .csv or .parquet file",
+    "optional": "a benchmark's name, a folder, a .csv or .parquet file, or an image file",
+}
 
 
 def open_catalog(
     source: str | Path,
     *,
     root: str | Path | None = None,
+    labels: Labels = "required",
     on_missing: str = "error",
     train_share: float = 0.5,
     split_seed: int | None = None,
     progress: Callable[[int, int], None] | None = None,
 ) -> Catalog:
-    """The catalog of a benchmark, a folder with one sub-folder a class, or a CSV or Parquet file.
+    """Open a benchmark, a folder, or a CSV or Parquet file as a catalog.
 
     Args:
-        source: a benchmark's name, or a path. A name that is both is the benchmark; write ./NAME for the folder.
-        root: for a benchmark, the folder it lies in; for a table, the folder its paths are relative to.
-        on_missing: "error", or "skip" to leave out files that are not there (recorded in `Catalog.missing`).
-        train_share: share of the classes that train, where the source has no splits.
-        split_seed: None takes those classes by name, a number shuffles them first.
-        progress: called with (done, total) where a benchmark has to be unpacked first.
+        source: Name of a benchmark, or a path. A string that is both is the benchmark; write ./NAME for the folder.
+        root: For a benchmark, the folder that contains it; for a table, the folder that its paths are relative to.
+        labels: "required", for training and evaluation: every image has a label, a folder has one sub-folder per class,
+            files are checked to exist, and a source without splits is split by class. "optional", for embedding and
+            search: a folder may have any depth, a table needs no labels, `source` may be a single image file, images
+            without a label belong to the class `UNLABELLED`, no splits are assigned, and the files of a folder or
+            table are not checked until they are read.
+        on_missing: "error", or "skip" to leave out files that do not exist and record them in `Catalog.missing`.
+        train_share: Share of the classes that are used for training, if the source has no splits.
+        split_seed: None assigns classes to the training split in order of their names; an integer shuffles them first.
+        progress: Callback that is called with (done, total) while a benchmark is unpacked or rendered.
 
     Raises:
-        DataError: there is no such source, or it is not what it should be.
+        DataError: If the source does not exist, has no images, or does not have the expected layout.
+        ConfigError: If an argument is invalid.
     """
     check_on_missing(on_missing)
-    place = None if root is None else Path(root).expanduser()
+    path = Path(source).expanduser()
+    folder = None if root is None else Path(root).expanduser()
     try:
         if isinstance(source, str) and source in BENCHMARKS:
-            return BENCHMARKS[source].load(place, on_missing, progress)
-        catalog = _open(source, Path(source).expanduser(), place, on_missing)
-    except OSError as error:  # no permission, a network drive that went away, ...
+            return BENCHMARKS[source].load(folder, on_missing, progress)
+        if path.suffix.lower() in TABLE_EXTENSIONS and path.is_file():
+            if labels == "optional":
+                return table_catalog(path, folder, unlabelled=UNLABELLED)
+            catalog = without_missing(table_catalog(path, folder), on_missing)
+        elif path.exists() and folder is not None:
+            raise ConfigError(f"`root` has no meaning for {path}: use it with a benchmark's name or a table")
+        elif labels == "optional" and path.exists():
+            return nested_folder_catalog(path) if path.is_dir() else single_image_catalog(path)
+        elif path.is_dir():
+            catalog = class_folder_catalog(path, on_missing)
+        else:
+            raise _unknown_source(str(source), path, _KINDS[labels])
+    except OSError as error:  # such as a missing permission or a disconnected network drive
         raise DataError(f"cannot open {source}: {error.strerror} ({error.filename})") from error
     return catalog if catalog.splits.all() else open_set_split(catalog, train_share, split_seed)
 
 
-def _open(source: str | Path, path: Path, root: Path | None, on_missing: str) -> Catalog:
-    if path.is_dir():
-        if root is not None:
-            raise ConfigError(f"`root` has no meaning for a folder: the images of {path} are in it")
-        return folder_catalog(path, on_missing)
-    if path.suffix.lower() in (".csv", ".parquet") and path.is_file():
-        return without_missing(table_catalog(path, root), on_missing)
-    raise _unknown(str(source), path)
+def open_collection(
+    source: str | Path,
+    *,
+    root: str | Path | None = None,
+    split: str | None = None,
+    progress: Callable[[int, int], None] | None = None,
+) -> Catalog:
+    """Open images to embed or search, with or without labels: `open_catalog(source, labels="optional")`.
+
+    Args:
+        source: Name of a benchmark, a folder of any depth, a CSV or Parquet file, or an image file.
+        root: As in `open_catalog`.
+        split: Return only the images of this split.
+        progress: As in `open_catalog`.
+
+    Raises:
+        DataError: If the source does not exist, or has no images.
+        ConfigError: If an argument is invalid.
+    """
+    if split is not None and split not in SPLITS:
+        raise ConfigError(f"there is no split {split!r}, {did_you_mean(split, SPLITS)}")
+    catalog = open_catalog(source, root=root, labels="optional", on_missing="skip", progress=progress)
+    return catalog if split is None else catalog.split(split)
 
 
-def _unknown(source: str, path: Path) -> DataError:
-    kinds = "a benchmark, a folder with one sub-folder a class, or a .csv or .parquet file"
+def _unknown_source(source: str, path: Path, kinds: str) -> DataError:
     if path.exists():
-        return DataError(f"{path} is none of these: {kinds}")
-    if os.sep in source or "/" in source or path.suffix.lower() in (".csv", ".parquet"):
-        return DataError(f"there is no {path.absolute()}; a source is {kinds}")
-    return DataError(f"unknown source {source!r}, {did_you_mean(source, BENCHMARKS)} (a source is {kinds})")
+        return DataError(f"{path} cannot be opened as images; expected {kinds}")
+    if os.sep in source or "/" in source or path.suffix:
+        return DataError(f"{path.absolute()} does not exist; expected {kinds}")
+    return DataError(f"unknown source {source!r}, {did_you_mean(source, BENCHMARKS)} (expected {kinds})")

@@ -1,4 +1,4 @@
-"""A CSV or Parquet file with the columns path, label and, where given, split and role."""
+"""Catalogs of CSV and Parquet files with the columns path and label, and optionally split and role."""
 
 from __future__ import annotations
 
@@ -11,52 +11,56 @@ from pathlib import Path
 import numpy as np
 
 from shortlist.data.catalog import ROLES, SPLITS, Catalog
-from shortlist.data.presence import some
+from shortlist.data.missing_files import shorten_list
 from shortlist.errors import DataError, did_you_mean
 from shortlist.extras import extra
 
+TABLE_EXTENSIONS = (".csv", ".parquet")
 REQUIRED, OPTIONAL = ("path", "label"), ("split", "role")
 
 
 @dataclass(frozen=True)
 class _Table:
-    file: Path
-    columns: dict[str, list[str]]  # the known ones that it has
-    rows: Sequence[int]  # what a message calls each row
-    row: str  # "line" or "row"
+    """Known columns of a table, with the information that error messages need."""
 
-    def fail(self, index: int, what: str) -> DataError:
-        return DataError(f"{self.file}, {self.row} {self.rows[index]}: {what}")
+    file: Path
+    columns: dict[str, list[str]]
+    row_numbers: Sequence[int]  # number of each row, as messages give it
+    row_word: str  # "line" or "row"
+
+    def error(self, index: int, problem: str) -> DataError:
+        return DataError(f"{self.file}, {self.row_word} {self.row_numbers[index]}: {problem}")
 
 
 def table_catalog(file: Path, root: Path | None = None, *, unlabelled: str | None = None) -> Catalog:
-    """The images that a table lists, in its order. Paths are relative to `root`, or else to the table's folder.
+    """Return the catalog of the images that a table lists, in the table's order.
 
-    Whether the files exist is not looked at here. Other columns do not matter.
+    Other columns are ignored. The function does not check that the images exist.
 
     Args:
-        file: the table.
-        root: a folder.
-        unlabelled: the class of images without a label; None where each needs one.
+        file: CSV file with a header, or Parquet file.
+        root: Folder that the paths are relative to. None means the folder of the table.
+        unlabelled: Class name of images without a label. None means that every image needs a label.
 
     Raises:
-        DataError: the table cannot be read, lacks a column or has a bad value; names the row.
+        DataError: If the table cannot be read, lacks a column or has an invalid value; the message names the row.
     """
     required = REQUIRED if unlabelled is None else ("path",)
     table = (_read_parquet if file.suffix.lower() == ".parquet" else _read_csv)(file, required)
-    if not table.rows:
-        raise DataError(f"{file} has no rows: each image needs one")
+    if not table.row_numbers:
+        raise DataError(f"{file} has no rows; add one row per image")
     columns = table.columns
     for name in required:
         for index, value in enumerate(columns[name]):
             if not value:
-                raise table.fail(index, f"the {name} is empty")
+                raise table.error(index, f"the {name} is empty")
     paths = [path if "./" not in path and "//" not in path else posixpath.normpath(path) for path in columns["path"]]
     if len(set(paths)) < len(paths):
         first: dict[str, int] = {}
         for index, path in enumerate(paths):
             if first.setdefault(path, index) != index:
-                raise table.fail(index, f"{path} is listed before, in {table.row} {table.rows[first[path]]}")
+                earlier = table.row_numbers[first[path]]
+                raise table.error(index, f"{path} is already listed in {table.row_word} {earlier}")
     labelled = [label or unlabelled for label in columns.get("label", [""] * len(paths))]
     names, labels = np.unique(np.array(labelled, dtype=object), return_inverse=True)
     return Catalog(
@@ -71,14 +75,15 @@ def table_catalog(file: Path, root: Path | None = None, *, unlabelled: str | Non
 
 
 def _splits(table: _Table) -> list[str]:
-    """The split of each row: all of them or none."""
-    splits = ["validation" if value == "val" else value for value in table.columns.get("split", [""] * len(table.rows))]
+    """Return the split of each row; either all rows have one, or none has."""
+    values = table.columns.get("split", [""] * len(table.row_numbers))
+    splits = ["validation" if value == "val" else value for value in values]
     _check_values(table, "split", splits, SPLITS)
     if any(splits) and not all(splits):
         number = splits.count("")
-        raise table.fail(
+        raise table.error(
             splits.index(""),
-            f"no split, while other rows have one ({number} such rows); give each row one, or none any",
+            f"the split is empty, but other rows have one ({number} such rows); fill in all splits or none",
         )
     return splits
 
@@ -91,8 +96,8 @@ def _roles(table: _Table) -> list[str]:
 def _check_values(table: _Table, column: str, values: list[str], known: tuple[str, ...]) -> None:
     if unknown := set(values) - set(known) - {""}:
         index = next(index for index, value in enumerate(values) if value in unknown)
-        near = did_you_mean(values[index], known)
-        raise table.fail(index, f"{column} {values[index]!r} is not one of {', '.join(known)}; {near}")
+        hint = did_you_mean(values[index], known)
+        raise table.error(index, f"{column} {values[index]!r} is not one of {', '.join(known)}; {hint}")
 
 
 def _read_csv(file: Path, required: tuple[str, ...]) -> _Table:
@@ -100,44 +105,45 @@ def _read_csv(file: Path, required: tuple[str, ...]) -> _Table:
         with file.open(newline="", encoding="utf-8-sig") as lines:
             reader = csv.reader(lines)
             header = [name.strip() for name in next(reader, [])]
-            where = _positions(file, header, required)
-            columns: dict[str, list[str]] = {name: [] for name in where}
-            rows: list[int] = []
+            positions = _column_positions(file, header, required)
+            columns: dict[str, list[str]] = {name: [] for name in positions}
+            line_numbers: list[int] = []
             for values in reader:
                 if not values:
                     continue
                 if len(values) != len(header):
                     raise DataError(f"{file}, line {reader.line_num}: {len(values)} values for {len(header)} columns")
-                rows.append(reader.line_num)
-                for name, position in where.items():
+                line_numbers.append(reader.line_num)
+                for name, position in positions.items():
                     columns[name].append(values[position].strip())
     except (OSError, UnicodeDecodeError, csv.Error) as error:
         raise DataError(f"cannot read {file} as a CSV file in UTF-8: {error}") from error
-    return _Table(file, columns, rows, "line")
+    return _Table(file, columns, line_numbers, "line")
 
 
 def _read_parquet(file: Path, required: tuple[str, ...]) -> _Table:
-    with extra("training", "A table in Parquet"):
-        import pyarrow as pa  # here, because it takes a while to import
+    with extra("training", "Reading Parquet tables"):
+        import pyarrow as pa  # imported here because it is slow to import
         import pyarrow.parquet as pq
     try:
         names = pq.read_schema(file).names
-        where = _positions(file, names, required)
-        read = pq.read_table(file, columns=list(where))
-        columns = {name: ["" if v is None else str(v) for v in read.column(name).to_pylist()] for name in where}
+        positions = _column_positions(file, names, required)
+        table = pq.read_table(file, columns=list(positions))
+        columns = {name: ["" if v is None else str(v) for v in table.column(name).to_pylist()] for name in positions}
     except (OSError, pa.ArrowException) as error:
         raise DataError(f"cannot read {file} as a Parquet file: {error}") from error
-    return _Table(file, columns, range(1, read.num_rows + 1), "row")
+    return _Table(file, columns, range(1, table.num_rows + 1), "row")
 
 
-def _positions(file: Path, header: list[str], required: tuple[str, ...]) -> dict[str, int]:
-    """Where each known column is."""
+def _column_positions(file: Path, header: list[str], required: tuple[str, ...]) -> dict[str, int]:
+    """Return the position of each known column in the header."""
     missing = [name for name in required if name not in header]
     if missing:
-        if len(header) == 1 and any(mark in header[0] for mark in ";\t|"):
+        if len(header) == 1 and any(separator in header[0] for separator in ";\t|"):
             raise DataError(f"{file} is not separated by commas: its first line is {header[0]!r}; write path,label")
-        raise DataError(f"{file} has no column {some(missing)}; its columns: {some(header, 10) or 'none'}")
-    twice = [name for name in (*REQUIRED, *OPTIONAL) if header.count(name) > 1]
-    if twice:
-        raise DataError(f"{file} has the column {twice[0]} more than once")
+        found = shorten_list(header, 10) or "none"
+        raise DataError(f"{file} has no column {shorten_list(missing)}; its columns: {found}")
+    repeated = [name for name in (*REQUIRED, *OPTIONAL) if header.count(name) > 1]
+    if repeated:
+        raise DataError(f"{file} has the column {repeated[0]} more than once")
     return {name: header.index(name) for name in (*REQUIRED, *OPTIONAL) if name in header}

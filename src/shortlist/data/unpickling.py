@@ -1,4 +1,4 @@
-"""Pickles of others: a pickle can run any program, so only plain data is read, and every global is refused."""
+"""Read pickles without executing code: only plain data is built, and every class and function is refused."""
 
 from __future__ import annotations
 
@@ -10,32 +10,32 @@ from shortlist.errors import DataError
 
 
 class _PlainUnpickler(pickle.Unpickler):
-    """Builds numbers, strings, lists, tuples, sets and dicts. Anything else would need a name to be looked up."""
+    """Unpickler for numbers, strings, lists, tuples, sets and dicts; anything else needs a global, which is refused."""
 
     def find_class(self, module: str, name: str) -> Any:
         raise _Refused(f"{module}.{name}")
 
     def persistent_load(self, pid: Any) -> Any:
-        raise _Refused("an object that is kept elsewhere")
+        raise _Refused("an object stored outside of the file")
 
 
-class _Refused(Exception):  # noqa: N818 - never leaves this file
+class _Refused(Exception):  # noqa: N818 - is always caught in this file
     pass
 
 
-def _advice(asked: str) -> str:
-    if asked.startswith("numpy"):
-        return "Where you trust the file, turn its NumPy arrays into lists"
-    return "Is it the original file?"
+def _advice(requested: str) -> str:
+    if requested.startswith("numpy"):
+        return "If you trust the file, convert its NumPy arrays to lists"
+    return "Check that it is the original file"
 
 
 def read_plain_pickle(file: Path) -> Any:
-    """What a pickle holds, where that is plain data; strings of Python 2 become text, byte by byte.
+    """Read a pickle that holds only plain data.
 
-    Nothing that the pickle names is imported or called.
+    Nothing that the pickle names is imported or called. Strings written by Python 2 are decoded as Latin-1.
 
     Raises:
-        DataError: there is no such file, it is damaged, or it asks for a class or a function.
+        DataError: If the file does not exist, is damaged, or requests a class or a function.
     """
     try:
         with file.open("rb") as stream:
@@ -44,10 +44,10 @@ def read_plain_pickle(file: Path) -> Any:
         raise DataError(f"cannot read {file}: {error.strerror}") from error
     except _Refused as refused:
         raise DataError(
-            f"{file} asks for {refused}; only numbers, strings, lists and dicts are read from a pickle, because "
-            f"anything else can run a program. {_advice(str(refused))}"
+            f"{file} requests {refused}; only numbers, strings, lists and dicts are read from a pickle, because "
+            f"anything else can execute code. {_advice(str(refused))}"
         ) from None
-    except Exception as error:  # a damaged pickle raises nearly everything
+    except Exception as error:  # a damaged pickle can raise almost any exception
         raise DataError(
             f"{file} cannot be read as a pickle ({type(error).__name__}): the download may have failed"
         ) from error

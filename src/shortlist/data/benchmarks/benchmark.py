@@ -14,7 +14,7 @@ import numpy as np
 from shortlist.cache import cache_folder
 from shortlist.data.benchmarks.places import first_with, misplaced, somewhere_near, split_folders
 from shortlist.data.catalog import Catalog
-from shortlist.data.presence import without_missing
+from shortlist.data.missing_files import without_missing
 from shortlist.errors import DataError
 
 Progress = Callable[[int, int], None]  # done, total

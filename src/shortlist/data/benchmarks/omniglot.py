@@ -15,7 +15,7 @@ from PIL import Image
 from shortlist.cache import build_once, cache_folder
 from shortlist.data.benchmarks.benchmark import Benchmark, Count, Progress
 from shortlist.data.catalog import Catalog
-from shortlist.data.folders import IMAGE_ENDINGS
+from shortlist.data.folders import IMAGE_EXTENSIONS
 from shortlist.errors import DataError
 
 PARTS = {"images_background": "train", "images_evaluation": "test"}
@@ -49,7 +49,7 @@ def _from_folders(root: Path) -> Catalog:
         images = sorted(
             file
             for file in (root / part).glob("*/*/*")
-            if file.suffix.lower() in IMAGE_ENDINGS and not file.name.startswith(".")
+            if file.suffix.lower() in IMAGE_EXTENSIONS and not file.name.startswith(".")
         )
         if not images:
             raise DataError(

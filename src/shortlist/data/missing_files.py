@@ -1,4 +1,4 @@
-"""Files that a source names and that are not there: an error, or left out with a count. Never silently."""
+"""Files that a source lists but that do not exist: an error, or skipped and recorded."""
 
 from __future__ import annotations
 
@@ -6,7 +6,6 @@ import os
 from collections.abc import Iterable
 from dataclasses import replace
 from pathlib import Path
-from typing import Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -14,19 +13,22 @@ from numpy.typing import NDArray
 from shortlist.data.catalog import Catalog
 from shortlist.errors import ConfigError, DataError, did_you_mean
 
-OnMissing = Literal["error", "skip"]
-
 
 def check_on_missing(on_missing: str) -> None:
+    """Check that `on_missing` is "error" or "skip".
+
+    Raises:
+        ConfigError: If it is anything else.
+    """
     if on_missing not in ("error", "skip"):
         raise ConfigError(f'`on_missing="{on_missing}"`: {did_you_mean(on_missing, ["error", "skip"])}')
 
 
 def without_missing(catalog: Catalog, on_missing: str) -> Catalog:
-    """The catalog without the images whose files are absent; what was left out is in `missing`.
+    """Return the catalog without the images whose files do not exist; they are appended to `Catalog.missing`.
 
     Raises:
-        DataError: files are absent and `on_missing` is "error", or no file is there at all.
+        DataError: If files are missing and `on_missing` is "error", or if no file exists at all.
     """
     check_on_missing(on_missing)
     absent = absent_files(catalog.root, catalog.paths)
@@ -35,20 +37,23 @@ def without_missing(catalog: Catalog, on_missing: str) -> Catalog:
     names = [str(path) for path in catalog.paths[absent]]
     if absent.all():
         raise DataError(
-            f"{catalog.name}: none of its {len(names)} images is in {catalog.root} (first: {names[0]}). "
-            "Is `root` right?"
+            f"{catalog.name}: none of its {len(names)} images exists in {catalog.root} (first: {names[0]}). "
+            "Check that `root` is right."
         )
     if on_missing == "error":
         raise DataError(
-            f"{catalog.name}: {len(names)} of {len(catalog)} images are missing in {catalog.root}: {some(names)}. "
-            'Put them there, or leave them out with `on_missing="skip"`'
+            f"{catalog.name}: {len(names)} of {len(catalog)} images are missing in {catalog.root}: "
+            f'{shorten_list(names)}. Add them, or leave them out with `on_missing="skip"`'
         )
     return replace(catalog.subset(~absent), missing=catalog.missing + tuple(names))
 
 
 def absent_files(root: Path, paths: NDArray[np.object_]) -> NDArray[np.bool_]:
-    """(n,) which paths are no files. One listing a folder, not one question a file."""
-    listings: dict[str, set[str] | None] = {}  # None: there is no such folder
+    """Return a mask (n,) of the paths that are not files.
+
+    Each folder is listed once, which is much faster than one file system call per file.
+    """
+    listings: dict[str, set[str] | None] = {}  # None: the folder does not exist
     absent = np.zeros(len(paths), dtype=np.bool_)
     for index, path in enumerate(paths):
         folder, _, name = path.rpartition("/")
@@ -57,7 +62,7 @@ def absent_files(root: Path, paths: NDArray[np.object_]) -> NDArray[np.bool_]:
         listed = listings[folder]
         if listed is None:
             absent[index] = True
-        elif name not in listed:  # a file system that ignores case or accents lists another spelling
+        elif name not in listed:  # a file system that ignores case or accents may list another spelling
             absent[index] = not os.path.isfile(os.path.join(root, path))  # noqa: PTH113, PTH118 - never raises, and fast
     return absent
 
@@ -70,12 +75,12 @@ def _file_names(folder: Path) -> set[str] | None:
         return None
 
 
-def some(names: Iterable[str], most: int = 3) -> str:
-    """The first few of many, for a message.
+def shorten_list(names: Iterable[str], shown: int = 3) -> str:
+    """Join the first names for a message, and count the others.
 
-    >>> some(["a", "b", "c", "d", "e"])
+    >>> shorten_list(["a", "b", "c", "d", "e"])
     'a, b, c and 2 more'
     """
     names = list(names)
-    rest = f" and {len(names) - most} more" if len(names) > most else ""
-    return ", ".join(names[:most]) + rest
+    rest = f" and {len(names) - shown} more" if len(names) > shown else ""
+    return ", ".join(names[:shown]) + rest
