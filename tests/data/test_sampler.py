@@ -152,7 +152,7 @@ def test_cars196() -> None:
     sampler = ClassBalancedSampler(some_labels(CARS), 392)
     assert len(sampler) == 14
     assert str(sampler) == (
-        "14 batches an epoch, each of 98 classes x 4 images: 5488 of 8054 images; 0 of 98 classes left out "
+        "14 batches per epoch, each of 98 classes x 4 images: 5488 of 8054 images; 0 of 98 classes left out "
         "(fewer than 4 images)"
     )
     assert len(ClassBalancedSampler(some_labels(CARS), 588, per_class=6)) == 9

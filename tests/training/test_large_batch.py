@@ -113,7 +113,7 @@ def test_without_replay_of_the_random_state_the_gradient_is_another(
     net, loss, images = make(MODELS[model]), LOSSES["recall"](), some_images()
     expected = plain(net, loss, images, 6)
     monkeypatch.setattr(large_batch, "set_random_state", lambda *_: None)
-    with pytest.raises(ModelError, match=r"other vectors.*keep_graphs=True"):
+    with pytest.raises(ModelError, match=r"different vectors.*keep_graphs=True"):
         large_step(net, loss, images, 6)
     take_gradients(net)
     monkeypatch.setattr(LargeBatchStep, "_refuse_other_vectors", lambda *_: None)
@@ -130,7 +130,7 @@ def test_with_other_pixels_in_the_second_pass_the_gradient_is_another(monkeypatc
         images.copy_(some_images(seed=2))
         return loss(embeddings, labels)
 
-    with pytest.raises(ModelError, match="the images must stay as they are"):
+    with pytest.raises(ModelError, match="the images must not be modified"):
         LargeBatchStep(model, changes_pixels, 6, keep_graphs=False)(images, some_labels())
     for keep in (True, 10**9):
         images.copy_(some_images())
@@ -161,7 +161,7 @@ def test_a_model_that_cannot_be_replayed_is_refused(factor: float) -> None:
         model = make(lambda: nn.Sequential(mlp(), OtherAfter(calls, factor)))
         return LargeBatchStep(model, LOSSES["recall"](), 6, keep_graphs=keep)
 
-    with pytest.raises(ModelError, match="other vectors for the same images the second time"):
+    with pytest.raises(ModelError, match="different vectors for the same images in the second pass"):
         step(calls=4, keep=False)(some_images(), some_labels())
     step(calls=8, keep=False)(some_images(), some_labels())
     step(calls=4, keep=True)(some_images(), some_labels())
@@ -388,5 +388,5 @@ class Pair(nn.Module):
 def test_a_model_that_gives_no_vectors(last: nn.Module, found: str, as_list: bool) -> None:
     model = make(lambda: nn.Sequential(mlp(), Unit(), last))
     images = list(some_images()) if as_list else some_images()
-    with pytest.raises(ModelError, match=f"one vector for each of 6 images; it gave {found}"):
+    with pytest.raises(ModelError, match=f"one vector for each of 6 images; it returned {found}"):
         LargeBatchStep(model, LOSSES["recall"](), 6)(images, some_labels())

@@ -98,7 +98,7 @@ def test_chunks_are_halved_until_they_fit(error: Exception, with_graph_only: boo
     with pytest.warns(RuntimeWarning) as warned:
         out = step(some_images(), some_labels())
     assert [str(warning.message).split(",")[0] for warning in warned] == [
-        *([] if keep is False else ["Out of memory; no more graphs are kept"]),
+        *([] if keep is False else ["Out of memory; graphs are no longer kept"]),
         "Out of memory; chunk_size is now 8",
         "Out of memory; chunk_size is now 4",
     ]
@@ -181,7 +181,7 @@ def test_when_the_loss_does_not_fit() -> None:
 
     enough = True
     step = LargeBatchStep(model, loss, 6, keep_graphs=True)
-    with pytest.warns(RuntimeWarning, match="no more graphs are kept"):
+    with pytest.warns(RuntimeWarning, match="graphs are no longer kept"):
         step(some_images(), some_labels())
     assert difference(take_gradients(model, proxies), expected_gradients(model, proxies, 6)) < EXACT
     enough = False

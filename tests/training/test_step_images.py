@@ -147,7 +147,7 @@ def test_wrong_number_of_labels(number: int, as_iterator: bool, chunk_size: int 
     images = some_images(number)
     parts = iter(images.split(6)) if as_iterator else images
     model, loss = make(mlp), make(Proxies)
-    with pytest.raises(ValueError, match=r"(19|2. or more) images came with 20 labels"):
+    with pytest.raises(ValueError, match=r"(19|2. or more) images and 20 labels"):
         LargeBatchStep(model, loss, chunk_size)(parts, some_labels())
     assert take_gradients(model, loss) == [None] * 5
 
@@ -157,14 +157,14 @@ def test_images_without_end() -> None:
         while True:
             yield some_images()
 
-    with pytest.raises(ValueError, match="40 or more images came with 20 labels"):
+    with pytest.raises(ValueError, match="40 or more images and 20 labels"):
         LargeBatchStep(make(mlp), LOSSES["recall"](), 20)(endless(), some_labels())
 
 
 @pytest.mark.parametrize("chunk_size", [6, "auto"])
 @pytest.mark.parametrize("nothing", [[], iter([]), torch.empty(0, 3, 8, 8)], ids=["list", "iterator", "tensor"])
 def test_no_images(nothing: Images, chunk_size: int | str) -> None:
-    with pytest.raises(ValueError, match="0 images came with 0 labels"):
+    with pytest.raises(ValueError, match="0 images and 0 labels"):
         LargeBatchStep(mlp(), LOSSES["recall"](), chunk_size)(nothing, torch.empty(0, dtype=torch.long))
 
 
@@ -178,7 +178,7 @@ def test_errors_of_an_iterator_pass() -> None:
     with pytest.raises(OSError, match="truncated"):
         step(broken(OSError("truncated")), some_labels())
     # It cannot be asked again, so a smaller chunk would only hide what happened.
-    with pytest.raises(RunError, match="while images were read") as caught:
+    with pytest.raises(RunError, match="while reading images") as caught:
         step(broken(MemoryError()), some_labels())
     assert isinstance(caught.value.__cause__, MemoryError)
     assert step.chunk_size == 6

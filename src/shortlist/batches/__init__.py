@@ -1,4 +1,4 @@
-"""Batches for a training loop of any kind: how they are drawn, and how one of any size is differentiated."""
+"""Batches for any training loop: class-balanced sampling, and exact gradients of batches of any size."""
 
 from shortlist.batches.large_batch import LargeBatchStep, StepOutput
 from shortlist.batches.sampler import ClassBalancedSampler

@@ -1,4 +1,4 @@
-"""The images of a batch, as chunks that can be read twice."""
+"""Division of a batch of images into chunks that can be read twice."""
 
 from __future__ import annotations
 
@@ -12,34 +12,38 @@ from shortlist.batches.sizes import Images
 from shortlist.errors import RunError
 
 
-class Parts:
-    """The images as a sequence of parts that can be read again, each read from its iterator only once."""
+class BufferedParts:
+    """Parts of a batch of images that can be iterated over repeatedly, though their source is read only once.
+
+    Args:
+        images: A tensor or a list of images, which is a single part; or an iterable of parts.
+    """
 
     def __init__(self, images: Images | Iterable[Images]) -> None:
-        whole = isinstance(images, Tensor | list | tuple)
-        self._read: list[Images] = [images] if whole else []  # type: ignore[list-item]
-        self._rest: Iterator[Any] = iter(()) if whole else iter(images)
+        single = isinstance(images, Tensor | list | tuple)
+        self._buffer: list[Images] = [images] if single else []  # type: ignore[list-item]
+        self._source: Iterator[Any] = iter(()) if single else iter(images)
 
     def __iter__(self) -> Iterator[Images]:
-        yield from self._read
-        while (part := self._next()) is not None:
-            self._read.append(part)
+        yield from self._buffer
+        while (part := self._read()) is not None:
+            self._buffer.append(part)
             yield part
 
-    def _next(self) -> Images | None:
+    def _read(self) -> Images | None:
         try:
-            part: Images | None = next(self._rest, None)
+            part: Images | None = next(self._source, None)
         except Exception as error:
-            if is_out_of_memory(error):  # an iterator that failed cannot be asked again
+            if is_out_of_memory(error):  # the step cannot be repeated, because a failed iterator cannot be resumed
                 raise RunError(
-                    "Out of memory while images were read. Use fewer or smaller images, or `keep_graphs=False`."
+                    "Out of memory while reading images. Use fewer or smaller images, or `keep_graphs=False`."
                 ) from error
             raise
         return part
 
 
 def split(parts: Iterable[Images], size: int) -> Iterator[Images]:
-    """Chunks of at most so many images; none crosses the border of a part."""
+    """Split parts into chunks of at most `size` images. No chunk contains images of two parts."""
     for part in parts:
         for start in range(0, len(part), size):
             yield part[start : start + size]

@@ -1,4 +1,4 @@
-"""How much memory there is, and how much a graph takes."""
+"""Available memory, and the memory that autograd graphs take."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from torch import Tensor
 
 from shortlist.errors import ShortlistError
 
-OUT_OF_MEMORY = (  # signs of it in messages of torch, the C++ library, cuBLAS, MPS, and oneDNN, whose is vague
+OUT_OF_MEMORY = (  # parts of the messages of torch, the C++ library, cuBLAS, MPS and (unspecifically) oneDNN
     "DefaultCPUAllocator",
     "std::bad_alloc",
     "CUBLAS_STATUS_ALLOC_FAILED",
@@ -24,7 +24,7 @@ OUT_OF_MEMORY = (  # signs of it in messages of torch, the C++ library, cuBLAS, 
 
 
 def available_memory(device: torch.device) -> int:
-    """Bytes that can still be allocated on a device, as far as known: of a CPU, nothing is known without psutil."""
+    """Return the number of bytes that can still be allocated on a device; 0 for a CPU if psutil is not installed."""
     if device.type == "cuda":
         free, _ = torch.cuda.mem_get_info(device)
         return free + torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
@@ -36,7 +36,7 @@ def available_memory(device: torch.device) -> int:
 
 
 def _left_in_container(folder: Path = Path("/sys/fs/cgroup")) -> int:
-    """Bytes left under a container's limit (cgroup 2), which the system's own figure does not know of."""
+    """Return the number of bytes left under a container's memory limit (cgroup 2), which psutil does not consider."""
     try:
         limit = (folder / "memory.max").read_text().strip()
         if limit == "max":
@@ -53,7 +53,7 @@ def _left_in_container(folder: Path = Path("/sys/fs/cgroup")) -> int:
 
 
 def _free_in_heap() -> int:
-    """Bytes that the process has freed and not handed back to the system: see `reuse_freed_memory`."""
+    """Return the number of bytes that the process has freed but not returned to the system (`reuse_freed_memory`)."""
     mallinfo = getattr(ctypes.CDLL(None), "mallinfo2", None) if sys.platform == "linux" else None
     if mallinfo is None:
         return 0
@@ -68,19 +68,19 @@ class _MallocInfo(ctypes.Structure):
 
 
 def is_out_of_memory(error: BaseException) -> bool:
-    """Whether an allocation failed, on any device."""
-    if isinstance(error, ShortlistError):  # it may quote the error that it explains
+    """Return whether an error is a failed memory allocation, on any device."""
+    if isinstance(error, ShortlistError):  # may quote the message of the original error
         return False
     return isinstance(error, torch.OutOfMemoryError | MemoryError) or (
-        isinstance(error, RuntimeError) and any(sign in str(error) for sign in OUT_OF_MEMORY)
+        isinstance(error, RuntimeError) and any(part in str(error) for part in OUT_OF_MEMORY)
     )
 
 
 class GraphSize(AbstractContextManager["GraphSize"]):
-    """Counts the bytes that autograd keeps for the backward pass of what is computed inside.
+    """Context manager that measures the memory that autograd saves for the backward pass.
 
     Args:
-        held: tensors that are in memory anyway and not counted: parameters, buffers, images.
+        held: Tensors that are in memory anyway and are not counted, such as parameters, buffers and images.
     """
 
     def __init__(self, held: Iterable[Tensor]) -> None:
@@ -96,6 +96,7 @@ class GraphSize(AbstractContextManager["GraphSize"]):
 
     @property
     def bytes(self) -> int:
+        """Number of bytes saved so far."""
         return sum(self._storages.values())
 
     def __enter__(self) -> GraphSize:
@@ -107,7 +108,7 @@ class GraphSize(AbstractContextManager["GraphSize"]):
 
 
 def _unchanged(saved: tuple[Tensor, int]) -> Tensor:
-    """What was saved; autograd does not look itself whether it was written to since, where there are hooks."""
+    """Return a saved tensor if it was not modified, which autograd itself does not check if there are hooks."""
     tensor, version = saved
     if tensor._version != version:
         raise RuntimeError(
@@ -118,16 +119,23 @@ def _unchanged(saved: tuple[Tensor, int]) -> Tensor:
 
 
 class GraphBudget:
-    """Keeps graphs while they fit into so many bytes; infinitely many keep all of them, 0 none."""
+    """Budget of memory for autograd graphs.
+
+    Args:
+        room: Number of bytes; inf to keep all graphs, 0 to keep none.
+        held: Tensors that are in memory anyway and do not count towards the budget.
+    """
 
     def __init__(self, room: float, held: Iterable[Tensor]) -> None:
         self.room, self._held = room, list(held)
         self._largest = 1
 
     def run(self, forward: Callable[[], Tensor], held: Iterable[Tensor] = ()) -> Tensor:
-        """The result of `forward`, with its graph if that fits beside those kept before, else without.
+        """Return the result of `forward`, with its graph if it fits into the remaining budget, else without.
 
-        What is held anyway takes no room.
+        Args:
+            forward: Forward pass. It is called once.
+            held: Further tensors that do not count towards the budget.
         """
         if self.room < self._largest:
             with torch.no_grad():
@@ -145,16 +153,17 @@ class GraphBudget:
 
 
 def reuse_freed_memory() -> None:
-    """Keep freed memory in the process, for a training on the CPU.
+    """Configure the allocator to keep freed memory in the process, which speeds up training on a CPU.
 
-    It is set for the whole process, so only its owner, such as the command line, should call this. By default glibc
-    hands every freed block of some MB back to the system, which then maps and clears new pages for
-    the next one: on a CPU that takes as long as the arithmetic on them. Does nothing where there is no glibc.
+    By default, glibc returns freed blocks of several MB to the system, which has to map and clear new pages for the
+    next allocation. On a CPU this takes as long as the arithmetic on them. The setting affects the whole process, so
+    call this function from an application, such as the command line, and not from a library. Without glibc, it does
+    nothing.
     """
     mmap_threshold, trim_threshold, never = -3, -1, 2**31 - 1  # M_MMAP_THRESHOLD and M_TRIM_THRESHOLD of malloc.h
-    most_of_older_glibc = 2**25
+    largest_in_older_glibc = 2**25
     if sys.platform == "linux":
         mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
         if mallopt is not None:
-            mallopt(mmap_threshold, never) or mallopt(mmap_threshold, most_of_older_glibc)
+            mallopt(mmap_threshold, never) or mallopt(mmap_threshold, largest_in_older_glibc)
             mallopt(trim_threshold, never)
