@@ -1,7 +1,7 @@
 # make demo      set up, then train on glyphs and show what was learned
 # make test      set up, then lint, types, contracts, workflows and all tests
 # make check     lint, types, contracts, workflows
-# make bench     measure the losses and the large-batch step (hours on 2 cores; BENCH="--bars" for the bars only)
+# make bench     measure the losses and the large-batch step (hours on 2 cores; BENCH="--targets" for the targets only)
 # make mutants   change a module in many places, one at a time, and see whether its tests notice (MUTANTS="MODULE TESTS")
 # make figures   draw docs/images, and take the pictures of the pages (with Chromium)
 PYTHON ?= $(shell command -v python3.11 || command -v python3)

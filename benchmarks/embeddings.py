@@ -1,4 +1,4 @@
-"""Embeddings of many kinds, to time a loss on all that a network may give it."""
+"""Embeddings of many kinds, to measure a loss on any output of a network."""
 
 from __future__ import annotations
 
@@ -10,20 +10,22 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-SHARED = 0.5  # length of a direction that all images share, as in real embeddings: negatives have a similarity above 0
+SHARED = 0.5  # length of a component shared by all images, as in real embeddings, whose negatives are similar as well
 
 
 @dataclass(frozen=True)
 class Embeddings:
-    """Unit vectors in classes of `per_class`: synthetic ones with a given r@1, or real ones from a file.
+    """Unit vectors of classes of equal size: synthetic vectors with a given r@1, or real embeddings from a file.
 
     Args:
-        per_class: images per class.
-        latent: dimensions in which the vectors differ. A trained network uses few: with 24, negatives spread by 0.2.
-        shared: whether all vectors share a direction.
-        r_at_1: share of the queries whose nearest neighbour is of their class; None for vectors that know no class.
-        file: name of vectors and labels that real_embeddings.py saved in `folder`; nothing else but `per_class` is
-            used then.
+        per_class: Number of images per class.
+        latent: Number of dimensions in which the vectors differ. A trained network uses few: with 24, the standard
+            deviation of the similarities of negatives is about 0.2.
+        shared: Whether all vectors share a component.
+        r_at_1: Share of the queries whose nearest neighbour is of their class; None for vectors independent of the
+            class.
+        file: Name of a file of embeddings and labels that real_embeddings.py saved in `folder`. If given, all other
+            arguments except `per_class` are ignored.
     """
 
     folder: ClassVar[Path] = Path()
@@ -40,16 +42,16 @@ class Embeddings:
         direction = "shared direction" if self.shared else "no shared direction"
         return f"latent {self.latent}, {direction}, r@1 {self.r_at_1}, {self.per_class} per class"
 
-    @lru_cache(maxsize=2)  # noqa: B019 - frozen, and the same ones are asked for one after the other
+    @lru_cache(maxsize=2)  # noqa: B019 - the instances are frozen, and consecutive cases use the same embeddings
     def make(self, batch: int, dimensions: int = 512, seed: int = 0) -> tuple[Tensor, Tensor]:
-        """A batch of complete classes, and its labels; of real ones, at most those that exist."""
+        """Return a batch of complete classes and its labels. Real embeddings may be fewer than requested."""
         batch -= batch % self.per_class
         if self.file is not None:
             return self._real(batch)
         labels = torch.arange(batch) // self.per_class
         if self.r_at_1 is None:
             return self._clusters(batch, dimensions, None, seed), labels
-        easy, hard = 0.0, 8.0  # spread of a class around its centre, between which the wanted r@1 lies
+        easy, hard = 0.0, 8.0  # spreads of a class around its centre that enclose the one with the requested r@1
         for _ in range(12):
             middle = (easy + hard) / 2
             if r_at_1(self._clusters(batch, dimensions, middle, seed), labels) >= self.r_at_1:
@@ -72,11 +74,11 @@ class Embeddings:
         return torch.nn.functional.normalize(latent[:, :used] @ basis.T)
 
     def _real(self, batch: int) -> tuple[Tensor, Tensor]:
-        """The first `per_class` images of as many classes as the batch holds."""
+        """Return the first `per_class` images of as many classes as fit into the batch."""
         saved = torch.load(self.folder / self.file, weights_only=True)
         order = saved["labels"].argsort(stable=True)
         labels = saved["labels"][order]
-        number = torch.arange(len(labels)) - torch.searchsorted(labels, labels)  # of each image in its class
+        number = torch.arange(len(labels)) - torch.searchsorted(labels, labels)  # position of each image in its class
         complete = torch.bincount(labels)[labels] >= self.per_class
         chosen = order[(number < self.per_class) & complete][:batch]
         return torch.nn.functional.normalize(saved["vectors"][chosen].float()), saved["labels"][chosen]
@@ -90,7 +92,7 @@ STAGES = {
 
 
 def r_at_1(vectors: Tensor, labels: Tensor, queries: int = 1000) -> float:
-    """Share of (up to 1000) queries whose nearest neighbour is of their class."""
+    """Compute the share of about `queries` queries whose nearest neighbour is of their class."""
     rows = torch.arange(0, len(vectors), max(len(vectors) // queries, 1))
     similarities = vectors[rows] @ vectors.T
     similarities[torch.arange(len(rows)), rows] = -torch.inf

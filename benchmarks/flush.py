@@ -1,11 +1,11 @@
-"""Whether flushing subnormal numbers to zero speeds up a network's own steps on this processor.
+"""Measure whether flushing subnormal numbers to zero speeds up the training of a network on this processor.
 
     python benchmarks/flush.py
 
-Trains EfficientNet-Lite0 on random pixels. Before training and after every ten steps, the forward and backward pass of
-one batch is timed with and without `torch.set_flush_denormal(True)`, in turn and with one thread: the setting belongs
-to a thread. Beside the ratio stands the share of the gradient's numbers that are subnormal. Results are written to
-results/flush.json.
+The script trains EfficientNet-Lite0 on random pixels. Before training and after every ten steps, it measures the
+forward and backward pass of one batch alternately with and without `torch.set_flush_denormal(True)`. It uses a single
+thread, because the setting applies to one thread only. It prints the ratio of the times and the share of subnormal
+numbers in the gradient, and writes the results to results/flush.json.
 """
 
 from __future__ import annotations
@@ -41,10 +41,11 @@ def main() -> None:
         step()
         if number % EVERY == 0:
             rows.append({"steps": number, **compare(step), "subnormal_share": subnormal_share(model)})
-            print("{steps:3} steps: flushed / not {ratio:.3f}, subnormal {subnormal_share:.1e}".format(**rows[-1]))
+            line = "{steps:3} steps: time with / without flushing {ratio:.3f}, subnormal {subnormal_share:.1e}"
+            print(line.format(**rows[-1]))
         optimizer.step()
-    facts = {"torch": torch.__version__, "machine": platform.machine(), "processor": processor(), "rows": rows}
-    RESULTS.write_text(json.dumps(facts, indent=1) + "\n")
+    results = {"torch": torch.__version__, "machine": platform.machine(), "processor": processor(), "rows": rows}
+    RESULTS.write_text(json.dumps(results, indent=1) + "\n")
 
 
 def compare(step) -> dict[str, float]:  # type: ignore[no-untyped-def]

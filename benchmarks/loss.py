@@ -1,14 +1,14 @@
-"""Time and memory of the ranking losses: forward and backward, on the CPU.
+"""Measure time and memory of the ranking losses, forward and backward, on the CPU.
 
-    python benchmarks/loss.py                    the table of three stages of training, then the sweep and the bars
-    python benchmarks/loss.py --sweep            only the sweep over many kinds of embeddings, and the bars
-    python benchmarks/loss.py --sweep --real FOLDER      with the real embeddings that real_embeddings.py saved there
+    python benchmarks/loss.py                    table of three stages of training, then the sweep and the targets
+    python benchmarks/loss.py --sweep            only the sweep over many kinds of embeddings, and the targets
+    python benchmarks/loss.py --sweep --real FOLDER      include the real embeddings that real_embeddings.py saved there
 
-Everything is measured in multiples of the *floor*, the three matrix products of batch x batch x dimensions that a plain
-exact gradient needs (E E', G E, G' E). A loss and the floor take turns in one process, so that the ratio is fair on a
-noisy machine. In the table every contender runs in a process of its own, and memory is the peak of the process above
-what it holds when idle, without the gradient that is asked for. The sweep is about time only. Results are written to
-results/loss.json and results/loss-sweep.json as they come, and a run that was stopped resumes from there.
+Times are given as multiples of the *floor*, the three matrix products of batch x batch x dimensions that a plain exact
+gradient needs (E E', G E, G' E). A loss and the floor are measured alternately in the same process, so that their ratio
+is reliable on a noisy machine. For the table, every implementation runs in a separate process, and memory is the peak
+of the process above its idle state, without the resulting gradient. The sweep measures time only. Each result is
+written to results/loss.json or results/loss-sweep.json immediately, and an interrupted run resumes from there.
 """
 
 from __future__ import annotations
@@ -35,8 +35,9 @@ LOSSES = ["recall", "recall+simix", "smooth_ap", "smooth_ap+simix"]
 K, K_SIMIX = (1, 2, 4, 8, 16), (1, 2, 4, 8, 12, 16, 20, 24, 28, 32)
 TEMPERATURE = 0.01
 MEMORY_LIMIT = 16 * 2**30
-REPEATS, SWEEP_REPEATS, SHORT = 5, 3, 1.0  # a sweep repeats what is short for so many seconds
-RELEASE_SECONDS = {("recall", 2000): 20.7, ("recall+simix", 400): 6.5}  # the authors' code on 2 cores
+REPEATS, SWEEP_REPEATS, MIN_SECONDS = 5, 3, 1.0  # short measurements are repeated for at least MIN_SECONDS
+# Reported for the authors' released code on 2 cores.
+RELEASE_SECONDS = {("recall", 2000): 20.7, ("recall+simix", 400): 6.5}
 
 
 @dataclass(frozen=True)
@@ -58,7 +59,7 @@ class Case:
 Results = dict[Case, dict[str, Any]]
 
 
-# ---------------------------------------------------------------------------------------------------- the contenders
+# ---------------------------------------------------------------------------------------------------- implementations
 
 
 def floor(vectors: Tensor) -> Callable[[], Any]:
@@ -72,7 +73,7 @@ def floor(vectors: Tensor) -> Callable[[], Any]:
 
 
 def dense(case: Case, vectors: Tensor, labels: Tensor) -> Callable[[], Any]:
-    """The paper's equations in plain PyTorch: everything at once, autograd keeps it."""
+    """The paper's equations in plain PyTorch, for the whole batch at once, differentiated by autograd."""
     k = torch.tensor(K_SIMIX if case.simix else K)
     per_class = case.embeddings.per_class
 
@@ -133,10 +134,10 @@ CONTENDERS = {"dense": dense, "pml": pml, "eager": ours, "compiled": ours}
 
 
 def measure(case: Case, *, memory: bool) -> dict[str, Any]:
-    """Median seconds, floor seconds and, in a fresh process, megabytes of a case."""
+    """Measure the median seconds of a case and of its floor and, if `memory`, the peak memory in a new process."""
     make = CONTENDERS[case.contender]
     small = Embeddings(case.embeddings.per_class, latent=8).make(4 * case.embeddings.per_class)
-    for _ in range(2):  # libraries load, kernels compile, thread pools start: part of the idle process
+    for _ in range(2):  # loading libraries, compiling and starting threads belong to the idle state
         make(case, small[0].clone().requires_grad_(), small[1])()
     vectors, labels = case.embeddings.make(case.batch)
     vectors = vectors.clone()
@@ -146,14 +147,14 @@ def measure(case: Case, *, memory: bool) -> dict[str, Any]:
     limit = _status("VmSize") + MEMORY_LIMIT
     resource.setrlimit(resource.RLIMIT_AS, (limit, resource.RLIM_INFINITY))
     try:
-        run()  # what is compiled for this size is part of the idle process, too
+        run()  # compilation for this size belongs to the idle state as well
         if memory:
             vectors.grad = None
             found["megabytes"] = _peak_megabytes(run) - vectors.nbytes / 2**20
         reference = floor(vectors)
         reference()
         pairs, start = [], time.perf_counter()
-        while len(pairs) < (REPEATS if memory else SWEEP_REPEATS) or time.perf_counter() - start < SHORT:
+        while len(pairs) < (REPEATS if memory else SWEEP_REPEATS) or time.perf_counter() - start < MIN_SECONDS:
             pairs.append((_seconds(run, vectors), _seconds(reference, vectors)))
     except (RuntimeError, MemoryError) as error:
         if "memory" not in str(error).lower():
@@ -172,9 +173,9 @@ def _seconds(run: Callable[[], Any], vectors: Tensor) -> float:
 
 
 def _peak_megabytes(run: Callable[[], Any]) -> float:
-    ctypes.CDLL(None).malloc_trim(0)  # what is free but not given back would hide what the run takes
+    ctypes.CDLL(None).malloc_trim(0)  # otherwise free memory of the heap would hide a part of the peak
     idle = _status("VmRSS")
-    Path("/proc/self/clear_refs").write_text("5")  # forget the peak so far
+    Path("/proc/self/clear_refs").write_text("5")  # reset the peak
     run()
     return (_status("VmHWM") - idle) / 2**20
 
@@ -184,18 +185,19 @@ def _status(field: str) -> int:
     return next(int(line.split()[1]) * 1024 for line in lines if line.startswith(field + ":"))
 
 
-# ------------------------------------------------------------------------------------------------------- the cases
+# ------------------------------------------------------------------------------------------------------- cases
 
 
 def table_cases(batches: list[int], losses: list[str], stages: list[str], contenders: list[str]) -> Iterator[Case]:
     for batch, loss, contender in product(batches, losses, contenders):
         if contender != "pml" or loss == "smooth_ap":
-            for stage in stages if CONTENDERS[contender] is ours else ["trained"]:  # others do not depend on it
+            # The time of the other implementations does not depend on the stage.
+            for stage in stages if CONTENDERS[contender] is ours else ["trained"]:
                 yield Case(loss, batch, contender, STAGES[stage])
 
 
 def sweep_cases(real: Path | None) -> Iterator[Case]:
-    """Every kind of embeddings. SiMix with 4 per class, as the paper has it: virtual items grow with their square."""
+    """Yield all kinds of embeddings, with SiMix only those with 4 images per class, as in the paper."""
     grid = product((2, 4, 16, 40), (8, 24, 64, 512), (False, True), (0.05, 0.25, 0.5, 0.75, 0.95, 1.0))
     kinds = [Embeddings(*kind) for kind in grid]
     kinds += [Embeddings(per_class, latent=512, shared=False, r_at_1=None) for per_class in (2, 4, 16, 40)]
@@ -213,12 +215,12 @@ def sweep_cases(real: Path | None) -> Iterator[Case]:
                         yield Case("recall+simix", batch, "dense", kind)
 
 
-# -------------------------------------------------------------------------------------------------------- the bars
+# -------------------------------------------------------------------------------------------------------- targets
 
 
 @dataclass(frozen=True)
-class Bar:
-    work: str
+class Target:
+    name: str
     cases: Callable[[Case], bool]
     times_floor: float
 
@@ -228,39 +230,38 @@ def _trained(case: Case) -> bool:
     return kind == STAGES["trained"] or (kind.file is not None and "after" in kind.file and kind.per_class == 4)
 
 
-BARS = [
-    Bar("RS@k 4000, every kind", lambda case: case.loss == "recall" and case.batch == 4000, 2),
-    Bar("RS@k 4000, trained", lambda case: case.loss == "recall" and case.batch == 4000 and _trained(case), 1.25),
-    Bar("RS@k 400, every kind", lambda case: case.loss == "recall" and case.batch == 400, 4),
-    Bar("RS@k + SiMix 4000, trained", lambda case: case.simix and case.batch == 4000 and _trained(case), 5),
-    Bar("RS@k + SiMix 4000, every kind", lambda case: case.simix and case.batch == 4000, 8),
+TARGETS = [
+    Target("RS@k 4000, every kind", lambda case: case.loss == "recall" and case.batch == 4000, 2),
+    Target("RS@k 4000, trained", lambda case: case.loss == "recall" and case.batch == 4000 and _trained(case), 1.25),
+    Target("RS@k 400, every kind", lambda case: case.loss == "recall" and case.batch == 400, 4),
+    Target("RS@k + SiMix 4000, trained", lambda case: case.simix and case.batch == 4000 and _trained(case), 5),
+    Target("RS@k + SiMix 4000, every kind", lambda case: case.simix and case.batch == 4000, 8),
 ]
 
 
-def show_bars(results: Results) -> None:
-    """The worst case of each bar, and of ours against dense autograd."""
-    mine = {case: result["times_floor"] for case, result in results.items() if case.contender == "eager"}
-    for bar in BARS:
-        measured = {case: times for case, times in mine.items() if bar.cases(case)}
+def show_targets(results: Results) -> None:
+    """Print the worst case of each target, and the worst ratio of our time to that of dense autograd."""
+    ours_times = {case: result["times_floor"] for case, result in results.items() if case.contender == "eager"}
+    for target in TARGETS:
+        measured = {case: times for case, times in ours_times.items() if target.cases(case)}
         if measured:
             worst = max(measured, key=lambda case: measured[case])
-            verdict = "kept" if measured[worst] <= bar.times_floor else "MISSED"
-            print(
-                f"{bar.work:32} {measured[worst]:6.2f} x floor at most {bar.times_floor}: {verdict}; {worst.embeddings}"
-            )
+            verdict = "met" if measured[worst] <= target.times_floor else "MISSED"
+            times = f"{measured[worst]:6.2f} x floor, target {target.times_floor}"
+            print(f"{target.name:32} {times}: {verdict}; {worst.embeddings}")
     ratios = {}
     for case, result in results.items():
         own = Case(case.loss, case.batch, "eager", case.embeddings)
-        if case.contender == "dense" and own in mine and "times_floor" in result:
-            ratios[case] = mine[own] / result["times_floor"]
+        if case.contender == "dense" and own in ours_times and "times_floor" in result:
+            ratios[case] = ours_times[own] / result["times_floor"]
     if ratios:
         worst = max(ratios, key=lambda case: ratios[case])
-        verdict = "kept" if ratios[worst] <= 1 else "MISSED"
+        verdict = "met" if ratios[worst] <= 1 else "MISSED"
         where = f"{worst.loss} {worst.batch}, {worst.embeddings}"
-        print(f"{'ours / dense autograd':32} {ratios[worst]:6.2f} at most 1: {verdict}; {where}")
+        print(f"{'ours / dense autograd':32} {ratios[worst]:6.2f}, target 1: {verdict}; {where}")
 
 
-# -------------------------------------------------------------------------------------------------- showing and saving
+# -------------------------------------------------------------------------------------------------- output
 
 
 def show(case: Case, result: dict[str, Any]) -> None:
@@ -270,7 +271,7 @@ def show(case: Case, result: dict[str, Any]) -> None:
     else:
         memory = f"{result['megabytes']:8.0f} MB" if "megabytes" in result else ""
         release = RELEASE_SECONDS.get((case.loss, case.batch)) if CONTENDERS[case.contender] is ours else None
-        note = f"   {release / result['seconds']:.0f} x as fast as the authors' release" if release and memory else ""
+        note = f"   {release / result['seconds']:.0f} x as fast as the authors' code" if release and memory else ""
         print(
             f"{left} {result['seconds'] * 1e3:9.1f} ms {result['times_floor']:7.2f} x floor {memory}{note}", flush=True
         )
@@ -289,12 +290,12 @@ def save(file: Path, results: Results) -> None:
     unfinished.replace(file)
 
 
-def run(cases: Iterable[Case], file: Path, again: bool, measured: Callable[[Case], dict[str, Any]]) -> Results:
-    """What is measured for each case; results that are in the file already are taken from there."""
+def run(cases: Iterable[Case], file: Path, again: bool, measure_case: Callable[[Case], dict[str, Any]]) -> Results:
+    """Measure each case, except those whose results are in the file already."""
     results = {} if again else load(file)
     for case in cases:
         if case not in results:
-            results[case] = measured(case)
+            results[case] = measure_case(case)
             save(file, results)
         show(case, results[case])
     return results
@@ -302,13 +303,14 @@ def run(cases: Iterable[Case], file: Path, again: bool, measured: Callable[[Case
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--batches", type=int, nargs="+", default=[400, 1000, 2000, 4000, 8192, 16384])
+    batches = [400, 1000, 2000, 4000, 8192, 16384]
+    parser.add_argument("--batches", type=int, nargs="+", default=batches, help="batch sizes of the table")
     parser.add_argument("--losses", nargs="+", choices=LOSSES, default=LOSSES)
     parser.add_argument("--stages", nargs="+", choices=list(STAGES), default=list(STAGES))
     parser.add_argument("--contenders", nargs="+", choices=list(CONTENDERS), default=list(CONTENDERS))
-    parser.add_argument("--sweep", action="store_true", help="only the sweep and its bars")
-    parser.add_argument("--real", type=Path, help="folder of real embeddings for the sweep")
-    parser.add_argument("--again", action="store_true", help="measure again what the results have already")
+    parser.add_argument("--sweep", "--targets", action="store_true", help="run only the sweep and its targets")
+    parser.add_argument("--real", type=Path, help="folder of real embeddings to include in the sweep")
+    parser.add_argument("--again", action="store_true", help="repeat measurements whose results exist")
     parser.add_argument("--case", help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.case:
@@ -321,7 +323,7 @@ def main() -> None:
     sweep = run(
         sweep_cases(options.real), RESULTS / "loss-sweep.json", options.again, lambda case: measure(case, memory=False)
     )
-    show_bars(sweep)
+    show_targets(sweep)
 
 
 if __name__ == "__main__":

@@ -1,19 +1,19 @@
-"""Time and memory of the large-batch step with a real backbone: embed, loss, gradient, on the CPU.
+"""Measure time and memory of the large-batch step with a real backbone, on the CPU.
 
-    python benchmarks/step.py                    everything: about an hour on 2 cores, resumes where it was stopped
-    python benchmarks/step.py --bars             only what the bars at the end are about: about 10 minutes
+    python benchmarks/step.py                    all cases: about an hour on 2 cores; resumes an interrupted run
+    python benchmarks/step.py --targets          only the cases of the targets: about 10 minutes
     python benchmarks/step.py --batches 128 392 --again
-    python benchmarks/step.py --quick            tiny images and batches, to see that it runs; nothing is written
+    python benchmarks/step.py --quick            tiny images and batches, to test the script; nothing is written
 
-Three ways to the same gradient: *plain*, one backward pass over the whole batch; *twice*, the large-batch step with
-nothing kept, so that every image is embedded twice; *kept*, the large-batch step with all graphs kept.
+Three methods compute the same gradient: *plain*, a single backward pass over the whole batch; *twice*, the large-batch
+step without kept graphs, so that every image is embedded twice; *kept*, the large-batch step with all graphs kept.
 
-Memory and time are measured in processes of their own. Memory: the peak of the process in one step, above what it
-holds with the model, the pixels, and all that a first small step has loaded; malloc gives every block of 128 kB or more
-back to the system at once, so that the peak is that of what is alive. Time: the ways take turns in one process that
-keeps freed memory (`reuse_freed_memory`, as a training does), and the ratio of neighbours is taken, so that it is fair
-on a noisy machine. Where plain does not fit, its time an image is that at a smaller batch, in the same process.
-Each result is written to results/step.json as it comes.
+Memory and time are measured in separate processes. Memory is the peak of the process in one step, above that of the
+model, the pixels and everything that a first small step loads. For this measurement, malloc returns every freed block
+of at least 128 kB to the system immediately, so that the peak does not include freed memory. Times are measured
+alternately in one process that keeps freed memory (`reuse_freed_memory`, as in training), and the ratio of neighbouring
+measurements is taken, which is reliable on a noisy machine. If plain does not fit into memory, its time per image is
+measured with a smaller batch in the same process. Each result is written to results/step.json immediately.
 """
 
 from __future__ import annotations
@@ -34,11 +34,12 @@ import torch
 from alone import run_alone
 
 RESULTS = Path(__file__).parent / "results" / "step.json"
-WAYS = ["plain", "twice", "kept"]
+METHODS = ["plain", "twice", "kept"]
 BATCHES = [64, 128, 392, 1024, 2048, 4000]
 MEMORY_LIMIT = 14 * 2**30
-GIVE_BACK = {"MALLOC_MMAP_THRESHOLD_": str(2**17), "MALLOC_TRIM_THRESHOLD_": str(2**17)}  # for memory
-PEAK_GROWTH, TWICE, KEPT = 1.15, 1.40, 1.05  # the bars
+# Environment in which malloc returns freed memory to the system, for measuring memory.
+RETURN_FREED_MEMORY = {"MALLOC_MMAP_THRESHOLD_": str(2**17), "MALLOC_TRIM_THRESHOLD_": str(2**17)}
+PEAK_GROWTH, TWICE, KEPT = 1.15, 1.40, 1.05  # targets
 
 
 @dataclass(frozen=True)
@@ -54,18 +55,18 @@ class Setting:
 class Case:
     measure: str  # "memory" or "time"
     batch: int
-    ways: tuple[str, ...]  # one for memory; for time those that take turns
-    plain_batch: int = 0  # for time: images that the plain way embeds
+    ways: tuple[str, ...]  # methods: one for memory, several for time
+    plain_batch: int = 0  # batch size of the plain method, for time only
 
 
 QUICK = Setting(pixels=32, chunk=4, repeats=2)
 
 
-# ---------------------------------------------------------------------------------------------- in a process of its own
+# ------------------------------------------------------------------------------------------- in a separate process
 
 
 class Bench:
-    """A model, a batch, and the ways to its gradient."""
+    """A model, a batch, and the methods that compute its gradient."""
 
     def __init__(self, setting: Setting, batch: int) -> None:
         from shortlist import RecallAtKLoss
@@ -78,7 +79,7 @@ class Bench:
         self.pixels = torch.randint(256, (batch, 3, setting.pixels, setting.pixels), dtype=torch.uint8)
         self.labels = torch.arange(batch) // 4
 
-    def way(self, name: str, batch: int) -> Callable[[], None]:
+    def method(self, name: str, batch: int) -> Callable[[], None]:
         pixels, labels = self.pixels[:batch], self.labels[:batch]
         if name == "plain":
             return lambda: self.loss(self.model(pixels), labels).backward()
@@ -88,7 +89,7 @@ class Bench:
 
         def run() -> None:
             with warnings.catch_warnings():
-                warnings.simplefilter("error")  # out of memory, it would continue with less: not what is measured here
+                warnings.simplefilter("error")  # if out of memory, the step would continue with smaller chunks
                 out = step(pixels, labels)
             assert out.kept == (out.chunks if name == "kept" else 0)
 
@@ -97,13 +98,13 @@ class Bench:
 
 def measure_memory(bench: Bench, case: Case) -> dict[str, Any]:
     (name,) = case.ways
-    for _ in range(2):  # libraries load, thread pools start, kernels for a chunk are made: part of the idle process
-        bench.way(name, min(case.batch, bench.setting.chunk))()
+    for _ in range(2):  # loading libraries, starting threads and creating kernels belong to the idle state
+        bench.method(name, min(case.batch, bench.setting.chunk))()
     bench.model.zero_grad(set_to_none=True)
-    run = bench.way(name, case.batch)
+    run = bench.method(name, case.batch)
     ctypes.CDLL(None).malloc_trim(0)
     idle = _status("VmRSS")
-    Path("/proc/self/clear_refs").write_text("5")  # forget the peak so far
+    Path("/proc/self/clear_refs").write_text("5")  # reset the peak
     run()
     return {"megabytes": (_status("VmHWM") - idle) / 2**20}
 
@@ -113,14 +114,14 @@ def measure_time(bench: Bench, case: Case) -> dict[str, Any]:
 
     reuse_freed_memory()
     images = {name: case.plain_batch if name == "plain" else case.batch for name in case.ways}
-    runs = {name: bench.way(name, number) for name, number in images.items()}
-    seconds: dict[str, list[float]] = {name: [] for name in case.ways}  # an image
+    runs = {name: bench.method(name, number) for name, number in images.items()}
+    seconds: dict[str, list[float]] = {name: [] for name in case.ways}  # per image
     for turn in range(bench.setting.repeats + 1):
         for name, run in runs.items():
             bench.model.zero_grad(set_to_none=True)
             start = time.perf_counter()
             run()
-            if turn > 0:  # the first one warms up
+            if turn > 0:  # the first turn is a warm-up
                 seconds[name].append((time.perf_counter() - start) / images[name])
     ratios = {
         name: statistics.median(ours / plain for ours, plain in zip(seconds[name], seconds["plain"], strict=True))
@@ -152,27 +153,27 @@ def _status(field: str) -> int:
     return next(int(line.split()[1]) * 1024 for line in lines if line.startswith(field + ":"))
 
 
-# ------------------------------------------------------------------------------------------------------- all of them
+# ------------------------------------------------------------------------------------------------------- all cases
 
 
 Results = dict[Case, dict[str, Any]]
 
 
 def memory_cases(batches: list[int]) -> Iterator[Case]:
-    for name in WAYS:
+    for name in METHODS:
         for batch in batches:
             yield Case("memory", batch, (name,))
 
 
 def time_case(batch: int, results: Results) -> Case:
-    """All ways that fit; plain at the largest batch where it does."""
+    """Compare all methods that fit into memory, with plain at the largest batch where it fits."""
 
     def fits(name: str, size: int) -> bool:
         return "out_of_memory" not in results.get(Case("memory", size, (name,)), {})
 
     known = [case.batch for case in results if case.ways == ("plain",) and fits("plain", case.batch)]
     plain_batch = batch if fits("plain", batch) else max(size for size in known if size < batch)
-    return Case("time", batch, tuple(name for name in WAYS if name == "plain" or fits(name, batch)), plain_batch)
+    return Case("time", batch, tuple(name for name in METHODS if name == "plain" or fits(name, batch)), plain_batch)
 
 
 def show(case: Case, result: dict[str, Any]) -> None:
@@ -187,31 +188,32 @@ def show(case: Case, result: dict[str, Any]) -> None:
             print(f"time   {case.batch:5} {name:6} {result['images_a_second'][name]:9.1f} images/s {ratio}", flush=True)
 
 
-def show_bars(setting: Setting, results: Results) -> None:
-    def line(text: str, found: float, bar: float) -> None:
-        print(f"{text:64} {found:5.2f} x   bar {bar:.2f} x   {'met' if found <= bar else 'MISSED'}")
+def show_targets(setting: Setting, results: Results) -> None:
+    def line(text: str, measured: float, target: float) -> None:
+        print(f"{text:64} {measured:5.2f} x   target {target:.2f} x   {'met' if measured <= target else 'MISSED'}")
 
     peaks = {case.batch: result.get("megabytes") for case, result in results.items() if case.ways == ("twice",)}
-    few = 4 * setting.chunk
-    largest = max(peaks, default=few)
-    if largest > few and peaks.get(few) and peaks[largest]:
-        line(f"peak memory, nothing kept, batch {largest} / batch {few}", peaks[largest] / peaks[few], PEAK_GROWTH)
-    for name, text, bar in (("twice", "embedded twice", TWICE), ("kept", "all graphs kept", KEPT)):
+    smallest = 4 * setting.chunk
+    largest = max(peaks, default=smallest)
+    if largest > smallest and peaks.get(smallest) and peaks[largest]:
+        text = f"peak memory without kept graphs, batch {largest} / batch {smallest}"
+        line(text, peaks[largest] / peaks[smallest], PEAK_GROWTH)
+    for name, text, target in (("twice", "embedded twice", TWICE), ("kept", "all graphs kept", KEPT)):
         ratios = {
             case.batch: result["times_plain"][name]
             for case, result in results.items()
             if case.measure == "time"
-            and case.batch == case.plain_batch >= few
+            and case.batch == case.plain_batch >= smallest
             and name in result.get("times_plain", {})
         }
         if ratios:
             worst = max(ratios, key=lambda batch: ratios[batch])
-            line(f"time an image, {text} / plain, worst at batch {worst}", ratios[worst], bar)
+            line(f"time per image, {text} / plain, worst at batch {worst}", ratios[worst], target)
 
 
 def load(setting: Setting) -> Results:
-    found = json.loads(RESULTS.read_text()) if RESULTS.exists() else {}
-    rows = found["rows"] if found.get("setting") == asdict(setting) else []
+    saved = json.loads(RESULTS.read_text()) if RESULTS.exists() else {}
+    rows = saved["rows"] if saved.get("setting") == asdict(setting) else []
     cases = (row.pop("case") for row in rows)
     return {Case(**case | {"ways": tuple(case["ways"])}): row for case, row in zip(cases, rows, strict=True)}
 
@@ -226,10 +228,10 @@ def save(setting: Setting, results: Results) -> None:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--batches", type=int, nargs="+", default=BATCHES)
-    parser.add_argument("--bars", action="store_true", help="only the cases of the bars")
-    parser.add_argument("--quick", action="store_true", help="tiny sizes, nothing is written")
-    parser.add_argument("--again", action="store_true", help="measure again what results/step.json has already")
+    parser.add_argument("--batches", type=int, nargs="+", default=BATCHES, help="batch sizes")
+    parser.add_argument("--targets", action="store_true", help="measure only the cases of the targets")
+    parser.add_argument("--quick", action="store_true", help="use tiny sizes and write nothing")
+    parser.add_argument("--again", action="store_true", help="repeat measurements whose results exist")
     parser.add_argument("--case", help=argparse.SUPPRESS)
     arguments = parser.parse_args()
     if arguments.case:
@@ -237,26 +239,26 @@ def main() -> None:
         print(json.dumps(measure(Setting(**setting), Case(**case))))
         return
     setting = QUICK if arguments.quick else Setting()
-    few, batches = 4 * setting.chunk, [16, 40] if arguments.quick else arguments.batches
+    smallest, batches = 4 * setting.chunk, [16, 40] if arguments.quick else arguments.batches
     results = {} if arguments.quick else load(setting)
 
     def run(case: Case) -> None:
         if arguments.again or case not in results:
             results[case] = run_alone(
-                __file__, [asdict(setting), asdict(case)], GIVE_BACK if case.measure == "memory" else None
+                __file__, [asdict(setting), asdict(case)], RETURN_FREED_MEMORY if case.measure == "memory" else None
             )
             if not arguments.quick:
                 save(setting, results)
         show(case, results[case])
 
-    of_bars = [Case("memory", batch, ("twice",)) for batch in (few, batches[-1])]
-    for case in of_bars if arguments.bars else memory_cases(batches):
+    target_cases = [Case("memory", batch, ("twice",)) for batch in (smallest, batches[-1])]
+    for case in target_cases if arguments.targets else memory_cases(batches):
         run(case)
-    for batch in [batch for batch in (few, 392) if batch < batches[-1]] if arguments.bars else batches:
+    for batch in [batch for batch in (smallest, 392) if batch < batches[-1]] if arguments.targets else batches:
         run(time_case(batch, results))
-    show_bars(setting, results)
+    show_targets(setting, results)
     if arguments.quick:
-        print("(of sizes that say nothing about the bars)")
+        print("(These sizes are too small for the targets to be meaningful.)")
 
 
 if __name__ == "__main__":
