@@ -49,7 +49,7 @@ def fresh(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 def children(fresh: None, monkeypatch: pytest.MonkeyPatch) -> Children:
     """Sets the program that children run, and gives the list of the caps they were started with."""
     started: list[str | None] = []
-    start = processor._try_in_a_child
+    start = processor._try_in_child
 
     def counted(isa: str | None) -> bool | None:
         started.append(isa)
@@ -61,7 +61,7 @@ def children(fresh: None, monkeypatch: pytest.MonkeyPatch) -> Children:
         processor.require_bfloat16.cache_clear()
         return started
 
-    monkeypatch.setattr(processor, "_try_in_a_child", counted)
+    monkeypatch.setattr(processor, "_try_in_child", counted)
     return use
 
 
@@ -71,7 +71,7 @@ def answers(folder: Path) -> list[Path]:
 
 def test_the_real_products() -> None:
     """Of this processor, whichever it is: as the tests' own process was prepared (conftest.py), they work."""
-    assert processor._try_in_a_child(os.environ.get(VARIABLE)) is True
+    assert processor._try_in_child(os.environ.get(VARIABLE)) is True
     matrix = torch.eye(64).bfloat16()
     assert (matrix @ matrix).equal(matrix)
 
@@ -106,7 +106,7 @@ def test_where_the_cap_helps_it_is_set(children: Children, monkeypatch: pytest.M
 
 def test_where_the_cap_does_not_help_it_is_refused(children: Children) -> None:
     started = children(DIES)
-    with pytest.raises(ConfigError, match=r"does not execute the bfloat16 .*: use float32\.$"):
+    with pytest.raises(ConfigError, match=r"does not execute the bfloat16 .*\. Use float32\.$"):
         processor.require_bfloat16()
     assert started == [None, CAP]
     assert VARIABLE not in os.environ
@@ -119,7 +119,7 @@ def test_where_it_is_too_late_to_cap_it_is_refused(children: Children, monkeypat
         processor.require_bfloat16()
     assert VARIABLE not in os.environ
     monkeypatch.setenv(VARIABLE, CAP)  # as a notebook may: later than it is read
-    with pytest.raises(ConfigError, match="too late"):
+    with pytest.raises(ConfigError, match="already initialised"):
         processor.require_bfloat16()
 
 
@@ -136,9 +136,9 @@ def test_a_copy_that_hangs_is_ended_and_refused(children: Children, monkeypatch:
     children(DIES_WITHOUT_CAP)
     processor.require_bfloat16()  # the children's answers are in the cache from now on
     monkeypatch.setattr(processor, "_multiply", signal.pause)
-    monkeypatch.setattr(processor, "PATIENCE", 0.01)
+    monkeypatch.setattr(processor, "TIMEOUT", 0.01)
     children(DIES)
-    with pytest.raises(ConfigError, match="too late"):
+    with pytest.raises(ConfigError, match="already initialised"):
         processor.require_bfloat16()
 
 
@@ -199,7 +199,10 @@ def test_without_a_cache_it_is_found_every_time(
     [
         ("import time; time.sleep(60)", "timed out"),
         ("raise ImportError('no torch here')", "no torch here"),
-        ("import os, signal; os.kill(os.getpid(), signal.SIGKILL)", "ended with -9"),  # someone did, not the processor
+        (
+            "import os, signal; os.kill(os.getpid(), signal.SIGKILL)",
+            "ended with exit code -9",
+        ),  # someone did, not the processor
     ],
 )
 def test_no_answer_is_a_warning_and_not_kept(
@@ -207,15 +210,15 @@ def test_no_answer_is_a_warning_and_not_kept(
 ) -> None:
     children(program)
     if "sleep" in program:
-        monkeypatch.setattr(processor, "PATIENCE", 0.2)
-    with pytest.warns(RuntimeWarning, match=f"Could not find out .*{problem}"):
+        monkeypatch.setattr(processor, "TIMEOUT", 0.2)
+    with pytest.warns(RuntimeWarning, match=f"Could not check .*{problem}"):
         processor.require_bfloat16()
     assert not (tmp_path / "cache").exists()
 
 
 def test_no_python_to_start(children: Children, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(processor.sys, "executable", "/nowhere/python")
-    with pytest.warns(RuntimeWarning, match="Could not find out"):
+    with pytest.warns(RuntimeWarning, match="Could not check"):
         processor.require_bfloat16()
 
 
@@ -231,7 +234,7 @@ def test_the_processor_is_known_by_name_and_instructions(monkeypatch: pytest.Mon
 
 @contextlib.contextmanager
 def refused() -> Iterator[None]:
-    with pytest.raises(ConfigError, match="use float32"):
+    with pytest.raises(ConfigError, match="Use float32"):
         yield
 
 

@@ -1,4 +1,4 @@
-"""Progress: bars, plain lines, JSON lines. Time is a clock that the tests move."""
+"""Progress bars, plain lines and JSON lines, with a clock that the tests control."""
 
 from __future__ import annotations
 
@@ -45,23 +45,25 @@ def lines(stream: io.StringIO, clock: Clock) -> Lines:
     return Lines(stream, clock=clock)
 
 
-def told(stream: io.StringIO) -> list[str]:
+def lines_of(stream: io.StringIO) -> list[str]:
     return stream.getvalue().splitlines()
 
 
 class TestLines:
     def test_start_state_and_end(self, lines: Lines, stream: io.StringIO, clock: Clock) -> None:
         with lines.task("embedding shop", "images") as advance:
-            assert told(stream) == ["embedding shop: started"]
+            assert lines_of(stream) == ["embedding shop: started"]
             clock.now += 1
             advance(1_000, 50_000)
-            assert len(told(stream)) == 1  # it is not time yet
+            assert len(lines_of(stream)) == 1  # not due yet
             clock.now += 20
             advance(3_000, 50_000)
-            assert told(stream)[1:] == ["embedding shop: 3,000 of 50,000 images (6 %), 100 images/s, 7 min 50 s left"]
+            assert lines_of(stream)[1:] == [
+                "embedding shop: 3,000 of 50,000 images (6 %), 100 images/s, 7 min 50 s left"
+            ]
             clock.now += 5
             advance(50_000, 50_000)
-        assert told(stream)[2:] == ["embedding shop: done, 50,000 images in 26 s"]
+        assert lines_of(stream)[2:] == ["embedding shop: done, 50,000 images in 26 s"]
 
     @pytest.mark.parametrize("every", [0.01, 1, 7, 10])
     def test_at_least_every_30_seconds(self, every: float, lines: Lines, stream: io.StringIO, clock: Clock) -> None:
@@ -70,33 +72,33 @@ class TestLines:
             for step in range(steps):
                 clock.now += every
                 advance(step, steps)
-                if len(told(stream)) > seen:
-                    seen = len(told(stream))
+                if len(lines_of(stream)) > seen:
+                    seen = len(lines_of(stream))
                     times.append(clock.now)
         gaps = [later - earlier for earlier, later in zip(times, [*times[1:], clock.now], strict=True)]
         assert max(gaps) <= 30
         assert len(times) <= 300 / progress.INTERVAL + 1  # and not more often than needed
 
-    def test_work_that_stalls_is_told_with_its_next_step(self, lines: Lines, stream: io.StringIO, clock: Clock) -> None:
+    def test_stalled_work_is_reported_with_its_next_step(self, lines: Lines, stream: io.StringIO, clock: Clock) -> None:
         with lines.task("training", "steps") as advance:
             advance(0, 4)
             clock.now += 100
             advance(1, 4, epoch=1, loss=0.25, images_per_second=40.4)
-        assert told(stream)[1] == (
+        assert lines_of(stream)[1] == (
             "training: 1 of 4 steps (25 %), epoch 1, loss 0.25, 40 images/s, 0.01 steps/s, 5 min 00 s left"
         )
 
-    def test_work_that_does_not_advance_is_told_by_a_thread(
+    def test_work_that_does_not_advance_is_reported_by_a_thread(
         self, stream: io.StringIO, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         monkeypatch.setattr(progress, "INTERVAL", 0.001)
         display, end = Lines(stream), time.monotonic() + LONG
         with display.task("writing model.onnx"):
-            while len(told(stream)) < 3:
+            while len(lines_of(stream)) < 3:
                 assert time.monotonic() < end
                 time.sleep(0.001)
-        assert re.fullmatch(r"writing model.onnx: .+ so far", told(stream)[1])
-        assert re.fullmatch(r"writing model.onnx: done in .+", told(stream)[-1])
+        assert re.fullmatch(r"writing model.onnx: .+ so far", lines_of(stream)[1])
+        assert re.fullmatch(r"writing model.onnx: done in .+", lines_of(stream)[-1])
 
     def test_no_thread_is_left(self, lines: Lines) -> None:
         before = threading.active_count()
@@ -108,49 +110,49 @@ class TestLines:
                 assert time.monotonic() < end
                 time.sleep(0.001)
 
-    def test_a_task_within_another_is_told_when_it_takes_long(
-        self, lines: Lines, stream: io.StringIO, clock: Clock
-    ) -> None:
+    def test_an_inner_task_is_reported_if_it_takes_long(self, lines: Lines, stream: io.StringIO, clock: Clock) -> None:
         with lines.task("training", "steps") as advance:
             with lines.task("ranking"):
                 pass
-            assert told(stream) == ["training: started"]
+            assert lines_of(stream) == ["training: started"]
             with lines.task("embedding", "images") as inner:
                 inner(5, 10)
                 clock.now += 25
                 inner(6, 10)
             clock.now += 25
             advance(1, 2)
-        assert [line.partition(":")[0] for line in told(stream)[1:]] == ["embedding", "training", "training"]
+        assert [line.partition(":")[0] for line in lines_of(stream)[1:]] == ["embedding", "training", "training"]
 
-    def test_work_that_comes_later_or_not_at_all(self, lines: Lines, stream: io.StringIO) -> None:
+    def test_a_later_task_is_shown_only_if_it_advances(self, lines: Lines, stream: io.StringIO) -> None:
         with lines.task("building the index", later=True):
             pass
-        assert told(stream) == []
+        assert lines_of(stream) == []
         with lines.task("building the index", later=True) as advance:
             advance(2, 2)
-        assert told(stream) == ["building the index: started", "building the index: done, 2 in 0 s"]
+        assert lines_of(stream) == ["building the index: started", "building the index: done, 2 in 0 s"]
 
-    def test_what_was_done_before_makes_nothing_faster(self, lines: Lines, stream: io.StringIO, clock: Clock) -> None:
+    def test_work_of_an_earlier_run_does_not_count_as_speed(
+        self, lines: Lines, stream: io.StringIO, clock: Clock
+    ) -> None:
         with lines.task("embedding", "images") as advance:
-            advance(40_000, 50_000)  # a file that was gone on with
+            advance(40_000, 50_000)  # done by an earlier run that is resumed
             clock.now += 50
             advance(40_100, 50_000)
-        assert "2 images/s, 1 h 22 min left" in told(stream)[1]
+        assert "2 images/s, 1 h 22 min left" in lines_of(stream)[1]
 
-    def test_work_that_fails_has_no_end(self, lines: Lines, stream: io.StringIO, clock: Clock) -> None:
+    def test_failed_work_has_no_line_at_its_end(self, lines: Lines, stream: io.StringIO, clock: Clock) -> None:
         with pytest.raises(ZeroDivisionError), lines.task("work") as advance:
             advance(1, 1 // 0)
         clock.now += 100
-        lines.tell_if_due()
-        assert told(stream) == ["work: started"]
+        lines.report_if_due()
+        assert lines_of(stream) == ["work: started"]
 
-    def test_messages_come_at_once(self, lines: Lines, stream: io.StringIO) -> None:
+    def test_messages_are_printed_immediately(self, lines: Lines, stream: io.StringIO) -> None:
         lines.message("Grüße aus [bold]", fact=1)
-        assert told(stream) == ["Grüße aus [bold]"]
+        assert lines_of(stream) == ["Grüße aus [bold]"]
 
-    def test_nobody_reads_any_more(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        """Whoever works is told by its own next line; the thread ends in silence."""
+    def test_a_closed_stream_ends_the_thread_silently(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        """The worker gets an error from its own next line."""
         monkeypatch.setattr(progress, "INTERVAL", 0.001)
         stream, failed = io.StringIO(), threading.Event()
         monkeypatch.setattr(threading, "excepthook", lambda _: failed.set())
@@ -177,8 +179,8 @@ def test_json_lines(stream: io.StringIO, clock: Clock) -> None:
         advance(3, 9, epoch=1, loss=0.5)
         with display.task("ranking"):
             clock.now += 30
-            display.tell_if_due()
-    assert [json.loads(line) for line in told(stream)] == [
+            display.report_if_due()
+    assert [json.loads(line) for line in lines_of(stream)] == [
         {"message": "9 steps", "steps": 9},
         {"progress": "training", "state": "started"},
         {
@@ -216,19 +218,21 @@ class TestTerminal:
             display._bars.refresh()
             assert re.search(r"ranking .*1/2", screen.getvalue())
             display.message("a path that is wider than the terminal " * 4)
-        assert "a path that is wider than the terminal " * 4 in screen.getvalue()  # not cut: it is there to be copied
+        assert (
+            "a path that is wider than the terminal " * 4 in screen.getvalue()
+        )  # not truncated, so that it can be copied
         assert not display._bars.live.is_started
 
-    def test_one_that_cannot_draw(self, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_a_dumb_terminal_gets_lines(self, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setenv("TERM", "dumb")
         assert isinstance(display_for(Screen()), Lines)
 
-    def test_not_where_json_is_asked_for(self) -> None:
+    def test_json_lines_instead_of_bars(self) -> None:
         assert isinstance(display_for(Screen(), as_json=True), Lines)
 
 
 def test_a_pipe_has_no_bars(stream: io.StringIO, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("FORCE_COLOR", "1")  # as continuous integration has it
+    monkeypatch.setenv("FORCE_COLOR", "1")  # as in continuous integration
     assert isinstance(display_for(stream), Lines)
 
 
@@ -241,7 +245,7 @@ class Handle:
 
 
 def shown(picture: object) -> str:
-    """As IPython asks what it shows."""
+    """The plain text that IPython would show."""
     return picture._repr_mimebundle_(include=[], exclude=[])["text/plain"]  # type: ignore[attr-defined]
 
 
@@ -276,9 +280,9 @@ class TestNotebook:
             display.message("a message")
         (handle,) = handles
         assert "0/?" in handle.pictures[0].replace(" ", "")
-        assert len(handle.pictures) <= 100 * 0.02 / progress.REDRAWN + 3  # not at every step
+        assert len(handle.pictures) <= 100 * 0.02 / progress.REDRAW_INTERVAL + 3  # not at every step
         assert "building the index" in handle.pictures[-2]
-        assert "100/100" in handle.pictures[-1]  # the finished bar stays
+        assert "100/100" in handle.pictures[-1]  # the finished bar stays visible
         assert "building" not in handle.pictures[-1]
         assert capsys.readouterr().out == "a message\n"
         with display.task("ranking"):
@@ -292,7 +296,7 @@ class TestNotebook:
             1 // 0  # noqa: B018
         assert "0/?" in handles[-1].pictures[-1]
 
-    def test_is_the_default_there(self, handles: list[Handle]) -> None:
+    def test_is_the_default_in_a_notebook(self, handles: list[Handle]) -> None:
         assert isinstance(default_display(), Notebook)
 
 

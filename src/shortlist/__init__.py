@@ -1,4 +1,4 @@
-"""Train image embeddings so that the right answers land in the first k results."""
+"""Train image embeddings for retrieval by optimising recall@k."""
 
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
@@ -38,7 +38,8 @@ __all__ = [
     "smooth_ap_loss",
 ]
 
-_MODULES = {  # imported on first use, so that each needs only its own packages, and `shortlist --help` not even torch
+# Modules are imported on first use: each needs only its own dependencies, and `shortlist --help` does not import torch.
+_MODULES = {
     "shortlist.batches": ("ClassBalancedSampler", "LargeBatchStep"),
     "shortlist.errors": ("ShortlistError",),
     "shortlist.model": ("Embedder",),
@@ -48,15 +49,15 @@ _MODULES = {  # imported on first use, so that each needs only its own packages,
     ),
     "shortlist.gallery": ("Gallery",),
 }
-_LATER = {name: module for module, names in _MODULES.items() for name in names}
+_MODULE_OF = {name: module for module, names in _MODULES.items() for name in names}
 
 
 def __getattr__(name: str) -> Any:
     if name == "__version__":
         return _version()
-    if name not in _LATER:
+    if name not in _MODULE_OF:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return getattr(import_module(_LATER[name]), name)
+    return getattr(import_module(_MODULE_OF[name]), name)
 
 
 def __dir__() -> list[str]:
@@ -64,7 +65,7 @@ def __dir__() -> list[str]:
 
 
 def _version() -> str:
-    """Of the installed package; a source tree that nobody installed has none."""
+    """Return the version of the installed package, or "0+unknown" for a source tree that is not installed."""
     from importlib.metadata import PackageNotFoundError, version
 
     try:

@@ -1,4 +1,4 @@
-"""`python -m shortlist` is `shortlist`."""
+"""Run the command line with `python -m shortlist`."""
 
 from shortlist.cli import main
 

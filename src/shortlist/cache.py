@@ -1,10 +1,9 @@
-"""Where things that can be made again are kept, and how to make them once: whole or not at all."""
+"""The cache folder, and folders in it that are built once and atomically."""
 
 from __future__ import annotations
 
 import os
 import shutil
-import sys
 import tempfile
 import time
 from collections.abc import Callable
@@ -12,33 +11,47 @@ from pathlib import Path
 
 from shortlist.errors import DataError
 
-_ABANDONED = 24 * 3600  # seconds after which an unfinished folder belongs to a process that was killed
+_STALE_SECONDS = 24 * 3600  # an unfinished folder older than this was left by a killed process
 
 
 def cache_folder(name: str) -> Path:
-    """The folder `name` in $SHORTLIST_CACHE, or else in the platform's usual place (~/.cache/shortlist)."""
+    """Return the folder `name` in the cache, without creating it.
+
+    The cache is `$SHORTLIST_CACHE`, or else the user's cache folder of the platform (`~/.cache/shortlist` on Linux).
+
+    Raises:
+        RuntimeError: The home folder cannot be determined.
+    """
     if chosen := os.environ.get("SHORTLIST_CACHE"):
         return Path(chosen).expanduser() / name
-    if usual := os.environ.get("XDG_CACHE_HOME"):
-        return Path(usual) / "shortlist" / name
-    if sys.platform == "darwin":
-        return Path.home() / "Library" / "Caches" / "shortlist" / name
-    if sys.platform == "win32" and (local := os.environ.get("LOCALAPPDATA")):
-        return Path(local) / "shortlist" / "cache" / name
-    return Path.home() / ".cache" / "shortlist" / name
+    try:
+        import platformdirs
+    except ModuleNotFoundError:  # an installation without extras
+        return Path.home() / ".cache" / "shortlist" / name
+    return platformdirs.user_cache_path("shortlist", appauthor=False).expanduser() / name
 
 
 def build_once(folder: Path, build: Callable[[Path], None]) -> Path:
-    """`folder`, filled by `build` if it does not exist yet.
+    """Build a folder unless it exists.
 
-    `build` fills a temporary folder beside it, which is renamed when it is complete: a folder that exists is whole,
-    also if a process was killed meanwhile or two build the same at once.
+    `build` fills a temporary folder next to it, which is renamed when it is complete. An existing folder is therefore
+    always complete, even if a process was killed or two processes built it at the same time.
+
+    Args:
+        folder: The folder to build.
+        build: Function that fills the empty folder it is given.
+
+    Returns:
+        `folder`.
+
+    Raises:
+        DataError: The folder cannot be written.
     """
     if folder.is_dir():
         return folder
     try:
         folder.parent.mkdir(parents=True, exist_ok=True)
-        _sweep(folder)
+        _remove_stale(folder)
         partial = Path(tempfile.mkdtemp(prefix=f".{folder.name}.partial-", dir=folder.parent))
     except OSError as error:
         raise DataError(
@@ -46,7 +59,7 @@ def build_once(folder: Path, build: Callable[[Path], None]) -> Path:
         ) from error
     try:
         build(partial)
-        partial.chmod(0o755)  # mkdtemp's own is for one user only
+        partial.chmod(0o755)  # mkdtemp creates it for the current user only
         _rename(partial, folder)
     except OSError as error:
         raise DataError(
@@ -61,12 +74,12 @@ def _rename(partial: Path, folder: Path) -> None:
     try:
         partial.rename(folder)
     except OSError:
-        if not folder.is_dir():  # otherwise another process was faster, and its folder is as good
+        if not folder.is_dir():  # otherwise another process has built it in the meantime
             raise
 
 
-def _sweep(folder: Path) -> None:
-    """Remove what killed processes left of the same folder."""
-    for left in folder.parent.glob(f".{folder.name}.partial-*"):
-        if left.stat().st_mtime < time.time() - _ABANDONED:
-            shutil.rmtree(left, ignore_errors=True)
+def _remove_stale(folder: Path) -> None:
+    """Remove unfinished copies of a folder that killed processes have left."""
+    for partial in folder.parent.glob(f".{folder.name}.partial-*"):
+        if partial.stat().st_mtime < time.time() - _STALE_SECONDS:
+            shutil.rmtree(partial, ignore_errors=True)

@@ -1,7 +1,7 @@
-"""What a user may be told: what is wrong, where, and what to do. The command line prints it without a traceback.
+"""Exceptions shown to users. A message says what is wrong, where, and what to do; the command line prints no traceback.
 
-A message names the arguments of Python functions, in backticks: `root`, or with a value `on_missing="skip"`. Whoever
-took an argument from somewhere else, as from a configuration or the command line, says so with `translate_arguments`.
+Messages name the arguments of Python functions in backticks: `root`, or with a value `on_missing="skip"`. Code that
+takes these arguments from a configuration or the command line translates the names with `translate_arguments`.
 """
 
 from __future__ import annotations
@@ -11,61 +11,66 @@ import re
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 
-FEW = 10  # names in a message
+MAX_NAMES = 10  # that a message lists
 _ARGUMENT = re.compile(r"`(?P<name>[a-z_]\w*)(?:=(?P<quote>[\"']?)(?P<value>[^`]*?)(?P=quote))?`")
 _YAML = {"True": "true", "False": "false", "None": "null"}
 
 
 class ShortlistError(Exception):
-    """Something a user can put right. Base class of all errors of shortlist."""
+    """Base class of all errors that a user can correct."""
 
 
 class ConfigError(ShortlistError, ValueError):
-    """An argument, a recipe, an option or a combination of them that cannot be used."""
+    """An invalid argument, recipe or option, or an invalid combination of them."""
 
 
 class DataError(ShortlistError, ValueError):
-    """Images, tables or folders that are missing, damaged or not what they were said to be."""
+    """Images, tables or folders that are missing, damaged or of an unexpected kind."""
 
 
 class ModelError(ShortlistError, ValueError):
-    """A backbone, weights or a saved model that cannot be used."""
+    """A backbone, weights file or saved model that cannot be used."""
 
 
 class RunError(ShortlistError, RuntimeError):
-    """A run's folder, its checkpoints or the training itself cannot be continued."""
+    """A run folder or checkpoint that cannot be used, or a training that cannot continue."""
 
 
-class Interrupted(ShortlistError):  # noqa: N818 - no error: someone asked for it
-    """A run was stopped by hand; the message says how to resume it."""
+class Interrupted(ShortlistError):  # noqa: N818 - the user asked for it, so it is not an error
+    """A run was interrupted by the user. The message says how to resume it."""
 
 
 def rename_arguments(message: str, names: Mapping[str, str], setting: str = "{name}={value}") -> str:
-    """The message with other names for the arguments that it mentions, as the user knows them.
+    """Replace the names of Python arguments in an error message.
 
     Args:
-        message: of an error.
-        names: of arguments -> what they are called instead. Other arguments stay as they are.
-        setting: how a name and its value are written.
+        message: The message, with arguments in backticks.
+        names: Maps an argument's name to its new name. Other arguments are left unchanged.
+        setting: Format of a name with a value.
 
-    >>> renamed('Set `root`, or `on_missing="skip"`.', {"root": "data.root", "on_missing": "data.on_missing"})
-    'Set data.root, or data.on_missing=skip.'
-    >>> renamed('Set `root`, or `on_missing="skip"`.', {"on_missing": "--on-missing"}, "{name} {value}")
-    'Set `root`, or --on-missing skip.'
+    Returns:
+        The message with the new names.
+
+    Example:
+        >>> message = 'Set `root`, or `on_missing="skip"`.'
+        >>> rename_arguments(message, {"root": "data.root", "on_missing": "data.on_missing"})
+        'Set data.root, or data.on_missing=skip.'
+        >>> rename_arguments(message, {"on_missing": "--on-missing"}, "{name} {value}")
+        'Set `root`, or --on-missing skip.'
     """
 
-    def other(found: re.Match[str]) -> str:
-        name, value = names.get(found["name"]), found["value"]
+    def replacement(match: re.Match[str]) -> str:
+        name, value = names.get(match["name"]), match["value"]
         if name is None:
-            return found[0]
+            return match[0]
         return name if value is None else setting.format(name=name, value=_YAML.get(value, value))
 
-    return _ARGUMENT.sub(other, message)
+    return _ARGUMENT.sub(replacement, message)
 
 
 @contextmanager
 def translate_arguments(names: Mapping[str, str], setting: str = "{name}={value}") -> Iterator[None]:
-    """Errors raised inside mention arguments by these names; see `renamed`. Serves as a decorator as well."""
+    """Rename the arguments in errors raised inside, as `rename_arguments` does. Also works as a decorator."""
     try:
         yield
     except ShortlistError as error:
@@ -76,16 +81,21 @@ def translate_arguments(names: Mapping[str, str], setting: str = "{name}={value}
 
 
 def did_you_mean(name: str, known: Iterable[str]) -> str:
-    """A sentence part that names the nearest known name, or all of them where none is near (the nearest of very many).
+    """Suggest the known name closest to an unknown one, or list the known names if none is close.
 
-    >>> did_you_mean("optimiser", ["optimizer", "schedule"])
-    "did you mean 'optimizer'?"
-    >>> did_you_mean("x", ["optimizer", "schedule"])
-    'known: optimizer, schedule'
+    Of more than 20 known names, only the 10 closest are listed.
+
+    Example:
+        >>> did_you_mean("optimiser", ["optimizer", "schedule"])
+        "did you mean 'optimizer'?"
+        >>> did_you_mean("x", ["optimizer", "schedule"])
+        'known: optimizer, schedule'
     """
     known = sorted(known)
-    near = difflib.get_close_matches(name, known, n=1, cutoff=0.6)
-    if near:
-        return f"did you mean {near[0]!r}?"
-    some = sorted(difflib.get_close_matches(name, known, n=FEW, cutoff=0)) if len(known) > 2 * FEW else known
-    return f"known: {', '.join(some)}{', ...' if len(some) < len(known) else ''}"
+    closest = difflib.get_close_matches(name, known, n=1, cutoff=0.6)
+    if closest:
+        return f"did you mean {closest[0]!r}?"
+    listed = known
+    if len(known) > 2 * MAX_NAMES:
+        listed = sorted(difflib.get_close_matches(name, known, n=MAX_NAMES, cutoff=0))
+    return f"known: {', '.join(listed)}{', ...' if len(listed) < len(known) else ''}"

@@ -1,4 +1,4 @@
-"""Packages that only a part of shortlist needs, and the sentence that says how to install them."""
+"""Optional dependencies: imports that fail with a message naming the extra to install."""
 
 from __future__ import annotations
 
@@ -9,29 +9,34 @@ from shortlist.errors import ShortlistError
 
 
 class MissingExtraError(ShortlistError, ModuleNotFoundError):
-    """A package is not installed; names the extra of shortlist that installs it."""
+    """A required package is not installed. The message names the extra that installs it."""
 
 
 @contextmanager
 def extra(name: str, user: str) -> Iterator[None]:
-    """Import what the extra `name` installs, on behalf of `user`, the subject of the sentence if it is missing.
+    """Guard the imports of optional dependencies inside a `with` block.
 
-    Where one block runs inside another, the outer one speaks: it is the one that was asked for, and an extra includes
-    the extras that it builds on.
+    If blocks are nested, the outermost one names the extra: it belongs to the feature that the user called, and an
+    extra includes the extras that it builds on.
+
+    Args:
+        name: Name of the extra that installs the packages.
+        user: Subject of the error message: the feature that needs the packages.
 
     Raises:
-        MissingExtraError: a package is not installed.
+        MissingExtraError: A package is not installed.
 
-    >>> with extra("training", "An Embedder"):
-    ...     import not_installed
-    Traceback (most recent call last):
-    shortlist.extras.MissingExtraError: An Embedder needs the package not_installed, which is not installed: ...'
+    Example:
+        >>> with extra("training", "An Embedder"):
+        ...     import not_installed
+        Traceback (most recent call last):
+        shortlist.extras.MissingExtraError: An Embedder needs the package not_installed, which is not installed: ...'
     """
     try:
         yield
     except ModuleNotFoundError as error:
         package = (error.name or "").partition(".")[0]
-        if package == "shortlist":  # a mistake of ours, which no installation puts right
+        if package == "shortlist":  # a bug in shortlist, which no installation fixes
             raise
         raise MissingExtraError(
             f"{user} needs the package {package}, which is not installed: pip install 'shortlist[{name}]'",

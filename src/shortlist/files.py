@@ -1,4 +1,4 @@
-"""Files that are whole or not there."""
+"""Atomic writes, locks and JSON files."""
 
 from __future__ import annotations
 
@@ -16,18 +16,18 @@ from shortlist.errors import ConfigError, RunError
 
 
 def check_writable(path: Path) -> None:
-    """See that a file can be written, before the work that it is for.
+    """Check that a file can be written, before the work whose result it will hold.
 
     Raises:
-        ConfigError: it cannot.
+        ConfigError: The file cannot be written.
     """
-    folder = next(each for each in path.absolute().parents if each.exists())
+    folder = next(parent for parent in path.absolute().parents if parent.exists())
     if path.is_dir():
-        raise ConfigError(f"{path} is a folder: give the name of a file.")
+        raise ConfigError(f"{path} is a folder. Give the path of a file.")
     if not folder.is_dir():
-        raise ConfigError(f"{path} cannot be written, since {folder} is a file: give another name.")
+        raise ConfigError(f"{path} cannot be written because {folder} is a file. Give another path.")
     if not os.access(folder, os.W_OK | os.X_OK):
-        raise ConfigError(f"{path} cannot be written, since you may not write to {folder}: give another name.")
+        raise ConfigError(f"{path} cannot be written: no permission to write to {folder}. Give another path.")
 
 
 @contextmanager
@@ -67,7 +67,7 @@ def exclusive_write(path: Path) -> AbstractContextManager[None]:
 
 @contextmanager
 def atomic_replace(path: Path) -> Iterator[Path]:
-    """A temporary name beside `path` to write to; the file takes its place at the end, unless something failed."""
+    """Yield a temporary path to write to, which replaces `path` at the end unless an exception is raised."""
     temporary = path.with_name(f".{path.name}.{os.getpid()}")
     try:
         yield temporary
@@ -75,7 +75,10 @@ def atomic_replace(path: Path) -> Iterator[Path]:
             os.fsync(file.fileno())
         temporary.replace(path)
     except OSError as error:
-        if error.filename in (None, str(temporary)):  # a name that nobody knows, or none, as where the disk is full
+        if error.filename in (
+            None,
+            str(temporary),
+        ):  # no name if the disk is full
             error.filename = str(path)
         raise
     finally:
@@ -83,31 +86,31 @@ def atomic_replace(path: Path) -> Iterator[Path]:
 
 
 def remove_unfinished(path: Path) -> None:
-    """Delete what `replacing` left beside `path` where it was killed; while nobody else can be writing it."""
-    for left in path.parent.glob(f".{glob.escape(path.name)}.*"):
-        if left.suffix[1:].isdecimal():
-            left.unlink(missing_ok=True)
+    """Delete temporary files that killed processes left next to `path`. No other process may be writing it."""
+    for temporary in path.parent.glob(f".{glob.escape(path.name)}.*"):
+        if temporary.suffix[1:].isdecimal():
+            temporary.unlink(missing_ok=True)
 
 
 def read_json(path: Path) -> Any:
-    """What is in a JSON file of ours.
+    """Read a JSON file that shortlist has written.
 
     Raises:
-        RunError: it is damaged.
+        RunError: The file is not valid JSON.
     """
     return parse_json(path.read_text(encoding="utf-8", errors="replace"), path)
 
 
 def parse_json(text: str, path: Path) -> Any:
-    """A piece of JSON from a file of ours; as of `read_json`."""
+    """Parse JSON that was read from `path`; see `read_json`."""
     try:
         return json.loads(text)
     except ValueError as error:
-        raise RunError(f"{path} is damaged: it is no JSON ({error}). Put it back as it was.") from None
+        raise RunError(f"{path} is not valid JSON ({error}). Restore or delete it.") from None
 
 
 def write_text_atomically(path: Path, text: str) -> None:
-    """Write a text file whole or not at all."""
+    """Write a text file in UTF-8, replacing `path` only when the text is complete."""
     with atomic_replace(path) as temporary:
         temporary.write_text(text, encoding="utf-8")
 

@@ -1,4 +1,4 @@
-"""Settings of the whole process, changed for the length of a `with` block."""
+"""Temporary changes of process-wide settings."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import torch
 
 @contextmanager
 def threads(number: int | None) -> Iterator[None]:
-    """Inside, torch computes with so many threads on the CPU; None leaves it as it is."""
+    """Set the number of CPU threads of torch inside a `with` block; None leaves it unchanged."""
     before = torch.get_num_threads()
     if number is not None:
         torch.set_num_threads(number)

@@ -1,7 +1,7 @@
-"""Whether this processor executes the bfloat16 instructions that it announces.
+"""Check that this processor executes the bfloat16 instructions that it reports.
 
-Some virtual machines announce AMX and do not execute it: torch and oneDNN believe the announcement, and the kernel
-ends the process with SIGILL at the first bfloat16 product. What could end a process is therefore tried in another one.
+Some virtual machines report AMX but do not execute it. torch and oneDNN rely on the report, and the kernel ends the
+process with SIGILL at the first bfloat16 matrix product. The check therefore runs in another process.
 """
 
 from __future__ import annotations
@@ -29,41 +29,41 @@ from shortlist.files import write_text_atomically
 
 VARIABLE, CAP = "ONEDNN_MAX_CPU_ISA", "AVX512_CORE_BF16"  # bfloat16 without AMX
 PROGRAM = "from shortlist.processor import try_products; try_products()"
-PATIENCE = 120.0  # seconds for a child, most of which it spends importing torch
-_FATAL = {-signal.SIGILL, -signal.SIGSEGV, -signal.SIGFPE, 0xC000001D}  # what the processor does to a process; Windows
+TIMEOUT = 120.0  # seconds for a child process, which spends most of its time importing torch
+# Exit codes of a process that executed an invalid instruction; the last one is STATUS_ILLEGAL_INSTRUCTION of Windows.
+_FATAL = {-signal.SIGILL, -signal.SIGSEGV, -signal.SIGFPE, 0xC000001D}
 
 
 @functools.cache
 def require_bfloat16() -> None:
-    """Make sure that bfloat16 products on the CPU do not end this process; call it before the first one.
+    """Ensure that bfloat16 matrix products on the CPU do not crash this process. Call it before the first product.
 
-    A child process computes some. That is done once per processor and version of torch: the answer is kept in the
-    cache folder. Where the child dies, but not without AMX, this process is told to do without AMX, too: the
-    environment variable ONEDNN_MAX_CPU_ISA is set for it and its future children. This is the one setting of the
-    process that shortlist changes. It has no effect once oneDNN has begun to work, so a copy of this process tries it
-    first.
+    A child process computes some products. This is done once per processor and version of torch; the result is stored
+    in the cache folder. If the child crashes with AMX but not without it, AMX is disabled for this process and its
+    future children by setting the environment variable ONEDNN_MAX_CPU_ISA. This is the only process-wide setting that
+    shortlist changes. It has no effect once oneDNN is initialised, so a fork of this process tries it first.
 
-    Where nothing can be found out (the child cannot be started, fails or takes too long), a warning says so.
+    If the check itself fails (the child cannot be started, fails or times out), a warning is issued.
 
     Raises:
-        ConfigError: a bfloat16 product would end this process.
+        ConfigError: A bfloat16 product would crash this process.
     """
     if _survives(None):
         return
-    problem = "This processor does not execute the bfloat16 instructions that it announces"
+    problem = "This processor does not execute the bfloat16 instructions that it reports"
     if not _survives(CAP):
-        raise ConfigError(f"{problem}, so a product would end the process: use float32.")
-    if not _copy_survives(os.environ.get(VARIABLE, CAP)):
+        raise ConfigError(f"{problem}, so a bfloat16 product would crash the process. Use float32.")
+    if not _fork_survives(os.environ.get(VARIABLE, CAP)):
         raise ConfigError(
-            f"{problem}, and it is too late to tell this process: set {VARIABLE}={CAP} in the environment before "
-            "starting it, or use float32."
+            f"{problem}, and oneDNN is already initialised in this process, so they cannot be disabled. Set "
+            f"{VARIABLE}={CAP} in the environment before starting the process, or use float32."
         )
     os.environ.setdefault(VARIABLE, CAP)
 
 
 def try_products() -> None:
-    """Compute what a model computes in bfloat16 on a CPU, forward and backward."""
-    _no_core_dump()
+    """Compute the bfloat16 operations of typical models on the CPU, forward and backward."""
+    _disable_core_dumps()
     torch.set_num_threads(1)
     for size in (64, 256):
         matrix = torch.ones(size, size, dtype=torch.bfloat16, requires_grad=True)
@@ -77,25 +77,28 @@ def try_products() -> None:
 
 
 def _survives(isa: str | None) -> bool:
-    """Whether a process survives bfloat16 products, with oneDNN's instruction set capped or not: as cached, or tried.
+    """Return whether a process survives bfloat16 products, from the cache or by trying it in a child process.
 
-    Only an answer is cached: where there is none, the products are taken to work.
+    If the child gives no result, nothing is cached and the products are assumed to work.
+
+    Args:
+        isa: Value of ONEDNN_MAX_CPU_ISA, or None to leave oneDNN's instruction set unrestricted.
     """
     facts = {"processor": _processor(), "kernel": platform.release(), "torch": torch.__version__, VARIABLE: isa}
     file = _cache_file(facts)
-    known = _read_answer(file)
+    known = _read_result(file)
     if known is None:
-        known = _try_in_a_child(isa)
+        known = _try_in_child(isa)
         if known is None:
             return True
-        _keep_answer(file, {**facts, "survives": known})
+        _write_result(file, {**facts, "survives": known})
     return known
 
 
-def _try_in_a_child(isa: str | None) -> bool | None:
-    """None: it could not be found out."""
+def _try_in_child(isa: str | None) -> bool | None:
+    """Return whether a child process survives bfloat16 products; None if the check failed."""
     environment = {name: value for name, value in os.environ.items() if not name.endswith("_MAX_CPU_ISA")}
-    environment["PYTHONPATH"] = os.pathsep.join(sys.path)  # it imports what this process imports
+    environment["PYTHONPATH"] = os.pathsep.join(sys.path)  # the child imports the same modules as this process
     if isa is not None:
         environment[VARIABLE] = isa
     try:
@@ -106,7 +109,7 @@ def _try_in_a_child(isa: str | None) -> bool | None:
             capture_output=True,
             text=True,
             errors="replace",
-            timeout=PATIENCE,
+            timeout=TIMEOUT,
             check=False,
         )
     except (OSError, subprocess.TimeoutExpired) as error:
@@ -114,46 +117,46 @@ def _try_in_a_child(isa: str | None) -> bool | None:
     else:
         if child.returncode in {0, *_FATAL}:
             return child.returncode == 0
-        problem = (child.stderr.strip().splitlines() or [f"it ended with {child.returncode}"])[-1]
+        problem = (child.stderr.strip().splitlines() or [f"the check ended with exit code {child.returncode}"])[-1]
     warnings.warn(
-        f"Could not find out whether bfloat16 works on this processor; assuming that it does. ({problem})",
+        f"Could not check whether bfloat16 works on this processor; assuming that it does. ({problem})",
         RuntimeWarning,
         stacklevel=2,
     )
     return None
 
 
-def _copy_survives(isa: str) -> bool:
-    """Whether a copy of this process, as far as it has come, survives a product once its environment has the cap."""
+def _fork_survives(isa: str) -> bool:
+    """Return whether a fork of this process survives a product after setting ONEDNN_MAX_CPU_ISA."""
     if "fork" not in multiprocessing.get_all_start_methods() or multiprocessing.current_process().daemon:
-        return False  # it cannot be copied
+        return False  # this process cannot be forked
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore", DeprecationWarning)  # of threads, which the copy does without
-        copy = multiprocessing.get_context("fork").Process(target=_try_in_a_copy, args=(isa,), daemon=True)
-        copy.start()
-    copy.join(PATIENCE)
-    if copy.exitcode is None:
-        copy.kill()
-        copy.join()
-    return copy.exitcode == 0
+        warnings.simplefilter("ignore", DeprecationWarning)  # about threads, which the fork does not use
+        fork = multiprocessing.get_context("fork").Process(target=_try_in_fork, args=(isa,), daemon=True)
+        fork.start()
+    fork.join(TIMEOUT)
+    if fork.exitcode is None:
+        fork.kill()
+        fork.join()
+    return fork.exitcode == 0
 
 
-def _try_in_a_copy(isa: str) -> None:
+def _try_in_fork(isa: str) -> None:
     faulthandler.disable()
     os.dup2(os.open(os.devnull, os.O_WRONLY), 2)
-    _no_core_dump()
+    _disable_core_dumps()
     os.environ[VARIABLE] = isa
-    torch.set_num_threads(1)  # a copy has none of the others
+    torch.set_num_threads(1)  # the other threads do not exist in a fork
     _multiply()
 
 
 def _multiply() -> None:
-    """The least that needs the instructions."""
+    """Compute the smallest product that uses the instructions."""
     matrix = torch.ones(64, 64, dtype=torch.bfloat16)
     matrix @ matrix
 
 
-def _no_core_dump() -> None:
+def _disable_core_dumps() -> None:
     if sys.platform != "win32":
         import resource
 
@@ -161,7 +164,7 @@ def _no_core_dump() -> None:
 
 
 def _processor() -> str:
-    """The processor's name, and a digest of the instructions that it announces."""
+    """Return the processor's name and a digest of the instruction sets that it reports."""
     try:
         lines = Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace").splitlines()
     except OSError:
@@ -176,24 +179,24 @@ def _processor() -> str:
 def _cache_file(facts: dict[str, str | None]) -> Path | None:
     try:
         folder = cache_folder("processor")
-    except RuntimeError:  # there is no home
+    except RuntimeError:  # no home folder
         return None
     return folder / f"bfloat16-{hashlib.sha256(json.dumps(facts).encode()).hexdigest()[:16]}.json"
 
 
-def _read_answer(file: Path | None) -> bool | None:
+def _read_result(file: Path | None) -> bool | None:
     try:
         survives = None if file is None else json.loads(file.read_text(encoding="utf-8"))["survives"]
-    except (OSError, ValueError, KeyError, TypeError):  # not there, or damaged
+    except (OSError, ValueError, KeyError, TypeError):  # missing or damaged
         return None
     return survives if isinstance(survives, bool) else None
 
 
-def _keep_answer(file: Path | None, answer: dict[str, str | bool | None]) -> None:
+def _write_result(file: Path | None, result: dict[str, str | bool | None]) -> None:
     if file is None:
         return
     try:
         file.parent.mkdir(parents=True, exist_ok=True)
-        write_text_atomically(file, json.dumps(answer, indent=2) + "\n")
+        write_text_atomically(file, json.dumps(result, indent=2) + "\n")
     except OSError:
-        return  # it is found out again
+        return  # the check is repeated next time

@@ -1,4 +1,4 @@
-"""What a person sees of long work, and what a program reads of it: bars, plain lines or JSON lines."""
+"""Progress and messages of long-running work: bars in a terminal or notebook, plain lines, or JSON lines."""
 
 from __future__ import annotations
 
@@ -15,54 +15,62 @@ if TYPE_CHECKING:
     from rich.progress import Progress as Bars
     from rich.progress import TaskID
 
-INTERVAL = 20.0  # seconds between two lines about a task: 30 are kept even where a line comes late
-REDRAWN = 0.1  # seconds between two pictures of a bar in a notebook
+INTERVAL = 20.0  # seconds between two lines about a task; below the promised 30, as a line may be late
+REDRAW_INTERVAL = 0.1  # seconds between two updates of a bar in a notebook
 
 Progress = Callable[[int, int], None]  # called with the number done and the total number
 Clock = Callable[[], float]
 
 
 class Advance(Protocol):
-    """Says how far a task has come; also serves as a `Progress`."""
+    """Callback that reports the progress of a task and facts such as the loss. Also usable as a `Progress`."""
 
     def __call__(self, done: int, total: int, /, **facts: float) -> None: ...
 
 
 class Display:
-    """Shows nothing. The other displays in this module are this one, made visible."""
+    """A display that shows nothing, and the interface of the other displays."""
 
     def message(self, text: str, **facts: Any) -> None:
-        """Show a sentence to people, and the facts in it to programs."""
+        """Show a message.
+
+        Args:
+            text: The message for people.
+            facts: The same information for programs: the fields of a JSON line.
+        """
 
     @contextmanager
     def task(self, name: str, unit: str = "", *, later: bool = False) -> Iterator[Advance]:
-        """Show how far a piece of work has come while it is done inside.
+        """Show the progress of the work done inside the `with` block.
 
         Args:
-            name: what is being done.
-            unit: what is counted, in the plural.
-            later: the work may not come at all: nothing is shown before it advances.
+            name: Description of the task, such as "embedding images".
+            unit: What is counted, in the plural, such as "images".
+            later: Show nothing before the task advances, because it may turn out to be unnecessary.
+
+        Yields:
+            Callback that reports the progress.
         """
         yield lambda done, total, /, **facts: None
 
 
 class Lines(Display):
-    """Lines for a pipe or a log file.
+    """Plain or JSON lines, for a pipe or a log file.
 
-    The outermost task has a line where it starts and one where it ends. In between, while tasks are under way, the
-    state of the innermost is told at least every 30 seconds, even if it does not advance.
+    The outermost task prints a line when it starts and one when it ends. In between, the state of the innermost
+    running task is printed at least every 30 seconds, even if it does not advance.
 
     Args:
-        stream: where they are written.
-        as_json: one JSON object per line, with "message" or "progress", instead of text.
-        clock: in seconds.
+        stream: Stream to write to.
+        as_json: Write one JSON object per line, with the key "message" or "progress", instead of text.
+        clock: Function that returns the time in seconds.
     """
 
     def __init__(self, stream: TextIO, *, as_json: bool = False, clock: Clock = time.monotonic) -> None:
         self.stream, self.as_json, self.clock = stream, as_json, clock
-        self._lock = threading.RLock()  # a signal's handler may write while a line is being written
-        self._tasks: list[_Task] = []  # under way, the innermost last
-        self._told = 0.0  # when the last line about a task was written
+        self._lock = threading.RLock()  # a signal handler may write while a line is being written
+        self._tasks: list[_Task] = []  # running tasks, the innermost last
+        self._last_report = 0.0  # time of the last line about a task
 
     def message(self, text: str, **facts: Any) -> None:
         self._write(text, {"message": text, **facts})
@@ -74,48 +82,48 @@ class Lines(Display):
         def advance(done: int, total: int, /, **facts: float) -> None:
             with self._lock:
                 if task not in self._tasks:
-                    self._begin(task)
+                    self._start(task)
                 task.advance(done, total, facts, self.clock())
-                self.tell_if_due()
+                self.report_if_due()
 
         if not later:
-            self._begin(task)
+            self._start(task)
         try:
             yield advance
-            self._tell_end(task)
+            self._report_end(task)
         finally:
             with self._lock:
                 if task in self._tasks:
                     self._tasks.remove(task)
                 task.ended.set()
 
-    def tell_if_due(self) -> None:
-        """Write the state of the innermost task, if there is one and nothing was told for a while."""
+    def report_if_due(self) -> None:
+        """Write the state of the innermost task if no line was written for `INTERVAL` seconds."""
         with self._lock:
             now = self.clock()
-            if self._tasks and now - self._told >= INTERVAL:
-                self._tell(*self._tasks[-1].state(now))
+            if self._tasks and now - self._last_report >= INTERVAL:
+                self._report(*self._tasks[-1].state(now))
 
-    def _begin(self, task: _Task) -> None:
+    def _start(self, task: _Task) -> None:
         with self._lock:
             self._tasks.append(task)
             if len(self._tasks) == 1:
-                self._tell(f"{task.name}: started", {"progress": task.name, "state": "started"})
-                threading.Thread(target=self._keep_telling, args=(task.ended,), daemon=True).start()
+                self._report(f"{task.name}: started", {"progress": task.name, "state": "started"})
+                threading.Thread(target=self._report_periodically, args=(task.ended,), daemon=True).start()
 
-    def _tell_end(self, task: _Task) -> None:
+    def _report_end(self, task: _Task) -> None:
         with self._lock:
             if self._tasks[:1] == [task]:
-                self._tell(*task.end(self.clock()))
+                self._report(*task.end(self.clock()))
 
-    def _keep_telling(self, ended: threading.Event) -> None:
-        """While tasks are under way, in a thread of its own: work that does not advance is told of as well."""
-        with suppress(OSError, ValueError):  # nobody reads any more
-            while not ended.wait(max(self._told + INTERVAL - self.clock(), 0.01)):
-                self.tell_if_due()
+    def _report_periodically(self, ended: threading.Event) -> None:
+        """Report periodically until the task ends, in a separate thread, so that stalled work is reported as well."""
+        with suppress(OSError, ValueError):  # the stream was closed
+            while not ended.wait(max(self._last_report + INTERVAL - self.clock(), 0.01)):
+                self.report_if_due()
 
-    def _tell(self, text: str, facts: dict[str, Any]) -> None:
-        self._told = self.clock()
+    def _report(self, text: str, facts: dict[str, Any]) -> None:
+        self._last_report = self.clock()
         self._write(text, facts)
 
     def _write(self, text: str, facts: dict[str, Any]) -> None:
@@ -127,11 +135,11 @@ class Lines(Display):
 class _Task:
     name: str
     unit: str
-    begun: float
+    started: float
     done: int | None = None
     total: int = 0
     facts: dict[str, float] = field(default_factory=dict)
-    first: tuple[int, float] = (0, 0.0)  # how many were done when it was first told, and when: they may be of before
+    first: tuple[int, float] = (0, 0.0)  # items done at the first report (maybe by an earlier run), and its time
     ended: threading.Event = field(default_factory=threading.Event)
 
     def advance(self, done: int, total: int, facts: dict[str, float], now: float) -> None:
@@ -140,27 +148,27 @@ class _Task:
         self.done, self.total, self.facts = done, total, facts
 
     def state(self, now: float) -> tuple[str, dict[str, Any]]:
-        """For people, and for programs."""
-        facts: dict[str, Any] = {"progress": self.name, "state": "running", "seconds": round(now - self.begun, 1)}
+        """Return the current state as text and as facts."""
+        facts: dict[str, Any] = {"progress": self.name, "state": "running", "seconds": round(now - self.started, 1)}
         if self.done is None:
-            return f"{self.name}: {duration(now - self.begun)} so far", facts
-        of = f"{self.done:,} of {self.total:,}{self._unit} ({100 * self.done // max(self.total, 1)} %)"
-        parts = [of, *shown_facts(self.facts)]
+            return f"{self.name}: {format_duration(now - self.started)} so far", facts
+        count = f"{self.done:,} of {self.total:,}{self._unit} ({100 * self.done // max(self.total, 1)} %)"
+        parts = [count, *format_facts(self.facts)]
         facts |= {"done": self.done, "total": self.total, **self.facts}
         rate = (self.done - self.first[0]) / max(now - self.first[1], 1e-9)
         if rate > 0:
             left = (self.total - self.done) / rate
-            parts += [f"{_number(rate)}{self._unit}/s", f"{duration(left)} left"]
+            parts += [f"{_format_rate(rate)}{self._unit}/s", f"{format_duration(left)} left"]
             facts |= {"rate": rate, "seconds_left": round(left, 1)}
         return f"{self.name}: {', '.join(parts)}", facts
 
     def end(self, now: float) -> tuple[str, dict[str, Any]]:
-        seconds = now - self.begun
+        seconds = now - self.started
         facts: dict[str, Any] = {"progress": self.name, "state": "done", "seconds": round(seconds, 1)}
         if self.done is None:
-            return f"{self.name}: done in {duration(seconds)}", facts
+            return f"{self.name}: done in {format_duration(seconds)}", facts
         facts |= {"done": self.done, "total": self.total, **self.facts}
-        return f"{self.name}: done, {self.done:,}{self._unit} in {duration(seconds)}", facts
+        return f"{self.name}: done, {self.done:,}{self._unit} in {format_duration(seconds)}", facts
 
     @property
     def _unit(self) -> str:
@@ -168,7 +176,7 @@ class _Task:
 
 
 class Terminal(Display):
-    """Bars in a terminal, gone when the work is done."""
+    """Progress bars in a terminal, removed when the work is done."""
 
     def __init__(self, stream: TextIO) -> None:
         from rich.console import Console
@@ -184,20 +192,20 @@ class Terminal(Display):
         bar = self._bars.add_task(name, total=None, note=unit, visible=not later)
 
         def advance(done: int, total: int, /, **facts: float) -> None:
-            note = "  ".join([unit, *shown_facts(facts)])
+            note = "  ".join([unit, *format_facts(facts)])
             self._bars.update(bar, completed=done, total=total, visible=True, note=note)
             self._changed()
 
         self._changed()
         try:
             yield advance
-            if not later and self._bars.tasks[-1].total is None:  # there was nothing to count
-                advance(0, 0)  # which is a full bar
+            if not later and self._bars.tasks[-1].total is None:  # nothing was counted
+                advance(0, 0)  # shown as a full bar
         finally:
             self._close(bar)
 
     def _changed(self) -> None:
-        """The bars are on the screen while there is any task; a thread of theirs draws them."""
+        """Start the thread that draws the bars, unless it is running."""
         if not self._bars.live.is_started:
             self._bars.start()
 
@@ -208,40 +216,40 @@ class Terminal(Display):
 
 
 class Notebook(Terminal):
-    """Bars in the output of a notebook's cell, where those of outermost tasks stay.
+    """Progress bars in the output of a notebook cell; those of outermost tasks stay visible.
 
-    IPython shows them, which is in every notebook; rich's own way needs ipywidgets, which is not.
+    They are displayed by IPython, which every notebook has. The widgets of rich would need ipywidgets.
     """
 
     def __init__(self, clock: Clock = time.monotonic) -> None:
         from IPython.display import display
 
         super().__init__(sys.stdout)
-        self.clock, self._display, self._drawn = clock, display, -REDRAWN
-        self._handle: Any = None  # of the picture in the output
+        self.clock, self._display, self._drawn = clock, display, -REDRAW_INTERVAL
+        self._handle: Any = None  # display handle of the current bars
 
     def message(self, text: str, **facts: Any) -> None:
         print(text, flush=True)
 
     def _changed(self) -> None:
-        if self.clock() - self._drawn >= REDRAWN:
+        if self.clock() - self._drawn >= REDRAW_INTERVAL:
             self._draw()
 
     def _close(self, bar: TaskID) -> None:
         if len(self._bars.tasks) == 1:
             self._draw()
-            self._handle = None  # what comes next is drawn below
+            self._handle = None  # the next task is drawn below
         self._bars.remove_task(bar)
 
     def _draw(self) -> None:
         if not any(task.visible for task in self._bars.tasks):
             return
         self._drawn = self.clock()
-        picture = self._bars.make_tasks_table(self._bars.tasks)
+        table = self._bars.make_tasks_table(self._bars.tasks)
         if self._handle is None:
-            self._handle = self._display(picture, display_id=True)
+            self._handle = self._display(table, display_id=True)
         else:
-            self._handle.update(picture)
+            self._handle.update(table)
 
 
 def _bars(**options: Any) -> Bars:
@@ -258,7 +266,7 @@ def _bars(**options: Any) -> Bars:
 
 
 def display_for(stream: TextIO, *, as_json: bool = False) -> Display:
-    """Bars in a terminal; plain lines in a pipe, in a file and in a terminal that cannot draw; or JSON lines."""
+    """Return the display for a stream: bars in a terminal that can draw them, plain lines elsewhere, or JSON lines."""
     if not as_json and stream.isatty():
         from rich.console import Console
 
@@ -268,7 +276,7 @@ def display_for(stream: TextIO, *, as_json: bool = False) -> Display:
 
 
 def default_display() -> Display:
-    """For a call from Python: bars where a person is watching, in a notebook or at a prompt; a script shows nothing."""
+    """Return the display for calls from Python: bars in a notebook or interactive session, nothing in a script."""
     from rich.console import Console
 
     if Console().is_jupyter:
@@ -276,28 +284,30 @@ def default_display() -> Display:
     return Terminal(sys.stderr) if hasattr(sys, "ps1") and sys.stderr.isatty() else Display()
 
 
-def shown_facts(facts: dict[str, float]) -> list[str]:
-    """For people.
+def format_facts(facts: dict[str, float]) -> list[str]:
+    """Format facts for people.
 
-    >>> shown_facts({"epoch": 3, "loss": 0.12345, "images_per_second": 1234.6})
-    ['epoch 3', 'loss 0.1235', '1,235 images/s']
+    Example:
+        >>> format_facts({"epoch": 3, "loss": 0.12345, "images_per_second": 1234.6})
+        ['epoch 3', 'loss 0.1235', '1,235 images/s']
     """
     rate = "_per_second"
     return [
-        f"{_number(value)} {name.removesuffix(rate)}/s" if name.endswith(rate) else f"{name} {value:.4g}"
+        f"{_format_rate(value)} {name.removesuffix(rate)}/s" if name.endswith(rate) else f"{name} {value:.4g}"
         for name, value in facts.items()
     ]
 
 
-def _number(rate: float) -> str:
+def _format_rate(rate: float) -> str:
     return f"{rate:,.0f}" if rate >= 10 else f"{rate:.2g}"
 
 
-def duration(seconds: float) -> str:
-    """For people.
+def format_duration(seconds: float) -> str:
+    """Format a duration for people.
 
-    >>> [duration(seconds) for seconds in (0.4, 59.6, 3599, 7265)]
-    ['0 s', '1 min 00 s', '59 min 59 s', '2 h 01 min']
+    Example:
+        >>> [format_duration(seconds) for seconds in (0.4, 59.6, 3599, 7265)]
+        ['0 s', '1 min 00 s', '59 min 59 s', '2 h 01 min']
     """
     minutes, left = divmod(round(seconds), 60)
     if minutes >= 60:

@@ -8,7 +8,7 @@ from typing import Any
 
 from shortlist.config import RunConfig
 from shortlist.data import Catalog
-from shortlist.errors import FEW
+from shortlist.errors import MAX_NAMES
 from shortlist.files import read_json
 from shortlist.report.markup import Child, Html, join, tag
 from shortlist.training import Plan, RunFolder
@@ -91,4 +91,4 @@ def duration(seconds: float) -> str:
 def _some(names: Sequence[str], why: str) -> str:
     if not names:
         return "none"
-    return f"{len(names):,} ({why}): {', '.join(names[:FEW])}{', ...' if len(names) > FEW else ''}"
+    return f"{len(names):,} ({why}): {', '.join(names[:MAX_NAMES])}{', ...' if len(names) > MAX_NAMES else ''}"
