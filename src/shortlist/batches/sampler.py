@@ -105,10 +105,10 @@ class ClassBalancedSampler(Sampler[list[int]]):
         position = torch.arange(self.number_of_images) - starts[classes]  # of each image in its class
         grouped = images[position < groups[classes] * self.per_class].view(-1, self.per_class)
 
-        batch = self._assign_batches(groups, random)
+        batch = self._deal(groups, random)
         return grouped[: len(batch)][batch.argsort(stable=True)].reshape(self._batches, self.batch_size)
 
-    def _assign_batches(self, groups: Tensor, random: torch.Generator) -> Tensor:
+    def _deal(self, groups: Tensor, random: torch.Generator) -> Tensor:
         """Assign a batch to each group, class by class, until all batches are full.
 
         In each round, every batch gets one group, in random order. A class has at most as many groups as there are
