@@ -202,7 +202,7 @@ def test_without_a_cache_it_is_found_every_time(
         (
             "import os, signal; os.kill(os.getpid(), signal.SIGKILL)",
             "ended with exit code -9",
-        ),  # someone did, not the processor
+        ),  # not by the processor
     ],
 )
 def test_no_answer_is_a_warning_and_not_kept(

@@ -45,25 +45,25 @@ def lines(stream: io.StringIO, clock: Clock) -> Lines:
     return Lines(stream, clock=clock)
 
 
-def lines_of(stream: io.StringIO) -> list[str]:
+def written(stream: io.StringIO) -> list[str]:
     return stream.getvalue().splitlines()
 
 
 class TestLines:
     def test_start_state_and_end(self, lines: Lines, stream: io.StringIO, clock: Clock) -> None:
         with lines.task("embedding shop", "images") as advance:
-            assert lines_of(stream) == ["embedding shop: started"]
+            assert written(stream) == ["embedding shop: started"]
             clock.now += 1
             advance(1_000, 50_000)
-            assert len(lines_of(stream)) == 1  # not due yet
+            assert len(written(stream)) == 1  # not due yet
             clock.now += 20
             advance(3_000, 50_000)
-            assert lines_of(stream)[1:] == [
+            assert written(stream)[1:] == [
                 "embedding shop: 3,000 of 50,000 images (6 %), 100 images/s, 7 min 50 s left"
             ]
             clock.now += 5
             advance(50_000, 50_000)
-        assert lines_of(stream)[2:] == ["embedding shop: done, 50,000 images in 26 s"]
+        assert written(stream)[2:] == ["embedding shop: done, 50,000 images in 26 s"]
 
     @pytest.mark.parametrize("every", [0.01, 1, 7, 10])
     def test_at_least_every_30_seconds(self, every: float, lines: Lines, stream: io.StringIO, clock: Clock) -> None:
@@ -72,8 +72,8 @@ class TestLines:
             for step in range(steps):
                 clock.now += every
                 advance(step, steps)
-                if len(lines_of(stream)) > seen:
-                    seen = len(lines_of(stream))
+                if len(written(stream)) > seen:
+                    seen = len(written(stream))
                     times.append(clock.now)
         gaps = [later - earlier for earlier, later in zip(times, [*times[1:], clock.now], strict=True)]
         assert max(gaps) <= 30
@@ -84,7 +84,7 @@ class TestLines:
             advance(0, 4)
             clock.now += 100
             advance(1, 4, epoch=1, loss=0.25, images_per_second=40.4)
-        assert lines_of(stream)[1] == (
+        assert written(stream)[1] == (
             "training: 1 of 4 steps (25 %), epoch 1, loss 0.25, 40 images/s, 0.01 steps/s, 5 min 00 s left"
         )
 
@@ -94,11 +94,11 @@ class TestLines:
         monkeypatch.setattr(progress, "INTERVAL", 0.001)
         display, end = Lines(stream), time.monotonic() + LONG
         with display.task("writing model.onnx"):
-            while len(lines_of(stream)) < 3:
+            while len(written(stream)) < 3:
                 assert time.monotonic() < end
                 time.sleep(0.001)
-        assert re.fullmatch(r"writing model.onnx: .+ so far", lines_of(stream)[1])
-        assert re.fullmatch(r"writing model.onnx: done in .+", lines_of(stream)[-1])
+        assert re.fullmatch(r"writing model.onnx: .+ so far", written(stream)[1])
+        assert re.fullmatch(r"writing model.onnx: done in .+", written(stream)[-1])
 
     def test_no_thread_is_left(self, lines: Lines) -> None:
         before = threading.active_count()
@@ -114,42 +114,40 @@ class TestLines:
         with lines.task("training", "steps") as advance:
             with lines.task("ranking"):
                 pass
-            assert lines_of(stream) == ["training: started"]
+            assert written(stream) == ["training: started"]
             with lines.task("embedding", "images") as inner:
                 inner(5, 10)
                 clock.now += 25
                 inner(6, 10)
             clock.now += 25
             advance(1, 2)
-        assert [line.partition(":")[0] for line in lines_of(stream)[1:]] == ["embedding", "training", "training"]
+        assert [line.partition(":")[0] for line in written(stream)[1:]] == ["embedding", "training", "training"]
 
     def test_a_later_task_is_shown_only_if_it_advances(self, lines: Lines, stream: io.StringIO) -> None:
         with lines.task("building the index", later=True):
             pass
-        assert lines_of(stream) == []
+        assert written(stream) == []
         with lines.task("building the index", later=True) as advance:
             advance(2, 2)
-        assert lines_of(stream) == ["building the index: started", "building the index: done, 2 in 0 s"]
+        assert written(stream) == ["building the index: started", "building the index: done, 2 in 0 s"]
 
-    def test_work_of_an_earlier_run_does_not_count_as_speed(
-        self, lines: Lines, stream: io.StringIO, clock: Clock
-    ) -> None:
+    def test_work_of_an_earlier_run_is_not_speed(self, lines: Lines, stream: io.StringIO, clock: Clock) -> None:
         with lines.task("embedding", "images") as advance:
             advance(40_000, 50_000)  # done by an earlier run that is resumed
             clock.now += 50
             advance(40_100, 50_000)
-        assert "2 images/s, 1 h 22 min left" in lines_of(stream)[1]
+        assert "2 images/s, 1 h 22 min left" in written(stream)[1]
 
     def test_failed_work_has_no_line_at_its_end(self, lines: Lines, stream: io.StringIO, clock: Clock) -> None:
         with pytest.raises(ZeroDivisionError), lines.task("work") as advance:
             advance(1, 1 // 0)
         clock.now += 100
         lines.report_if_due()
-        assert lines_of(stream) == ["work: started"]
+        assert written(stream) == ["work: started"]
 
     def test_messages_are_printed_immediately(self, lines: Lines, stream: io.StringIO) -> None:
         lines.message("Grüße aus [bold]", fact=1)
-        assert lines_of(stream) == ["Grüße aus [bold]"]
+        assert written(stream) == ["Grüße aus [bold]"]
 
     def test_a_closed_stream_ends_the_thread_silently(self, monkeypatch: pytest.MonkeyPatch) -> None:
         """The worker gets an error from its own next line."""
@@ -180,7 +178,7 @@ def test_json_lines(stream: io.StringIO, clock: Clock) -> None:
         with display.task("ranking"):
             clock.now += 30
             display.report_if_due()
-    assert [json.loads(line) for line in lines_of(stream)] == [
+    assert [json.loads(line) for line in written(stream)] == [
         {"message": "9 steps", "steps": 9},
         {"progress": "training", "state": "started"},
         {
@@ -218,9 +216,7 @@ class TestTerminal:
             display._bars.refresh()
             assert re.search(r"ranking .*1/2", screen.getvalue())
             display.message("a path that is wider than the terminal " * 4)
-        assert (
-            "a path that is wider than the terminal " * 4 in screen.getvalue()
-        )  # not truncated, so that it can be copied
+        assert "a path that is wider than the terminal " * 4 in screen.getvalue()  # so that it can be copied
         assert not display._bars.live.is_started
 
     def test_a_dumb_terminal_gets_lines(self, monkeypatch: pytest.MonkeyPatch) -> None:

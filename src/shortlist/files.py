@@ -75,10 +75,7 @@ def atomic_replace(path: Path) -> Iterator[Path]:
             os.fsync(file.fileno())
         temporary.replace(path)
     except OSError as error:
-        if error.filename in (
-            None,
-            str(temporary),
-        ):  # no name if the disk is full
+        if error.filename in (None, str(temporary)):  # there is no name if the disk is full
             error.filename = str(path)
         raise
     finally:
