@@ -1,4 +1,4 @@
-"""An encoder, and images for it."""
+"""An encoder with random weights, and images for it."""
 
 from __future__ import annotations
 

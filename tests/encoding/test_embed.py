@@ -1,4 +1,4 @@
-"""Embeddings in a file: whole, in half precision, gone on with, not done twice, and never half a file."""
+"""Embeddings in a file: equal to those in memory, resumable, reused, and never incomplete."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ IMAGES = 23
 
 
 class Corner(nn.Module):
-    """The colours of four pixels, and how many images it has seen."""
+    """Returns the colours of four pixels, counts the images, and interrupts itself after `limit` images."""
 
     def __init__(self, scales: tuple[float, ...] = (1.0,), limit: int = 10**9) -> None:
         super().__init__()
@@ -58,18 +58,18 @@ def files(path: Path) -> set[str]:
     return {each.name for each in path.parent.iterdir() if not each.name.endswith(".lock")}
 
 
-class TestWhole:
+class TestComplete:
     @pytest.mark.parametrize("dtype", [np.float16, np.float32])
-    def test_the_same_as_in_memory(self, images: Catalog, file: Path, dtype: type) -> None:
-        told: list[tuple[int, int]] = []
-        progress = lambda done, of: told.append((done, of))  # noqa: E731
+    def test_equals_the_embeddings_in_memory(self, images: Catalog, file: Path, dtype: type) -> None:
+        calls: list[tuple[int, int]] = []
+        progress = lambda done, of: calls.append((done, of))  # noqa: E731
         assert embed_to_file(Corner(), images, SQUARE, file, dtype=dtype, batch_size=4, progress=progress) == file
         found = open_vectors(file)
         assert (found.dtype, found.shape) == (dtype, (IMAGES, 12))
         assert np.array_equal(found, embed_images(Corner(), images, SQUARE).numpy().astype(dtype))
-        assert told[-1] == (IMAGES, IMAGES)
-        assert len(told) == 6
-        assert files(file) == {"r1m.npy", "r1m.npy.json"}  # nothing half done is left
+        assert calls[-1] == (IMAGES, IMAGES)
+        assert len(calls) == 6
+        assert files(file) == {"r1m.npy", "r1m.npy.json"}  # no temporary file is left
         assert json.loads((file.parent / "r1m.npy.json").read_text())["left_out"] == []
 
     def test_numpy_reads_it(self, images: Catalog, file: Path) -> None:
@@ -78,13 +78,13 @@ class TestWhole:
         assert found.flags.c_contiguous
         assert np.array_equal(found, open_vectors(file))
 
-    def test_not_done_twice(self, images: Catalog, file: Path) -> None:
+    def test_the_same_images_are_not_embedded_twice(self, images: Catalog, file: Path) -> None:
         embed_to_file(Corner(), images, SQUARE, file)
         again = Corner()
         embed_to_file(again, images, SQUARE, file)
         assert again.seen == 0
 
-    def test_but_where_anything_differs(self, images: Catalog, file: Path) -> None:
+    def test_any_difference_embeds_again(self, images: Catalog, file: Path) -> None:
         other_weights = Corner()
         with torch.no_grad():
             other_weights.scale += 1
@@ -95,10 +95,10 @@ class TestWhole:
             (Corner(), images, TestTransform(20, 24), np.float16),
             (Corner(), images, SQUARE, np.float32),
         ]
-        for embedder, some, transform, dtype in cases:
+        for embedder, chosen, transform, dtype in cases:
             embed_to_file(Corner(), images, SQUARE, file)
-            embed_to_file(embedder, some, transform, file, dtype=dtype)
-            assert embedder.seen == len(some)
+            embed_to_file(embedder, chosen, transform, file, dtype=dtype)
+            assert embedder.seen == len(chosen)
 
     def test_a_changed_image_is_embedded_again(self, images: Catalog, file: Path) -> None:
         embed_to_file(Corner(), images, SQUARE, file)
@@ -106,8 +106,8 @@ class TestWhole:
         embed_to_file(Corner(), images, SQUARE, file)
         assert np.array_equal(open_vectors(file), embed_images(Corner(), images, SQUARE).numpy().astype(np.float16))
 
-    def test_settings_that_are_in_no_tensor(self, images: Catalog, file: Path) -> None:
-        """An embedder's mean, and whether it normalises what it pooled."""
+    def test_settings_that_are_not_in_tensors_count(self, images: Catalog, file: Path) -> None:
+        """The mean of the images, and whether pooled features are normalised."""
         options = {"backbone": "test_resnet", "dim": 4, "layer_norm": False}
         plain = Embedder(**options)
         for changed in ({"mean": (0.1, 0.2, 0.3)}, {"l2_pooled": True}):
@@ -120,19 +120,19 @@ class TestWhole:
                 open_vectors(file), embed_images(plain, images, SQUARE).numpy().astype(np.float16)
             )
 
-    def test_a_file_that_was_cut_off_is_done_again(self, images: Catalog, file: Path) -> None:
+    def test_a_truncated_file_is_written_again(self, images: Catalog, file: Path) -> None:
         embed_to_file(Corner(), images, SQUARE, file)
         whole = file.read_bytes()
         file.write_bytes(whole[:-1])
-        with pytest.raises(DataError, match=r"r1m\.npy is not a whole \.npy file"):
+        with pytest.raises(DataError, match=r"r1m\.npy is not a complete \.npy file"):
             open_vectors(file)
         embed_to_file(Corner(), images, SQUARE, file)
         assert file.read_bytes() == whole
 
 
-class TestStopped:
+class TestInterrupted:
     @pytest.mark.parametrize("limit", [3, 4, 9, 22])
-    def test_goes_on(self, images: Catalog, file: Path, limit: int) -> None:
+    def test_resumes(self, images: Catalog, file: Path, limit: int) -> None:
         with pytest.raises(KeyboardInterrupt):
             embed_to_file(Corner(limit=limit), images, SQUARE, file, batch_size=4)
         assert not file.exists()
@@ -141,7 +141,7 @@ class TestStopped:
         assert rest.seen == IMAGES - limit // 4 * 4
         assert np.array_equal(open_vectors(file), embed_images(Corner(), images, SQUARE).numpy().astype(np.float16))
 
-    def test_with_other_weights_it_starts_afresh(self, images: Catalog, file: Path) -> None:
+    def test_other_weights_start_from_the_beginning(self, images: Catalog, file: Path) -> None:
         with pytest.raises(KeyboardInterrupt):
             embed_to_file(Corner(limit=9), images, SQUARE, file, batch_size=4)
         other = Corner(scales=(2.0,))
@@ -149,18 +149,18 @@ class TestStopped:
         assert other.seen == IMAGES
         assert len(open_vectors(file)) == IMAGES
 
-    def test_an_older_file_stays_until_the_new_one_is_whole(self, images: Catalog, file: Path) -> None:
+    def test_an_older_file_is_kept_until_the_new_one_is_complete(self, images: Catalog, file: Path) -> None:
         embed_to_file(Corner(), images.subset(range(5)), SQUARE, file)
         with pytest.raises(KeyboardInterrupt):
             embed_to_file(Corner(limit=9), images, SQUARE, file, batch_size=4)
         assert len(open_vectors(file)) == 5
 
     def test_killed(self, images: Catalog, file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-        """Nothing is put in order then: what stands in the note counts, and what was written after it does not."""
+        """No clean-up runs. Vectors that were written after the last note are written again."""
         real = vector_file.VectorFile.append
 
         def append(self: vector_file.VectorFile, vectors: np.ndarray, seen: int) -> None:
-            monkeypatch.setattr(vector_file, "NOTE_EVERY", 0 if seen <= 8 else 1000)
+            monkeypatch.setattr(vector_file, "NOTE_INTERVAL", 0 if seen <= 8 else 1000)
             real(self, vectors, seen)
 
         with monkeypatch.context() as patch:
@@ -169,27 +169,27 @@ class TestStopped:
             with pytest.raises(KeyboardInterrupt):
                 embed_to_file(Corner(limit=17), images, SQUARE, file, batch_size=4)
         part = file.parent / ".r1m.npy.part"
-        assert part.stat().st_size == vector_file.HEADER + 16 * 12 * 2
+        assert part.stat().st_size == vector_file.HEADER_BYTES + 16 * 12 * 2
         rest = Corner()
         embed_to_file(rest, images, SQUARE, file, batch_size=4)
         assert rest.seen == IMAGES - 8
         assert np.array_equal(open_vectors(file), embed_images(Corner(), images, SQUARE).numpy().astype(np.float16))
 
     @pytest.mark.parametrize("last", [1, 2, 3])
-    def test_killed_at_the_very_end(
+    def test_killed_while_files_are_renamed(
         self, images: Catalog, file: Path, monkeypatch: pytest.MonkeyPatch, last: int
     ) -> None:
-        """Between the names that are changed then: nothing is embedded twice, and no note is of another file."""
-        embed_to_file(Corner(scales=(3.0,)), images, SQUARE, file)  # an older one of the same length
-        done: list[str] = []
+        """Nothing is embedded twice, and no note describes another file."""
+        embed_to_file(Corner(scales=(3.0,)), images, SQUARE, file)  # an older file of the same size
+        calls: list[str] = []
 
-        def dies(name: str) -> None:
+        def interrupt(name: str) -> None:
             real = getattr(Path, name)
 
             def act(self: Path, *arguments: object, **options: object) -> object:
-                if self.parent == file.parent and self.suffix != ".new":
-                    done.append(name)
-                    if len(done) == last + 1:
+                if self.parent == file.parent and not self.suffix[1:].isdecimal():
+                    calls.append(name)
+                    if len(calls) == last + 1:
                         raise KeyboardInterrupt
                 return real(self, *arguments, **options)
 
@@ -201,7 +201,7 @@ class TestStopped:
         with monkeypatch.context() as patch:
             patch.setattr(vector_file.VectorFile, "__exit__", lambda self, *_: self._stream.close())
             for name in ("replace", "unlink"):
-                dies(name)
+                interrupt(name)
             with pytest.raises(KeyboardInterrupt):
                 embed_to_file(dark, images, SQUARE, file)
         rest = Corner()
@@ -211,7 +211,7 @@ class TestStopped:
         assert np.array_equal(open_vectors(file), embed_images(dark, images, SQUARE).numpy().astype(np.float16))
         assert files(file) >= {"r1m.npy", "r1m.npy.json"}
 
-    def test_two_at_once(self, images: Catalog, file: Path) -> None:
+    def test_two_processes_at_once(self, images: Catalog, file: Path) -> None:
         file.parent.mkdir()
         with (
             filelock.FileLock(file.parent / ".r1m.npy.lock"),
@@ -222,15 +222,17 @@ class TestStopped:
 
 
 class TestUnreadable:
-    def spoil(self, images: Catalog, *numbers: int) -> None:
+    def truncate(self, images: Catalog, *numbers: int) -> None:
         for number in numbers:
             file = images.file(number)
             file.write_bytes(file.read_bytes()[:100])
 
-    @pytest.mark.parametrize(("workers", "bad"), [(0, [0, 4, 5, 6, 7, 22]), (1, [9])], ids=["here", "by a worker"])
-    def test_left_out_and_counted(self, images: Catalog, file: Path, workers: int, bad: list[int]) -> None:
-        """The first, a whole batch, the last; and with workers, which then start again."""
-        self.spoil(images, *bad)
+    @pytest.mark.parametrize(
+        ("workers", "bad"), [(0, [0, 4, 5, 6, 7, 22]), (1, [9])], ids=["in this process", "in a worker"]
+    )
+    def test_left_out_and_listed(self, images: Catalog, file: Path, workers: int, bad: list[int]) -> None:
+        """The first image, a whole batch, and the last image; and with a worker, which is then restarted."""
+        self.truncate(images, *bad)
         embed_to_file(Corner(), images, SQUARE, file, batch_size=4, on_missing="skip", workers=workers)
         good = images.subset([index for index in range(IMAGES) if index not in bad])
         assert np.array_equal(open_vectors(file), embed_images(Corner(), good, SQUARE).numpy().astype(np.float16))
@@ -240,33 +242,33 @@ class TestUnreadable:
         embed_to_file(again, images, SQUARE, file, on_missing="skip")
         assert again.seen == 0
 
-    def test_listed_twice(self, images: Catalog, file: Path) -> None:
-        self.spoil(images, 9)
+    def test_an_image_that_is_listed_twice(self, images: Catalog, file: Path) -> None:
+        self.truncate(images, 9)
         twice = images.subset([*range(IMAGES), 9, 8])
         embed_to_file(Corner(), twice, SQUARE, file, batch_size=4, on_missing="skip")
-        assert len(open_vectors(file)) == IMAGES  # 8 is there twice
+        assert len(open_vectors(file)) == IMAGES  # image 8 is listed twice
         assert json.loads((file.parent / "r1m.npy.json").read_text())["left_out"] == [str(images.file(9))]
 
-    def test_counted_once_when_stopped_in_between(self, images: Catalog, file: Path) -> None:
-        self.spoil(images, 9)
+    def test_listed_once_after_an_interruption(self, images: Catalog, file: Path) -> None:
+        self.truncate(images, 9)
         with pytest.raises(KeyboardInterrupt):
             embed_to_file(Corner(limit=9), images, SQUARE, file, batch_size=4, on_missing="skip")
         embed_to_file(Corner(), images, SQUARE, file, batch_size=4, on_missing="skip")
         assert len(open_vectors(file)) == IMAGES - 1
         assert len(json.loads((file.parent / "r1m.npy.json").read_text())["left_out"]) == 1
 
-    def test_or_an_error(self, images: Catalog, file: Path) -> None:
-        self.spoil(images, 9)
+    def test_an_error_by_default(self, images: Catalog, file: Path) -> None:
+        self.truncate(images, 9)
         with pytest.raises(DataError, match=r"9\.png.*`on_missing=\"skip\"`"):
             embed_to_file(Corner(), images, SQUARE, file, batch_size=4)
         assert not file.exists()
 
     def test_none_can_be_read(self, images: Catalog, file: Path) -> None:
-        self.spoil(images, *range(IMAGES))
+        self.truncate(images, *range(IMAGES))
         with pytest.raises(DataError, match="none of its 23 images can be read"):
             embed_to_file(Corner(), images, SQUARE, file, batch_size=4, on_missing="skip")
 
-    def test_numbers_that_half_precision_does_not_have(self, images: Catalog, file: Path) -> None:
+    def test_values_that_overflow_half_precision(self, images: Catalog, file: Path) -> None:
         large = Corner()
         with torch.no_grad():
             large.scale.fill_(1e6)
@@ -275,25 +277,25 @@ class TestUnreadable:
         embed_to_file(large, images, SQUARE, file, dtype=np.float32)
 
 
-class TestOpen:
-    def test_what_is_no_vectors(self, tmp_path: Path) -> None:
+class TestOpenVectors:
+    def test_files_without_vectors(self, tmp_path: Path) -> None:
         with pytest.raises(DataError, match=r"there is no .*none\.npy"):
             open_vectors(tmp_path / "none.npy")
         (tmp_path / "text.npy").write_text("text")
-        with pytest.raises(DataError, match=r"text\.npy is not a whole \.npy file"):
+        with pytest.raises(DataError, match=r"text\.npy is not a complete \.npy file"):
             open_vectors(tmp_path / "text.npy")
-        for name, content in {"vector": np.zeros(3), "whole": np.zeros((3, 3), dtype=int)}.items():
+        for name, content in {"vector": np.zeros(3), "integers": np.zeros((3, 3), dtype=int)}.items():
             np.save(tmp_path / f"{name}.npy", content)
-            with pytest.raises(DataError, match=f"{name}.npy holds no vectors"):
+            with pytest.raises(DataError, match=f"{name}.npy does not hold vectors"):
                 open_vectors(tmp_path / f"{name}.npy")
 
-    def test_a_pickle_is_not_opened(self, tmp_path: Path) -> None:
+    def test_pickles_are_refused(self, tmp_path: Path) -> None:
         np.save(tmp_path / "objects.npy", np.array([[object()]]), allow_pickle=True)
-        with pytest.raises(DataError, match="not a whole"):
+        with pytest.raises(DataError, match="not a complete"):
             open_vectors(tmp_path / "objects.npy")
 
     @pytest.mark.parametrize("rows", [0, 7, 10**6, 10**12])
-    def test_the_header_has_one_length(self, rows: int) -> None:
+    def test_the_header_has_a_constant_length(self, rows: int) -> None:
         header = vector_file._header((rows, 2048), np.dtype(np.float16))
-        assert len(header) == vector_file.HEADER
+        assert len(header) == vector_file.HEADER_BYTES
         assert header.endswith(b"\n")

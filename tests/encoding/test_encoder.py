@@ -1,4 +1,4 @@
-"""All that decides the vector of an image, in memory and on disk."""
+"""Encoders in memory and on disk."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def images(tmp_path: Path) -> Catalog:
     return catalog([0, 0, 1], root=tmp_path / "images")
 
 
-def test_a_picture_gets_the_vector_of_its_image(encoder: Encoder, images: Catalog) -> None:
+def test_paths_bytes_and_pil_images_give_the_same_vectors(encoder: Encoder, images: Catalog) -> None:
     expected = embed_images(encoder.network, images, encoder.transform)
     files = [images.file(index) for index in range(len(images))]
     torch.testing.assert_close(encoder.encode(files), expected)
@@ -52,7 +52,7 @@ def test_a_picture_gets_the_vector_of_its_image(encoder: Encoder, images: Catalo
     assert expected.shape == (3, encoder.dim)
 
 
-def test_on_disk(encoder: Encoder, images: Catalog, tmp_path: Path) -> None:
+def test_save_and_load(encoder: Encoder, images: Catalog, tmp_path: Path) -> None:
     again = Encoder.load(encoder.save(tmp_path / "model"))
     assert again.fingerprint == encoder.fingerprint
     assert (again.transform, again.scales) == (encoder.transform, encoder.scales)
@@ -60,7 +60,7 @@ def test_on_disk(encoder: Encoder, images: Catalog, tmp_path: Path) -> None:
     assert torch.equal(again.encode(files), encoder.encode(files))
 
 
-def test_the_fingerprint_is_of_all_that_decides(encoder: Encoder) -> None:
+def test_the_fingerprint_depends_on_weights_transform_and_scales(encoder: Encoder) -> None:
     other_weights = Embedder("test_efficientnet", dim=8).eval()
     others = [
         replace(encoder, embedder=other_weights),
@@ -71,7 +71,7 @@ def test_the_fingerprint_is_of_all_that_decides(encoder: Encoder) -> None:
     assert isinstance(others[-1].network, MultiScale)
 
 
-def test_what_is_no_picture(encoder: Encoder, tmp_path: Path) -> None:
+def test_unreadable_images(encoder: Encoder, tmp_path: Path) -> None:
     with pytest.raises(ImageError, match="not an image"):
         encoder.encode([b"words"])
     with pytest.raises(ImageError, match="empty"):

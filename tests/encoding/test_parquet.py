@@ -1,4 +1,4 @@
-"""Embeddings in a Parquet file: whole, gone on with, not done twice, and never those of another model."""
+"""Embeddings in a Parquet file: complete, updated, resumed, and never mixed with those of another model."""
 
 from __future__ import annotations
 
@@ -38,10 +38,12 @@ def vectors(file: Path) -> np.ndarray:
 
 
 @pytest.mark.parametrize("group", [8_192, 5])
-def test_whole(encoder: Encoder, images: Catalog, file: Path, group: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_columns_and_vectors(
+    encoder: Encoder, images: Catalog, file: Path, group: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(parquet, "_ROWS", group)
-    told = Told()
-    done = embed_to_table(encoder, images, file, display=told)
+    display = Told()
+    done = embed_to_table(encoder, images, file, display=display)
     found = pq.read_table(file)
     assert (done.embedded, done.kept, done.dropped, done.unreadable) == (NUMBER, 0, 0, [])
     assert found.column_names == ["path", "label", "vector", "size", "modified"]
@@ -50,11 +52,13 @@ def test_whole(encoder: Encoder, images: Catalog, file: Path, group: int, monkey
     assert found["label"].to_pylist() == [name for name, size in sorted(CLASSES.items()) for _ in range(size)]
     expected = embed_images(encoder.network, images, encoder.transform)
     np.testing.assert_allclose(vectors(file), expected, atol=1e-6)
-    assert told.tasks[-1] == (f"embedding {images.name}", NUMBER, NUMBER)
+    assert display.tasks[-1] == (f"embedding {images.name}", NUMBER, NUMBER)
     assert {each.name for each in file.parent.iterdir()} <= {file.name, f".{file.name}.lock"}
 
 
-def test_only_what_is_new(encoder: Encoder, images: Catalog, file: Path, tmp_path: Path) -> None:
+def test_only_new_and_changed_images_are_embedded(
+    encoder: Encoder, images: Catalog, file: Path, tmp_path: Path
+) -> None:
     folder = tmp_path / "images"
     embed_to_table(encoder, images, file)
     old = dict(zip(pq.read_table(file)["path"].to_pylist(), vectors(file).tolist(), strict=True))
@@ -73,10 +77,12 @@ def test_only_what_is_new(encoder: Encoder, images: Catalog, file: Path, tmp_pat
     assert changed == {str(folder / "bolt" / "1.jpg"), str(folder / "new" / "a.png")}
 
 
-def test_nothing_is_done_twice(encoder: Encoder, images: Catalog, file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_unchanged_images_are_not_embedded_again(
+    encoder: Encoder, images: Catalog, file: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     embed_to_table(encoder, images, file)
     before = file.stat()
-    monkeypatch.setattr(parquet, "encode_to_file", None)  # may not be called
+    monkeypatch.setattr(parquet, "encode_to_file", None)  # must not be called
     assert embed_to_table(encoder, images, file).kept == NUMBER
     assert file.stat() == before  # not even written
     other = replace(images, class_names=tuple(name.upper() for name in images.class_names))
@@ -84,16 +90,18 @@ def test_nothing_is_done_twice(encoder: Encoder, images: Catalog, file: Path, mo
     assert pq.read_table(file)["label"][0].as_py() == "BOLT"
 
 
-def test_killed(encoder: Encoder, images: Catalog, file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_killed_process_is_resumed(
+    encoder: Encoder, images: Catalog, file: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     embed_to_table(encoder, images.subset(range(4)), file)
     child = get_context("fork").Process(target=_killed, args=(encoder, images, file))
     child.start()
     child.join()
     assert child.exitcode == -signal.SIGKILL
-    assert len(names(file)) == 4  # as it was
-    half = file.with_name(f".{file.name}.{child.pid}")  # what it would leave if it were killed a little later
+    assert len(names(file)) == 4  # unchanged
+    half = file.with_name(f".{file.name}.{child.pid}")  # what it would leave behind if it were killed a little later
     half.touch()
-    monkeypatch.setattr(type(encoder.embedder), "forward", None)  # what was embedded is not embedded again
+    monkeypatch.setattr(type(encoder.embedder), "forward", None)  # must not be called
     done = embed_to_table(encoder, images, file)
     assert (done.embedded, done.kept, half.exists()) == (NUMBER - 4, 4, False)
     assert len(names(file)) == NUMBER
@@ -104,7 +112,7 @@ def _killed(encoder: Encoder, images: Catalog, file: Path) -> None:
     embed_to_table(encoder, images, file)
 
 
-def test_parts_of_images(encoder: Encoder, images: Catalog, file: Path) -> None:
+def test_boxes(encoder: Encoder, images: Catalog, file: Path) -> None:
     boxes = np.full((NUMBER, 4), np.nan)
     boxes[2] = (2, 2, 12, 12)
     parts = replace(images, boxes=boxes)
@@ -116,7 +124,7 @@ def test_parts_of_images(encoder: Encoder, images: Catalog, file: Path) -> None:
     assert (whole.embedded, whole.kept, whole.dropped) == (1, NUMBER - 1, 1)
 
 
-class TestMistakes:
+class TestErrors:
     def test_another_model(self, encoder: Encoder, images: Catalog, file: Path) -> None:
         embed_to_table(encoder, images, file)
         before = file.read_bytes()
@@ -126,25 +134,25 @@ class TestMistakes:
         assert file.read_bytes() == before
 
     @pytest.mark.parametrize("content", [b"words", b""])
-    def test_no_parquet_file(self, encoder: Encoder, images: Catalog, tmp_path: Path, content: bytes) -> None:
+    def test_not_a_parquet_file(self, encoder: Encoder, images: Catalog, tmp_path: Path, content: bytes) -> None:
         (tmp_path / "thesis.tex").write_bytes(content)
-        with pytest.raises(DataError, match="is no Parquet file"):
+        with pytest.raises(DataError, match="is not a Parquet file"):
             embed_to_table(encoder, images, tmp_path / "thesis.tex")
         assert (tmp_path / "thesis.tex").read_bytes() == content
 
-    def test_a_parquet_file_of_others(self, encoder: Encoder, images: Catalog, file: Path) -> None:
+    def test_a_parquet_file_of_another_program(self, encoder: Encoder, images: Catalog, file: Path) -> None:
         file.parent.mkdir()
         pq.write_table(pa.table({"path": ["a.png"]}), file)
         with pytest.raises(DataError, match="was not written by shortlist embed"):
             embed_to_table(encoder, images, file)
 
-    def test_nothing_can_be_read(self, encoder: Encoder, tmp_path: Path, file: Path) -> None:
+    def test_no_readable_image(self, encoder: Encoder, tmp_path: Path, file: Path) -> None:
         (tmp_path / "bad.png").write_text("words")
         with pytest.raises(DataError, match="none of its 1 images can be read"):
             embed_to_table(encoder, open_collection(tmp_path / "bad.png"), file)
         assert not file.exists()
 
-    def test_two_at_once(self, encoder: Encoder, images: Catalog, file: Path) -> None:
+    def test_two_processes_at_once(self, encoder: Encoder, images: Catalog, file: Path) -> None:
         file.parent.mkdir()
         with (
             filelock.FileLock(file.with_name(f".{file.name}.lock")),

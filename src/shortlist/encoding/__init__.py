@@ -1,10 +1,10 @@
-"""Images to vectors: with an encoder, into memory, a resumable file or a Parquet table."""
+"""Encoding images as vectors: in memory, in a resumable .npy file, or in a Parquet table."""
 
 from shortlist.extras import extra
 
 with extra("training", __name__):
-    from shortlist.encoding.embed import NotFinite, embed_images, embed_to_file
-    from shortlist.encoding.encoder import Encoder, Picture
-    from shortlist.encoding.vector_file import left_out
+    from shortlist.encoding.embed import NonFiniteError, embed_images, embed_to_file
+    from shortlist.encoding.encoder import Encoder, ImageLike
+    from shortlist.encoding.vector_file import left_out_images
 
-__all__ = ["Encoder", "NotFinite", "Picture", "embed_images", "embed_to_file", "left_out"]
+__all__ = ["Encoder", "ImageLike", "NonFiniteError", "embed_images", "embed_to_file", "left_out_images"]

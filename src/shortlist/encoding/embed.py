@@ -1,10 +1,9 @@
-"""Images to embeddings: in memory, or in a file where they are many."""
+"""Embedding all images of a catalog, in memory or in a file."""
 
 from __future__ import annotations
 
 import hashlib
 import json
-import os
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 
@@ -18,20 +17,20 @@ from shortlist.data import Catalog, ImageDataset, ImageError, Transform, image_c
 from shortlist.encoding.encoder import Encoder
 from shortlist.encoding.vector_file import VectorFile
 from shortlist.errors import DataError, RunError
-from shortlist.files import exclusive_write
+from shortlist.files import exclusive_write, size_and_mtime
 from shortlist.model import EmbedderConfig
-from shortlist.search.vectors import Progress
+from shortlist.progress import Progress
 
-_PLAIN = (int, float, str, tuple, EmbedderConfig)  # settings of a module that are not in its tensors
-PIXELS = 64 * 256**2  # at once, of images that keep their shapes: 64 small ones, 5 of 1024 x 768
-
-
-class NotFinite(RunError):  # noqa: N818 - says what the embeddings are
-    """The embedder gives vectors that are not finite."""
+MAX_PIXELS = 64 * 256**2  # per forward pass of images of different sizes: 64 small images, or 5 of 1024 x 768
+_SETTING_TYPES = (int, float, str, tuple, EmbedderConfig)  # settings of a module that are not in its tensors
 
 
-class NothingReadable(DataError):  # noqa: N818 - says what the images are
-    """Not one of the images can be read."""
+class NonFiniteError(RunError):
+    """The embedder computes vectors that are not finite."""
+
+
+class NoReadableImageError(DataError):
+    """None of the images can be read."""
 
 
 def embed_images(
@@ -43,24 +42,28 @@ def embed_images(
     workers: int = 0,
     progress: Progress | None = None,
 ) -> Tensor:
-    """Embeddings of all images of a catalog in their order, (n, d) float32 in the CPU's memory.
+    """Embed all images of a catalog and keep the embeddings in memory.
 
     Args:
-        embedder: works in evaluation mode here, and is put back into the mode it was in.
-        catalog: the images.
-        transform: makes squares of them, or lets them keep their shapes.
-        batch_size: images at a time; of those that keep their shapes, fewer at once where they are large.
-        workers: processes that decode.
-        progress: called with the number done and the number in all.
+        embedder: Module that maps uint8 images (B, 3, H, W) to vectors (B, d). It is switched to evaluation mode, and
+            back to its previous mode at the end.
+        catalog: The images.
+        transform: Either makes all images squares of one size, or keeps their aspect ratios.
+        batch_size: Number of images per batch. Large images of different sizes are embedded in smaller groups.
+        workers: Number of processes that decode images.
+        progress: Called with the number of images done and the total number.
+
+    Returns:
+        Embeddings in the order of the catalog, (n, d) float32 on the CPU.
     """
     vectors: list[Tensor] = []
     done = 0
-    for found in _embedded(embedder, catalog, transform, _batches(0, len(catalog), batch_size), workers):
-        vectors.append(found)
-        done += len(found)
+    for batch in _iterate_embeddings(embedder, catalog, transform, _batches(0, len(catalog), batch_size), workers):
+        vectors.append(batch)
+        done += len(batch)
         if progress is not None:
             progress(done, len(catalog))
-    return torch.cat(vectors)  # outside inference mode, so that autograd may use them
+    return torch.cat(vectors)  # outside inference mode, so that autograd can use the result
 
 
 def embed_to_file(
@@ -75,28 +78,31 @@ def embed_to_file(
     workers: int = 0,
     progress: Progress | None = None,
 ) -> Path:
-    """Embeddings of all images of a catalog in a .npy file, (n, d), for `open_vectors`; only a batch is in memory.
+    """Embed all images of a catalog and write the embeddings to a .npy file (n, d), for `open_vectors`.
 
-    A file that is there already, of the same images and weights, is left as it is; one that was begun is gone on with.
-    An image is the same while its file has the same size and the same time of the last change.
-    Which images were left out is in a note beside it, PATH.json.
+    Only one batch is held in memory. If the file already holds the vectors of the same images and weights, it is kept
+    as it is; an interrupted file is resumed. An image counts as the same as long as its file has the same size and
+    modification time. The images that were left out are listed in PATH.json.
 
     Args:
-        embedder: as of `embed_images`.
-        catalog: the images.
-        transform: as of `embed_images`.
-        path: of the file; its folder is made.
-        dtype: of the numbers in it.
-        on_missing: "skip" leaves out images that cannot be read; "error" does not.
-        batch_size: images at a time.
-        workers: processes that decode.
-        progress: called with the number done and the number in all.
+        embedder: See `embed_images`.
+        catalog: The images.
+        transform: See `embed_images`.
+        path: Path of the file. Its folder is created.
+        dtype: Data type of the vectors in the file.
+        on_missing: What to do with images that cannot be read: "skip" leaves them out, "error" raises an error.
+        batch_size: Number of images per batch.
+        workers: Number of processes that decode images.
+        progress: Called with the number of images done and the total number.
+
+    Returns:
+        Path of the file.
 
     Raises:
-        DataError: an image cannot be read (and "error").
-        NothingReadable: no image can.
-        RunError: another process is writing the file.
-        NotFinite: the embeddings are not finite.
+        DataError: An image cannot be read and `on_missing` is "error".
+        NoReadableImageError: None of the images can be read.
+        RunError: Another process is writing the file.
+        NonFiniteError: The embeddings are not finite.
     """
     path = Path(path)
     file = VectorFile(path, _digest(embedder, catalog, transform, dtype), dtype)
@@ -104,9 +110,9 @@ def embed_to_file(
         return path
     with exclusive_write(path), file:
         while file.seen < len(catalog):
-            _go_on(file, embedder, catalog, transform, on_missing, batch_size, workers, progress)
+            _embed_up_to_unreadable(file, embedder, catalog, transform, on_missing, batch_size, workers, progress)
         if not file.rows:
-            raise NothingReadable(f"{catalog.name}: none of its {len(catalog)} images can be read")
+            raise NoReadableImageError(f"{catalog.name}: none of its {len(catalog)} images can be read")
         file.finish()
     return path
 
@@ -114,7 +120,7 @@ def embed_to_file(
 def encode_to_file(
     encoder: Encoder, catalog: Catalog, path: Path, *, workers: int = 0, progress: Progress | None = None
 ) -> Path:
-    """`embed_to_file` as a encoder says, in full precision; what cannot be read is left out."""
+    """Call `embed_to_file` with an encoder's settings, in float32, leaving out images that cannot be read."""
     return embed_to_file(
         encoder.network,
         catalog,
@@ -128,7 +134,7 @@ def encode_to_file(
     )
 
 
-def _go_on(
+def _embed_up_to_unreadable(
     file: VectorFile,
     embedder: nn.Module,
     catalog: Catalog,
@@ -138,41 +144,42 @@ def _go_on(
     workers: int,
     progress: Progress | None,
 ) -> None:
-    """Write on, to the end or to an image that cannot be read, which is then left out."""
+    """Append embeddings up to the end of the catalog, or up to an unreadable image, which is noted as left out."""
     first, *rest = batches = _batches(file.seen, len(catalog), batch_size)
-    bad = set(file.left_out)
-    left = [index for index in first if str(catalog.file(index)) not in bad]
-    if not left:
+    unreadable = set(file.left_out)
+    readable = [index for index in first if str(catalog.file(index)) not in unreadable]
+    if not readable:
         file.seen = first[-1] + 1
         return
+    embeddings = _iterate_embeddings(embedder, catalog, transform, [readable, *rest], workers)
     try:
-        for batch, found in zip(batches, _embedded(embedder, catalog, transform, [left, *rest], workers), strict=True):
-            _append(file, found, seen=batch[-1] + 1)
+        for batch, vectors in zip(batches, embeddings, strict=True):
+            _append(file, vectors, seen=batch[-1] + 1)
             if progress is not None:
                 progress(file.seen, len(catalog))
     except ImageError as error:
         if on_missing != "skip":
             raise DataError(f'{error}. Leave such images out with `on_missing="skip"`') from error
-        if str(error.path) not in bad:  # it may be listed twice
+        if str(error.path) not in unreadable:  # a catalog may list an image twice
             file.left_out.append(str(error.path))
 
 
 def _append(file: VectorFile, vectors: Tensor, seen: int) -> None:
-    with np.errstate(over="ignore"):  # which is told below
-        numbers = vectors.numpy().astype(file.dtype)
-    if not np.isfinite(numbers).all():
-        raise NotFinite(f"Embeddings for {file.path} are not finite, or too large for {file.dtype}.")
-    file.append(numbers, seen)
+    with np.errstate(over="ignore"):  # an overflow is reported as an error below
+        converted = vectors.numpy().astype(file.dtype)
+    if not np.isfinite(converted).all():
+        raise NonFiniteError(f"Embeddings for {file.path} are not finite, or too large for {file.dtype}.")
+    file.append(converted, seen)
 
 
 def _batches(first: int, number: int, size: int) -> list[Sequence[int]]:
     return [range(start, min(start + size, number)) for start in range(first, number, size)]
 
 
-def _embedded(
+def _iterate_embeddings(
     embedder: nn.Module, catalog: Catalog, transform: Transform, batches: Iterable[Sequence[int]], workers: int
 ) -> Iterator[Tensor]:
-    """The embeddings of each batch of images, float32 in the CPU's memory."""
+    """Yield the embeddings of each batch of catalog indices, float32 on the CPU."""
     device = next(embedder.parameters()).device
     keys = ([(0, index) for index in batch] for batch in tuple(batches))
     training = embedder.training
@@ -180,36 +187,22 @@ def _embedded(
     try:
         for images in image_chunks(ImageDataset(catalog, transform), keys, workers, pin_memory=device.type == "cuda"):
             with torch.inference_mode():
-                found = by_size(lambda same: embedder(same.to(device, non_blocking=True)), images, PIXELS)
-            yield found.float().cpu()
+                vectors = by_size(lambda same: embedder(same.to(device, non_blocking=True)), images, MAX_PIXELS)
+            yield vectors.float().cpu()
     finally:
         embedder.train(training)
 
 
 def _digest(embedder: nn.Module, catalog: Catalog, transform: Transform, dtype: DTypeLike) -> str:
-    """SHA-256 of all that the vectors depend on: images, transform, weights, and the modules' plain settings."""
+    """Compute the SHA-256 of everything that determines the vectors: images, transform, weights, module settings."""
     digest = hashlib.sha256(f"{catalog.fingerprint()} {transform} {np.dtype(dtype)}".encode())
-    digest.update(json.dumps([stamp(catalog.file(index)) for index in range(len(catalog))]).encode())
+    digest.update(json.dumps([size_and_mtime(catalog.file(index)) for index in range(len(catalog))]).encode())
     for name, module in embedder.named_modules():
-        plain = {key: value for key, value in vars(module).items() if isinstance(value, _PLAIN)}
-        del plain["training"]
-        digest.update(f"{name} {type(module).__name__} {sorted(plain.items())}".encode())
-    kept = embedder.state_dict()  # buffers that are not saved, such as an embedder's mean, count as well
-    for name, tensor in {**kept, **dict(embedder.named_buffers())}.items():
+        settings = {key: value for key, value in vars(module).items() if isinstance(value, _SETTING_TYPES)}
+        del settings["training"]
+        digest.update(f"{name} {type(module).__name__} {sorted(settings.items())}".encode())
+    tensors = {**embedder.state_dict(), **dict(embedder.named_buffers())}  # with buffers that are not saved
+    for name, tensor in tensors.items():
         digest.update(name.encode())
         digest.update(tensor.detach().cpu().contiguous().view(-1).view(torch.uint8).numpy().tobytes())
     return digest.hexdigest()
-
-
-def stamp(file: Path) -> tuple[int, int] | None:
-    """Size and time of the last change; None where there is no file."""
-    try:
-        found = file.stat()
-    except OSError:
-        return None
-    return found.st_size, found.st_mtime_ns
-
-
-def absolute(path: Path | str) -> str:
-    """The path without "." and "..", which pathlib leaves in place; symbolic links are not resolved."""
-    return os.path.abspath(Path(path).expanduser())  # noqa: PTH100

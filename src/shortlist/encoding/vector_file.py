@@ -1,4 +1,4 @@
-"""A .npy file that grows by rows, and can be gone on with when whoever wrote it was stopped."""
+"""A .npy file that is written row by row and can be resumed after an interruption."""
 
 from __future__ import annotations
 
@@ -13,47 +13,52 @@ from typing import Any
 import numpy as np
 from numpy.typing import DTypeLike, NDArray
 
-NOTE_EVERY = 30.0  # seconds of work that a kill may cost
-HEADER = 128  # bytes
+from shortlist.files import remove_unfinished, write_text_atomically
+
+NOTE_INTERVAL = 30.0  # seconds between two notes of the progress: the most work that a killed process loses
+HEADER_BYTES = 128
 
 
 class VectorFile:
-    """Rows of vectors, written one after another beside `path`; whole, the file takes its name there.
+    """Vectors that are appended to a temporary file beside `path`, which is renamed to `path` when it is complete.
 
-    What has been written so far, and which images it is of, stands in a note: `with VectorFile(...) as file` goes on
-    from there if the digest is the same, and starts afresh if not.
+    The number of vectors written so far, and the images they belong to, are kept in a note. Entering the context
+    resumes from the note if it has the same digest, and starts from the beginning otherwise.
 
     Args:
-        path: where the vectors shall be in the end, with a note PATH.json.
-        digest: of all that the vectors depend on.
-        dtype: of the numbers.
+        path: Final path of the file. The final note is PATH.json.
+        digest: Digest of everything that determines the vectors.
+        dtype: Data type of the vectors.
     """
 
     def __init__(self, path: Path, digest: str, dtype: DTypeLike = np.float16) -> None:
         self.path, self.digest, self.dtype = path, digest, np.dtype(dtype)
         self.note_file = path.with_name(f"{path.name}.json")
         self.part, self.part_note = (path.with_name(f".{path.name}.part{ending}") for ending in ("", ".json"))
-        self.rows = self.seen = self.dimensions = 0  # vectors written; images they are of, with those left out
+        self.rows = self.dimensions = 0  # shape of what has been written
+        self.seen = 0  # images that are done: written or left out
         self.left_out: list[str] = []
-        self._noted = time.monotonic()
+        self._last_note = time.monotonic()
 
     @property
     def done(self) -> bool:
-        """Whether the whole file is there, and of this digest."""
-        note = _read(self.note_file)
+        """Whether the complete file exists and has this digest."""
+        note = _read_note(self.note_file)
         if note.get("digest") != self.digest or not self.path.is_file():
             return False
         size = note["rows"] * note["dimensions"] * self.dtype.itemsize
-        return bool(self.path.stat().st_size == HEADER + size)
+        return bool(self.path.stat().st_size == HEADER_BYTES + size)
 
     def __enter__(self) -> VectorFile:
         self.path.parent.mkdir(parents=True, exist_ok=True)
-        note = _read(self.part_note)
+        for file in (self.note_file, self.part_note):
+            remove_unfinished(file)
+        note = _read_note(self.part_note)
         if note.get("digest") == self.digest and self.part.is_file():
             self.rows, self.seen, self.dimensions = note["rows"], note["seen"], note["dimensions"]
             self.left_out = list(note["left_out"])
             self._stream = self.part.open("r+b")
-            self._stream.truncate(self._end)  # what was written after the note
+            self._stream.truncate(self._noted_bytes)
         else:
             self.part_note.unlink(missing_ok=True)
             self._stream = self.part.open("w+b")
@@ -61,64 +66,58 @@ class VectorFile:
         return self
 
     def append(self, vectors: NDArray[Any], seen: int) -> None:
-        """Write (n, d) more; `seen` images are then done."""
+        """Write more vectors, (n, d), after which `seen` images are done."""
         if not self.dimensions:
             self.dimensions = vectors.shape[1]
             self._stream.write(_header((0, self.dimensions), self.dtype))
         self._stream.write(np.ascontiguousarray(vectors, dtype=self.dtype).tobytes())
         self.rows, self.seen = self.rows + len(vectors), seen
-        if time.monotonic() - self._noted >= NOTE_EVERY:
-            self._note(self.part_note)
+        if time.monotonic() - self._last_note >= NOTE_INTERVAL:
+            self._write_note(self.part_note)
 
     def finish(self) -> None:
-        """Give the file its final length and its name."""
+        """Write the final number of rows into the header, and rename the file to its final path."""
         self._stream.seek(0)
         self._stream.write(_header((self.rows, self.dimensions), self.dtype))
-        self._sync()
-        self._note(self.part_note)
-        self.path.unlink(missing_ok=True)  # an older one: the note that is written now is not its own
-        self._note(self.note_file)
+        self._write_note(self.part_note)
+        self.path.unlink(missing_ok=True)  # an older file, which the new note does not describe
+        self._write_note(self.note_file)
         self.part.replace(self.path)
         self.part_note.unlink(missing_ok=True)
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
         if kind is not None and self.rows:
-            with suppress(OSError):  # what went wrong is told already
-                self._note(self.part_note)
+            with suppress(OSError):  # the error that ends the context is more important
+                self._write_note(self.part_note)
         self._stream.close()
 
     @property
-    def _end(self) -> int:
-        return HEADER + self.rows * self.dimensions * self.dtype.itemsize
+    def _noted_bytes(self) -> int:
+        return HEADER_BYTES + self.rows * self.dimensions * self.dtype.itemsize
 
-    def _note(self, file: Path) -> None:
-        self._sync()
-        facts = {name: getattr(self, name) for name in ("digest", "rows", "dimensions", "seen", "left_out")}
-        temporary = file.with_name(f"{file.name}.new")
-        temporary.write_text(json.dumps(facts, indent=1) + "\n", encoding="utf-8")
-        temporary.replace(file)
-        self._noted = time.monotonic()
-
-    def _sync(self) -> None:
+    def _write_note(self, file: Path) -> None:
         self._stream.flush()
-        os.fsync(self._stream.fileno())
+        os.fsync(self._stream.fileno())  # the note must not be ahead of the vectors
+        note = {name: getattr(self, name) for name in ("digest", "rows", "dimensions", "seen", "left_out")}
+        write_text_atomically(file, json.dumps(note, indent=1) + "\n")
+        self._last_note = time.monotonic()
 
 
-def left_out(path: Path) -> list[str]:
-    """The images that a whole file of vectors leaves out, because they cannot be read."""
-    return list(_read(path.with_name(f"{path.name}.json")).get("left_out", []))
+def left_out_images(path: Path) -> list[str]:
+    """Return the images that were left out of a complete vector file because they could not be read."""
+    return list(_read_note(path.with_name(f"{path.name}.json")).get("left_out", []))
 
 
-def _read(file: Path) -> dict[str, Any]:
+def _read_note(file: Path) -> dict[str, Any]:
     try:
-        found = json.loads(file.read_text(encoding="utf-8"))
+        note = json.loads(file.read_text(encoding="utf-8"))
     except (OSError, ValueError):
         return {}
-    return found if isinstance(found, dict) else {}
+    return note if isinstance(note, dict) else {}
 
 
 def _header(shape: tuple[int, int], dtype: np.dtype[Any]) -> bytes:
-    """That of a .npy file (version 1.0), of one length for any number of rows."""
+    """Return the header of a .npy file (version 1.0), padded to the same length for any number of rows."""
     facts = f"{{'descr': {dtype.str!r}, 'fortran_order': False, 'shape': {shape}, }}"
-    start = b"\x93NUMPY\x01\x00" + (HEADER - 10).to_bytes(2, "little")
-    return start + facts.ljust(HEADER - 11).encode("latin1") + b"\n"
+    start = b"\x93NUMPY\x01\x00" + (HEADER_BYTES - 10).to_bytes(2, "little")
+    return start + facts.ljust(HEADER_BYTES - 11).encode("latin1") + b"\n"

@@ -10,10 +10,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from shortlist.data import Catalog
-from shortlist.encoding.embed import NothingReadable, absolute, encode_to_file, stamp
+from shortlist.encoding.embed import NoReadableImageError, encode_to_file
 from shortlist.encoding.encoder import Encoder
-from shortlist.encoding.vector_file import left_out
+from shortlist.encoding.vector_file import left_out_images
 from shortlist.errors import DataError
+from shortlist.files import absolute_path, size_and_mtime
 from shortlist.gallery.store import Known, Row, Store
 from shortlist.search.vectors import Progress, open_vectors
 
@@ -45,7 +46,7 @@ class Adding:
     def __init__(self, store: Store, encoder: Encoder, catalog: Catalog) -> None:
         self.store, self.encoder = store, encoder
         self.catalog = _whole_images(catalog)
-        self.done = Added(unreadable=[absolute(catalog.root / path) for path in catalog.missing])
+        self.done = Added(unreadable=[absolute_path(catalog.root / path) for path in catalog.missing])
 
     def run(self, workers: int, progress: Progress, indexing: Progress) -> Added:
         with self.store.changing() as work:
@@ -90,10 +91,10 @@ class Adding:
         file = work / "vectors.npy"
         try:
             encode_to_file(self.encoder, self.catalog.subset(places), file, workers=workers, progress=progress)
-        except NothingReadable:
+        except NoReadableImageError:
             self.done.unreadable += [plan.rows[place].path for place in places]
             return
-        bad = {absolute(path) for path in left_out(file)}
+        bad = {absolute_path(path) for path in left_out_images(file)}
         rows = [plan.rows[place] for place in places if plan.rows[place].path not in bad]
         replaced = [each for row in rows for each in plan.replaced[row.path]]
         self.store.change(rows, open_vectors(file), removed=replaced, progress=indexing)
@@ -111,11 +112,11 @@ def rows_of(catalog: Catalog, missing: list[str]) -> Iterable[tuple[int, Row]]:
     """
     seen = set()
     for place in range(len(catalog)):
-        path = absolute(catalog.file(place))
+        path = absolute_path(catalog.file(place))
         if path in seen:
             continue
         seen.add(path)
-        found = stamp(Path(path))
+        found = size_and_mtime(Path(path))
         if found is None:
             missing.append(path)
         else:

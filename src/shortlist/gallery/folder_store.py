@@ -19,8 +19,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.typing import NDArray
 
-from shortlist.encoding.encoder import FILE as DESCRIBER
-from shortlist.encoding.encoder import Encoder
+from shortlist.encoding.encoder import ENCODER_FILE, Encoder
 from shortlist.gallery import generation
 from shortlist.gallery.generation import Generation
 from shortlist.gallery.store import Floats, GalleryError, Hit, Ids, Item, Known, Row
@@ -99,7 +98,7 @@ class FolderStore:
         own = self.folder / MODEL
         if model is None:
             return Encoder.load(own)
-        return Encoder.load(model, json.loads((own / DESCRIBER).read_text(encoding="utf-8")))
+        return Encoder.load(model, json.loads((own / ENCODER_FILE).read_text(encoding="utf-8")))
 
     def facts(self) -> dict[str, Any]:
         return {"place": str(self.folder.absolute()), **{name: self.now.note[name] for name in ("kind", "recall")}}

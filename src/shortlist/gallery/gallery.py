@@ -11,10 +11,10 @@ import numpy as np
 import torch
 
 from shortlist.data import Catalog
-from shortlist.encoding.embed import absolute
-from shortlist.encoding.encoder import Encoder, Picture
+from shortlist.encoding.encoder import Encoder, ImageLike
 from shortlist.errors import ConfigError, DataError
 from shortlist.extras import extra
+from shortlist.files import absolute_path
 from shortlist.gallery.adding import Added, Adding
 from shortlist.gallery.milvus_address import MilvusAddress, is_milvus
 from shortlist.gallery.store import NOTE, GalleryError, Hit, Item, NoSuchItem, Store
@@ -159,7 +159,7 @@ class Gallery:
         """Every label, by name, and how many images have it."""
         return self.store.labels()
 
-    def search(self, image: Picture, k: int = 10, *, label: str | None = None) -> list[Hit]:
+    def search(self, image: ImageLike, k: int = 10, *, label: str | None = None) -> list[Hit]:
         """The k images that are most like an image, the best first.
 
         Args:
@@ -241,9 +241,9 @@ class Gallery:
         return len(ids)
 
     def _below(self, place: Path | str) -> list[int]:
-        found = self.store.below(absolute(place))
+        found = self.store.below(absolute_path(place))
         if not found:
-            raise NoSuchItem(f"the gallery {self.name} has nothing at {absolute(place)}")
+            raise NoSuchItem(f"the gallery {self.name} has nothing at {absolute_path(place)}")
         return found
 
 
