@@ -133,7 +133,7 @@ def test_kept_chunks_are_embedded_once() -> None:
 def test_a_buffer_that_is_filled_again_is_noticed() -> None:
     model, buffer = make(mlp), torch.empty(5, 3, 8, 8, dtype=torch.float64)
     chunks = (buffer.copy_(chunk) for chunk in some_images().split(5))
-    with pytest.raises(ModelError, match="the images must stay as they are"):
+    with pytest.raises(ModelError, match="the images must not be modified"):
         LargeBatchStep(model, LOSSES["recall"](), 5, keep_graphs=False)(chunks, some_labels())
 
 
