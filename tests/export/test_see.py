@@ -14,7 +14,7 @@ from PIL import Image
 
 from shortlist.data import FitTransform, TestTransform, Transform
 from shortlist.data.images import upright_rgb
-from shortlist.data.transforms import INTERPOLATIONS, cut
+from shortlist.data.transforms import INTERPOLATIONS, apply_crop
 from shortlist.export.description import preprocessing
 from shortlist.export.see import see
 from tests.data.pictures import picture
@@ -36,7 +36,7 @@ MADE = encoder()
 
 def seen_by_the_run(image: Image.Image, transform: Transform) -> np.ndarray:
     upright = upright_rgb(image)
-    return cut(upright, transform.crop(*upright.size, Random(0)), transform.interpolation).numpy()
+    return apply_crop(upright, transform.crop(*upright.size, Random(0)), transform.interpolation).numpy()
 
 
 def how(transform: Transform) -> dict:

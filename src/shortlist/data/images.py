@@ -1,4 +1,4 @@
-"""Decoding: whatever a file holds, upright and in RGB, or an error that names the file."""
+"""Decode image files to upright RGB images, with errors that name the file."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ from torch import Tensor
 from torch.utils.data import Dataset
 
 from shortlist.data.catalog import Catalog
-from shortlist.data.transforms import COARSE, Crop, Transform, augmentation_rng, cut
+from shortlist.data.transforms import REDUCING_GAP, Crop, Transform, apply_crop, augmentation_rng
 from shortlist.errors import DataError, ShortlistError
 
 Key = tuple[int, int]  # epoch, index of the image in its catalog
 
-_UPRIGHT = {  # EXIF orientation -> what turns the stored picture upright
+_TRANSPOSE = {  # EXIF orientation -> operation that turns the stored image upright
     2: Image.Transpose.FLIP_LEFT_RIGHT,
     3: Image.Transpose.ROTATE_180,
     4: Image.Transpose.FLIP_TOP_BOTTOM,
@@ -33,10 +33,15 @@ _UPRIGHT = {  # EXIF orientation -> what turns the stored picture upright
 
 
 class ImageError(DataError):
-    """One image that cannot be read. Knows its `path` and the `reason`."""
+    """Error for an image that cannot be read.
+
+    Args:
+        path: Path of the image.
+        reason: What is wrong with it.
+    """
 
     def __init__(self, path: Path | str, reason: str) -> None:
-        super().__init__(path, reason)  # both, so that it can be pickled
+        super().__init__(path, reason)  # both arguments, so that the exception can be pickled
         self.path = Path(path)
         self.reason = reason
 
@@ -45,29 +50,32 @@ class ImageError(DataError):
 
 
 def load_image(path: Path | str, at_least: int | None = None) -> Image.Image:
-    """The image in a file, upright, in RGB.
+    """Load an image, upright and in RGB.
 
     Args:
-        path: any format that Pillow reads. Transparent parts become white, 16 bits are scaled to 8.
-        at_least: a JPEG may be decoded at half, a quarter or an eighth of its size (far faster), as long as its shorter
-            side keeps this many pixels.
+        path: File in any format that Pillow reads. Transparent pixels become white, and 16 bits are scaled to 8.
+        at_least: Minimum length of the shorter side in pixels. A JPEG may then be decoded at 1/2, 1/4 or 1/8 of its
+            size, which is much faster. None decodes at full size.
 
     Raises:
-        ImageError: the file is missing, truncated or no image.
+        ImageError: If the file does not exist, is truncated or is not an image.
     """
-    with opened(path) as image:
+    with open_image(path) as image:
         if at_least is not None:
             image.draft(None, (at_least, at_least))
         return upright_rgb(image)
 
 
 @contextmanager
-def opened(path: Path | str, content: BinaryIO | None = None) -> Iterator[Image.Image]:
-    """An image whose header is read and whose pixels are not; any failure inside becomes an ImageError.
+def open_image(path: Path | str, content: BinaryIO | None = None) -> Iterator[Image.Image]:
+    """Open an image and read its header, but not its pixels. Exceptions in the `with` block become ImageErrors.
 
     Args:
-        path: the file.
-        content: what is in it, where someone has read it already.
+        path: The file.
+        content: Content of the file, if it has already been read.
+
+    Raises:
+        ImageError: If the file does not exist, is truncated or is not an image.
     """
     try:
         with Image.open(path if content is None else content) as image:
@@ -78,9 +86,9 @@ def opened(path: Path | str, content: BinaryIO | None = None) -> Iterator[Image.
         raise ImageError(path, "there is no such file") from error
     except UnidentifiedImageError as error:
         empty = not (Path(path).stat().st_size if content is None else content.seek(0, os.SEEK_END))
-        reason = "the file is empty" if empty else "it is not an image, or of a kind that Pillow does not know"
+        reason = "the file is empty" if empty else "it is not an image, or Pillow does not support its format"
         raise ImageError(path, reason) from error
-    except Exception as error:  # Pillow's decoders raise nearly everything on damaged files
+    except Exception as error:  # Pillow's decoders raise almost any exception for damaged files
         reason = getattr(error, "strerror", None) or str(error).partition("\n")[0] or type(error).__name__
         raise ImageError(path, reason) from error
 
@@ -92,71 +100,82 @@ def load_crop(
     box: Sequence[float] | None = None,
     content: BinaryIO | None = None,
 ) -> Tensor:
-    """What `transform` makes of the image in a file: uint8 (3, height, width).
+    """Load an image and transform it.
 
-    A large JPEG of which only a small picture is wanted is decoded at a fraction of its size.
+    A large JPEG of which only a small output is needed is decoded at a fraction of its size.
 
     Args:
-        path: the file.
-        transform: is given the whole image, or what is inside the box.
-        rng: what a random transform draws from.
-        box: left, top, right, bottom in pixels of the upright image, rounded to whole ones; nothing outside it is seen.
-        content: what is in the file, where someone has read it already.
+        path: The file.
+        transform: Transform that is applied to the image, or to the part of it inside the box.
+        rng: Random generator for the transform.
+        box: Left, top, right, bottom in pixels of the upright image, rounded to integers. Pixels outside of it have no
+            influence on the result.
+        content: Content of the file, if it has already been read.
+
+    Returns:
+        Tensor (3, height, width), uint8.
+
+    Raises:
+        ImageError: If the image cannot be read, or does not overlap the box.
     """
-    with opened(path, content) as image:
-        if box is not None:  # rare, so that exact is better than fast: no JPEG at a fraction of its size
+    with open_image(path, content) as image:
+        if box is not None:  # boxes are rare, so this path decodes at full size, which is exact, instead of fast
             whole = upright_rgb(image)
-            part = whole.crop(_inside(box, whole.size))
+            part = whole.crop(_intersection(box, whole.size))
             crop = transform.crop(*part.size, rng, whole.size)
         elif image.format not in ("JPEG", "MPO"):
             part = upright_rgb(image)
             crop = transform.crop(*part.size, rng)
         else:
             crop = transform.crop(*upright_size(image), rng)
-            part, crop = _drafted(image, crop, max(1, int(crop.shrinks / COARSE)))
-    return cut(part, crop, transform.interpolation)
+            part, crop = _decode_reduced(image, crop, max(1, int(crop.reduction / REDUCING_GAP)))
+    return apply_crop(part, crop, transform.interpolation)
 
 
-def _inside(box: Sequence[float], size: tuple[int, int]) -> tuple[int, int, int, int]:
-    """The whole pixels of a box that the image has."""
+def _intersection(box: Sequence[float], size: tuple[int, int]) -> tuple[int, int, int, int]:
+    """Return the intersection of a box, rounded to whole pixels, and an image of this size."""
     left, top, right, bottom = (round(float(side)) for side in box)
     inside = max(0, left), max(0, top), min(size[0], right), min(size[1], bottom)
     if inside[0] >= inside[2] or inside[1] >= inside[3]:
-        raise ValueError(f"nothing of it is inside its box {(left, top, right, bottom)}: it has {size[0]} x {size[1]}")
+        raise ValueError(f"it has {size[0]} x {size[1]} pixels, none of them in its box {(left, top, right, bottom)}")
     return inside
 
 
-def _drafted(image: Image.Image, crop: Crop, shrink: int) -> tuple[Image.Image, Crop]:
-    """A JPEG, upright, at 1, 1/2, 1/4 or 1/8 of its size (not below 1 / shrink), and where the crop is in it."""
+def _decode_reduced(image: Image.Image, crop: Crop, reduction: int) -> tuple[Image.Image, Crop]:
+    """Decode a JPEG at 1, 1/2, 1/4 or 1/8 of its size, but not below 1 / reduction.
+
+    Returns:
+        The upright image, and the crop in its pixels.
+    """
     (width, height), orientation = upright_size(image), _orientation(image)
-    stored = image.width
-    drafted = image.draft(None, (max(1, image.width // shrink), max(1, image.height // shrink)))
-    by = drafted[1][2] / stored if drafted else 1.0
+    stored_width = image.width
+    drafted = image.draft(None, (max(1, image.width // reduction), max(1, image.height // reduction)))
+    by = drafted[1][2] / stored_width if drafted else 1.0
     whole = upright_rgb(image)
-    # 601 pixels become 301, of which the last is half empty: upright, it may be the first.
+    # A width of 601 pixels becomes 301, of which the last is half empty. After a rotation or flip it may be the first.
     left = whole.width - width * by if orientation in (2, 3, 6, 7) else 0.0
     top = whole.height - height * by if orientation in (3, 4, 7, 8) else 0.0
     return whole, crop.scaled(by, left, top)
 
 
 def upright_size(image: Image.Image) -> tuple[int, int]:
-    """Width and height that an opened image will have when it is upright."""
-    turned = _orientation(image) >= 5 and image.format != "TIFF"  # whose size is upright already
-    return image.size[::-1] if turned else image.size
+    """Return the width and height that an opened image has once it is upright."""
+    rotated = _orientation(image) >= 5 and image.format != "TIFF"  # Pillow gives the upright size of a TIFF
+    return image.size[::-1] if rotated else image.size
 
 
 def upright_rgb(image: Image.Image) -> Image.Image:
-    """Decode an opened image and turn it upright, into RGB."""
+    """Decode an opened image, rotate it according to its EXIF orientation, and convert it to RGB."""
     image.load()
-    turn = _UPRIGHT.get(_orientation(image))  # after loading: some formats turn themselves, and then say so
+    transpose = _TRANSPOSE.get(_orientation(image))  # after loading: some formats rotate then and reset the tag
     rgb = _to_rgb(image)
-    return rgb if turn is None else rgb.transpose(turn)
+    return rgb if transpose is None else rgb.transpose(transpose)
 
 
 def _orientation(image: Image.Image) -> int:
     try:
         value = image.getexif().get(ExifTags.Base.Orientation, 1)
-    except Exception:  # damaged metadata do not spoil the picture
+    except Exception:  # an image with damaged metadata can still be decoded
         return 1
     return value if isinstance(value, int) else 1
 
@@ -167,24 +186,30 @@ def _to_rgb(image: Image.Image) -> Image.Image:
         white = Image.new("RGBA", image.size, "white")
         return Image.alpha_composite(white, rgba).convert("RGB")
     if image.mode == "I" or image.mode.startswith("I;16"):
-        return _grey(image, 65535)
+        return _scale_to_8_bits(image, 65535)
     if image.mode == "F":
-        return _grey(image, 1 if np.asarray(image).max() <= 1 else 255)
+        return _scale_to_8_bits(image, 1 if np.asarray(image).max() <= 1 else 255)
     return image if image.mode == "RGB" else image.convert("RGB")
 
 
-def _grey(image: Image.Image, white: int) -> Image.Image:
-    """An image of wide numbers from 0 to `white`; Pillow's own conversion would clip them at 255."""
+def _scale_to_8_bits(image: Image.Image, white: int) -> Image.Image:
+    """Convert a grey image with values from 0 to `white` to RGB; Pillow's own conversion clips values at 255."""
     values = np.asarray(image, dtype=np.float64)
     if not (values.min() >= 0 and values.max() <= white):
-        raise ValueError(f"its values go from {values.min():g} to {values.max():g}, not from 0 to {white}")
+        raise ValueError(f"its values range from {values.min():g} to {values.max():g}, not from 0 to {white}")
     return Image.fromarray((values * (255 / white)).round().astype(np.uint8)).convert("RGB")
 
 
 class ImageDataset(Dataset[Tensor]):
-    """The images of a catalog, or what is inside their boxes, transformed: `dataset[epoch, index]` is uint8 (3, H, W).
+    """Dataset of the transformed images of a catalog; `dataset[epoch, index]` is a uint8 tensor (3, H, W).
 
-    The same key gives the same pixels in any process. Normalise on the device, where it is cheap.
+    An image with a box is cropped to the box first. The same key gives the same pixels in every process. Pixels are not
+    normalised; do this on the device, where it is cheap.
+
+    Args:
+        catalog: The images.
+        transform: Transform that is applied to each image.
+        seed: Seed of the augmentation.
     """
 
     def __init__(self, catalog: Catalog, transform: Transform, seed: int = 0) -> None:

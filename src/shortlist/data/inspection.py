@@ -1,4 +1,4 @@
-"""What is in a catalog, and what is wrong with its files."""
+"""Summarise a catalog, and check its files: missing, unreadable and duplicate images."""
 
 from __future__ import annotations
 
@@ -17,33 +17,36 @@ from typing import Any
 import numpy as np
 
 from shortlist.data.catalog import ROLES, SPLITS, Catalog
-from shortlist.data.images import ImageError, opened, upright_rgb, upright_size
+from shortlist.data.images import ImageError, open_image, upright_rgb, upright_size
 from shortlist.progress import Display, Progress, default_display
 
-Unreadable = tuple[str, str]  # path, why
+Unreadable = tuple[str, str]  # path, reason
 SAMPLE = 1000
 
 
 def summary(catalog: Catalog, per_class: int = 4, sample: int = SAMPLE) -> dict[str, Any]:
-    """What is in a catalog, ready for JSON.
+    """Summarise a catalog as a dict that can be written as JSON.
 
     Args:
-        catalog: of any size; of at most `sample` images, evenly spread, the headers are read for their sizes.
-        per_class: how many images of a class a batch takes; smaller classes cannot be trained on.
-        sample: 0 reads no image.
+        catalog: Catalog of any size.
+        per_class: Number of images per class in a batch; classes with fewer images cannot be used for training.
+        sample: Maximum number of images, evenly spaced, whose headers are read for their sizes; 0 reads no image.
 
     Returns:
-        `name, root, images, classes, splits` (images, classes and classes below `per_class` of each),
-        `images_per_class` and `width`, `height` (min, median, max), `too_small` (classes below `per_class`), `roles`
-        (how many queries and gallery images, where there are any), `sampled`
-        and `unreadable` (images whose headers were read, and of those that could not be), `missing, ignored, remarks`.
+        Dict with `name`, `root`, `images`, `classes`, `images_per_class` (min, median, max), `too_small` (number of
+        classes with fewer than `per_class` images), `splits` (the same counts per split), `roles` (number of queries
+        and gallery images, if the catalog has roles), `per_class`, `width` and `height` (min, median, max), `sampled`
+        (number of headers read), `unreadable` (how many of these could not be read), `missing`, `ignored` and
+        `remarks`.
     """
     sizes, unreadable = _image_sizes(catalog, sample)
     return {
         "name": catalog.name,
         "root": str(catalog.root),
         **_counts(catalog, per_class),
-        "splits": {split: _counts(part, per_class) for split in SPLITS if len(part := _part(catalog, split))},
+        "splits": {
+            split: _counts(part, per_class) for split in SPLITS if len(part := catalog.subset(catalog.splits == split))
+        },
         **({} if catalog.roles is None else {"roles": {role: int((catalog.roles == role).sum()) for role in ROLES}}),
         "per_class": per_class,
         "width": _spread(sizes[:, 0]),
@@ -58,14 +61,14 @@ def summary(catalog: Catalog, per_class: int = 4, sample: int = SAMPLE) -> dict[
 
 @dataclass(frozen=True)
 class CheckReport:
-    """What `check` found.
+    """Result of `check`.
 
     Args:
-        images: how many were looked at.
-        missing: files that are not there.
-        unreadable: (path, why) of files that cannot be decoded.
-        duplicates: (path, path) of files with equal bytes and different classes: at least one label is wrong.
-        copies: files that another file of the same class equals; harmless, but they count double.
+        images: Number of images checked.
+        missing: Paths of files that do not exist.
+        unreadable: (path, reason) of files that cannot be decoded.
+        duplicates: Pairs of paths with equal bytes and different classes: at least one of the labels is wrong.
+        copies: Number of files that equal another file of the same class; harmless, but they count twice.
     """
 
     images: int
@@ -76,59 +79,68 @@ class CheckReport:
 
     @property
     def ok(self) -> bool:
-        """Whether training can use every image that the source names, each with one label."""
+        """Whether every image of the source can be used for training and has only one label."""
         return not (self.missing or self.unreadable or self.duplicates)
 
 
 def check(catalog: Catalog, workers: int | None = None, display: Display | None = None) -> CheckReport:
-    """Decode every image, with all cores, and compare the files with each other.
+    """Decode every image and compare the bytes of all files.
 
     Args:
-        catalog: opened with on_missing="skip", so that what is missing can be reported with the rest.
-        workers: threads; by default one a core.
-        display: for progress.
+        catalog: Catalog opened with `on_missing="skip"`, so that missing files are reported with the other problems.
+        workers: Number of threads. None uses one per core.
+        display: Display that shows the progress. None uses the default display.
     """
     missing, unreadable = list(catalog.missing), []
-    same: dict[bytes, list[int]] = {}  # files by their bytes
+    indices_by_digest: dict[bytes, list[int]] = {}
     with (display or default_display()).task(f"opening {catalog.name}", "images") as progress:
-        for index, (digest, why) in enumerate(_examined(catalog, workers, progress)):
+        for index, (digest, reason) in enumerate(_decode_all(catalog, workers, progress)):
             path = str(catalog.paths[index])
             if digest is None:
                 missing.append(path)
-            elif why is None:
-                same.setdefault(digest, []).append(index)
+            elif reason is None:
+                indices_by_digest.setdefault(digest, []).append(index)
             else:
-                unreadable.append((path, why))
-    duplicates, copies = _duplicates(catalog, same)
+                unreadable.append((path, reason))
+    duplicates, copies = _duplicates(catalog, indices_by_digest)
     return CheckReport(len(catalog), tuple(missing), tuple(unreadable), tuple(duplicates), copies)
 
 
 def drop_unreadable(
     catalog: Catalog, workers: int | None = None, progress: Progress | None = None
 ) -> tuple[Catalog, list[Unreadable]]:
-    """The catalog without the images that cannot be decoded (its `missing` names them), and (path, why) of each."""
+    """Remove the images that cannot be decoded.
+
+    Args:
+        catalog: The images.
+        workers: Number of threads. None uses one per core.
+        progress: Callback that is called with (done, total).
+
+    Returns:
+        The catalog without these images, which are appended to its `missing`, and (path, reason) of each of them.
+    """
     bad = [
-        (index, why)
-        for index, (_, why) in enumerate(_examined(catalog, workers, progress, compare=False))
-        if why is not None
+        (index, reason)
+        for index, (_, reason) in enumerate(_decode_all(catalog, workers, progress, compare=False))
+        if reason is not None
     ]
     if not bad:
         return catalog, []
-    unreadable = [(str(catalog.paths[index]), why) for index, why in bad]
+    unreadable = [(str(catalog.paths[index]), reason) for index, reason in bad]
     keep = np.setdiff1d(np.arange(len(catalog)), [index for index, _ in bad])
     missing = catalog.missing + tuple(path for path, _ in unreadable)
     return replace(catalog.subset(keep), missing=missing), unreadable
 
 
-_Examined = tuple[bytes | None, str | None]  # SHA-256 of the file, None where there is none; what is wrong with it
+_Decoded = tuple[bytes | None, str | None]  # SHA-256 of the file, None if it does not exist; the problem, if any
 
 
-def _examined(
+def _decode_all(
     catalog: Catalog, workers: int | None, progress: Progress | None, compare: bool = True
-) -> Iterator[_Examined]:
-    """Each image in turn. Threads serve: Pillow, hashlib and the disk all work without Python's lock."""
+) -> Iterator[_Decoded]:
+    """Decode the images in order. Threads suffice, because Pillow, hashlib and file reads release the GIL."""
 
-    def examine(index: int) -> _Examined:
+    def decode(index: int) -> _Decoded:
         file = catalog.file(index)
         try:
             content = file.read_bytes()
@@ -138,7 +150,7 @@ def _examined(
             return b"", error.strerror or str(error)
         digest = hashlib.sha256(content).digest() if compare else b""
         try:
-            with opened(file, io.BytesIO(content)) as image:
+            with open_image(file, io.BytesIO(content)) as image:
                 upright_rgb(image)
         except ImageError as error:
             return digest, error.reason
@@ -146,30 +158,26 @@ def _examined(
 
     workers = workers or os.cpu_count() or 1
     with warnings.catch_warnings(), ThreadPoolExecutor(workers) as pool:
-        warnings.simplefilter("ignore")  # Pillow's, about damaged metadata, which we do not need
+        warnings.simplefilter("ignore")  # Pillow warns about damaged metadata, which is not used
         waiting = iter(range(len(catalog)))
-        running = deque(pool.submit(examine, index) for index in islice(waiting, 4 * workers))
+        running = deque(pool.submit(decode, index) for index in islice(waiting, 4 * workers))
         for done in range(len(catalog)):
             result = running.popleft().result()
-            running.extend(pool.submit(examine, index) for index in islice(waiting, 1))
+            running.extend(pool.submit(decode, index) for index in islice(waiting, 1))
             if progress is not None:
                 progress(done + 1, len(catalog))
             yield result
 
 
-def _duplicates(catalog: Catalog, same: dict[bytes, list[int]]) -> tuple[list[tuple[str, str]], int]:
-    """Pairs across classes (the first file with each of another class), and the number of copies inside one."""
+def _duplicates(catalog: Catalog, indices_by_digest: dict[bytes, list[int]]) -> tuple[list[tuple[str, str]], int]:
+    """Return pairs of equal files across classes (the first file with each of another class), and copies in a class."""
     pairs: list[tuple[str, str]] = []
     copies = 0
-    for indices in same.values():
+    for indices in indices_by_digest.values():
         labels = catalog.labels[indices]
         copies += len(indices) - len(np.unique(labels))
         pairs += [(catalog.paths[indices[0]], catalog.paths[i]) for i in indices if catalog.labels[i] != labels[0]]
     return pairs, copies
-
-
-def _part(catalog: Catalog, split: str) -> Catalog:
-    return catalog.subset(catalog.splits == split)
 
 
 def _counts(catalog: Catalog, per_class: int) -> dict[str, Any]:
@@ -189,7 +197,7 @@ def _spread(values: np.ndarray[Any, Any]) -> dict[str, float] | None:
 
 
 def _image_sizes(catalog: Catalog, sample: int) -> tuple[np.ndarray[Any, Any], int]:
-    """(n, 2) widths and heights, upright, and how many of the sample could not be read."""
+    """Return (n, 2) widths and heights of upright images, and the number of sampled images that cannot be read."""
     chosen = np.unique(np.linspace(0, len(catalog) - 1, min(sample, len(catalog))).round().astype(int))
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
@@ -199,7 +207,7 @@ def _image_sizes(catalog: Catalog, sample: int) -> tuple[np.ndarray[Any, Any], i
 
 def _image_size(file: Path) -> tuple[int, int] | None:
     try:
-        with opened(file) as image:
+        with open_image(file) as image:
             return upright_size(image)
     except ImageError:
         return None

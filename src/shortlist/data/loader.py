@@ -1,4 +1,4 @@
-"""Many images at a time, decoded by other processes while the network works."""
+"""Load chunks of images, decoded in worker processes while the network computes."""
 
 from __future__ import annotations
 
@@ -26,17 +26,18 @@ from shortlist.errors import ConfigError, DataError, ShortlistError
 
 
 def process_context() -> multiprocessing.context.BaseContext:
-    """How to start processes: not by fork, which hangs where a thread of ours holds a lock, but from a server.
+    """Return the multiprocessing context for worker processes: "forkserver", or "spawn" on Windows.
 
-    The server imports torch once, so that each process forked from it starts at once. It does not import the user's
-    script, which would run again where it has no `if __name__ == "__main__":`.
+    A plain fork can deadlock if another thread holds a lock. The fork server imports torch once, so that the processes
+    forked from it start immediately. It does not import the user's script, which would run again if it has no
+    `if __name__ == "__main__":`.
     """
     if sys.platform == "win32":
         return multiprocessing.get_context("spawn")
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload([__name__])
-    # Workers inherit a blocked SIGINT, or a Ctrl-C while they start would end them before they can ignore it.
-    multiprocessing.resource_tracker.ensure_running()  # first: it unblocks SIGINT itself
+    # Workers inherit a blocked SIGINT. Otherwise Ctrl-C during their start would end them before they can ignore it.
+    multiprocessing.resource_tracker.ensure_running()  # first, because it unblocks SIGINT itself
     before = signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGINT])
     try:
         multiprocessing.forkserver.ensure_running()
@@ -46,7 +47,10 @@ def process_context() -> multiprocessing.context.BaseContext:
 
 
 def decoding_workers(images: int) -> int:
-    """Processes for so many images: one less than there are cores, at most 8; none for a few, which need no start."""
+    """Return the default number of workers for this many images.
+
+    One less than the number of cores, at most 8, and at most one per 256 images, since a worker takes time to start.
+    """
     return max(0, min(8, (os.cpu_count() or 1) - 1, images // 256))
 
 
@@ -58,33 +62,34 @@ def image_chunks(
     prefetch: int = 2,
     pin_memory: bool = False,
 ) -> Iterator[Tensor | list[Tensor]]:
-    """Decoded images, a chunk for each list of keys, in the order of the lists.
+    """Load images in chunks, one chunk per list of keys, in the order of the lists.
 
-    Worker processes start when the first chunk is asked for and end with the iterator: give it all lists of an epoch or
-    of a run.
+    Worker processes start with the first chunk and end with the iterator, so pass all lists of an epoch or a run to one
+    call.
 
     Args:
-        dataset: what the keys (epoch, index) belong to.
-        keys: one list a chunk; read only a little ahead, so it may be long or endless.
-        workers: processes that decode; 0 decodes in this one. The pixels are the same.
-        prefetch: chunks that each worker may be ahead.
-        pin_memory: for a GPU: chunks arrive in page-locked memory.
+        dataset: Dataset that the keys (epoch, index) refer to.
+        keys: One list of keys per chunk. It is read only slightly ahead, so it may be long or infinite.
+        workers: Number of worker processes; 0 decodes in the calling process. The pixels do not depend on it.
+        prefetch: Number of chunks that each worker loads in advance.
+        pin_memory: Whether to return chunks in page-locked memory, for faster copies to a GPU.
 
-    Returns:
-        Iterator of uint8 tensors (len(list), 3, size, size), or of lists of tensors (3, H, W) where the dataset's
-        transform lets images keep their shapes.
+    Yields:
+        uint8 tensors (len(list), 3, size, size), or lists of tensors (3, H, W) if the dataset's transform keeps the
+        aspect ratio of images.
 
     Raises:
-        ImageError: an image cannot be read; in this process, whoever found it.
-        DataError: a worker was killed or could not be started.
+        ImageError: If an image cannot be read. It is raised in the calling process, also if a worker found it.
+        DataError: If a worker was killed or could not be started.
+        ConfigError: If `workers` is negative.
     """
     if workers < 0:
         raise ConfigError(f"`workers` must be 0 or more, not {workers}")
-    chunks = _Chunks(dataset)
+    chunks = _ChunkDataset(dataset)
     if workers == 0:
         loaded: Iterable[_Chunk | ShortlistError] = (chunks[chunk] for chunk in keys)
     else:
-        loaded = _from_workers(chunks, keys, workers, prefetch, pin_memory)
+        loaded = _load_in_workers(chunks, keys, workers, prefetch, pin_memory)
     for chunk in loaded:
         if isinstance(chunk, ShortlistError):
             raise chunk
@@ -93,13 +98,13 @@ def image_chunks(
 
 @dataclass(frozen=True)
 class _Chunk:
-    """Images in one block of memory, which is all that has to go from one process to another, or to be pinned."""
+    """Images in one block of memory, so that only one tensor is sent between processes and pinned."""
 
-    pixels: Tensor
-    sizes: list[tuple[int, int]] | None  # height and width of each; None where `pixels` is (n, 3, size, size)
+    pixels: Tensor  # (n, 3, size, size), or the flattened pixels of all images
+    sizes: list[tuple[int, int]] | None  # height and width of each image; None if `pixels` is (n, 3, size, size)
 
     def pin_memory(self) -> _Chunk:
-        """Also what a DataLoader calls."""
+        """Return the chunk in page-locked memory; DataLoader calls this method as well."""
         return self if self.pixels.is_pinned() else replace(self, pixels=self.pixels.pin_memory())
 
     def images(self) -> Tensor | list[Tensor]:
@@ -109,8 +114,11 @@ class _Chunk:
         return [part.view(3, *size) for part, size in zip(parts, self.sizes, strict=True)]
 
 
-class _Chunks(Dataset[_Chunk | ShortlistError]):
-    """A chunk for a list of keys. Errors of ours are returned: raised in a worker, they would arrive as a traceback."""
+class _ChunkDataset(Dataset[_Chunk | ShortlistError]):
+    """Dataset that maps a list of keys to a chunk.
+
+    A ShortlistError is returned instead of raised, because DataLoader would convert an exception to a traceback text.
+    """
 
     def __init__(self, dataset: ImageDataset) -> None:
         self.dataset = dataset
@@ -118,26 +126,26 @@ class _Chunks(Dataset[_Chunk | ShortlistError]):
     def __getitem__(self, keys: Sequence[Key]) -> _Chunk | ShortlistError:
         try:
             with warnings.catch_warnings():
-                warnings.simplefilter("ignore")  # Pillow's, about damaged metadata, which we do not need
+                warnings.simplefilter("ignore")  # Pillow warns about damaged metadata, which is not used
                 size = self.dataset.transform.size
-                return self._different(keys) if size is None else self._squares(keys, size)
+                return self._load_any_size(keys) if size is None else self._load_squares(keys, size)
         except ShortlistError as error:
             return error.with_traceback(None)
 
-    def _squares(self, keys: Sequence[Key], size: int) -> _Chunk:
+    def _load_squares(self, keys: Sequence[Key], size: int) -> _Chunk:
         images = torch.empty((len(keys), 3, size, size), dtype=torch.uint8)
         for image, key in zip(images.numpy(), keys, strict=True):
-            image[:] = self.dataset[key].numpy()  # torch would wake all its threads for each copy
+            image[:] = self.dataset[key].numpy()  # NumPy copies in one thread; torch would wake up all its threads
         return _Chunk(images, None)
 
-    def _different(self, keys: Sequence[Key]) -> _Chunk:
+    def _load_any_size(self, keys: Sequence[Key]) -> _Chunk:
         images = [self.dataset[key].numpy() for key in keys]
         pixels = np.concatenate([np.empty(0, dtype=np.uint8), *(image.ravel() for image in images)])
         return _Chunk(torch.from_numpy(pixels), [image.shape[1:] for image in images])
 
 
-def _from_workers(
-    chunks: _Chunks, keys: Iterable[Sequence[Key]], workers: int, prefetch: int, pin_memory: bool
+def _load_in_workers(
+    chunks: _ChunkDataset, keys: Iterable[Sequence[Key]], workers: int, prefetch: int, pin_memory: bool
 ) -> Iterator[_Chunk | ShortlistError]:
     loader: DataLoader[_Chunk | ShortlistError] = DataLoader(
         chunks,
@@ -148,35 +156,36 @@ def _from_workers(
         pin_memory=pin_memory,
         multiprocessing_context=process_context(),
         worker_init_fn=_start,
-        generator=torch.Generator(),  # its own: by default it would draw from, and change, the run's random state
+        generator=torch.Generator(),  # the default would draw from, and change, the global random state
     )
-    needs_script = b"__main__" in pickle.dumps(chunks)  # such as a transform that the script defines
+    needs_script = b"__main__" in pickle.dumps(chunks)  # for example a transform that the user's script defines
     try:
         with nullcontext() if needs_script else _script_hidden():
             loading = iter(loader)  # starts the processes
         yield from loading
     except (ConnectionError, EOFError, RuntimeError) as error:
-        how = str(error).partition("\n")[0] or type(error).__name__
-        if isinstance(error, RuntimeError) and "DataLoader worker (pid" not in how:  # an error inside a process
+        detail = str(error).partition("\n")[0] or type(error).__name__
+        if isinstance(error, RuntimeError) and "DataLoader worker (pid" not in detail:  # an exception in a worker
             raise
-        why = _NEEDS_GUARD if needs_script else "often because memory ran out: use fewer"
+        cause = _NEEDS_GUARD if needs_script else "often because memory ran out. Use fewer workers"
         raise DataError(
-            f"a process that decodes images has ended, {why}; `workers=0` decodes without processes ({how})"
+            f"a worker process that decodes images has ended, {cause}; or decode without workers, with `workers=0` "
+            f"({detail})"
         ) from error
 
 
 _NEEDS_GUARD = (
-    "perhaps because it imports the script that defines its transform or dataset: such a script must do its work under "
+    "perhaps because it imports the script that defines its transform or dataset. Such a script must run its code under "
     '`if __name__ == "__main__":`'
 )
 
 
 @contextmanager
 def _script_hidden() -> Iterator[None]:
-    """Processes that are started here do not import the script that is running.
+    """Keep processes that are started in the `with` block from importing the running script.
 
-    multiprocessing lets each process import it, so that it finds what the script defines. Without an
-    `if __name__ == "__main__":` it would then do its work again in each process.
+    multiprocessing imports it in every process, so that objects defined in the script can be unpickled. A script
+    without `if __name__ == "__main__":` would then run again in each process.
     """
     main: dict[str, Any] = vars(sys.modules["__main__"])
     before = {name: main[name] for name in main.keys() & {"__spec__", "__file__"}}
@@ -188,12 +197,17 @@ def _script_hidden() -> Iterator[None]:
 
 
 def _start(worker: int) -> None:
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the parent, which then ends its workers
-    threading.Thread(target=_end_with_parent, daemon=True).start()
+    """Initialise a worker process."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is handled by the parent, which then ends its workers
+    threading.Thread(target=_exit_with_parent, daemon=True).start()
 
 
-def _end_with_parent() -> None:
-    """A parent that is killed cannot end its workers, and torch watches the server, which lives as long as they do."""
+def _exit_with_parent() -> None:
+    """Wait for the parent to end, then exit.
+
+    A parent that is killed cannot end its workers, and torch only watches the fork server, which lives as long as they
+    do.
+    """
     if (parent := multiprocessing.parent_process()) is not None:
         parent.join()
         os._exit(1)

@@ -1,4 +1,4 @@
-"""From a decoded image to what the network sees of it. Randomness depends on seed, epoch and image alone."""
+"""Crop, resize and flip decoded images. All randomness is a function of seed, epoch and image index."""
 
 from __future__ import annotations
 
@@ -16,69 +16,90 @@ from shortlist.errors import ConfigError, did_you_mean
 from shortlist.seeds import derived_seed
 
 INTERPOLATIONS = {"bilinear": Image.Resampling.BILINEAR, "bicubic": Image.Resampling.BICUBIC}
-# An image that is to shrink much is first shrunk coarsely, by a whole number, but never below this many times the size
-# wanted: nearly twice as fast for photographs, and on average less than 1 of 255 from the exact resampling.
-COARSE = 1.5
-_TRIES = 10  # as torchvision
+# Pillow's `reducing_gap`: an image that shrinks a lot is first reduced by an integer factor, but never below this
+# multiple of the final size. For photographs this is almost twice as fast as exact resampling, and the mean difference
+# is below 1 of 255.
+REDUCING_GAP = 1.5
+_CROP_ATTEMPTS = 10  # the same as torchvision
 
 
 def augmentation_rng(seed: int, epoch: int, index: int) -> Random:
-    """The random numbers of an image in an epoch, whoever decodes it. Take only `.random()`: it is promised to stay."""
+    """Return the random generator of one image in one epoch; it is the same in every process.
+
+    Draw only with `.random()`, whose sequence Python guarantees to be stable.
+    """
     return Random(derived_seed("augment", int(seed), int(epoch), int(index)))
 
 
 @dataclass(frozen=True)
 class Crop:
-    """The part of an image (left, top, right, bottom in its pixels) that becomes the output, mirrored or not."""
+    """A rectangle of an image, the size that it is resized to, and whether the result is flipped.
+
+    Args:
+        box: Left, top, right and bottom in pixels of the image.
+        size: Width and height of the output.
+        flip: Whether to flip the output horizontally.
+    """
 
     box: tuple[float, float, float, float]
-    size: tuple[int, int]  # width and height of the output
+    size: tuple[int, int]
     flip: bool = False
 
     @property
-    def shrinks(self) -> float:
-        """How many pixels of the part become one of the output, the smaller of both directions."""
+    def reduction(self) -> float:
+        """Number of input pixels per output pixel along one side; the smaller value of both sides."""
         left, top, right, bottom = self.box
         return min((right - left) / self.size[0], (bottom - top) / self.size[1])
 
     def scaled(self, by: float, x: float = 0.0, y: float = 0.0) -> Crop:
-        """The same part of the image at `by` times its size, whose corner is then at (x, y)."""
+        """Return the same crop of the image resized by the factor `by` and then moved to (x, y)."""
         left, top, right, bottom = self.box
         return replace(self, box=(x + left * by, y + top * by, x + right * by, y + bottom * by))
 
 
 class Transform(Protocol):
-    """Chooses a part of an image from its size alone, so that a decoder can be told how much of it is needed."""
+    """Chooses a crop from the size of an image alone, so that a decoder knows in advance how many pixels it needs."""
 
     @property
     def size(self) -> int | None:
-        """Side of the squares that it makes; None where images keep their shapes."""
+        """Side length of the square output. None if outputs keep the aspect ratio of their images."""
 
     @property
-    def interpolation(self) -> str: ...
+    def interpolation(self) -> str:
+        """Name of the interpolation: one of INTERPOLATIONS."""
 
     def crop(self, width: int, height: int, rng: Random, whole: tuple[int, int] | None = None) -> Crop:
-        """The part of an image of this size; `whole` is the size of what the image was itself cut from, if it was."""
+        """Return the crop for an image.
+
+        Args:
+            width: Width of the image in pixels.
+            height: Height of the image in pixels.
+            rng: Random generator, for random transforms.
+            whole: Width and height of the larger image that this one was cut from, if any.
+        """
 
 
-def cut(image: Image.Image, crop: Crop, interpolation: str) -> Tensor:
-    """The part `crop` of an RGB image as a uint8 tensor (3, height, width)."""
-    right, bottom = min(crop.box[2], image.width), min(crop.box[3], image.height)  # may be off by a rounding error
+def apply_crop(image: Image.Image, crop: Crop, interpolation: str) -> Tensor:
+    """Crop, resize and flip an RGB image. Returns a uint8 tensor (3, height, width)."""
+    right, bottom = min(crop.box[2], image.width), min(crop.box[3], image.height)  # may exceed it by rounding
     box = (*crop.box[:2], right, bottom)
-    part = np.asarray(image.resize(crop.size, INTERPOLATIONS[interpolation], box=box, reducing_gap=COARSE))
-    return torch.from_numpy((part[:, ::-1] if crop.flip else part).transpose(2, 0, 1).copy())
+    pixels = np.asarray(image.resize(crop.size, INTERPOLATIONS[interpolation], box=box, reducing_gap=REDUCING_GAP))
+    return torch.from_numpy((pixels[:, ::-1] if crop.flip else pixels).transpose(2, 0, 1).copy())
 
 
 @dataclass(frozen=True)
 class TrainTransform:
-    """A random part of an image, stretched to a square and perhaps mirrored (torchvision's RandomResizedCrop and flip).
+    """Random resized crop with a random horizontal flip, with the distribution of torchvision's transforms.
 
     Args:
-        size: side of the square.
-        scale: smallest and largest share of the image's area.
-        ratio: smallest and largest width / height of the part; its logarithm is uniform.
-        flip: probability of a mirror image.
-        interpolation: bilinear or bicubic.
+        size: Side length of the output in pixels.
+        scale: Range of the crop's share of the image area.
+        ratio: Range of the crop's aspect ratio, width / height; its logarithm is uniform.
+        flip: Probability of a horizontal flip.
+        interpolation: "bilinear" or "bicubic".
+
+    Raises:
+        ConfigError: If an argument is out of range.
     """
 
     size: int
@@ -96,39 +117,47 @@ class TrainTransform:
         _check_flip(self.flip)
 
     def crop(self, width: int, height: int, rng: Random, whole: tuple[int, int] | None = None) -> Crop:
-        """The random part of an image of this size."""
+        """Return a random crop for an image of this size; see `Transform.crop`."""
         flip = rng.random() < self.flip
         low, high = math.log(self.ratio[0]), math.log(self.ratio[1])
-        for _ in range(_TRIES):
+        for _ in range(_CROP_ATTEMPTS):
             area = width * height * (self.scale[0] + (self.scale[1] - self.scale[0]) * rng.random())
             ratio = math.exp(low + (high - low) * rng.random())
-            across, down = round(math.sqrt(area * ratio)), round(math.sqrt(area / ratio))
-            if 0 < across <= width and 0 < down <= height:
-                left = int(rng.random() * (width - across + 1))
-                top = int(rng.random() * (height - down + 1))
-                return Crop((left, top, left + across, top + down), (self.size, self.size), flip)
-        return Crop(self._centre(width, height), (self.size, self.size), flip)
+            crop_width, crop_height = round(math.sqrt(area * ratio)), round(math.sqrt(area / ratio))
+            if 0 < crop_width <= width and 0 < crop_height <= height:
+                left = int(rng.random() * (width - crop_width + 1))
+                top = int(rng.random() * (height - crop_height + 1))
+                return Crop((left, top, left + crop_width, top + crop_height), (self.size, self.size), flip)
+        return Crop(self._centre_box(width, height), (self.size, self.size), flip)
 
     def __call__(self, image: Image.Image, rng: Random) -> Tensor:
-        """An RGB image of any size as a uint8 tensor (3, size, size)."""
-        return cut(image, self.crop(*image.size, rng), self.interpolation)
+        """Transform an RGB image of any size. Returns a uint8 tensor (3, size, size)."""
+        return apply_crop(image, self.crop(*image.size, rng), self.interpolation)
 
-    def _centre(self, width: int, height: int) -> tuple[int, int, int, int]:
-        """The largest part in the middle whose ratio is allowed: for images too long for any random one."""
-        across = min(width, max(1, round(height * self.ratio[1])))
-        down = min(height, max(1, round(width / self.ratio[0])))
-        left, top = (width - across) // 2, (height - down) // 2
-        return left, top, left + across, top + down
+    def _centre_box(self, width: int, height: int) -> tuple[int, int, int, int]:
+        """Return the largest centred box with an allowed ratio: the fallback for very elongated images."""
+        crop_width = min(width, max(1, round(height * self.ratio[1])))
+        crop_height = min(height, max(1, round(width / self.ratio[0])))
+        left, top = (width - crop_width) // 2, (height - crop_height) // 2
+        return left, top, left + crop_width, top + crop_height
 
 
 @dataclass(frozen=True)
 class TestTransform:
-    """The shorter side becomes `resize`, and of that the square of `size` in the middle is kept. Nothing is random.
+    """Resize of the shorter side followed by a centre crop; deterministic.
 
-    The result is resampled from the original at once, and equals the two steps.
+    The output is resampled from the original in one step, which gives the same result as two steps.
+
+    Args:
+        size: Side length of the output in pixels.
+        resize: Length in pixels that the shorter side is resized to; at least `size`.
+        interpolation: "bilinear" or "bicubic".
+
+    Raises:
+        ConfigError: If an argument is out of range.
     """
 
-    __test__ = False  # the name looks like a test's
+    __test__ = False  # keeps pytest from collecting the class as a test
 
     size: int
     resize: int
@@ -142,7 +171,7 @@ class TestTransform:
             )
 
     def crop(self, width: int, height: int, rng: Random | None = None, whole: tuple[int, int] | None = None) -> Crop:
-        """The part in the middle of an image of this size."""
+        """Return the centre crop for an image of this size; see `Transform.crop`."""
         shorter = min(width, height)
         new_width, new_height = self.resize * width // shorter, self.resize * height // shorter
         left, top = round((new_width - self.size) / 2), round((new_height - self.size) / 2)
@@ -150,19 +179,27 @@ class TestTransform:
         return Crop((left * x, top * y, (left + self.size) * x, (top + self.size) * y), (self.size, self.size))
 
     def __call__(self, image: Image.Image, rng: Random | None = None) -> Tensor:
-        """An RGB image of any size as a uint8 tensor (3, size, size)."""
-        return cut(image, self.crop(*image.size), self.interpolation)
+        """Transform an RGB image of any size. Returns a uint8 tensor (3, size, size)."""
+        return apply_crop(image, self.crop(*image.size), self.interpolation)
 
 
 @dataclass(frozen=True)
 class FitTransform:
-    """The whole image in its own shape: one with a side longer than `max_side` shrinks, none grows.
+    """Shrink of the whole image so that its longer side is at most `max_side`; the aspect ratio is kept.
 
-    What was cut from a larger image shrinks as that one would.
+    Smaller images are not enlarged. An image that was cut from a larger one is shrunk by the larger one's factor.
+
+    Args:
+        max_side: Maximum length of the longer side in pixels.
+        flip: Probability of a horizontal flip.
+        interpolation: "bilinear" or "bicubic".
+
+    Raises:
+        ConfigError: If an argument is out of range.
     """
 
     max_side: int
-    flip: float = 0.0  # probability of a mirror image
+    flip: float = 0.0
     interpolation: str = "bilinear"
 
     def __post_init__(self) -> None:
@@ -171,18 +208,18 @@ class FitTransform:
 
     @property
     def size(self) -> None:
-        """Images have different sizes."""
+        """None: outputs keep the aspect ratio of their images."""
         return
 
     def crop(self, width: int, height: int, rng: Random, whole: tuple[int, int] | None = None) -> Crop:
-        """All of an image of this size."""
+        """Return the crop that contains the whole image; see `Transform.crop`."""
         by = min(1.0, self.max_side / max(whole or (width, height)))
         size = max(1, round(width * by)), max(1, round(height * by))
         return Crop((0, 0, width, height), size, rng.random() < self.flip)
 
     def __call__(self, image: Image.Image, rng: Random) -> Tensor:
-        """An RGB image of any size as a uint8 tensor (3, height, width)."""
-        return cut(image, self.crop(*image.size, rng), self.interpolation)
+        """Transform an RGB image of any size. Returns a uint8 tensor (3, height, width)."""
+        return apply_crop(image, self.crop(*image.size, rng), self.interpolation)
 
 
 def _check(size: int, interpolation: str) -> None:

@@ -6,7 +6,7 @@ from dataclasses import asdict
 from typing import Any
 
 from shortlist import __version__
-from shortlist.data.transforms import COARSE
+from shortlist.data.transforms import REDUCING_GAP
 from shortlist.encoding import Encoder
 
 FORMAT = 1
@@ -18,7 +18,7 @@ def preprocessing(encoder: Encoder) -> dict[str, Any]:
     """What `see` needs to know."""
     transform = encoder.transform
     settings = {name: value for name, value in asdict(transform).items() if name != "flip"}  # type: ignore[call-overload]
-    return {"kind": "fit" if transform.size is None else "square", **settings, "reducing_gap": COARSE}
+    return {"kind": "fit" if transform.size is None else "square", **settings, "reducing_gap": REDUCING_GAP}
 
 
 def describe(encoder: Encoder, check: dict[str, Any] | None = None) -> dict[str, Any]:

@@ -17,13 +17,13 @@ from shortlist.batches.sizes import by_size
 from shortlist.config import RunConfig
 from shortlist.data import Catalog, Transform
 from shortlist.data.images import ImageDataset
-from shortlist.data.transforms import cut
+from shortlist.data.transforms import apply_crop
 from shortlist.encoding import Encoder
 from shortlist.errors import DataError, ShortlistError
 from shortlist.files import read_json
 from shortlist.progress import Display
 from shortlist.training import RunFolder
-from shortlist.training.opening import open_eval_sets, open_own
+from shortlist.training.datasets import open_eval_sets, open_run_images
 
 CHECKED = 8  # images; of each, every number of its vector is compared
 _SHAPES = ((640, 480), (480, 640), (500, 500), (800, 300))  # of synthetic images
@@ -64,7 +64,7 @@ class Origin:
         if self.folder is None or self.config is None:
             return None
         try:
-            return open_own(self.config, self.display, self.folder).catalog
+            return open_run_images(self.config, self.display, self.folder).catalog
         except (ShortlistError, OSError):
             return None
 
@@ -103,4 +103,4 @@ def _synthetic(seed: int, transform: Transform) -> Tensor:
     size = _SHAPES[seed % len(_SHAPES)]
     coarse = torch.randint(256, (6, 8, 3), generator=torch.Generator().manual_seed(seed), dtype=torch.uint8)
     image = Image.fromarray(coarse.numpy()).resize(size, Image.Resampling.BICUBIC)
-    return cut(image, transform.crop(*size, Random(0)), transform.interpolation)
+    return apply_crop(image, transform.crop(*size, Random(0)), transform.interpolation)
