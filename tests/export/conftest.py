@@ -1,4 +1,4 @@
-"""torch writes a log of every symbol that it traces; pytest would keep all of it, which takes longer than the tests."""
+"""Disable torch's log of traced symbols: capturing it in pytest takes longer than the tests."""
 
 from __future__ import annotations
 
@@ -8,5 +8,5 @@ import pytest
 
 
 @pytest.fixture(autouse=True)
-def no_trace_of_symbols(monkeypatch: pytest.MonkeyPatch) -> None:
+def no_symbol_log(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(logging.getLogger("torch.__trace"), "disabled", True)

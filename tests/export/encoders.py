@@ -1,4 +1,4 @@
-"""Describers of every kind that an export has to write."""
+"""Encoders of every kind that can be exported."""
 
 from __future__ import annotations
 
@@ -19,20 +19,18 @@ SCALES = (1.0, 2**-0.5)
 def encoder(
     backbone: str = "test_resnet", transform: Transform = SQUARE, scales: tuple[float, ...] = (1.0,), **model: Any
 ) -> Encoder:
-    """With weights that are none of timm's first ones, so that a part that is forgotten is noticed."""
+    """Build an encoder whose weights all differ from their initial values: omitting a part changes the vectors."""
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)
         embedder = Embedder(backbone, **{"dim": 8, "image_size": 64, **model}).eval()
         for name, value in embedder.state_dict().items():
             if value.is_floating_point() and not name.startswith("pooling"):
-                value += (
-                    torch.rand_like(value) - 0.5
-                ) * 0.05  # also of what begins as 0 or 1: norms, biases, statistics
+                value += (torch.rand_like(value) - 0.5) * 0.05  # including norms, biases and statistics
         if hasattr(embedder.pooling, "p"):
             embedder.pooling.p.data.fill_(2.5)
     return Encoder(embedder, transform, scales)
 
 
 def pictures() -> list[Image.Image]:
-    """Of several shapes; none is shaped as those that exporters are shown."""
+    """Images of several shapes, none of which is that of the example images of the exporters."""
     return [picture(width, height, seed=width) for width, height in ((80, 64), (64, 96), (200, 96), (96, 96))]

@@ -1,4 +1,4 @@
-"""`shortlist export`, as a person meets it."""
+"""The command `shortlist export`."""
 
 from __future__ import annotations
 
@@ -20,24 +20,24 @@ def call(*args: str | Path) -> int:
 
 
 @pytest.fixture(autouse=True)
-def as_it_was(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("warnings.showwarning", lambda *_: None)  # main() has its own
+def restore_process(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("warnings.showwarning", lambda *_: None)  # main() replaces it
     monkeypatch.setattr(sys, "argv", sys.argv)
 
 
-def test_what_was_written(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_written_files(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     model, file = encoder().save(tmp_path / "model"), tmp_path / "model.pt2"
     assert call(model, "--torch-export", file) == 0
     out = capsys.readouterr().out
     assert out.startswith(f"torch.export: {file}, checked on 8 synthetic images: largest difference ")
     assert out.endswith("allowed 1e-05\n")
     assert call(model, "--package", tmp_path / "package", "--json") == 0
-    (said,) = json.loads(capsys.readouterr().out)
-    assert (said["kind"], said["path"]) == ("package", str(tmp_path / "package"))
-    assert said["largest_difference"] <= said["tolerance"]
+    (entry,) = json.loads(capsys.readouterr().out)
+    assert (entry["kind"], entry["path"]) == ("package", str(tmp_path / "package"))
+    assert entry["largest_difference"] <= entry["tolerance"]
 
 
-def test_help_answers(capsys: pytest.CaptureFixture[str]) -> None:
+def test_help(capsys: pytest.CaptureFixture[str]) -> None:
     assert call("--help") == 0
     out = capsys.readouterr().out
     assert all(option in out for option in ("--onnx", "--torchscript", "--torch-export", "--package", "--license"))

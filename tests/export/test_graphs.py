@@ -18,9 +18,9 @@ from torch import Tensor
 
 from shortlist.encoding import Encoder
 from shortlist.errors import ConfigError, ModelError, RunError, ShortlistError
-from shortlist.export import Exported, export, stage
-from shortlist.export.graph import plain_network
-from shortlist.export.see import see
+from shortlist.export import Exported, export, exporter
+from shortlist.export.formats import plain_network
+from shortlist.export.metadata import preprocess
 from shortlist.extras import MissingExtraError
 from tests.export.encoders import SCALES, WHOLE, encoder, pictures
 
@@ -44,7 +44,7 @@ def written(folder: Path, kind: str, **described: Any) -> tuple[Encoder, Path, E
 
 def vectors_by(runtime: Any, description: dict[str, Any], images: list[Image.Image]) -> Tensor:
     """Of each image alone and, where they have one shape, of all at once."""
-    seen = [see(image, description["preprocessing"]) for image in images]
+    seen = [preprocess(image, description["preprocessing"]) for image in images]
     alone = np.concatenate([runtime(each[None]) for each in seen])
     if description["preprocessing"]["kind"] == "square":
         np.testing.assert_allclose(runtime(np.stack(seen)), alone, atol=1e-5)
@@ -113,7 +113,7 @@ def test_other_vectors_leave_the_old_file(tmp_path: Path, monkeypatch: pytest.Mo
 
     model, file = encoder().save(tmp_path / "model"), tmp_path / "model.file"
     file.write_text("what was there")
-    monkeypatch.setattr(stage, "plain_network", other_weights)
+    monkeypatch.setattr(exporter, "plain_network", other_weights)
     with pytest.raises(ModelError, match="other vectors"):
         export(model, torchscript=file)
     assert file.read_text() == "what was there"
@@ -146,12 +146,12 @@ class TestMistakes:
             export(tmp_path)
 
     def test_a_licence_without_a_card(self, tmp_path: Path) -> None:
-        with pytest.raises(ConfigError, match="goes with `package`"):
+        with pytest.raises(ConfigError, match="use it with `package`"):
             export(tmp_path, onnx=tmp_path / "model.onnx", license="mit")
 
     def test_two_forms_in_one_file(self, tmp_path: Path) -> None:
         file = tmp_path / "model"
-        with pytest.raises(ConfigError, match="Two forms cannot be written to one file"):
+        with pytest.raises(ConfigError, match="Two formats cannot be written to the same file"):
             export(encoder().save(tmp_path / "encoder"), onnx=file, torchscript=str(file))
 
     def test_places_are_looked_at_before_anything_is_written(self, tmp_path: Path) -> None:
@@ -175,7 +175,7 @@ class TestMistakes:
 
     def test_too_large_for_one_file(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         model = encoder().save(tmp_path / "model")
-        monkeypatch.setattr("shortlist.export.onnx_file.LARGEST", 1000)
+        monkeypatch.setattr("shortlist.export.formats.MAX_ONNX_BYTES", 1000)
         with pytest.raises(ModelError, match="at most 2 GB"):
             export(model, onnx=tmp_path / "model.onnx")
 
@@ -187,5 +187,5 @@ class TestMistakes:
         monkeypatch.setattr(torch.export, "export", fails)
         with pytest.raises(ShortlistError) as told:
             export(model, torch_export=tmp_path / "model.pt2")
-        told_so = "'test_resnet' cannot be written as torch.export (an operator is not known)"
+        told_so = "'test_resnet' cannot be exported as torch.export (an operator is not known)"
         assert str(told.value) == f"{told_so}: use another format, or `package`"

@@ -18,8 +18,8 @@ import yaml
 from shortlist.errors import ModelError, RunError
 from shortlist.export import export
 from shortlist.export import package as package_module
-from shortlist.export.origin import Origin
 from shortlist.export.package import write_package
+from shortlist.export.source import ExportSource
 from shortlist.training import Display, RunFolder, open_encoder, train
 from tests.export.encoders import SCALES, WHOLE, encoder, pictures
 from tests.training.runs import class_folders, config
@@ -41,9 +41,9 @@ import runpy, sys
 sys.modules["shortlist"] = None
 sys.path.insert(0, sys.argv[1])
 import numpy
-from load import config, embed, see
+from load import config, embed, preprocess
 from PIL import Image
-found = [embed(see(Image.open(file), config["preprocessing"])[None]) for file in sys.argv[3:]]
+found = [embed(preprocess(Image.open(file), config["preprocessing"])[None]) for file in sys.argv[3:]]
 numpy.save(sys.argv[2], numpy.concatenate(found))
 sys.argv[1:] = [sys.argv[3], sys.argv[3]]
 runpy.run_module("load", run_name="__main__")
@@ -78,9 +78,9 @@ def test_every_kind(kind: str, tmp_path: Path) -> None:
 
 def test_a_backbone_that_pools_by_itself(tmp_path: Path) -> None:
     made = encoder()  # asked for its features as a VGG has to be, which is too large for a test
-    made.embedder.layout = replace(made.embedder.layout, whole=False)
-    origin = Origin(tmp_path, Display())
-    write_package(tmp_path / "package", made, origin.samples(made), origin, None)
+    made.embedder.layout = replace(made.embedder.layout, from_forward=False)
+    source = ExportSource(tmp_path, Display())
+    write_package(tmp_path / "package", made, source.samples(made), source, None)
     assert "x = backbone.forward_features(x)\n" in (tmp_path / "package" / "load.py").read_text()
 
 
@@ -136,7 +136,7 @@ class TestCard:
             for each in (measured["metrics"]["mAP"], before["metrics"]["mAP"])
         ]
         assert f"| mAP | {cells[0]} | {cells[1]} |" in card
-        assert "Tested on `im a ges script` and on nothing else. Its test classes are none of the training's." in card
+        assert "Tested only on `im a ges script`. None of the test classes were used for training." in card
         assert "`cc-by-4.0`" in card
 
     def test_names_break_nothing_and_paths_stay_at_home(self, card: str, run: RunFolder) -> None:
@@ -154,7 +154,7 @@ class TestCard:
         card = (tmp_path / "package" / "README.md").read_text(encoding="utf-8")
         assert "no counts" in card
         assert "license: unknown" in card
-        assert "Unknown: nobody has said." in card
+        assert "Unknown: none was given at export." in card
 
     def test_images_that_have_changed(self, tmp_path: Path) -> None:
         images = class_folders(tmp_path / "images")
@@ -166,8 +166,8 @@ class TestCard:
     def test_without_a_run(self, tmp_path: Path) -> None:
         export(encoder().save(tmp_path / "model"), package=tmp_path / "package")
         card = (tmp_path / "package" / "README.md").read_text(encoding="utf-8")
-        assert "Not known" in card
-        assert "the model was not tested" in card
+        assert "Unknown: the package was exported from a saved model" in card
+        assert "the model was not evaluated" in card
 
 
 class TestFolder:

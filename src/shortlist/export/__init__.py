@@ -1,8 +1,8 @@
-"""From a run to files that others load without shortlist."""
+"""Export of a run's model to formats that can be used without shortlist."""
 
 from shortlist.extras import extra
 
 with extra("export", __name__):
-    from shortlist.export.stage import Exported, export
+    from shortlist.export.exporter import Exported, export
 
 __all__ = ["Exported", "export"]

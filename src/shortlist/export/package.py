@@ -1,7 +1,8 @@
-"""A package: a folder with all that others need to use a model, and to know what it is."""
+"""Packages: folders with weights, configuration, model card, and code that loads the model with timm and torch."""
 
 from __future__ import annotations
 
+import inspect
 import json
 import runpy
 import tempfile
@@ -15,12 +16,11 @@ from torch import Tensor
 
 from shortlist.encoding import Encoder
 from shortlist.errors import ModelError, RunError
-from shortlist.export.card import model_card
-from shortlist.export.check import Run, check
-from shortlist.export.description import describe
-from shortlist.export.load_code import load_code
-from shortlist.export.origin import Origin, Samples
+from shortlist.export.metadata import describe, preprocess
+from shortlist.export.model_card import model_card
+from shortlist.export.source import ExportSource, Model, Samples, verify
 from shortlist.files import check_writable
+from shortlist.model import Embedder, GeM, MultiScale
 
 TOLERANCE = 1e-5
 WEIGHTS, CONFIG, CODE, CARD = "model.safetensors", "config.json", "load.py", "README.md"
@@ -30,47 +30,67 @@ def write_package(
     folder: Path,
     encoder: Encoder,
     samples: Samples,
-    origin: Origin,
+    source: ExportSource,
     license: str | None,  # noqa: A002
 ) -> dict[str, Any]:
-    """Write the files of a package, check them, and put them into the folder, each in one step.
+    """Write and verify the files of a package, then move them into the folder.
 
-    A package that is there is replaced; what else lies in its folder (such as .git) stays.
+    The files of an existing package are replaced; other files in its folder (such as .git) are kept.
 
     Returns:
-        What was measured.
+        The result of `verify`.
 
     Raises:
-        RunError: the folder holds something else than a package.
+        RunError: The folder contains something else than a package.
         ModelError: load.py gives other vectors than the run.
     """
-    check_package(folder)
+    check_package_folder(folder)
     folder.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(prefix=f".{folder.name}.", dir=folder.parent) as temporary:
         new = Path(temporary)
         _write_model(new, encoder, None)
-        measured = check(_opened(new), samples, TOLERANCE, "package's")
-        _write_model(new, encoder, measured)
-        (new / CARD).write_text(model_card(encoder, origin, measured, license), encoding="utf-8")
+        check = verify(_open_package(new), samples, TOLERANCE, "package's")
+        _write_model(new, encoder, check)
+        (new / CARD).write_text(model_card(encoder, source, check, license), encoding="utf-8")
         folder.mkdir(exist_ok=True)
         for name in (WEIGHTS, CONFIG, CODE, CARD):
             (new / name).replace(folder / name)
-    return measured
+    return check
 
 
-def _write_model(folder: Path, encoder: Encoder, measured: dict[str, Any] | None) -> None:
+def check_package_folder(folder: Path) -> None:
+    """Check that a package can be written to a folder.
+
+    Raises:
+        RunError: The folder contains something else than a package.
+        ConfigError: The folder cannot be created or written to.
+    """
+    if folder.exists() and not _is_replaceable(folder):
+        raise RunError(f"{folder} contains something else than a package of shortlist: choose a new or empty folder")
+    check_writable(folder / CONFIG)
+
+
+def _is_replaceable(folder: Path) -> bool:
+    if folder.is_dir() and not any(folder.iterdir()):
+        return True
+    try:
+        return str(json.loads((folder / CONFIG).read_text(encoding="utf-8"))["made_by"]).startswith("shortlist ")
+    except (OSError, ValueError, KeyError, TypeError):
+        return False
+
+
+def _write_model(folder: Path, encoder: Encoder, check: dict[str, Any] | None) -> None:
     tensors = {name: value.detach().cpu().contiguous() for name, value in encoder.embedder.state_dict().items()}
-    # To a file, safetensors writes itself: for its user alone, and its error is no OSError where the disk is full.
+    # If safetensors writes the file itself, only the user can read it, and a full disk is not an OSError.
     (folder / WEIGHTS).write_bytes(safetensors.torch.save(tensors, metadata={"format": "pt"}))
-    config = json.dumps(package_config(encoder, measured), indent=2) + "\n"
-    (folder / CONFIG).write_text(config, encoding="utf-8")
+    (folder / CONFIG).write_text(json.dumps(_package_config(encoder, check), indent=2) + "\n", encoding="utf-8")
     (folder / CODE).write_text(load_code(encoder), encoding="utf-8")
 
 
-def package_config(encoder: Encoder, measured: dict[str, Any] | None) -> dict[str, Any]:
-    """What a file says of itself, and how the network is built."""
+def _package_config(encoder: Encoder, check: dict[str, Any] | None) -> dict[str, Any]:
+    """Return the content of config.json: the description of exported files, and how the network is built."""
     embedder, config = encoder.embedder, encoder.embedder.config
-    description = describe(encoder, measured)
+    description = describe(encoder, check)
     return {
         "backbone": config.backbone,
         "backbone_options": embedder.backbone_options,
@@ -84,12 +104,12 @@ def package_config(encoder: Encoder, measured: dict[str, Any] | None) -> dict[st
     }
 
 
-def _opened(folder: Path) -> Run:
-    """What load.py gives, run as others will."""
+def _open_package(folder: Path) -> Model:
+    """Run load.py as users will, and return its `embed`."""
     try:
-        with torch.random.fork_rng(devices=[]):  # timm draws weights first, which those of the package replace
+        with torch.random.fork_rng(devices=[]):  # timm initialises random weights, which are then replaced
             embed = runpy.run_path(str(folder / CODE))["embed"]
-    except Exception as error:  # the code is written for every backbone of timm, and tried for some
+    except Exception as error:  # the code is generated for any timm backbone, but tested with a few
         raise ModelError(f"timm alone does not load the package ({error}), so it was not written") from error
 
     def run(images: Tensor) -> Tensor:
@@ -98,22 +118,84 @@ def _opened(folder: Path) -> Run:
     return run
 
 
-def check_package(folder: Path) -> None:
-    """See that a package can be written.
-
-    Raises:
-        RunError: the folder holds something else.
-        ConfigError: it cannot be made, or written to.
-    """
-    if folder.exists() and not _replaceable(folder):
-        raise RunError(f"{folder} holds something else than a package of shortlist: choose a new or empty folder")
-    check_writable(folder / CONFIG)
+def load_code(encoder: Encoder) -> str:
+    """Generate load.py: only the operations that this encoder's network needs, and `preprocess`."""
+    network, body = encoder.network, "".join(f"    {line}\n" for line in _forward_lines(encoder.embedder))
+    if isinstance(network, MultiScale):
+        power = network.power
+        mean = "x.mean(0)" if power == 1 else f"x.double().pow({power}).mean(0).pow(1 / {power})"
+        body = f"{_SCALES_CODE}    return F.normalize({mean}.float())\n\n\ndef vectors(x):\n{body}"
+    return f"{_START_CODE}{body}\n\n{inspect.getsource(preprocess)}{_MAIN_CODE}"
 
 
-def _replaceable(folder: Path) -> bool:
-    if folder.is_dir() and not any(folder.iterdir()):
-        return True
-    try:
-        return str(json.loads((folder / CONFIG).read_text(encoding="utf-8"))["made_by"]).startswith("shortlist ")
-    except (OSError, ValueError, KeyError, TypeError):
-        return False
+def _forward_lines(embedder: Embedder) -> list[str]:
+    """Generate the lines that map normalised images `x` to vectors."""
+    layout, config, pooling = embedder.layout, embedder.config, embedder.pooling
+    positions = "1" if layout.tokens else "(2, 3)"
+    lines = [f"x = {'backbone' if layout.from_forward else 'backbone.forward_features'}(x)"]
+    if layout.channels_last:
+        lines.append("x = x.permute(0, 3, 1, 2)")
+    if layout.prefix_tokens and config.pooling != "token":
+        lines.append(f"x = x[:, {layout.prefix_tokens}:]  # patch tokens")
+    if isinstance(pooling, GeM):
+        lines.append('p = weights["pooling.p"].double()')
+    gem = f"x.double().clamp(min={getattr(pooling, 'eps', None)}).pow(p).mean({positions}).pow(1 / p).float()"
+    pools = {"gem": gem, "average": f"x.mean({positions})", "max": f"x.amax({positions})", "token": "x[:, 0]"}
+    lines.append(f"x = {pools[config.pooling]}")
+    if config.layer_norm:
+        lines.append('x = F.layer_norm(x, x.shape[1:], weights["layer_norm.weight"], weights["layer_norm.bias"])')
+    if config.l2_pooled:
+        lines.append("x = F.normalize(x)")
+    if config.dim is not None:
+        lines.append('x = F.linear(x, weights["linear.weight"], weights["linear.bias"])')
+    return [*lines, "return F.normalize(x)"]
+
+
+_START_CODE = '''\
+"""Map images to unit vectors with timm, torch and Pillow.
+
+In Python: `embed(preprocess(Image.open("one.jpg"), config["preprocessing"])[None])`. On the command line,
+`python load.py ONE.jpg OTHER.jpg ...` prints the matrix of cosine similarities of the images.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import timm
+import torch
+from PIL import Image, ImageOps
+from safetensors.torch import load_file
+from torch.nn import functional as F
+
+folder = Path(__file__).parent
+config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
+weights = load_file(folder / "model.safetensors")
+backbone = timm.create_model(config["backbone"], **config["backbone_options"]).eval()
+backbone.load_state_dict({name[9:]: weights[name] for name in weights if name.startswith("backbone.")})
+mean, std = (torch.tensor(config[name]).view(1, 3, 1, 1) for name in ("mean", "std"))
+
+
+@torch.inference_mode()
+def embed(images):
+    """Map uint8 images, an array or a tensor (n, 3, height, width), to unit vectors (n, d)."""
+    x = (torch.as_tensor(images) / 255 - mean) / std
+'''
+_SCALES_CODE = """\
+    sizes = [[max(1, int(side * scale)) for side in x.shape[2:]] for scale in config["scales"]]
+    x = torch.stack([vectors(F.interpolate(x, size, mode="bilinear")) for size in sizes])
+"""
+_MAIN_CODE = """
+
+if __name__ == "__main__":
+    if len(sys.argv) < 2:
+        sys.exit("usage: python load.py ONE.jpg OTHER.jpg ...")
+    images = [preprocess(Image.open(path), config["preprocessing"]) for path in sys.argv[1:]]
+    found = torch.cat([embed(image[None]) for image in images])
+    print((found @ found.T).numpy().round(4))
+"""

@@ -1,4 +1,4 @@
-"""What a file's metadata say of images, and code with Pillow alone, give the pixels that the run saw."""
+"""The preprocessing of exported models, with Pillow alone, gives the same pixels as the run."""
 
 from __future__ import annotations
 
@@ -15,8 +15,7 @@ from PIL import Image
 from shortlist.data import FitTransform, TestTransform, Transform
 from shortlist.data.images import upright_rgb
 from shortlist.data.transforms import INTERPOLATIONS, apply_crop
-from shortlist.export.description import preprocessing
-from shortlist.export.see import see
+from shortlist.export.metadata import preprocess, preprocessing_settings
 from tests.data.pictures import picture
 from tests.export.encoders import encoder
 
@@ -31,24 +30,24 @@ TRANSFORMS = st.one_of(
     ),
     st.builds(FitTransform, st.integers(1, 200), interpolation=st.sampled_from(sorted(INTERPOLATIONS))),
 )
-MADE = encoder()
+ENCODER = encoder()
 
 
-def seen_by_the_run(image: Image.Image, transform: Transform) -> np.ndarray:
+def pixels_of_the_run(image: Image.Image, transform: Transform) -> np.ndarray:
     upright = upright_rgb(image)
     return apply_crop(upright, transform.crop(*upright.size, Random(0)), transform.interpolation).numpy()
 
 
-def how(transform: Transform) -> dict:
-    object.__setattr__(MADE, "transform", transform)
-    return preprocessing(MADE)
+def settings_of(transform: Transform) -> dict:
+    object.__setattr__(ENCODER, "transform", transform)
+    return preprocessing_settings(ENCODER)
 
 
 @settings(deadline=None)
 @given(width=SIDES, height=SIDES, transform=TRANSFORMS)
 def test_any_shape(width: int, height: int, transform: Transform) -> None:
     image = picture(width, height)
-    np.testing.assert_array_equal(see(image, how(transform)), seen_by_the_run(image, transform))
+    np.testing.assert_array_equal(preprocess(image, settings_of(transform)), pixels_of_the_run(image, transform))
 
 
 @pytest.mark.parametrize("mode", ["1", "L", "LA", "P", "RGB", "RGBA", "CMYK"])
@@ -56,19 +55,20 @@ def test_any_mode(mode: str) -> None:
     image, transform = picture(50, 40).convert(mode), TestTransform(24, 32)
     if mode == "RGBA":
         image.putalpha(Image.linear_gradient("L").resize(image.size))
-    np.testing.assert_array_equal(see(image, how(transform)), seen_by_the_run(image, transform))
+    np.testing.assert_array_equal(preprocess(image, settings_of(transform)), pixels_of_the_run(image, transform))
 
 
 @pytest.mark.parametrize("orientation", range(1, 9))
-def test_upright(orientation: int, tmp_path: Path) -> None:
+def test_exif_orientation(orientation: int, tmp_path: Path) -> None:
     exif = Image.Exif()
     exif[0x0112] = orientation
     picture(50, 40).save(tmp_path / "image.png", exif=exif)
     transform = FitTransform(32)
     with Image.open(tmp_path / "image.png") as image:
-        np.testing.assert_array_equal(see(image, how(transform)), seen_by_the_run(image, transform))
+        np.testing.assert_array_equal(preprocess(image, settings_of(transform)), pixels_of_the_run(image, transform))
 
 
-def test_the_docs_show_it() -> None:
-    shown = inspect.getsource(see).replace(": Image.Image, how: Mapping[str, Any]) -> np.ndarray[Any, Any]:", ", how):")
+def test_the_docs_show_the_function() -> None:
+    annotated = ": Image.Image, settings: Mapping[str, Any]) -> np.ndarray[Any, Any]:"
+    shown = inspect.getsource(preprocess).replace(annotated, ", settings):")
     assert shown in DOCS.read_text(encoding="utf-8")

@@ -1,0 +1,116 @@
+"""Export a run's model to one or more formats. Every file is verified before it replaces an existing one."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from torch import nn
+
+from shortlist.encoding import Encoder
+from shortlist.errors import ConfigError, ModelError, ShortlistError
+from shortlist.export.formats import FORMATS, plain_network
+from shortlist.export.metadata import describe
+from shortlist.export.package import check_package_folder, write_package
+from shortlist.export.source import ExportSource, Samples, verify
+from shortlist.files import atomic_replace, check_writable
+from shortlist.progress import Display, default_display
+from shortlist.training import open_encoder
+
+
+@dataclass(frozen=True)
+class Exported:
+    """A file or folder that was written, and the result of its verification.
+
+    Args:
+        kind: ONNX, TorchScript, torch.export or package.
+        path: The file, or the folder of a package.
+        check: The images used for the verification, the largest difference of a vector's component, and the tolerance.
+    """
+
+    kind: str
+    path: Path
+    check: Mapping[str, Any]
+
+
+def export(
+    run: Path | str,
+    *,
+    onnx: Path | str | None = None,
+    torchscript: Path | str | None = None,
+    torch_export: Path | str | None = None,
+    package: Path | str | None = None,
+    license: str | None = None,  # noqa: A002 - its name on model hubs
+    display: Display | None = None,
+) -> list[Exported]:
+    """Export a run's model.
+
+    Args:
+        run: Folder of a finished run, or a folder written by `Encoder.save`.
+        onnx: ONNX file to write; needs the extra `export`.
+        torchscript: TorchScript file to write, for `torch.jit.load` or C++.
+        torch_export: File to write for `torch.export.load`.
+        package: Folder to write: weights, configuration, model card, and code that needs only timm and torch.
+        license: License of the weights, for the model card.
+        display: Where progress is shown.
+
+    Returns:
+        What was written, in the order of the arguments.
+
+    Raises:
+        ConfigError: No output was given, or an output path cannot be written.
+        ModelError: The network cannot be converted, or the file gives other vectors. The file is then not written.
+        RunError: The run is not finished, or the package folder contains other files.
+    """
+    paths = zip(FORMATS, (onnx, torchscript, torch_export), strict=True)
+    files = {kind: Path(path) for kind, path in paths if path is not None}
+    if not files and package is None:
+        raise ConfigError("Nothing to write: give a path for `onnx`, `torchscript`, `torch_export` or `package`.")
+    if license is not None and package is None:
+        raise ConfigError("`license` is written to the model card: use it with `package`.")
+    _check_outputs(files, package)
+    display = display or default_display()
+    encoder, source = open_encoder(run), ExportSource(Path(run), display)
+    encoder.embedder.cpu()
+    network, samples = plain_network(encoder), source.samples(encoder)
+    written = []
+    for kind, path in files.items():
+        with display.task(f"writing {path} ({kind})"):
+            written.append(_write_file(kind, path, encoder, network, samples))
+    if package is not None:
+        with display.task(f"writing {package} (package)"):
+            check = write_package(Path(package), encoder, samples, source, license)
+        written.append(Exported("package", Path(package), check))
+    return written
+
+
+def _check_outputs(files: Mapping[str, Path], package: Path | str | None) -> None:
+    """Check that everything can be written, before the first file is written."""
+    if len({path.absolute() for path in files.values()}) < len(files):
+        raise ConfigError("Two formats cannot be written to the same file: give each its own path.")
+    for path in files.values():
+        check_writable(path)
+    if package is not None:
+        check_package_folder(Path(package))
+
+
+def _write_file(kind: str, path: Path, encoder: Encoder, network: nn.Module, samples: Samples) -> Exported:
+    try:
+        converted = FORMATS[kind](encoder, network)
+    except ShortlistError:
+        raise
+    except Exception as error:  # exporters raise any kind of exception
+        reason = str(error).strip().partition("\n")[0]
+        shapes = " for images of any shape" if encoder.transform.size is None else ""
+        raise ModelError(
+            f"{encoder.embedder.config.backbone!r}{shapes} cannot be exported as {kind} ({reason}): use another "
+            "format, or `package`"
+        ) from error
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with atomic_replace(path) as temporary:
+        converted.save(temporary, describe(encoder))
+        check = verify(converted.open(temporary), samples, converted.tolerance, kind)
+        converted.save(temporary, describe(encoder, check))
+    return Exported(kind, path, check)
