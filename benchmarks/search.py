@@ -112,7 +112,7 @@ def ways(vectors: torch.Tensor) -> dict[str, Callable[[], tuple[Any, Any]]]:
     flat = faiss_index.build("flat", vectors.numpy())
     return {
         "nearest": lambda: nearest(vectors, vectors, K),
-        "faiss": lambda: faiss_index.found_by(flat, vectors.numpy(), K, None),
+        "faiss": lambda: faiss_index.search_index(flat, vectors.numpy(), K, None),
     }
 
 

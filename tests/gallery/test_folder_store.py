@@ -152,7 +152,7 @@ class TestTogether:
 class TestKinds:
     @pytest.fixture(autouse=True)
     def few_are_enough(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setattr(faiss_index, "FEWEST", 256)
+        monkeypatch.setattr(faiss_index, "MIN_IVFPQ_VECTORS", 256)
         monkeypatch.setattr(faiss_index, "BYTES_PER_VECTOR", 2)  # IVF-PQ's training takes as long as its codes
 
     @pytest.mark.parametrize("kind", ["hnsw", "ivfpq"])
@@ -181,8 +181,8 @@ class TestKinds:
         self, encoder: Encoder, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         with monkeypatch.context() as patched:
-            patched.setattr(faiss_index, "RANKED_AGAIN", 1)
-            patched.setattr(faiss_index, "FEWEST_RANKED", 1)
+            patched.setattr(faiss_index, "RERANK_FACTOR", 1)
+            patched.setattr(faiss_index, "MIN_RERANKED", 1)
             gallery, _ = filled(tmp_path / "codes alone", encoder, "ivfpq", 600)
         codes = gallery.facts()["recall"]["recall"]
         gallery, _ = filled(tmp_path / "gallery", encoder, "ivfpq", 600)
@@ -222,8 +222,8 @@ class TestKinds:
         index = faiss_index.build(kind, vectors)
 
         def recall(least: int, enough: float) -> float:
-            monkeypatch.setattr(faiss_index, "LEAST_EFFORT", least)
-            monkeypatch.setattr(faiss_index, "ENOUGH", enough)
+            monkeypatch.setattr(faiss_index, "MIN_EFFORT", least)
+            monkeypatch.setattr(faiss_index, "TARGET_RECALL", enough)
             return faiss_index.tune(index, vectors)["recall"]
 
         assert recall(2, enough) >= enough
@@ -257,7 +257,7 @@ class TestKinds:
         ]
 
     def test_auto_grows_into_another(self, encoder: Encoder, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setattr(faiss_index, "FLAT_UP_TO", 300)
+        monkeypatch.setattr(faiss_index, "MAX_FLAT_VECTORS", 300)
         gallery, _ = filled(tmp_path / "gallery", encoder, "auto", 300)
         assert gallery.facts()["kind"] == "flat"
         with gallery.store.changing():
@@ -336,7 +336,7 @@ import numpy as np
 from shortlist.search import faiss_index
 vectors = np.eye(4, dtype=np.float32)
 alive = np.array([True, False, True, True])
-print(faiss_index.found_by(faiss_index.build("flat", vectors), vectors, 1, alive)[1].ravel().tolist())
+print(faiss_index.search_index(faiss_index.build("flat", vectors), vectors, 1, alive)[1].ravel().tolist())
 """)
     first, second, third, fourth = json.loads(found)
     assert (first, third, fourth) == (0, 2, 3)

@@ -1,4 +1,4 @@
-"""Exact search: the neighbours that FAISS's flat index finds, in any kind of array, in blocks of any size."""
+"""Exact search finds what FAISS's flat index finds, for any kind of array and any size of blocks."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from shortlist.errors import ConfigError, DataError
-from shortlist.search import among_themselves, exact, nearest, open_vectors
+from shortlist.search import all_pairs, exact, nearest, open_vectors
 
 
 def unit(number: int, dim: int = 16, seed: int = 0) -> Tensor:
@@ -32,20 +32,20 @@ def literal(queries: Tensor, gallery: Tensor, k: int) -> tuple[Tensor, Tensor]:
     return found.values[:, :k], found.indices[:, :k]
 
 
-@pytest.fixture(params=["one block", "blocks", "single numbers"])
+@pytest.fixture(params=["one block", "blocks", "single products"])
 def small_blocks(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
     if request.param != "one block":
-        monkeypatch.setattr(exact, "NUMBERS", 64 if request.param == "blocks" else 1)
-        monkeypatch.setattr(exact, "QUERIES", 7)
-        monkeypatch.setattr(among_themselves, "SIDE", 7)
-        for module in (exact, among_themselves):
-            monkeypatch.setattr(module, "SAMPLE", 10 if request.param == "blocks" else 2)
+        monkeypatch.setattr(exact, "PRODUCTS_PER_BLOCK", 64 if request.param == "blocks" else 1)
+        monkeypatch.setattr(exact, "QUERIES_PER_BLOCK", 7)
+        monkeypatch.setattr(all_pairs, "BLOCK_SIZE", 7)
+        for module in (exact, all_pairs):
+            monkeypatch.setattr(module, "SAMPLE_SIZE", 10 if request.param == "blocks" else 2)
 
 
 @pytest.mark.usefixtures("small_blocks")
-class TestAnswers:
+class TestResults:
     @pytest.mark.parametrize("k", [1, 5, 40])
-    def test_as_faiss(self, k: int) -> None:
+    def test_equals_faiss(self, k: int) -> None:
         queries, gallery = unit(23, seed=1), unit(40)
         scores, rows = nearest(queries, gallery, k)
         expected = flat(queries, gallery, k)
@@ -60,29 +60,29 @@ class TestAnswers:
         np.testing.assert_allclose(scores, expected[0], atol=1e-6)
         np.testing.assert_array_equal(rows, expected[1])
 
-    def test_fewer_than_k(self) -> None:
+    def test_fewer_vectors_than_k(self) -> None:
         scores, rows = nearest(unit(3, seed=1), unit(5), 100)
         assert scores.shape == rows.shape == (3, 5)
         assert rows.sort().values.tolist() == [list(range(5))] * 3
         assert nearest(unit(3), unit(0), 4)[1].shape == (3, 0)
         assert nearest(unit(0), unit(3), 4)[1].shape == (0, 3)
 
-    def test_ties_in_the_order_of_rows(self) -> None:
-        few_digits = (unit(6) * 64).round() / 64  # so that products are exact, in blocks of any size
-        gallery = few_digits.repeat(5, 1)  # each five times
-        for some in (gallery, gallery.clone()):
-            _, rows = nearest(some, gallery, 30)
+    def test_ties_are_sorted_by_row(self) -> None:
+        few_digits = (unit(6) * 64).round() / 64  # products are exact for any size of blocks
+        gallery = few_digits.repeat(5, 1)  # each vector five times
+        for queries in (gallery, gallery.clone()):
+            _, rows = nearest(queries, gallery, 30)
             for query, found in enumerate(rows.tolist()):
                 assert found[:5] == list(range(query % 6, 30, 6))
 
-    def test_among_those_that_compete(self) -> None:
+    def test_only_searchable_rows_are_found(self) -> None:
         queries, gallery = unit(9, seed=1), unit(30)
-        competes = np.arange(30) % 3 == 1
-        scores, rows = nearest(queries, gallery, 4, competes=competes)
-        expected, within = literal(queries, gallery[torch.from_numpy(competes)], 4)
+        searchable = np.arange(30) % 3 == 1
+        scores, rows = nearest(queries, gallery, 4, searchable=searchable)
+        expected, within = literal(queries, gallery[torch.from_numpy(searchable)], 4)
         torch.testing.assert_close(scores, expected)
-        assert torch.equal(rows, torch.from_numpy(np.flatnonzero(competes))[within])
-        assert nearest(gallery, gallery, 100, competes=competes)[1].shape == (30, 10)
+        assert torch.equal(rows, torch.from_numpy(np.flatnonzero(searchable))[within])
+        assert nearest(gallery, gallery, 100, searchable=searchable)[1].shape == (30, 10)
 
     @pytest.mark.parametrize("dtype", [np.float16, np.float32, np.float64])
     def test_memory_maps(self, tmp_path: Path, dtype: type) -> None:
@@ -97,31 +97,33 @@ class TestAnswers:
 
     def test_progress(self) -> None:
         for queries, gallery in ((unit(9), unit(12)), 2 * (unit(20),)):
-            told: list[tuple[int, int]] = []
-            nearest(queries, gallery, 3, progress=lambda done, of, told=told: told.append((done, of)))
-            assert told[-1] == (len(queries) * len(gallery),) * 2
-            assert told == sorted(told)
+            calls: list[tuple[int, int]] = []
+            nearest(queries, gallery, 3, progress=lambda done, of, calls=calls: calls.append((done, of)))
+            assert calls[-1] == (len(queries) * len(gallery),) * 2
+            assert calls == sorted(calls)
 
 
 @given(st.integers(1, 30), st.integers(1, 30), st.integers(1, 35), st.integers(0, 99), st.integers(1, 300))
 @settings(max_examples=60, deadline=None)
 def test_any_sizes(queries: int, gallery: int, k: int, seed: int, numbers: int) -> None:
-    """Vectors of few different numbers: many ties, duplicates and zeros."""
+    """Vectors of few different values, with many ties, duplicates and zeros."""
     random = torch.Generator().manual_seed(seed)
-    asked, there = (torch.randint(-1, 2, (n, 3), generator=random).float() for n in (queries, gallery))
+    query_vectors, gallery_vectors = (
+        torch.randint(-1, 2, (n, 3), generator=random).float() for n in (queries, gallery)
+    )
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(exact, "NUMBERS", numbers)
-        patch.setattr(exact, "QUERIES", numbers % 11 + 1)
-        patch.setattr(exact, "AT_ONCE", numbers % 5 + 1)
-        patch.setattr(exact, "SAMPLE", numbers % 7 + 1)
-        patch.setattr(among_themselves, "SIDE", numbers % 9 + 1)
-        patch.setattr(among_themselves, "SAMPLE", numbers % 7 + 1)
-        patch.setattr(among_themselves, "ROOM", 1)
-        for each in (asked, there):
-            scores, rows = nearest(each, there, k)
-            expected, _ = literal(each, there, k)
+        patch.setattr(exact, "PRODUCTS_PER_BLOCK", numbers)
+        patch.setattr(exact, "QUERIES_PER_BLOCK", numbers % 11 + 1)
+        patch.setattr(exact, "QUERIES_PER_SORT", numbers % 5 + 1)
+        patch.setattr(exact, "SAMPLE_SIZE", numbers % 7 + 1)
+        patch.setattr(all_pairs, "BLOCK_SIZE", numbers % 9 + 1)
+        patch.setattr(all_pairs, "SAMPLE_SIZE", numbers % 7 + 1)
+        patch.setattr(all_pairs, "CAPACITY_FACTOR", 1)
+        for each in (query_vectors, gallery_vectors):
+            scores, rows = nearest(each, gallery_vectors, k)
+            expected, _ = literal(each, gallery_vectors, k)
             assert torch.equal(scores, expected)
-            assert torch.equal((each @ there.T).gather(1, rows), scores)  # the rows are those of the scores
+            assert torch.equal((each @ gallery_vectors.T).gather(1, rows), scores)  # the rows have these scores
             assert all(len(set(found)) == len(found) for found in rows.tolist())
             for one, other in zip(scores.tolist(), rows.tolist(), strict=True):
                 found = [(-score, row) for score, row in zip(one, other, strict=True)]
@@ -129,10 +131,10 @@ def test_any_sizes(queries: int, gallery: int, k: int, seed: int, numbers: int) 
 
 
 @pytest.mark.parametrize("sampled", [True, False])
-def test_where_a_sample_promises_too_much(monkeypatch: pytest.MonkeyPatch, sampled: bool) -> None:
-    """What is near to a query is all in the sample, or none of it."""
-    monkeypatch.setattr(exact, "SAMPLE", 32)
-    monkeypatch.setattr(exact, "NUMBERS", 50)
+def test_thresholds_from_an_unrepresentative_sample(monkeypatch: pytest.MonkeyPatch, sampled: bool) -> None:
+    """The vectors near a query are all in the sample, or none of them is."""
+    monkeypatch.setattr(exact, "SAMPLE_SIZE", 32)
+    monkeypatch.setattr(exact, "PRODUCTS_PER_BLOCK", 50)
     chosen = np.linspace(0, 299, 32).astype(int)
     near = chosen[:12] if sampled else np.setdiff1d(np.arange(300), chosen)[:150]
     gallery = unit(300)
@@ -143,19 +145,21 @@ def test_where_a_sample_promises_too_much(monkeypatch: pytest.MonkeyPatch, sampl
     torch.testing.assert_close((queries @ gallery.T).gather(1, rows), scores)
 
 
-def test_where_the_sample_was_wrong(monkeypatch: pytest.MonkeyPatch) -> None:
-    """One cluster is all in the sample, which promises too much to it; another is not, and finds no room."""
-    monkeypatch.setattr(among_themselves, "SAMPLE", 64)
-    monkeypatch.setattr(among_themselves, "SIDE", 50)
+def test_all_pairs_with_an_unrepresentative_sample(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The thresholds of a cluster in the sample are too high; a cluster outside of it exceeds the capacity."""
+    monkeypatch.setattr(all_pairs, "SAMPLE_SIZE", 64)
+    monkeypatch.setattr(all_pairs, "BLOCK_SIZE", 50)
     sampled = np.unique(np.linspace(0, 299, 64).astype(int))
     others = np.setdiff1d(np.arange(300), sampled)[:150]
     vectors = unit(300)
     vectors[sampled[:12]] = vectors[0] + 0.01 * unit(12, seed=2)
     vectors[others] = vectors[5] + 0.01 * unit(150, seed=3)
-    found = among_themselves.candidates(vectors, 20)
-    assert set(sampled[:12]) <= set(found.few)
-    assert len(found.few) < 100
-    assert (found.bars > among_themselves._bars(vectors, 20))[others].all()  # they were raised when there was no room
+    found = all_pairs.find_candidates(vectors, 20)
+    assert set(sampled[:12]) <= set(found.incomplete)
+    assert len(found.incomplete) < 100
+    assert (found.thresholds > all_pairs._thresholds(vectors, 20))[
+        others
+    ].all()  # raised when the capacity was exceeded
     scores, rows = nearest(vectors, vectors, 20)
     expected, _ = literal(vectors, vectors, 20)
     torch.testing.assert_close(scores, expected)
@@ -163,19 +167,19 @@ def test_where_the_sample_was_wrong(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.parametrize("k", [999, 1000])
-def test_among_themselves_takes_the_memory_of_the_answer(k: int) -> None:
+def test_all_pairs_needs_only_the_memory_of_the_result(k: int) -> None:
     vectors = unit(1200)
     values, rows = nearest(vectors, vectors, k)
-    answer = values.nbytes + rows.nbytes
+    result = values.nbytes + rows.nbytes
     held = {each.untyped_storage().data_ptr(): each.untyped_storage().nbytes() for each in (values, rows)}
-    assert sum(held.values()) < 1.05 * answer
+    assert sum(held.values()) < 1.05 * result
 
 
-class TestMistakes:
+class TestErrors:
     def test_shapes(self) -> None:
-        with pytest.raises(DataError, match=r"queries are \(2, 3\), but the gallery is \(2, 4\)"):
+        with pytest.raises(DataError, match=r"queries have shape \(2, 3\), but the gallery \(2, 4\)"):
             nearest(unit(2, 3), unit(2, 4), 1)
-        with pytest.raises(ConfigError, match="`k` is how many"):
+        with pytest.raises(ConfigError, match="`k`, the number of results, must be at least 1, not 0"):
             nearest(unit(2), unit(2), 0)
 
     def test_not_finite(self) -> None:

@@ -1,4 +1,4 @@
-"""Vectors by blocks: tensors, arrays and files as one long gallery, of which only a block is in memory."""
+"""Vectors in tensors, arrays and files, read block by block."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ LIKE = torch.empty(0)
 
 @pytest.fixture
 def parts(tmp_path: Path) -> tuple[list[Vectors], torch.Tensor]:
-    """A tensor, an array, an empty one, and a file; and all of them in one."""
+    """A tensor, an array, an empty array and a file, and their concatenation."""
     whole = torch.arange(44, dtype=torch.float32).view(22, 2)
-    whole[:12] += 1e-5  # which half precision does not have
+    whole[:12] += 1e-5  # lost in half precision
     np.save(tmp_path / "file.npy", whole[12:].numpy().astype(np.float16))
     file = open_vectors(tmp_path / "file.npy")
     return [whole[:5].double(), whole[5:12].numpy(), np.zeros((0, 2)), file], whole
@@ -41,7 +41,7 @@ def test_take(parts: tuple[list[Vectors], torch.Tensor]) -> None:
     assert take(given, np.empty(0, dtype=np.int64), LIKE).shape == (0, 2)
 
 
-def test_what_was_read_can_be_changed_and_the_file_not(parts: tuple[list[Vectors], torch.Tensor]) -> None:
+def test_changing_a_block_does_not_change_the_file(parts: tuple[list[Vectors], torch.Tensor]) -> None:
     given, whole = parts
     for _, block in blocks(given[3:], 4, LIKE.half()):
         block.zero_()
@@ -49,7 +49,7 @@ def test_what_was_read_can_be_changed_and_the_file_not(parts: tuple[list[Vectors
 
 
 def mapped(file: Path) -> int:
-    """Kilobytes of a file in this process's memory."""
+    """Return how many kilobytes of a file are in this process's memory."""
     lines = iter(Path("/proc/self/smaps").read_text().splitlines())
     return sum(
         int(next(line for line in lines if line.startswith("Rss:")).split()[1])
@@ -58,16 +58,16 @@ def mapped(file: Path) -> int:
     )
 
 
-@pytest.mark.skipif(sys.platform != "linux", reason="the memory of a mapped file is known on Linux only")
-def test_what_was_read_is_let_go_of(tmp_path: Path) -> None:
+@pytest.mark.skipif(sys.platform != "linux", reason="needs /proc/self/smaps")
+def test_pages_that_were_read_are_released(tmp_path: Path) -> None:
     file = tmp_path / "large.npy"
     np.save(file, np.ones((16_384, 256), dtype=np.float16))  # 8 MB
     vectors = open_vectors(file)
-    most = 0
+    peak = 0
     for _ in blocks([vectors], 512, LIKE):
-        most = max(most, mapped(file))
-    assert most < 2000
-    assert vectors.sum(dtype=np.float64) == 16_384 * 256  # a plain look at all of it
+        peak = max(peak, mapped(file))
+    assert peak < 2000
+    assert vectors.sum(dtype=np.float64) == 16_384 * 256  # reads the whole file without releasing it
     assert mapped(file) > 8000
     take([vectors], np.array([0, 9000]), LIKE)
     assert mapped(file) < 2000

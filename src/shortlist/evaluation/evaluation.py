@@ -12,7 +12,8 @@ import numpy as np
 from shortlist.data import Catalog
 from shortlist.evaluation.intervals import Estimate, estimates
 from shortlist.evaluation.protocols import gallery_rows, leave_one_out, query_rows, score_queries
-from shortlist.search.vectors import Progress, Vectors
+from shortlist.progress import Progress
+from shortlist.search.vectors import Vectors
 
 K, JUDGED_K = (1, 2, 4, 8), (1, 5, 10)  # cut-offs where nobody gives others
 

@@ -18,11 +18,12 @@ from torch import Tensor
 
 from shortlist.data import Judgement, Judgements
 from shortlist.errors import DataError
+from shortlist.progress import Progress
 from shortlist.ranking.count_at_least import count_at_least
 from shortlist.ranking.metrics import rounding
 from shortlist.ranking.precision import computed_dtype, full_precision
 from shortlist.ranking.relevance import HIDDEN
-from shortlist.search.vectors import Progress, Vectors, blocks, take
+from shortlist.search.vectors import Vectors, blocks, take
 
 _NUMBERS = 2**22  # of the vectors of a block, and of its similarities
 

@@ -13,9 +13,10 @@ from torch import Tensor
 from shortlist.data import ROLES, Catalog
 from shortlist.errors import ConfigError, DataError
 from shortlist.evaluation.judged import judged_scores
+from shortlist.progress import Progress
 from shortlist.ranking.metrics import query_scores
 from shortlist.ranking.precision import computed_dtype
-from shortlist.search.vectors import Progress, Vectors, take
+from shortlist.search.vectors import Vectors, take
 
 
 class QueryTable(NamedTuple):

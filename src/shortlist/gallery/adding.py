@@ -16,7 +16,8 @@ from shortlist.encoding.vector_file import left_out_images
 from shortlist.errors import DataError
 from shortlist.files import absolute_path, size_and_mtime
 from shortlist.gallery.store import Known, Row, Store
-from shortlist.search.vectors import Progress, open_vectors
+from shortlist.progress import Progress
+from shortlist.search.vectors import open_vectors
 
 
 @dataclass

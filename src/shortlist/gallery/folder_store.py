@@ -23,9 +23,9 @@ from shortlist.encoding.encoder import ENCODER_FILE, Encoder
 from shortlist.gallery import generation
 from shortlist.gallery.generation import Generation
 from shortlist.gallery.store import Floats, GalleryError, Hit, Ids, Item, Known, Row
+from shortlist.progress import Progress
 from shortlist.search import faiss_index
 from shortlist.search.exact import nearest
-from shortlist.search.vectors import Progress
 
 MODEL, WORK = "model", ".adding"
 REMOVED_SHARE = 0.2  # of the rows may be of removed images before an approximate index is built anew
@@ -136,7 +136,7 @@ class FolderStore:
         if len(rows) <= COPIED:
             best, within = nearest(vectors, now.vectors[rows], k)
             return _hits(now, best.numpy(), rows[within.numpy()])
-        best, whole = nearest(vectors, now.vectors, k, competes=np.isin(np.arange(len(now.table)), rows))
+        best, whole = nearest(vectors, now.vectors, k, searchable=np.isin(np.arange(len(now.table)), rows))
         return _hits(now, best.numpy(), whole.numpy())
 
     def known(self, paths: Sequence[str]) -> Mapping[str, list[Known]]:

@@ -17,8 +17,8 @@ from shortlist.encoding.encoder import Encoder
 from shortlist.errors import ConfigError
 from shortlist.gallery.milvus_address import MilvusAddress, translate_errors
 from shortlist.gallery.store import Floats, GalleryError, Hit, Item, Known, NoSuchItem, Row
-from shortlist.search.faiss_index import BUILD_EFFORT, BYTES_PER_VECTOR, LINKS, check_kind
-from shortlist.search.vectors import Progress
+from shortlist.progress import Progress
+from shortlist.search.faiss_index import BYTES_PER_VECTOR, HNSW_CONSTRUCTION_CANDIDATES, HNSW_LINKS, check_kind
 
 FORMAT = 1
 FACTS, NEXT_ID = "shortlist.facts", "shortlist.next_id"  # properties of the collection
@@ -26,7 +26,7 @@ MOST = 16_384  # rows that Milvus gives at once
 ROWS = 1_000  # to insert, or to ask for by path, at once: below the 64 MB of a message at 4,096 dimensions
 INDEXES: dict[str, tuple[str, dict[str, Any], dict[str, Any]]] = {  # Milvus's name, how to build it, how to search it
     "flat": ("FLAT", {}, {}),
-    "hnsw": ("HNSW", {"M": LINKS, "efConstruction": BUILD_EFFORT}, {"ef": 128}),
+    "hnsw": ("HNSW", {"M": HNSW_LINKS, "efConstruction": HNSW_CONSTRUCTION_CANDIDATES}, {"ef": 128}),
     "ivfpq": ("IVF_PQ", {"nlist": 1024, "m": BYTES_PER_VECTOR, "nbits": 8}, {"nprobe": 64}),
 }
 

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from shortlist.encoding.encoder import Encoder
 from shortlist.errors import DataError, RunError
-from shortlist.search.vectors import Progress
+from shortlist.progress import Progress
 
 NOTE = "gallery.json"  # by which a folder is known as a gallery
 Ids = NDArray[np.int64]

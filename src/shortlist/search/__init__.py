@@ -1,4 +1,4 @@
-"""Nearest neighbours: exact search in torch, and approximate search with FAISS."""
+"""Nearest neighbours: exact search with torch, and approximate search with FAISS."""
 
 from shortlist.extras import extra
 

@@ -1,7 +1,8 @@
-"""The exact nearest neighbours, in a stream: in memory are the answer and a few blocks.
+"""Exact nearest neighbours, computed in blocks: only the result and a few blocks are held in memory.
 
-What a product must reach to count is known before: by a sample of the gallery, a little more than k of its vectors
-reach that bar. Only those are looked at again. A query whose bar was too high is done over without one.
+A similarity threshold per query is estimated from a sample of the gallery, such that slightly more than k vectors are
+expected to reach it. Only those are considered further. Queries that fewer than k vectors reach are searched again
+without a threshold.
 """
 
 from __future__ import annotations
@@ -12,14 +13,15 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from shortlist.errors import ConfigError, DataError
+from shortlist.progress import Progress
 from shortlist.ranking.precision import full_precision
-from shortlist.search.among_themselves import candidates
-from shortlist.search.vectors import Progress, Vectors, blocks, take
+from shortlist.search.all_pairs import find_candidates
+from shortlist.search.vectors import Vectors, blocks, take
 
-QUERIES, NUMBERS = 4_096, 2**23  # of a block of products: 32 MB
-WIDEST = 65_536  # vectors of the gallery at a time, however few the queries are
-SAMPLE = 2_048  # vectors of the gallery that the bars come from
-AT_ONCE = 1_024  # answers that are put in order
+QUERIES_PER_BLOCK, PRODUCTS_PER_BLOCK = 4_096, 2**23  # 32 MB of inner products
+MAX_BLOCK_ROWS = 65_536  # vectors of the gallery per block, for any number of queries
+SAMPLE_SIZE = 2_048  # vectors of the gallery from which the thresholds are estimated
+QUERIES_PER_SORT = 1_024
 LOWEST = torch.finfo(torch.float32).min
 
 
@@ -28,26 +30,27 @@ def nearest(
     gallery: Vectors,
     k: int,
     *,
-    competes: NDArray[np.bool_] | None = None,
+    searchable: NDArray[np.bool_] | None = None,
     progress: Progress | None = None,
 ) -> tuple[Tensor, Tensor]:
-    """The k vectors of a gallery with the largest inner product with each query, computed in float32.
+    """Find the k vectors of a gallery with the largest inner product with each query, computed in float32.
 
-    Which of several equal similarities is the last to be taken is not defined. Where the gallery is the queries, the
-    same object, each product is computed once, and the two tensors are views of one memory.
+    Among vectors that tie for the last of the k results, it is not defined which are returned. If `queries` and
+    `gallery` are the same object, each inner product is computed once, and the two results share memory.
 
     Args:
-        queries: (q, d); a tensor's device is where the work is done.
-        gallery: (n, d), maybe memory-mapped and of half precision.
-        k: how many; fewer if there are fewer.
-        competes: (n,) which rows of the gallery can be found; None for all.
-        progress: called with the number of products done, and of all.
+        queries: (q, d). If it is a tensor, the search runs on its device.
+        gallery: (n, d). It may be memory-mapped and in half precision.
+        k: Number of results per query. If the gallery has fewer vectors, all are returned.
+        searchable: Mask of the gallery rows that can be found, (n,). None: all.
+        progress: Called with the number of inner products done and the total number.
 
     Returns:
-        Similarities, the best first, and rows, equal ones in their order: (q, k) each.
+        Similarities in descending order and the corresponding rows, (q, k) each. Equal similarities are sorted by row.
 
     Raises:
-        DataError: dimensions that differ, or numbers that are not finite.
+        ConfigError: `k` is less than 1.
+        DataError: The dimensions differ, or a value is not finite.
 
     Example:
         >>> nearest(torch.eye(2), torch.tensor([[1.0, 0.0], [0.6, 0.8]]), k=1)[1]
@@ -55,123 +58,130 @@ def nearest(
                 [1]])
     """
     if queries.ndim != 2 or gallery.ndim != 2 or queries.shape[1] != gallery.shape[1]:
-        raise DataError(f"the queries are {tuple(queries.shape)}, but the gallery is {tuple(gallery.shape)}")
+        raise DataError(f"the queries have shape {tuple(queries.shape)}, but the gallery {tuple(gallery.shape)}")
     if k < 1:
-        raise ConfigError(f"`k` is how many to find, 1 or more, not {k}")
+        raise ConfigError(f"`k`, the number of results, must be at least 1, not {k}")
     like = torch.empty(0, device=queries.device if isinstance(queries, Tensor) else "cpu")
-    rows = np.arange(len(gallery)) if competes is None else np.flatnonzero(competes)
-    k = min(k, len(rows))
+    gallery_rows = np.arange(len(gallery)) if searchable is None else np.flatnonzero(searchable)
+    k = min(k, len(gallery_rows))
     values = torch.empty(len(queries), k, device=like.device)
-    found = torch.empty(len(queries), k, dtype=torch.int64, device=like.device)
+    rows = torch.empty(len(queries), k, dtype=torch.int64, device=like.device)
     with full_precision(like.device):
-        if gallery is queries and competes is None and like.device.type == "cpu" and k:
-            return _among_themselves(queries, k, progress)
-        search = _Search(gallery, k, rows, like) if len(rows) else None
-        for start, some in blocks([queries], QUERIES, like):
-            _check_finite(some, start, "queries")
-            mine = slice(start, start + len(some))
+        if gallery is queries and searchable is None and like.device.type == "cpu" and k:
+            return _nearest_among_themselves(queries, k, progress)
+        search = _GallerySearch(gallery, k, gallery_rows, like) if len(gallery_rows) else None
+        for start, block in blocks([queries], QUERIES_PER_BLOCK, like):
+            _check_finite(block, start, "queries")
+            stop = start + len(block)
             if search is not None:
-                values[mine], found[mine] = search.nearest(some)
+                values[start:stop], rows[start:stop] = search.nearest(block)
             if progress is not None:
-                progress(mine.stop * len(gallery), len(queries) * len(gallery))
-    return values, found
+                progress(stop * len(gallery), len(queries) * len(gallery))
+    return values, rows
 
 
-def _among_themselves(vectors: Vectors, k: int, progress: Progress | None) -> tuple[Tensor, Tensor]:
-    for first, block in blocks([vectors], QUERIES, torch.empty(0)):
+def _nearest_among_themselves(vectors: Vectors, k: int, progress: Progress | None) -> tuple[Tensor, Tensor]:
+    for first, block in blocks([vectors], QUERIES_PER_BLOCK, torch.empty(0)):
         _check_finite(block, first, "queries")
-    found = candidates(vectors, k, progress)
-    values, rows = found.best()
-    if len(few := found.few):
-        values[few], rows[few] = nearest(take([vectors], few, values), vectors, k)
-    return _sorted(values, rows)
+    candidates = find_candidates(vectors, k, progress)
+    values, rows = candidates.best()
+    if len(incomplete := candidates.incomplete):
+        values[incomplete], rows[incomplete] = nearest(take([vectors], incomplete, values), vectors, k)
+    return _sort_in_place(values, rows)
 
 
-class _Search:
-    """One gallery, for a block of queries at a time."""
+class _GallerySearch:
+    """Searches one gallery with one block of queries at a time."""
 
     def __init__(self, gallery: Vectors, k: int, rows: NDArray[np.int64], like: Tensor) -> None:
         self.gallery, self.k, self.like = gallery, k, like
-        everything = len(rows) == len(gallery)
-        self.aside = None if everything else torch.ones(len(gallery), dtype=torch.bool, device=like.device)
-        if self.aside is not None:
-            self.aside[torch.from_numpy(rows).to(like.device)] = False
-        chosen = rows[np.linspace(0, len(rows) - 1, SAMPLE).astype(np.int64)] if len(rows) > SAMPLE else rows[:0]
-        self.sample = take([gallery], chosen, like)
-        reach = k * len(self.sample) / len(rows)  # of the sample, if it is like the whole
-        self.rank = int(np.ceil(reach + 2 * reach**0.5 + 1))  # two standard deviations more: rather more than fewer
-        self.products = torch.empty(0, device=like.device)
+        self.excluded: Tensor | None = None  # (n,) mask
+        if len(rows) < len(gallery):
+            self.excluded = torch.ones(len(gallery), dtype=torch.bool, device=like.device)
+            self.excluded[torch.from_numpy(rows).to(like.device)] = False
+        spread = np.linspace(0, len(rows) - 1, SAMPLE_SIZE).astype(np.int64)
+        self.sample = take([gallery], rows[spread] if len(rows) > SAMPLE_SIZE else rows[:0], like)
+        expected = k * len(self.sample) / len(rows)  # of the k nearest, those in the sample
+        self.rank = int(np.ceil(expected + 2 * expected**0.5 + 1))  # two standard deviations more
+        self.buffer = torch.empty(0, device=like.device)
 
     def nearest(self, queries: Tensor) -> tuple[Tensor, Tensor]:
-        lowest = torch.full((len(queries),), LOWEST, device=queries.device)
-        sampled = self.rank <= len(self.sample)
-        bars = (queries @ self.sample.T).topk(self.rank, sorted=False).values.amin(1) if sampled else lowest
-        values, rows = self._reaching(queries, bars)
-        few = values.isinf().any(1)
-        if few.any():
-            values[few], rows[few] = self._reaching(queries[few], lowest[few])
-        return _sorted(values, rows)
+        no_threshold = torch.full((len(queries),), LOWEST, device=queries.device)
+        thresholds = no_threshold
+        if self.rank <= len(self.sample):
+            thresholds = (queries @ self.sample.T).topk(self.rank, sorted=False).values.amin(1)
+        values, rows = self._best_above(queries, thresholds)
+        incomplete = values.isinf().any(1)
+        if incomplete.any():
+            values[incomplete], rows[incomplete] = self._best_above(queries[incomplete], no_threshold[incomplete])
+        return _sort_in_place(values, rows)
 
-    def _reaching(self, queries: Tensor, bars: Tensor) -> tuple[Tensor, Tensor]:
-        """The best k of what reaches the bars, in no order; -inf where fewer do."""
-        width = min(WIDEST, max(1, NUMBERS // len(queries)))
-        best = _Best(bars, self.k, width)
+    def _best_above(self, queries: Tensor, thresholds: Tensor) -> tuple[Tensor, Tensor]:
+        """Return the best k results that reach the thresholds, unsorted; the similarity is -inf if there are fewer."""
+        width = min(MAX_BLOCK_ROWS, max(1, PRODUCTS_PER_BLOCK // len(queries)))
+        top_k = _TopK(thresholds, self.k, width)
         for first, block in blocks([self.gallery], width, self.like):
-            if self.products.shape != (len(queries), len(block)):
-                self.products = torch.empty(len(queries), len(block), device=queries.device)
-            similarities = torch.mm(queries, block.T, out=self.products)  # not into new memory, which costs time
-            _check_finite(similarities[0, :, None], first, "gallery")  # one query tells
-            if self.aside is not None:
-                similarities[:, self.aside[first : first + len(block)]] = -torch.inf
-            best.take(first, similarities)
-        return best.kept()
+            if self.buffer.shape != (len(queries), len(block)):
+                self.buffer = torch.empty(len(queries), len(block), device=queries.device)
+            similarities = torch.mm(queries, block.T, out=self.buffer)  # allocating memory for each block is slower
+            _check_finite(similarities[0, :, None], first, "gallery")  # the first query is enough to detect it
+            if self.excluded is not None:
+                similarities[:, self.excluded[first : first + len(block)]] = -torch.inf
+            top_k.update(first, similarities)
+        return top_k.compact()
 
 
-class _Best:
-    """What reaches the bars of some queries: the best k of each, and room for a block's more."""
+class _TopK:
+    """The best k results per query so far, with room for the candidates of one more block.
 
-    def __init__(self, bars: Tensor, k: int, width: int) -> None:
-        self.bars, self.k = bars, k
-        self.values = torch.full((len(bars), k + width), -torch.inf, device=bars.device)
+    Args:
+        thresholds: Similarity per query that a candidate has to reach, (q,). It is raised as results are found.
+        k: Number of results per query.
+        width: Maximum number of gallery vectors per block.
+    """
+
+    def __init__(self, thresholds: Tensor, k: int, width: int) -> None:
+        self.thresholds, self.k = thresholds, k
+        self.values = torch.full((len(thresholds), k + width), -torch.inf, device=thresholds.device)
         self.rows = torch.zeros_like(self.values, dtype=torch.int64)
-        self.counts = torch.zeros(len(bars), dtype=torch.int64, device=bars.device)
+        self.counts = torch.zeros(len(thresholds), dtype=torch.int64, device=thresholds.device)
 
-    def take(self, first: int, similarities: Tensor) -> None:
-        """Look at a block of the gallery, whose first row is `first`."""
-        (place,) = (similarities >= self.bars[:, None]).view(-1).nonzero(as_tuple=True)
-        query = place.div(similarities.shape[1], rounding_mode="floor")
-        more = torch.bincount(query, minlength=len(self.bars))
-        if (self.counts + more).amax() > self.values.shape[1]:
-            self.kept()
-        free = torch.arange(len(self.bars), device=query.device) * self.values.shape[1] + self.counts
-        to = torch.arange(len(query), device=query.device) + (free - more.cumsum(0) + more)[query]
-        self.values.view(-1)[to] = similarities.view(-1)[place]
-        self.rows.view(-1)[to] = place - query * similarities.shape[1] + first
-        self.counts += more
+    def update(self, first: int, similarities: Tensor) -> None:
+        """Add the candidates of a block of similarities (q, width), where column 0 is row `first` of the gallery."""
+        (position,) = (similarities >= self.thresholds[:, None]).view(-1).nonzero(as_tuple=True)
+        query = position.div(similarities.shape[1], rounding_mode="floor")
+        new = torch.bincount(query, minlength=len(self.thresholds))
+        if (self.counts + new).amax() > self.values.shape[1]:
+            self.compact()
+        free = torch.arange(len(self.thresholds), device=query.device) * self.values.shape[1] + self.counts
+        slot = torch.arange(len(query), device=query.device) + (free - new.cumsum(0) + new)[query]
+        self.values.view(-1)[slot] = similarities.view(-1)[position]
+        self.rows.view(-1)[slot] = position - query * similarities.shape[1] + first
+        self.counts += new
 
-    def kept(self) -> tuple[Tensor, Tensor]:
-        """Drop all but the best k, which are the new bars."""
+    def compact(self) -> tuple[Tensor, Tensor]:
+        """Keep only the best k, raise the thresholds to the worst of them, and return similarities and rows (q, k)."""
         best = self.values.topk(self.k, sorted=False)
         self.rows[:, : self.k] = self.rows.gather(1, best.indices)
         self.values[:, : self.k], self.values[:, self.k :] = best.values, -torch.inf
         self.counts.fill_(self.k)
-        self.bars = torch.maximum(self.bars, best.values.amin(1))
+        self.thresholds = torch.maximum(self.thresholds, best.values.amin(1))
         return self.values[:, : self.k], self.rows[:, : self.k]
 
 
-def _sorted(values: Tensor, rows: Tensor) -> tuple[Tensor, Tensor]:
-    """In place: the best first, equal ones by their rows."""
-    for start in range(0, len(values), AT_ONCE):
-        some, theirs = values[start : start + AT_ONCE], rows[start : start + AT_ONCE]
-        bits = (some + 0.0).view(torch.int32)  # + 0.0: there is but one zero
+def _sort_in_place(values: Tensor, rows: Tensor) -> tuple[Tensor, Tensor]:
+    """Sort the results of each query by descending similarity and then by row."""
+    for start in range(0, len(values), QUERIES_PER_SORT):
+        block_values, block_rows = values[start : start + QUERIES_PER_SORT], rows[start : start + QUERIES_PER_SORT]
+        bits = (block_values + 0.0).view(torch.int32)  # + 0.0 turns -0.0 into 0.0
         ascending = bits ^ ((bits >> 31) & 0x7FFFFFFF)  # integers in the order of the floats
-        order = ((ascending.long() << 32) | (0xFFFFFFFF - theirs)).argsort(dim=1, descending=True)
-        some.copy_(some.gather(1, order))
-        theirs.copy_(theirs.gather(1, order))
+        order = ((ascending.long() << 32) | (0xFFFFFFFF - block_rows)).argsort(dim=1, descending=True)
+        block_values.copy_(block_values.gather(1, order))
+        block_rows.copy_(block_rows.gather(1, order))
     return values, rows
 
 
-def _check_finite(vectors: Tensor, first: int, of: str) -> None:
+def _check_finite(vectors: Tensor, first: int, name: str) -> None:
     bad = ~vectors.isfinite().all(1)
     if bad.any():
-        raise DataError(f"row {first + int(bad.nonzero()[0])} of the {of} holds numbers that are not finite")
+        raise DataError(f"row {first + int(bad.nonzero()[0])} of the {name} holds values that are not finite")

@@ -1,4 +1,4 @@
-"""FAISS: which index serves how many vectors, how to build it, and how much of the exact answer it finds."""
+"""FAISS indexes: which kind suits how many vectors, how to build one, and what part of the exact results it finds."""
 
 from __future__ import annotations
 
@@ -12,55 +12,70 @@ from numpy.typing import NDArray
 from shortlist.errors import ConfigError, did_you_mean
 from shortlist.extras import extra
 from shortlist.files import atomic_replace
+from shortlist.progress import Progress
 from shortlist.search.exact import nearest
-from shortlist.search.vectors import Progress
 
 KINDS = ("flat", "hnsw", "ivfpq")
-FLAT_UP_TO = 200_000  # vectors: of 512 dimensions, an exact answer takes some 40 ms, less than its image's embedding
-LINKS = 32  # of a vector in HNSW: 256 bytes, beside the vector's own 2,048
-BUILD_EFFORT = 100  # HNSW's candidates while it is built
-BYTES_PER_VECTOR = 64  # of IVF-PQ's codes: a 32nd of 512 dimensions in float32
-VECTORS_PER_CENTROID = 39  # vectors for each centre that IVF-PQ learns: FAISS's own advice
-FEWEST = 256 * VECTORS_PER_CENTROID  # vectors for IVF-PQ, whose codes have 256 centres; for fewer, exact search is fast
-MOST_LISTS = 65_536  # of IVF
-RANKED_AGAIN, FEWEST_RANKED = 4, 100  # candidates of IVF-PQ: so many times the results, and no fewer
-LEAST_EFFORT, MOST_CANDIDATES = 16, 1_024  # of a search: IVF's lists, of which all may be needed, or HNSW's candidates
-ENOUGH, RECALL_AT, RECALL_QUERIES = 0.95, 10, 1_000
-LEARNED = 65_536  # vectors that IVF-PQ learns its codes from, or more
-_BLOCK = 16_384  # vectors added at a time
+MAX_FLAT_VECTORS = 200_000  # with 512 dimensions, an exact search takes about 40 ms, less than embedding the image
+HNSW_LINKS = 32  # per vector: 256 bytes, in addition to the 2,048 bytes of the vector itself
+HNSW_CONSTRUCTION_CANDIDATES = 100  # efConstruction
+BYTES_PER_VECTOR = 64  # size of IVF-PQ codes: 1/32 of 512 dimensions in float32
+VECTORS_PER_CENTROID = 39  # training vectors per centroid of IVF-PQ, as FAISS recommends
+MIN_IVFPQ_VECTORS = 256 * VECTORS_PER_CENTROID  # PQ codes have 256 centroids; fewer vectors are searched exactly
+MAX_LISTS = 65_536  # of IVF
+MIN_TRAINING_VECTORS = 65_536  # of IVF-PQ, if there are as many
+RERANK_FACTOR, MIN_RERANKED = 4, 100  # IVF-PQ candidates to rerank: a multiple of the results, and at least this many
+MIN_EFFORT = 16  # number of lists (IVF-PQ) or candidates (HNSW) that a search visits
+MAX_HNSW_CANDIDATES = 1_024
+TARGET_RECALL, RECALL_AT, RECALL_QUERIES = 0.95, 10, 1_000
+_VECTORS_PER_ADD = 16_384
 
 
-def choose_kind(asked: str, number: int, dim: int) -> str:
-    """The kind that was asked for, where there are vectors enough; by `auto`, what serves so many.
+def choose_kind(requested: str, number: int, dim: int) -> str:
+    """Return the kind of index to build.
 
-    Exact while that is fast, then HNSW, and IVF-PQ where HNSW with all its vectors would fill half the memory.
+    `auto` is exact search for up to 200,000 vectors, then HNSW, and IVF-PQ if HNSW would fill more than half of the
+    memory. With too few vectors to train IVF-PQ, search is exact.
+
+    Args:
+        requested: One of `KINDS`, or auto.
+        number: Number of vectors.
+        dim: Dimension of the vectors.
     """
-    if asked == "ivfpq" and number < FEWEST:
+    if requested == "ivfpq" and number < MIN_IVFPQ_VECTORS:
         return "flat"
-    if asked != "auto":
-        return asked
-    if number <= FLAT_UP_TO:
+    if requested != "auto":
+        return requested
+    if number <= MAX_FLAT_VECTORS:
         return "flat"
-    hnsw = number * (4 * dim + 8 * LINKS)
-    return "hnsw" if hnsw <= psutil.virtual_memory().total / 2 else "ivfpq"
+    hnsw_bytes = number * (4 * dim + 8 * HNSW_LINKS)
+    return "hnsw" if hnsw_bytes <= psutil.virtual_memory().total / 2 else "ivfpq"
 
 
 def check_kind(kind: str) -> None:
+    """Raise a ConfigError if there is no such kind of index."""
     if kind not in ("auto", *KINDS):
         raise ConfigError(f"there is no index of the kind {kind!r}, {did_you_mean(kind, ('auto', *KINDS))}")
 
 
 def build(kind: str, vectors: NDArray[Any], progress: Progress | None = None) -> Any:
-    """A FAISS index of all vectors, (n, d) and maybe memory-mapped; row i has the number i. Then `tune` it."""
+    """Build a FAISS index, in which row i has the id i. Approximate indexes should be tuned next; see `tune`.
+
+    Args:
+        kind: One of `KINDS`.
+        vectors: (n, d), may be memory-mapped.
+        progress: Called with the number of vectors added and the total number.
+    """
     faiss = _faiss()
     number, dim = vectors.shape
     if kind == "hnsw":
-        index = faiss.IndexHNSWFlat(dim, LINKS, faiss.METRIC_INNER_PRODUCT)
-        index.hnsw.efConstruction = BUILD_EFFORT
+        index = faiss.IndexHNSWFlat(dim, HNSW_LINKS, faiss.METRIC_INNER_PRODUCT)
+        index.hnsw.efConstruction = HNSW_CONSTRUCTION_CANDIDATES
     elif kind == "ivfpq":
-        index = _inverted_lists(number, dim)
-        lists = _faiss().extract_index_ivf(index).nlist
-        sample = np.random.default_rng(0).permutation(number)[: max(VECTORS_PER_CENTROID * lists, LEARNED)]
+        index = _ivfpq(number, dim)
+        lists = faiss.extract_index_ivf(index).nlist
+        sample_size = max(VECTORS_PER_CENTROID * lists, MIN_TRAINING_VECTORS)
+        sample = np.random.default_rng(0).permutation(number)[:sample_size]
         if progress is not None:
             progress(0, number)
         index.train(_float32(vectors[np.sort(sample)]))
@@ -70,18 +85,19 @@ def build(kind: str, vectors: NDArray[Any], progress: Progress | None = None) ->
     return index
 
 
-def _inverted_lists(number: int, dim: int) -> Any:
+def _ivfpq(number: int, dim: int) -> Any:
     faiss = _faiss()
-    lists = max(1, min(MOST_LISTS, number // VECTORS_PER_CENTROID, int(4 * number**0.5)))
+    lists = max(1, min(MAX_LISTS, number // VECTORS_PER_CENTROID, int(4 * number**0.5)))
     codes = next(size for size in range(min(BYTES_PER_VECTOR, dim), 0, -1) if dim % size == 0)
-    # np: without training for polysemous codes, which nobody searches here, and which takes 3 s for each byte.
+    # "np" omits the training for polysemous codes, which takes 3 s per byte and is not used here.
     return faiss.index_factory(dim, f"OPQ{codes},IVF{lists},PQ{codes}x8np", faiss.METRIC_INNER_PRODUCT)
 
 
 def extend(index: Any, vectors: NDArray[Any], progress: Progress | None = None) -> None:
+    """Add vectors, (n, d), to an index."""
     total = index.ntotal + len(vectors)
-    for start in range(0, len(vectors), _BLOCK):
-        index.add(_float32(vectors[start : start + _BLOCK]))
+    for start in range(0, len(vectors), _VECTORS_PER_ADD):
+        index.add(_float32(vectors[start : start + _VECTORS_PER_ADD]))
         if progress is not None:
             progress(index.ntotal, total)
 
@@ -89,38 +105,41 @@ def extend(index: Any, vectors: NDArray[Any], progress: Progress | None = None) 
 def search(
     index: Any, vectors: NDArray[Any], queries: NDArray[np.float32], k: int, alive: NDArray[np.bool_] | None
 ) -> tuple[NDArray[np.float32], NDArray[np.int64]]:
-    """Cosine similarities and numbers of the k nearest, (q, k) each; the number is -1 where there are no more.
+    """Find the nearest neighbours of queries.
 
-    What IVF-PQ finds is ranked again by the vectors themselves: of its codes, neither order nor scores are exact.
+    The results of IVF-PQ are reranked by the vectors themselves, since its codes give approximate scores.
 
     Args:
-        index: from `build`.
-        vectors: (n, d), of which it was built.
+        index: An index from `build`.
+        vectors: The vectors of the index, (n, d).
         queries: (q, d).
-        k: how many.
-        alive: (n,) which rows count; None for all.
+        k: Number of results per query.
+        alive: Mask of the rows that can be found, (n,). None: all.
+
+    Returns:
+        Cosine similarities and ids, (q, k) each. The id is -1 where fewer than k were found.
     """
     if not isinstance(index, _faiss().IndexPreTransform):
-        return found_by(index, queries, k, alive)
-    _, found = found_by(index, queries, min(max(RANKED_AGAIN * k, FEWEST_RANKED), len(vectors)), alive)
-    found = np.sort(found)  # ties by number, and a file is read in its order
+        return search_index(index, queries, k, alive)
+    _, found = search_index(index, queries, min(max(RERANK_FACTOR * k, MIN_RERANKED), len(vectors)), alive)
+    found = np.sort(found)  # ties are sorted by id, and a file is read in order
     exact = np.stack([_float32(vectors[rows]) @ query for query, rows in zip(queries, found, strict=True)])
     scores = np.where(found < 0, np.float32(-np.inf), exact)
     best = np.argsort(-scores, kind="stable")[:, :k]
     return np.take_along_axis(scores, best, 1), np.take_along_axis(found, best, 1)
 
 
-def found_by(
+def search_index(
     index: Any, queries: NDArray[np.float32], k: int, alive: NDArray[np.bool_] | None
 ) -> tuple[NDArray[np.float32], NDArray[np.int64]]:
-    """What the index alone finds, as of `search`."""
+    """Search an index without reranking; see `search`."""
     faiss = _faiss()
-    ask = getattr(index, "search_numpy", index.search)  # where faiss.contrib.torch_utils has put its own in its place
+    function = getattr(index, "search_numpy", index.search)  # the original, if faiss.contrib.torch_utils replaced it
     if alive is None:
-        return ask(queries, k)  # type: ignore[no-any-return]
-    chosen = np.packbits(alive, bitorder="little")
-    selector = faiss.IDSelectorBitmap(chosen)
-    return ask(queries, k, params=_parameters(index, selector))  # type: ignore[no-any-return]
+        return function(queries, k)  # type: ignore[no-any-return]
+    bitmap = np.packbits(alive, bitorder="little")
+    selector = faiss.IDSelectorBitmap(bitmap)  # refers to the bitmap without owning it
+    return function(queries, k, params=_parameters(index, selector))  # type: ignore[no-any-return]
 
 
 def _parameters(index: Any, selector: Any) -> Any:
@@ -134,44 +153,50 @@ def _parameters(index: Any, selector: Any) -> Any:
 
 
 def tune(index: Any, vectors: NDArray[Any], alive: NDArray[np.bool_] | None = None) -> dict[str, Any] | None:
-    """Let searches make the least effort that finds 95 % of the exact 10 nearest of some of the index's own vectors.
+    """Set the lowest search effort at which an approximate index finds 95 % of the exact 10 nearest neighbours.
 
-    The effort doubles until that is so, or all there is. A vector itself, which any effort finds, does not count.
+    The recall is measured with vectors of the index as queries, and a query does not count as its own neighbour. The
+    effort is doubled until the recall is reached, or until it is at its maximum.
+
+    Args:
+        index: An approximate index from `build`.
+        vectors: The vectors of the index, (n, d).
+        alive: Mask of the rows that can be found, (n,). None: all.
 
     Returns:
-        What was measured; None of fewer than two vectors.
+        The measured recall, the number of neighbours ("at") and the number of queries; None for fewer than two vectors.
     """
     rows = np.arange(len(vectors)) if alive is None else np.flatnonzero(alive)
     if len(rows) < 2:
         return None
     chosen = np.sort(np.random.default_rng(0).permutation(rows)[:RECALL_QUERIES])
     queries, k = _float32(vectors[chosen]), min(RECALL_AT, len(rows) - 1)
-    _, exact = nearest(queries, vectors, k + 1, competes=alive)
-    wanted = [set(each) - {own} for each, own in zip(exact.tolist(), chosen.tolist(), strict=True)]
-    effort, most = LEAST_EFFORT, _most_effort(index)
+    _, exact = nearest(queries, vectors, k + 1, searchable=alive)
+    expected = [set(each) - {own} for each, own in zip(exact.tolist(), chosen.tolist(), strict=True)]
+    effort, maximum = MIN_EFFORT, _max_effort(index)
     while True:
-        set_effort(index, min(effort, most))
+        set_effort(index, min(effort, maximum))
         _, found = search(index, vectors, queries, k + 1, alive)
-        hits = sum(len(right & set(each)) for right, each in zip(wanted, found.tolist(), strict=True))
-        recall = hits / sum(map(len, wanted))
-        if recall >= ENOUGH or effort >= most:
+        hits = sum(len(right & set(each)) for right, each in zip(expected, found.tolist(), strict=True))
+        recall = hits / sum(map(len, expected))
+        if recall >= TARGET_RECALL or effort >= maximum:
             return {"recall": recall, "at": k, "queries": len(queries)}
         effort *= 2
 
 
-def _most_effort(index: Any) -> int:
+def _max_effort(index: Any) -> int:
     faiss = _faiss()
-    return MOST_CANDIDATES if isinstance(index, faiss.IndexHNSW) else int(faiss.extract_index_ivf(index).nlist)
+    return MAX_HNSW_CANDIDATES if isinstance(index, faiss.IndexHNSW) else int(faiss.extract_index_ivf(index).nlist)
 
 
 def effort(index: Any) -> int:
-    """Of a search: how many lists, or candidates, it looks at."""
+    """Return the number of lists (IVF-PQ) or candidates (HNSW) that a search visits."""
     faiss = _faiss()
     return int(index.hnsw.efSearch if isinstance(index, faiss.IndexHNSW) else faiss.extract_index_ivf(index).nprobe)
 
 
 def set_effort(index: Any, number: int) -> None:
-    """It is kept in the index's file."""
+    """Set the number of lists or candidates that a search visits; it is saved with the index."""
     faiss = _faiss()
     if isinstance(index, faiss.IndexHNSW):
         index.hnsw.efSearch = number
@@ -180,19 +205,20 @@ def set_effort(index: Any, number: int) -> None:
 
 
 def write(index: Any, path: Path) -> None:
+    """Write an index to a file."""
     faiss = _faiss()
     with atomic_replace(path) as temporary:
         faiss.write_index(index, str(temporary))
 
 
 def read(path: Path) -> Any:
-    faiss = _faiss()
-    return faiss.read_index(str(path))
+    """Read an index from a file."""
+    return _faiss().read_index(str(path))
 
 
 def _faiss() -> Any:
     with extra("search", "A gallery in a folder"):
-        import faiss  # slow to import, and its types are those of what SWIG wrote
+        import faiss  # slow to import; generated by SWIG, without types
     return faiss
 
 

@@ -1,9 +1,9 @@
-"""Embeddings that need not be in memory: tensors, arrays and memory-mapped files, a block at a time."""
+"""Vectors in tensors, arrays and memory-mapped files, read block by block."""
 
 from __future__ import annotations
 
 import mmap
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -14,34 +14,36 @@ from torch import Tensor
 
 from shortlist.errors import DataError
 
-Vectors = Tensor | NDArray[Any]  # (n, d); an array may be a memory map, and of half precision
-Progress = Callable[[int, int], None]  # how many are done, and of how many
+Vectors = Tensor | NDArray[Any]  # (n, d); an array may be memory-mapped, and in half precision
 
 
 def open_vectors(path: Path | str) -> NDArray[Any]:
-    """The (n, d) vectors of a .npy file, memory-mapped: nothing is read yet.
+    """Open the (n, d) vectors of a .npy file as a memory map. Nothing is read yet.
 
     Raises:
-        DataError: it is not there, cut off, or does not hold vectors.
+        DataError: The file does not exist, is truncated, or does not hold vectors.
     """
     try:
         found = np.load(path, mmap_mode="r", allow_pickle=False)
     except FileNotFoundError:
         raise DataError(f"there is no {path}") from None
     except (OSError, ValueError, EOFError) as error:
-        raise DataError(f"{path} is not a whole .npy file: {error}") from error
+        raise DataError(f"{path} is not a complete .npy file: {error}") from error
     if not isinstance(found, np.ndarray) or found.ndim != 2 or found.dtype.kind != "f":
-        raise DataError(f"{path} holds no vectors, which would be a matrix (vectors, dimensions) of floating point")
+        raise DataError(f"{path} does not hold vectors: expected a floating-point array of shape (vectors, dimensions)")
     return found
 
 
 def blocks(parts: Sequence[Vectors], rows: int, like: Tensor) -> Iterator[tuple[int, Tensor]]:
-    """All vectors of the parts, one part after another: the number of the first of a block, and the block.
+    """Iterate over the concatenation of several arrays of vectors in blocks.
 
     Args:
-        parts: (n, d) each.
-        rows: most vectors of a block.
-        like: a tensor of the dtype and device that the blocks shall have.
+        parts: Arrays (n, d) each.
+        rows: Maximum number of vectors per block.
+        like: Tensor with the dtype and device of the blocks.
+
+    Yields:
+        The row number of the first vector of the block, and the block (m, d). A block does not span two parts.
     """
     first = 0
     for part in parts:
@@ -51,30 +53,39 @@ def blocks(parts: Sequence[Vectors], rows: int, like: Tensor) -> Iterator[tuple[
 
 
 def take(parts: Sequence[Vectors], rows: NDArray[np.int64], like: Tensor) -> Tensor:
-    """Some of the vectors, (len(rows), d), by their numbers when the parts are counted one after another."""
+    """Return rows of the concatenation of several arrays of vectors.
+
+    Args:
+        parts: Arrays (n, d) each.
+        rows: Row numbers, (m,).
+        like: Tensor with the dtype and device of the result.
+
+    Returns:
+        Vectors, (m, d).
+    """
     ends = np.cumsum([len(part) for part in parts])
-    where = np.searchsorted(ends, rows, side="right")
+    part_of_row = np.searchsorted(ends, rows, side="right")
     taken = torch.empty(len(rows), parts[0].shape[1], dtype=like.dtype, device=like.device)
-    for number in np.unique(where).tolist():
-        mine = np.flatnonzero(where == number)
+    for number in np.unique(part_of_row).tolist():
+        positions = np.flatnonzero(part_of_row == number)
         part, first = parts[number], ends[number] - len(parts[number])
-        chosen = rows[mine] - first
+        chosen = rows[positions] - first
         found = part[torch.from_numpy(chosen)] if isinstance(part, Tensor) else part[chosen]
-        taken[torch.from_numpy(mine).to(like.device)] = _tensor(found, like)
-        _let_go(part)
+        taken[torch.from_numpy(positions).to(like.device)] = _tensor(found, like)
+        _release_pages(part)
     return taken
 
 
 def _tensor(vectors: Vectors, like: Tensor) -> Tensor:
     if isinstance(vectors, Tensor):
         return vectors.detach().to(like.device, like.dtype)
-    copied = torch.from_numpy(np.array(vectors))  # a copy: what is mapped is read now
-    _let_go(vectors)
+    copied = torch.from_numpy(np.array(vectors))  # reads a memory map
+    _release_pages(vectors)
     return copied.to(like.device, like.dtype)
 
 
-def _let_go(array: Vectors) -> None:
-    """Take the pages of a file that is only read out of this process's memory; the system may keep them, or not."""
+def _release_pages(array: Vectors) -> None:
+    """Remove the pages of a read-only memory map from this process's memory. The system may keep them in its cache."""
     if not isinstance(array, np.memmap) or array.mode != "r" or not hasattr(mmap, "MADV_DONTNEED"):
         return
     base: Any = array
