@@ -1,10 +1,10 @@
-"""Real embeddings before, during and after training, for `loss.py --sweep --real FOLDER`.
+"""Save real embeddings from before, during and after training, for `loss.py --sweep --real FOLDER`.
 
     python benchmarks/real_embeddings.py omniglot FOLDER data.root=DATA model.dim=512
     python benchmarks/real_embeddings.py cars196-lite0-cpu FOLDER data.root=DATA data.on_missing=skip training.epochs=6
 
-Trains the recipe, for half of the epochs and for all of them, and saves the vectors of the training images with their
-labels, each time and before any training, as FOLDER/RECIPE-{before,during,after}.pt.
+The script trains the recipe twice, for half of its epochs and for all of them. It saves the embeddings and labels of
+the training images before training and after each training as FOLDER/RECIPE-{before,during,after}.pt.
 """
 
 from __future__ import annotations
@@ -21,18 +21,18 @@ from shortlist.model import Embedder
 from shortlist.progress import display_for
 from shortlist.recipes import open_recipe
 from shortlist.training import train
-from shortlist.training.evaluation import open_embedder
-from shortlist.training.opening import open_images
-from shortlist.training.parts import build_embedder, build_transforms
+from shortlist.training.components import build_embedder, build_transforms
+from shortlist.training.datasets import open_images
+from shortlist.training.run_evaluation import open_embedder
 
 DISPLAY = display_for(sys.stdout)
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("recipe")
-    parser.add_argument("folder", type=Path)
-    parser.add_argument("settings", nargs="*", help="key=value")
+    parser.add_argument("recipe", help="name or file of a recipe")
+    parser.add_argument("folder", type=Path, help="folder to save to")
+    parser.add_argument("settings", nargs="*", help="overrides of the recipe, as key=value")
     options = parser.parse_args()
     config = open_recipe(options.recipe, options.settings)
     options.folder.mkdir(parents=True, exist_ok=True)
@@ -49,7 +49,7 @@ def main() -> None:
 
 def save(embedder: Embedder, config: RunConfig, file: Path) -> None:
     images = open_images(config, DISPLAY).catalog.split("train")
-    with DISPLAY.task(f"embedding the training images, {file.stem}") as progress:
+    with DISPLAY.task(f"embedding the training images for {file.name}") as progress:
         vectors = embed_images(embedder, images, build_transforms(config, embedder)[1], progress=progress)
     torch.save({"vectors": vectors, "labels": torch.as_tensor(images.labels.copy())}, file)
     DISPLAY.message(f"{file}: {tuple(vectors.shape)}")

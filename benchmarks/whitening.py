@@ -30,7 +30,7 @@ from shortlist.model import Embedder, pair_whitening, pca_whitening
 from shortlist.model.weights import LITE0_BACKBONE, LITE0_PACKAGE
 from shortlist.progress import display_for
 from shortlist.training.folder import write_text_atomically
-from shortlist.training.whitening import drawn
+from shortlist.training.initial_whitening import sample_images
 
 RESULTS = Path(__file__).parent / "results" / "whitening.json"
 SHRINKAGES = (0.0, 0.01, 0.03, 0.1, 0.3)
@@ -44,7 +44,7 @@ def main() -> None:
     options = parser.parse_args()
     catalog = open_catalog("cars196", root=options.root, on_missing="skip")
     each = 4 if options.quick else 30
-    catalog = catalog.subset(np.sort(drawn(catalog.labels, each * len(catalog.classes()), seed=0)))
+    catalog = catalog.subset(np.sort(sample_images(catalog.labels, each * len(catalog.classes()), seed=0)))
     features = pooled_features(catalog)
     splits = half_validation(catalog).splits
     first, second, test = (np.isin(splits, names) for names in (["train"], ["validation"], ["test"]))

@@ -99,7 +99,7 @@ def baselines(folder: Path) -> None:
     import torch
 
     from shortlist.config import LossConfig
-    from shortlist.training.losses import build_loss
+    from shortlist.training.components import build_loss
 
     labels = torch.arange(8) // 4
     assert build_loss(LossConfig(name="pml.NCALoss"), labels, 4)(torch.rand(8, 4), labels).isfinite()

@@ -10,9 +10,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from shortlist.config import RunConfig
-from shortlist.config.arguments import ARGUMENTS
-from shortlist.config.reading import _keys
+from shortlist.config import CONFIG_KEYS, RunConfig
+from shortlist.config.reading import _dotted_keys
 from shortlist.data import open_catalog, open_collection
 from shortlist.data.images import ImageError
 from shortlist.errors import ConfigError, DataError, RunError, rename_arguments, translate_arguments
@@ -38,7 +37,7 @@ KEYS = "data|images|model|loss|batch|optimizer|schedule|training|evaluation"
     ],
 )
 def test_arguments_get_the_names_of_keys(message: str, expected: str | None) -> None:
-    assert rename_arguments(message, ARGUMENTS) == (expected or message)
+    assert rename_arguments(message, CONFIG_KEYS) == (expected or message)
 
 
 def test_the_innermost_place_that_knows_an_argument_names_it() -> None:
@@ -58,7 +57,7 @@ def test_the_error_itself_is_raised_again() -> None:
 
 
 def test_every_argument_that_a_configuration_sets_has_a_key() -> None:
-    assert set(ARGUMENTS.values()) <= set(_keys(RunConfig))
+    assert set(CONFIG_KEYS.values()) <= set(_dotted_keys(RunConfig))
 
 
 def messages(folder: Path) -> Iterator[tuple[str, str]]:
@@ -103,7 +102,7 @@ class TestInPython:
     def test_stages(self, tmp_path: Path) -> None:
         with pytest.raises(ValueError, match=r"^Nothing to write: give a path for `onnx`, `torchscript`"):
             export(tmp_path)
-        with pytest.raises(ValueError, match=r"^`license` is for the model card: it goes with `package`"):
+        with pytest.raises(ValueError, match=r"^`license` is written to the model card: use it with `package`"):
             export(tmp_path, onnx=tmp_path / "x.onnx", license="MIT")
         for argument in ("root", "distractors"):
             with pytest.raises(ValueError, match=f"^`{argument}` says where other images are: it goes with `data`"):
@@ -162,5 +161,5 @@ class TestOfAConfiguration:
     def test_the_first_run_error_is_a_runtime_error(self, tmp_path: Path) -> None:
         (tmp_path / "run").mkdir()
         (tmp_path / "run" / "config.yaml").write_text("{}")
-        with pytest.raises(RunError, match="holds a run already"):
+        with pytest.raises(RunError, match="contains a run already"):
             train(config(class_folders(tmp_path / "images")), tmp_path / "run")

@@ -17,7 +17,7 @@ import pytest
 from PIL import Image
 
 from shortlist.training import Display, RunFolder
-from shortlist.training.opening import open_images
+from shortlist.training.datasets import open_images
 from tests.processes import LONG, Commands
 from tests.serve.servers import address_of
 

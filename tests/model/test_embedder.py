@@ -52,7 +52,7 @@ def test_pooled_features_of_length_one():
         torch.testing.assert_close(embedder.pooled(images), pooled / pooled.norm(dim=1, keepdim=True))
         torch.testing.assert_close(embedder(images), nn.functional.normalize(embedder.linear(embedder.pooled(images))))
         assert (embedder(images) - plain(images)).abs().max() > 1e-4  # the bias counts more
-    with pytest.raises(ModelError, match="takes the place of the layer norm"):
+    with pytest.raises(ModelError, match="replaces the layer norm"):
         Embedder("test_resnet", l2_pooled=True)
 
 
@@ -263,8 +263,8 @@ def test_wrong_tensors_are_said():
         ({"drop_path_rate": 1.5}, r"drop_path_rate must be"),
         ({"mean": (0.5, 0.5)}, r"mean must be three numbers"),
         ({"std": (0.5, 0.0, 0.5)}, r"std must be positive"),
-        ({"backbone_args": {"num_classes": 3}}, r"cannot hold 'num_classes'"),
-        ({"backbone_args": {"act_layer": nn.GELU}}, r"what JSON can hold"),
+        ({"backbone_args": {"num_classes": 3}}, r"must not contain 'num_classes'"),
+        ({"backbone_args": {"act_layer": nn.GELU}}, r"must be JSON-compatible"),
         ({"backbone_args": {"no_such_thing": 1}}, r"cannot build 'test_resnet' with .*'no_such_thing'"),
         ({"backbone": "crossvit_tiny_240"}, r"neither feature maps nor tokens"),
     ],

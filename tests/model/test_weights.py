@@ -233,8 +233,8 @@ def test_lite0_has_every_tensor_in_its_place():
 def test_lite0_is_refused_elsewhere(monkeypatch):
     with pytest.raises(ModelError, match="are for the backbone 'tf_efficientnet_lite0', not for 'test_resnet'"):
         Embedder("test_resnet", pretrained=LITE0)
-    file = weights.read_tensors
-    monkeypatch.setattr(weights, "read_tensors", lambda path: dict(reversed(file(path).items())))
+    file = weights.read_state_dict
+    monkeypatch.setattr(weights, "read_state_dict", lambda path: dict(reversed(file(path).items())))
     with pytest.raises(ModelError, match=r"does not fit conv_stem.weight"):
         weights._lite0_tensors("tf_efficientnet_lite0")
 

@@ -14,8 +14,8 @@ from shortlist.config import RunConfig
 from shortlist.data import BENCHMARKS
 from shortlist.recipes import open_recipe, recipe_names
 from shortlist.training import train
+from shortlist.training.components import build_embedder
 from shortlist.training.loop import Trainer
-from shortlist.training.parts import build_embedder
 from tests.miniatures import miniature
 from tests.training.runs import class_folders
 

@@ -67,20 +67,23 @@ class TestInheritance:
     @pytest.mark.parametrize(
         ("text", "says"),
         [
-            ("inherits: cars196-resnet50\n", "inherits from 'cars196-resnet50', which is no recipe .* did you mean"),
+            (
+                "inherits: cars196-resnet50\n",
+                "inherits from 'cars196-resnet50', but there is no such .* did you mean",
+            ),
             (
                 "inherits: gldv1-resnet101-rsk\nloss: {name: smooth_ap}\n",
-                "k means nothing .* or null where it is inherit",
+                "k has no effect .* or set it to null if inherited",
             ),
-            ("inherits: {a: b}\n", "inherits must be a recipe's name, or a list"),
+            ("inherits: {a: b}\n", "inherits must be the name of a recipe or a list"),
             ("inherits: wrong.yaml\n", "in a circle: .*wrong.yaml -> .*wrong.yaml"),
             ("inherits: ./deep/../wrong.yaml\n", "in a circle: .*wrong.yaml -> .*deep/../wrong.yaml$"),
-            ("inherit: cars196-resnet50-rsk\n", "inherit: unknown; did you mean 'inherits'"),
+            ("inherit: cars196-resnet50-rsk\n", "inherit: unknown key; did you mean 'inherits'"),
             (
                 "inherits: cars196-resnet50-rsk\nloss: {k: [1]}\nloss: {k: [2]}\n",
-                "the key 'loss' is there twice .*line 3",
+                "duplicate key 'loss' .*line 3",
             ),
-            ("inherits: cars196-resnet50-rsk\nloss: {k: [1], k: [2]}\n", "the key 'k' is there twice"),
+            ("inherits: cars196-resnet50-rsk\nloss: {k: [1], k: [2]}\n", "duplicate key 'k'"),
             ("inherits: parts\n", "no recipe and no file"),
         ],
     )

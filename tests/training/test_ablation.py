@@ -82,7 +82,7 @@ def test_it_goes_on_after_it_was_stopped(base: RunConfig, tmp_path: Path, monkey
         return real(one, *rest)
 
     monkeypatch.setattr(ablation, "train", stopped)
-    with pytest.raises(Interrupted, match=r"RS@k \+ SiMix, 4, seed 0. To go on, give the same command"):
+    with pytest.raises(Interrupted, match=r"RS@k \+ SiMix, 4, seed 0. Run the same command again"):
         ablate("batch-size", base, tmp_path, values=["4"], seeds=1)
     monkeypatch.setattr(ablation, "train", real)
     assert len(json.loads(ablate("batch-size", base, tmp_path, values=["4"], seeds=1).read_text())["cases"]) == 3
@@ -92,7 +92,7 @@ def test_a_case_of_another_process_is_left_to_it(base: RunConfig, tmp_path: Path
     heard = Heard()
     with Case("SAP", "4", 0).folder(tmp_path).locked():
         file = ablate("batch-size", base, tmp_path, values=["4"], seeds=1, display=heard)
-    assert "Another process is at it." in heard.said
+    assert "Another process is training this run." in heard.said
     assert [case["method"] for case in json.loads(file.read_text())["cases"]] == ["RS@k", "RS@k + SiMix"]
 
 
@@ -124,19 +124,19 @@ def test_batch_sizes_go_up_to_the_largest(tmp_path: Path) -> None:
     [
         ({"name": "batchsize"}, "no study 'batchsize'; did you mean 'batch-size'"),
         ({"name": "k", "methods": ["SAP"]}, "no method 'SAP'; known: RS@k"),
-        ({"name": "k", "learning_rate": "sqrt"}, "follows the batch size, which the study k leaves"),
+        ({"name": "k", "learning_rate": "sqrt"}, "sqrt has no effect in the study k"),
         ({"name": "batch-size", "learning_rate": "cubic"}, "no learning-rate rule 'cubic'"),
-        ({"name": "batch-size", "values": ["5"]}, "RS@k, 5, seed 0 of tiny cannot be run"),
+        ({"name": "batch-size", "values": ["5"]}, "RS@k, 5, seed 0 of tiny is not a valid configuration"),
         (
             {"name": "batch-size", "values": ["4", "400"]},
             "A batch of batch.size=400 images cannot be filled. The largest batch possible is 8",
         ),
-        ({"name": "k", "values": ["[2,1]"]}, "loss.k: should rise"),
+        ({"name": "k", "values": ["[2,1]"]}, "loss.k: should be strictly increasing"),
         (
             {"name": "batch-size", "values": ["many"], "learning_rate": "sqrt"},
-            "RS@k, many, seed 0 of tiny cannot be run",
+            "RS@k, many, seed 0 of tiny is not a valid configuration",
         ),
-        ({"name": "batch-size", "values": ["auto"], "learning_rate": "sqrt"}, "needs numbers: batch.size is auto"),
+        ({"name": "batch-size", "values": ["auto"], "learning_rate": "sqrt"}, "requires a number for batch.size"),
     ],
 )
 def test_mistakes_are_told_before_anything_is_trained(
@@ -160,7 +160,7 @@ def test_a_study_that_could_not_begin_may_be_put_right(base: RunConfig, tmp_path
 def test_a_study_that_tests_nothing_stops_at_once(base: RunConfig, tmp_path: Path, trained: list[RunConfig]) -> None:
     only = base.model_copy(update={"data": base.data.model_copy(update={"train_share": 1.0})})
     for _ in range(2):
-        with pytest.raises(RunError, match=r"was tested on nothing.* Set evaluation.tests"):
+        with pytest.raises(RunError, match=r"was not tested.* Set evaluation.tests"):
             ablate("k", only, tmp_path, values=["[1]"], seeds=1)
     assert len(trained) <= 2
 
@@ -175,5 +175,5 @@ def test_blanks_in_a_list_make_no_other_case(base: RunConfig, tmp_path: Path, tr
 def test_a_folder_holds_one_study(base: RunConfig, tmp_path: Path) -> None:
     ablate("k", base, tmp_path, values=["[1]"], methods=["RS@k"], seeds=1)
     other = base.model_copy(update={"optimizer": base.optimizer.model_copy(update={"lr": 1.0})})
-    with pytest.raises(RunError, match="holds another study, or this one with other settings"):
+    with pytest.raises(RunError, match="contains another study, or this one with other settings"):
         ablate("k", other, tmp_path, values=["[1]"], methods=["RS@k"], seeds=1)

@@ -20,10 +20,10 @@ from shortlist.errors import ConfigError, DataError
 from shortlist.evaluation import Estimate, Evaluation, evaluate
 from shortlist.model import Embedder, MultiScale
 from shortlist.report.tables import print_evaluations
-from shortlist.training import Display, RunFolder, describe, evaluate_run, evaluation, make_plan, train
-from shortlist.training.folder import OtherImages
-from shortlist.training.opening import with_absolute_paths
-from shortlist.training.parts import build_embedder, build_transforms
+from shortlist.training import Display, RunFolder, describe, evaluate_run, make_plan, run_evaluation, train
+from shortlist.training.components import build_embedder, build_transforms
+from shortlist.training.datasets import with_absolute_paths
+from shortlist.training.folder import ImagesChangedError
 from tests.miniatures import miniature
 from tests.training.runs import class_folders, config, records
 
@@ -132,7 +132,7 @@ class TestLandmarks:
             opened.append(source)
             return open_catalog(source, **options)
 
-        monkeypatch.setattr("shortlist.training.opening.open_catalog", note)
+        monkeypatch.setattr("shortlist.training.datasets.open_catalog", note)
         found = [each.to_dict() for each in evaluate_run(finished.path)]
         assert found == json.loads(finished.evaluation_file.read_text())
         assert kept.stat().st_mtime_ns == before
@@ -178,7 +178,7 @@ class TestLandmarks:
         assert million["remarks"] == [
             *oxford["remarks"],
             "gallery: lists 30 images, where r1m has 1,001,001 images",
-            "r1m, left out as on_missing=skip says: 1 unreadable images (vectors/r1m.npy.json)",
+            "r1m: left out 1 unreadable images (on_missing=skip; see vectors/r1m.npy.json)",
         ]
         assert len(paris["remarks"]) == 2
         some = Path(shutil.copytree(home / "oxford", tmp_path / "oxford"))
@@ -186,7 +186,7 @@ class TestLandmarks:
         next(some.rglob("query_000002.jpg")).write_text("no image")
         (fewer,) = evaluate_run(finished.path, "roxford5k", root=some)
         assert fewer.queries == 4
-        text = "roxford5k, left out as on_missing=skip says: 1 missing, 1 unreadable images"
+        text = "roxford5k: left out 1 missing and 1 unreadable images (on_missing=skip)"
         assert fewer.remarks == (*oxford["remarks"], text)
         assert f"note: {text}" in printed(fewer)[1]
 
@@ -226,12 +226,12 @@ class TestLandmarks:
         embedder, plan = Embedder.load(finished.path), make_plan(landmarks(home), Display())
         eval_set = plan.eval_sets[1]
         transform = build_transforms(config, embedder)[1]
-        (found,) = evaluation.evaluate_embedder(embedder, eval_set, config, Display())
-        (plain,) = evaluation.evaluate_embedder(embedder, eval_set, landmarks(home), Display())
+        (found,) = run_evaluation.evaluate_embedder(embedder, eval_set, config, Display())
+        (plain,) = run_evaluation.evaluate_embedder(embedder, eval_set, landmarks(home), Display())
         both = embed_images(MultiScale(embedder, (1.0, 0.5)), eval_set.catalog, transform)
         assert found.metrics == evaluate(both, eval_set.catalog, bootstrap=20, k=eval_set.k).metrics
         assert found.metrics != plain.metrics
-        (validated,) = evaluation.evaluate_embedder(embedder, eval_set, config, Display(), validation=True)
+        (validated,) = run_evaluation.evaluate_embedder(embedder, eval_set, config, Display(), validation=True)
         assert validated.values == plain.values
         assert validated.metrics["mAP hard"].low is None
 
@@ -258,7 +258,7 @@ class TestLandmarks:
         ("override", "said"),
         [
             ("data.validation=half", "validation half and a validation_source exclude each other"),
-            ("data.validation_source={source: sfm120k-val, distractors: x}", "distractors means nothing"),
+            ("data.validation_source={source: sfm120k-val, distractors: x}", "distractors has no effect"),
             ("evaluation.tests=[{source: roxford5k, roots: x}]", "did you mean 'root'"),
         ],
     )
@@ -389,5 +389,5 @@ def test_images_that_have_changed_since_the_training_are_not_tested(tmp_path: Pa
     run = train(config(images, "training.epochs=1", "data.validation=none"), tmp_path / "run")
     evaluate_run(run.path)
     shutil.copytree(images / "class 00", images / "a new class")
-    with pytest.raises(OtherImages, match=r"are not those that .* began with"):
+    with pytest.raises(ImagesChangedError, match=r"have changed since the start of the run in"):
         evaluate_run(run.path)

@@ -10,8 +10,8 @@ from torch import Tensor, nn
 
 from shortlist.config import RunConfig, read_config
 from shortlist.training.checkpoint import load_optimizer_tensors, optimizer_tensors
+from shortlist.training.components import build_embedder, build_optimizer, build_transforms
 from shortlist.training.learner import Learner
-from shortlist.training.parts import build_embedder, build_optimizer, build_transforms
 from tests.training.runs import RECIPE
 
 CPU = torch.device("cpu")
@@ -29,7 +29,7 @@ def batch(seed: int = 0) -> tuple[list[Tensor], Tensor]:
 
 def learn(learner: Learner, step: int, factor: float = 1.0) -> float:
     chunks, labels = batch(step)
-    return float(learner.learn(step, iter(chunks), labels, factor).gradient_norm)
+    return float(learner.train_step(step, iter(chunks), labels, factor).gradient_norm)
 
 
 def vector(parameters: list[nn.Parameter]) -> Tensor:

@@ -17,12 +17,11 @@ from shortlist.errors import ConfigError
 from shortlist.extras import MissingExtraError
 from shortlist.ranking import BinnedAPLoss, BlackboxAPLoss, RecallAtKLoss, SmoothAPLoss
 from shortlist.training import Display, RunFolder, describe, loop, make_plan, train
-from shortlist.training.borrowed import REFUSED, REFUSED_MINERS, MetricLearningLoss
 from shortlist.training.checkpoint import TrainingState, latest_state, save_state
+from shortlist.training.components import build_embedder, build_loss
 from shortlist.training.learner import Learner
-from shortlist.training.losses import build_loss
-from shortlist.training.parts import build_embedder
-from shortlist.training.signatures import classes_in
+from shortlist.training.metric_learning import REFUSED_LOSSES, REFUSED_MINERS, MetricLearningLoss
+from shortlist.training.metric_learning_arguments import classes_in
 from tests.training.runs import RECIPE, class_folders, records
 from tests.training.runs import config as run_config
 
@@ -103,15 +102,15 @@ class TestOurs:
                 ["loss.name=pml.NCALoss", "loss.simix=true"],
                 "simix is for recall_at_k and smooth_ap only, not for pml.N",
             ),
-            (["loss.name=pml.NCALoss", "loss.k=[1]"], "loss: k means nothing for pml.NCALoss"),
-            (["loss.name=smooth_ap", "loss.bins=7"], "loss: bins means nothing for smooth_ap"),
-            (["loss.name=binned_ap", "loss.margin=0.3"], "loss: margin means nothing for binned_ap"),
-            (["loss.args.alpha=1"], "loss: args means nothing for recall_at_k"),
-            (["loss.memory.size=9"], "loss: memory means nothing for recall_at_k"),
-            (["loss.name=smoothap"], "loss.name: unknown; did you mean 'smooth_ap'?"),
+            (["loss.name=pml.NCALoss", "loss.k=[1]"], "loss: k has no effect with pml.NCALoss"),
+            (["loss.name=smooth_ap", "loss.bins=7"], "loss: bins has no effect with smooth_ap"),
+            (["loss.name=binned_ap", "loss.margin=0.3"], "loss: margin has no effect with binned_ap"),
+            (["loss.args.alpha=1"], "loss: args has no effect with recall_at_k"),
+            (["loss.memory.size=9"], "loss: memory has no effect with recall_at_k"),
+            (["loss.name=smoothap"], "loss.name: unknown loss; did you mean 'smooth_ap'?"),
             (["loss.name=MultiSimilarityLoss"], "is named pml.MultiSimilarityLoss"),
             (["loss.name=pml."], "is named pml.MultiSimilarityLoss"),
-            (["loss.name=pml.NCALoss", "loss.miner.nam=X"], "loss.miner.nam: unknown; did you mean 'name'?"),
+            (["loss.name=pml.NCALoss", "loss.miner.nam=X"], "loss.miner.nam: unknown key; did you mean 'name'?"),
             (["loss.name=pml.NCALoss", "loss.memory.size=0"], "loss.memory.size: should be greater than or equal to 1"),
         ],
     )
@@ -127,7 +126,7 @@ EVERY_MINER = sorted(classes_in(miners))
 
 
 class TestEveryLoss:
-    @pytest.mark.parametrize("name", [name for name in EVERY_LOSS if name not in REFUSED])
+    @pytest.mark.parametrize("name", [name for name in EVERY_LOSS if name not in REFUSED_LOSSES])
     def test_it_takes_steps(self, name: str) -> None:
         """Through the large-batch step: gradients for the model and, where it has any, for its own parameters."""
         torch.manual_seed(0)
@@ -147,12 +146,12 @@ class TestEveryLoss:
             optimizer.step()
         assert all(not torch.equal(one, other) for one, other in zip(own, loss.parameters(), strict=True))
 
-    @pytest.mark.parametrize("name", sorted(REFUSED))
+    @pytest.mark.parametrize("name", sorted(REFUSED_LOSSES))
     def test_or_is_refused_with_a_reason(self, name: str) -> None:
         assert name in EVERY_LOSS  # none that the library no longer has
         with pytest.raises(ConfigError) as error:
             build(f"pml.{name}")
-        assert str(error.value) == f"loss.name: pml.{name} cannot be used: {REFUSED[name]}."
+        assert str(error.value) == f"loss.name: pml.{name} cannot be used: {REFUSED_LOSSES[name]}."
 
     @pytest.mark.parametrize("name", EVERY_MINER)
     @pytest.mark.parametrize("memory", ["null", "{size: 30}"])
@@ -288,7 +287,7 @@ REFUSALS = [
         "loss.args.alpa: unknown for pml.MultiSimilarityLoss; did you mean 'alpha'?",
     ),
     ("MultiSimilarityLoss", ["args.mat_based_loss=true"], "loss.args.mat_based_loss: unknown"),
-    ("RankedListLoss", ["args.margin=1"], "loss.args.Tn: is needed by pml.RankedListLoss"),
+    ("RankedListLoss", ["args.margin=1"], "loss.args.Tn: is required by pml.RankedListLoss"),
     ("MultiSimilarityLoss", ["args.alpha=much"], "arguments {'alpha': 'much'} does not work: "),
     ("ArcFaceLoss", ["args.margin=wide"], "loss.args: pml.ArcFaceLoss does not take {'margin': 'wide'}"),
     ("ProxyNCALoss", ["args.num_classes=3"], "loss.args.num_classes: this run has 4, not 3; leave it out"),
@@ -342,7 +341,7 @@ def test_what_is_refused(name: str, settings: list[str], message: str) -> None:
 
 
 def test_without_the_library(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delitem(sys.modules, "shortlist.training.borrowed")
+    monkeypatch.delitem(sys.modules, "shortlist.training.metric_learning")
     monkeypatch.setitem(sys.modules, "pytorch_metric_learning", None)
     with pytest.raises(MissingExtraError, match=r"loss.name=pml.NCALoss needs .* pip install 'shortlist\[baselines\]'"):
         build("pml.NCALoss")
@@ -394,7 +393,7 @@ def batch(seed: int) -> tuple[list[Tensor], Tensor]:
 
 def learn(learner: Learner, step: int) -> float:
     chunks, labels = batch(step)
-    return learner.learn(step, iter(chunks), labels, 1.0).out.loss.item()
+    return learner.train_step(step, iter(chunks), labels, 1.0).output.loss.item()
 
 
 class TestLearner:

@@ -8,8 +8,8 @@ import pytest
 import torch
 
 from shortlist.training import Display, Plan, describe, make_plan
-from shortlist.training.opening import reported_k
-from shortlist.training.parts import build_embedder
+from shortlist.training.components import build_embedder
+from shortlist.training.datasets import reported_k
 from shortlist.training.plan import decoding_workers
 from tests.training.runs import STEPS_AN_EPOCH, class_folders, config
 

@@ -20,7 +20,7 @@ from safetensors import SafetensorError
 from torch import Tensor
 
 from shortlist.errors import Interrupted, RunError
-from shortlist.training import Display, RunFolder, checkpoint, evaluation, loop, resume, train
+from shortlist.training import Display, RunFolder, checkpoint, loop, resume, run_evaluation, train
 from shortlist.training.checkpoint import TrainingState, latest_state, save_state
 from shortlist.training.stopping import StopRequest
 from tests.processes import Commands
@@ -142,7 +142,7 @@ class TestKilled:
         assert steps_of(run) == 1
         code, out, error = commands.run("train", "--resume", run, cwd=home)
         assert (code, error) == (0, "")
-        assert "Going on" not in out
+        assert "Resuming" not in out
         assert_same(run, whole["random"])
 
     def test_while_a_checkpoint_is_written(self, home: Path, commands: Commands, whole: dict[str, Path]) -> None:
@@ -218,14 +218,14 @@ class TestInterrupted:
         (home / "here").unlink()
         (saved, *_) = checkpoints(run)
         assert saved == steps_of(run) == 5  # the step that had begun was taken to its end
-        said, _, command = running.err.partition(" To go on: ")
+        said, _, command = running.err.partition(" Resume with: ")
         assert said == "Stopped after step 5."
         assert "Stopping after this step" in running.out
         program, *args = shlex.split(command)
         assert program == "shortlist"
         code, out, error = commands.run(*args, cwd=home)
         assert (code, error) == (0, "")
-        assert "Going on after step 5 of 9." in out
+        assert "Resuming after step 5 of 9." in out
         assert_same(run, whole["random"])
 
     def test_twice_stops_at_once(self, home: Path, commands: Commands, whole: dict[str, Path]) -> None:
@@ -237,7 +237,7 @@ class TestInterrupted:
         running.until(lambda: "Stopping after this step" in running.out)
         assert running.kill(lambda: True, by=signal.SIGINT) == 130
         (home / "here").unlink()
-        assert running.err.startswith("Stopped at once. To go on from the last checkpoint: shortlist train --resume")
+        assert running.err.startswith("Aborted. Resume from the last checkpoint with: shortlist train --resume")
         assert checkpoints(run) == [5, 4]
         resume(run)
         assert_same(run, whole["often"])
@@ -245,9 +245,9 @@ class TestInterrupted:
     def test_other_signals_and_what_was_there_before(self) -> None:
         before = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
         with StopRequest(Display()) as stop:
-            assert not stop.asked
+            assert not stop.requested
             os.kill(os.getpid(), signal.SIGTERM)
-            assert stop.asked
+            assert stop.requested
             with pytest.raises(KeyboardInterrupt):
                 os.kill(os.getpid(), signal.SIGINT)
         assert before == {number: signal.getsignal(number) for number in before}
@@ -261,8 +261,8 @@ class TestInterrupted:
             train(config(home / "images"), tmp_path / "run")
         assert not (tmp_path / "run").exists()
         monkeypatch.undo()
-        monkeypatch.setattr(evaluation, "embed_images", press)
-        with pytest.raises(Interrupted, match="Stopped at once"):
+        monkeypatch.setattr(run_evaluation, "embed_images", press)
+        with pytest.raises(Interrupted, match="Aborted"):
             train(config(home / "images", "evaluation.before=true"), tmp_path / "run")
         assert (tmp_path / "run" / "config.yaml").exists()
 
@@ -294,11 +294,11 @@ class TestDamaged:
     ) -> None:
         damage(copy / "checkpoints" / "step-00000006.safetensors")
         if damage is flip_a_bit:  # the end is the same for all
-            with pytest.warns(UserWarning, match=r"step-00000006.safetensors is damaged .*; the one before is used"):
+            with pytest.warns(UserWarning, match=r"step-00000006.safetensors is damaged .*; using the previous one"):
                 resume(copy)
             assert_same(copy, whole["random"])
             return
-        with pytest.warns(UserWarning, match=r"step-00000006.safetensors is damaged .*; the one before is used"):
+        with pytest.warns(UserWarning, match=r"step-00000006.safetensors is damaged .*; using the previous one"):
             state = latest_state(copy / "checkpoints")
         assert state is not None
         assert state.step == 3
@@ -321,9 +321,7 @@ class TestDamaged:
         text = (copy / "config.yaml").read_text()
         assert text.count(old) == 1
         (copy / "config.yaml").write_text(text.replace(old, new))
-        with pytest.raises(
-            RunError, match="checkpoint of step 6 is of another architecture than the test_vit"
-        ) as error:
+        with pytest.raises(RunError, match="checkpoint of step 6 does not fit the architecture test_vit") as error:
             resume(copy)
         assert "\n" not in str(error.value)
 
@@ -344,7 +342,7 @@ class TestNoRoom:
             raise problem
 
         monkeypatch.setattr(checkpoint, "save_file", full)
-        with pytest.raises(RunError, match=r"checkpoint of step 2 .*No space left.*unharmed.*--resume"):
+        with pytest.raises(RunError, match=r"checkpoint of step 2 .*No space left.*unchanged.*--resume"):
             save_state(tmp_path, TrainingState(2, {}, {}))
         assert [file.name for file in tmp_path.iterdir()] == ["step-00000001.safetensors"]
         state = latest_state(tmp_path)

@@ -21,12 +21,12 @@ from shortlist.evaluation import Estimate, Evaluation
 from shortlist.training import (
     Display,
     RunFolder,
+    datasets,
     evaluate_run,
-    evaluation,
     loop,
     make_plan,
-    opening,
     resume,
+    run_evaluation,
     train,
 )
 from tests.training.runs import CLASSES, IMAGES, STEPS_AN_EPOCH, class_folders, config, records, same_weights, weights
@@ -148,15 +148,15 @@ class TestFolder:
 
     def test_a_run_that_is_there_already(self, finished: RunFolder, images: Path) -> None:
         before = {file: file.stat().st_mtime_ns for file in finished.path.rglob("*") if file.name != ".lock"}
-        with pytest.raises(RunError, match=r"holds a run already.*shortlist train --resume"):
+        with pytest.raises(RunError, match=r"contains a run already.*shortlist train --resume"):
             train(config(images), finished.path)
         display = Listener()
         resume(finished.path, display)
-        assert display.messages == ["This run is finished already."]
+        assert display.messages == ["This run is already finished."]
         assert before == {file: file.stat().st_mtime_ns for file in finished.path.rglob("*") if file.name != ".lock"}
 
     def test_a_folder_without_a_run(self, tmp_path: Path) -> None:
-        with pytest.raises(RunError, match=r"There is no run in .*: it has no config\.yaml"):
+        with pytest.raises(RunError, match=r"There is no run in .*: it contains no config\.yaml"):
             resume(tmp_path)
         with pytest.raises(RunError, match="There is no run in"):
             evaluate_run(tmp_path / "nothing")
@@ -189,9 +189,9 @@ class TestLock:
         holders = [subprocess.Popen([*command, str(path / ".lock")], **pipes) for path in (run.path, new)]
         for holder in holders:
             assert holder.stdout.readline() == b"1\n"
-        with pytest.raises(RunError, match="Another training is at work in"):
+        with pytest.raises(RunError, match="Another process is training in"):
             resume(run.path)
-        with pytest.raises(RunError, match="Another training is at work in"):
+        with pytest.raises(RunError, match="Another process is training in"):
             train(config(images), new)
         assert list(new.iterdir()) == [new / ".lock"]
         for holder in holders:
@@ -212,7 +212,7 @@ class TestSetUp:
             ("batch.size=24", ConfigError, "The largest batch possible is 9: 3 classes"),
             ("batch.per_class=7", ConfigError, "7 images"),
             ("model.pooling=token", ModelError, "class token"),
-            ("training.precision=float16", ConfigError, "needs a GPU"),
+            ("training.precision=float16", ConfigError, "requires a GPU"),
             ("model.weights=no/such/file.safetensors", ModelError, "no/such/file"),
         ],
     )
@@ -231,7 +231,7 @@ class TestSetUp:
     def test_a_misspelt_backbone_costs_no_look_at_the_images(
         self, images: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        monkeypatch.setattr(opening, "open_catalog", lambda *_, **__: pytest.fail("the images were opened"))
+        monkeypatch.setattr(datasets, "open_catalog", lambda *_, **__: pytest.fail("the images were opened"))
         with pytest.raises(ModelError, match="no backbone 'resnet_50'"):
             train(config(images, "model.backbone=resnet_50"), tmp_path / "run")
         with pytest.raises(pytest.fail.Exception, match="the images were opened"):  # the control
@@ -252,7 +252,7 @@ class TestBest:
             value = next(values[split])
             return Evaluation("x", split, "x", 1, 1, 0, {f"r@{cut}": Estimate(value) for cut in k})
 
-        monkeypatch.setattr(evaluation, "evaluate", evaluate)
+        monkeypatch.setattr(run_evaluation, "evaluate", evaluate)
         return splits
 
     def test_by_validation_and_never_by_test(
@@ -367,7 +367,7 @@ class TestSettings:
 
 class TestNotFinite:
     def test_a_loss_that_is_not_finite(self, images: Path, tmp_path: Path) -> None:
-        with pytest.raises(RunError, match=r"Step 2 gave the loss nan .*failed\. A smaller optimizer\.lr"):
+        with pytest.raises(RunError, match=r"Step 2 has loss nan .*failed\. A smaller optimizer\.lr"):
             train(config(images, "optimizer.lr=1e30"), tmp_path / "run")
         run = RunFolder(tmp_path / "run")
         assert [each["step"] for each in records(run)] == [1]
@@ -381,12 +381,12 @@ class TestNotFinite:
             assert not file.get_tensor("batch.embeddings").isfinite().all()
             assert file.get_tensor("batch.labels").tolist() == sorted(file.get_tensor("batch.labels").tolist())
             assert any(name.startswith("model.") for name in file.keys())  # noqa: SIM118
-        with pytest.raises(RunError, match="Step 2 gave"):  # as often as one tries
+        with pytest.raises(RunError, match="Step 2 has loss"):  # as often as one tries
             resume(run.path)
 
     def test_weights_that_are_not_finite_after_the_last_step(self, images: Path, tmp_path: Path) -> None:
         settings = ["optimizer.lr=1e30", "training.epochs=null", "training.steps=1"]
-        with pytest.raises(RunError, match=r"After step 1 the embeddings are not finite"):
+        with pytest.raises(RunError, match=r"The embeddings are not finite after step 1"):
             train(config(images, *settings), tmp_path / "run")
         assert (tmp_path / "run" / "failed" / "step-00000001.safetensors").is_file()
 
@@ -401,7 +401,7 @@ class TestNotFinite:
             return real(parameters, most) if len(calls) < 3 else torch.tensor(torch.inf)
 
         monkeypatch.setattr(torch.nn.utils, "clip_grad_norm_", third_is_infinite)
-        with pytest.raises(RunError, match=r"Step 3 gave the loss 0.* and a gradient of length inf"):
+        with pytest.raises(RunError, match=r"Step 3 has loss 0.* and gradient norm inf"):
             train(config(images), tmp_path / "run")
         monkeypatch.undo()
         settings = ["training.epochs=null", "training.steps=2"]
@@ -438,7 +438,7 @@ class TestImages:
         unreadable = json.loads(run.unreadable_file.read_text())
         assert [path for path, _ in unreadable] == ["class 01/2.png", "class 04/text.jpg"]
         assert json.loads(run.facts_file.read_text())["classes_too_small"] == ["class 05"]
-        monkeypatch.setattr(opening, "drop_unreadable", lambda *_, **__: pytest.fail("looked for again"))
+        monkeypatch.setattr(datasets, "drop_unreadable", lambda *_, **__: pytest.fail("looked for again"))
         run.evaluation_file.unlink()
         again = Listener()
         resume(run.path, again)
@@ -460,7 +460,7 @@ class TestImages:
         new = images / "class 03" / "new.png"
         shutil.copy(images / "class 03" / "0.png", new)
         try:
-            with pytest.raises(RunError, match="The images, classes or splits are not those that"):
+            with pytest.raises(RunError, match="The images, classes or splits have changed since"):
                 resume(run.path)
         finally:
             new.unlink()
@@ -471,7 +471,7 @@ class TestImages:
         run = copy_of(finished, tmp_path / "run")
         facts = json.loads(run.facts_file.read_text())
         run.facts_file.write_text(json.dumps({**facts, "threads": 99}))
-        with pytest.warns(UserWarning, match=r"began with threads 99, now 1: the last digits"):
+        with pytest.warns(UserWarning, match=r"started with threads 99, now 1: the last digits"):
             resume(run.path)
 
 
@@ -512,8 +512,8 @@ def test_a_line_that_was_cut_off_is_not_read(tmp_path: Path) -> None:
     with run.metrics_file.open("a") as file:
         file.write('{"kind": "step", "st')
     assert [record["step"] for record in run.metrics()] == [0, 1, 2]
-    run.forget_after(1)
+    run.discard_records_after(1)
     run.log({"kind": "test", "step": 1})
     assert [record["step"] for record in run.metrics()] == [0, 1, 1]
-    run.forget_after(1)
+    run.discard_records_after(1)
     assert [record["step"] for record in run.metrics()] == [0, 1]

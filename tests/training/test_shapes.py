@@ -19,8 +19,8 @@ from shortlist.data import Catalog, FitTransform, ImageDataset, image_chunks, lo
 from shortlist.encoding import embed_images
 from shortlist.model import MultiScale
 from shortlist.training import Display, describe, make_plan, resume, train
+from shortlist.training.components import build_embedder, build_transforms
 from shortlist.training.loop import Trainer
-from shortlist.training.parts import build_embedder, build_transforms
 from tests.training.runs import config, records, same_weights, weights
 from tests.training.steps import difference, take_gradients
 

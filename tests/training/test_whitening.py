@@ -17,9 +17,9 @@ from shortlist.data import Catalog, FitTransform, TestTransform, load_image
 from shortlist.errors import ModelError
 from shortlist.model import Embedder, pair_whitening, pca_whitening
 from shortlist.training import Display, RunFolder, loop, make_plan, resume, train
+from shortlist.training.components import build_embedder, build_transforms
+from shortlist.training.initial_whitening import _resized, learn_whitening, sample_images
 from shortlist.training.loop import Trainer
-from shortlist.training.parts import build_embedder, build_transforms
-from shortlist.training.whitening import _of_size, drawn, learn_whitening
 from tests.training.runs import class_folders, config, records, same_weights, weights
 
 WHITENING = ("model.whitening=pairs", "model.layer_norm=false", "training.epochs=1", "evaluation.before=true")
@@ -36,7 +36,7 @@ def images(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @given(sizes=st.lists(st.integers(1, 9), min_size=1, max_size=8), number=st.integers(1, 60), seed=st.integers(0, 99))
 def test_two_of_each_class_then_two_more(sizes: list[int], number: int, seed: int) -> None:
     labels = np.repeat(np.arange(len(sizes)), sizes)
-    chosen = drawn(labels, number, seed)
+    chosen = sample_images(labels, number, seed)
     assert len(set(chosen.tolist())) == len(chosen) == min(number, len(labels))
     counts = np.bincount(labels[chosen], minlength=len(sizes))
     most = counts.max()
@@ -47,7 +47,7 @@ def test_two_of_each_class_then_two_more(sizes: list[int], number: int, seed: in
 
 def test_the_seed_chooses() -> None:
     labels = np.repeat(np.arange(50), 4)
-    first, again, other = drawn(labels, 20, 0), drawn(labels, 20, 0), drawn(labels, 20, 1)
+    first, again, other = sample_images(labels, 20, 0), sample_images(labels, 20, 0), sample_images(labels, 20, 1)
     assert (first == again).all()
     assert set(first.tolist()) != set(other.tolist())
 
@@ -60,7 +60,7 @@ def test_the_seed_chooses() -> None:
     ],
 )
 def test_another_size(transform: TestTransform | FitTransform, expected: object) -> None:
-    assert _of_size(transform, 64) == expected
+    assert _resized(transform, 64) == expected
 
 
 # What is learned
@@ -146,9 +146,9 @@ def stop_in(monkeypatch: pytest.MonkeyPatch, method: str, first: int) -> None:
 
 
 def test_what_cannot_be_is_told_before_anything_is_embedded(images: Path, tmp_path: Path) -> None:
-    with pytest.raises(ModelError, match="needs more than 30 images, and there are 18"):
+    with pytest.raises(ModelError, match="requires more than 30 images, but there are 18"):
         train(config(images, *WHITENING, "model.dim=30"), tmp_path / "run")
-    with pytest.raises(ModelError, match="channels into at most as many dimensions, not into 5000"):
+    with pytest.raises(ModelError, match="channels into 5000 dimensions"):
         train(config(images, *WHITENING, "model.dim=5000"), tmp_path / "run")
     assert not (tmp_path / "run").exists()
 

@@ -177,7 +177,7 @@ def _print_plan(config: RunConfig, as_json: bool) -> None:
 
     from shortlist.progress import display_for
     from shortlist.training import describe, make_plan
-    from shortlist.training.parts import build_embedder
+    from shortlist.training.components import build_embedder
 
     plan = make_plan(config, display_for(sys.stderr, as_json=as_json))
     facts = {"config": config.model_dump(mode="json"), "plan": describe(plan, build_embedder(config, weights=False))}

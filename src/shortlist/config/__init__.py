@@ -1,10 +1,11 @@
-"""A run as typed, validated data."""
+"""The configuration of a run: typed, validated data that is read from YAML and command-line overrides."""
 
 from shortlist.extras import extra
 
 with extra("training", __name__):
-    from shortlist.config.reading import read_config, read_yaml, validated
+    from shortlist.config.reading import read_config, read_yaml, validate_config
     from shortlist.config.schema import (
+        CONFIG_KEYS,
         PAPER_K,
         PAPER_K_WITH_SIMIX,
         LossConfig,
@@ -14,6 +15,7 @@ with extra("training", __name__):
     )
 
 __all__ = [
+    "CONFIG_KEYS",
     "PAPER_K",
     "PAPER_K_WITH_SIMIX",
     "LossConfig",
@@ -22,5 +24,5 @@ __all__ = [
     "ScheduleConfig",
     "read_config",
     "read_yaml",
-    "validated",
+    "validate_config",
 ]

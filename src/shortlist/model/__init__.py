@@ -1,11 +1,11 @@
-"""Images to unit vectors: any timm backbone, pooling, a linear layer; saved and loaded without pickle."""
+"""Embedders: timm backbones with pooling and a linear layer, multi-scale embedding and whitening."""
 
 from shortlist.extras import extra
 
 with extra("training", __name__):
     from shortlist.model.backbone import DataConfig
-    from shortlist.model.config import EmbedderConfig
     from shortlist.model.embedder import Embedder
+    from shortlist.model.embedder_config import EmbedderConfig
     from shortlist.model.multiscale import MultiScale
     from shortlist.model.pooling import Average, ClassToken, GeM, Max
     from shortlist.model.whitening import pair_whitening, pca_whitening

@@ -1,4 +1,4 @@
-"""A timm backbone without its classifier, and what its features look like."""
+"""Build timm backbones without their classifiers, and determine the layout of their features."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from shortlist.errors import ModelError
 
 @dataclass(frozen=True)
 class DataConfig:
-    """How a backbone wants its images: the defaults for transforms."""
+    """Image preprocessing that a backbone expects, which transforms use as defaults."""
 
     input_size: tuple[int, int, int]
     interpolation: str
@@ -28,25 +28,35 @@ class DataConfig:
 
 @dataclass(frozen=True)
 class Layout:
-    """What a backbone's features look like."""
+    """Layout of the features of a backbone."""
 
     channels: int
-    tokens: bool  # (B, N, C), as of a ViT; otherwise maps
-    maps_last: bool  # maps come as (B, H, W, C)
-    prefix_tokens: int  # class and register tokens, before those of the patches
-    class_token: bool
-    whole: bool  # features are what the model returns; otherwise what its forward_features does
+    tokens: bool  # (B, N, C), as of a ViT; otherwise feature maps
+    channels_last: bool  # feature maps are (B, H, W, C) instead of (B, C, H, W)
+    prefix_tokens: int  # number of class and register tokens before the patch tokens
+    class_token: bool  # whether the first token is a class token
+    from_forward: bool  # features are the output of forward(); otherwise of forward_features()
 
 
 def create_backbone(
     name: str, image_size: int | None, arguments: Mapping[str, Any]
 ) -> tuple[nn.Module, Layout, DataConfig, dict[str, Any]]:
-    """Build a timm model with random weights and no classifier or pooling, and look at what it returns.
+    """Build a timm model with random weights, without classifier and pooling, and inspect its features.
 
-    The last that is returned is what timm's `create_model` took, besides the name.
+    Model families support different options, so several combinations are tried, the most general first: position
+    embeddings that are resampled to any image size, no size option, and a fixed `image_size`; each without pooling
+    first, and then with it, since a few models cannot omit it.
 
-    Families differ in what they can be asked, so the most is asked first: position embeddings that are resampled to
-    any image size, then none of that, then the one size that was given; and a few cannot leave their pooling away.
+    Args:
+        name: Name of a timm model, with or without a tag.
+        image_size: Side of the images in pixels, or None for the default of the model.
+        arguments: Further arguments for `timm.create_model`.
+
+    Returns:
+        The model, the layout of its features, its preprocessing, and the arguments that `create_model` accepted.
+
+    Raises:
+        ModelError: The model does not exist, or no combination of options works.
     """
     _check_name(name)
     sizes = [{"dynamic_img_size": True}, {}] + ([] if image_size is None else [{"img_size": image_size}])
@@ -58,8 +68,10 @@ def create_backbone(
                 backbone = timm.create_model(name, pretrained=False, **options)
                 config = _data_config(backbone)
                 height, width = (image_size, image_size) if image_size else config.input_size[1:]
-                layout = _look(name, backbone, config.input_size[1:], torch.zeros(1, 3, height, width), bool(pooling))
-            except ModelError as error:  # it was built and does not do: more telling than that it was not built
+                layout = _inspect(
+                    name, backbone, config.input_size[1:], torch.zeros(1, 3, height, width), bool(pooling)
+                )
+            except ModelError as error:  # it was built but is unusable: more informative than a failure to build
                 problem = problem if isinstance(problem, ModelError) else error
             except (AssertionError, AttributeError, LookupError, RuntimeError, TypeError, ValueError) as error:
                 problem = problem or (None if size else error)
@@ -71,31 +83,31 @@ def create_backbone(
     raise ModelError(f"timm cannot build {name!r}{given}: {problem or 'no reason given'}") from problem
 
 
-def unpooled(backbone: nn.Module, layout: Layout, images: Tensor) -> Tensor:
-    """Features of normalised images: maps (B, C, H, W), or tokens (B, N, C) with the prefix tokens first."""
-    features: Tensor = backbone(images) if layout.whole else backbone.forward_features(images)  # type: ignore[operator]
-    return features.permute(0, 3, 1, 2) if layout.maps_last else features
+def extract_features(backbone: nn.Module, layout: Layout, images: Tensor) -> Tensor:
+    """Compute features of normalised images: maps (B, C, H, W), or tokens (B, N, C) with the prefix tokens first."""
+    features: Tensor = backbone(images) if layout.from_forward else backbone.forward_features(images)  # type: ignore[operator]
+    return features.permute(0, 3, 1, 2) if layout.channels_last else features
 
 
-def size_problem(
-    name: str, backbone: nn.Module, made_for: tuple[int, int], images: Tensor, error: Exception
+def explain_size_error(
+    name: str, backbone: nn.Module, native_size: tuple[int, int], images: Tensor, error: Exception
 ) -> str | None:
-    """What to tell about an error that comes from the size of the images; None where it comes from something else."""
+    """Return a message for an error that the image size caused, or None if the error has another cause."""
     height, width = images.shape[2:]
     if isinstance(error, torch.OutOfMemoryError) or not isinstance(error, AssertionError | RuntimeError | ValueError):
         return None
     if isinstance(error, RuntimeError) and (
-        (height, width) == made_for or not any(word in str(error) for word in ("size", "shape"))
+        (height, width) == native_size or not any(word in str(error) for word in ("size", "shape"))
     ):
         return None
-    message = f"the backbone {name!r} cannot take images of {height} x {width} pixels ({error}); "
+    message = f"the backbone {name!r} does not support images of {height} x {width} pixels ({error}); "
     patch = getattr(getattr(backbone, "patch_embed", None), "patch_size", None)
     if getattr(backbone, "dynamic_img_size", False) and patch is not None and (height % patch[0] or width % patch[1]):
         return message + (
             f"use sides that are multiples of {patch[0]}, "
-            "or let it fill up the last patches with backbone_args={'dynamic_img_pad': True}"
+            "or pad the last patches with backbone_args={'dynamic_img_pad': True}"
         )
-    return message + f"it was made for {made_for[0]} x {made_for[1]}: use these, or another backbone"
+    return message + f"it was built for {native_size[0]} x {native_size[1]}: use this size, or another backbone"
 
 
 def _check_name(name: str) -> None:
@@ -103,7 +115,7 @@ def _check_name(name: str) -> None:
     known = timm.list_models()
     if not timm.is_model(architecture):
         near = difflib.get_close_matches(architecture, known, n=3, cutoff=0.5)
-        hint = f"the nearest names: {', '.join(near)}" if near else "timm.list_models() lists the names"
+        hint = f"the nearest names are: {', '.join(near)}" if near else "timm.list_models() lists all names"
         raise ModelError(f"timm {timm.__version__} has no backbone {name!r}; {hint}")
     tags = [full.partition(".")[2] for full in timm.list_models(f"{architecture}.*", pretrained=True)]
     if tag and tag not in tags:
@@ -123,50 +135,52 @@ def _data_config(backbone: nn.Module) -> DataConfig:
     )
 
 
-def _look(name: str, backbone: nn.Module, made_for: tuple[int, int], image: Tensor, whole: bool) -> Layout:
-    """Show the backbone an image of the size it will get, and see what comes out."""
+def _inspect(name: str, backbone: nn.Module, native_size: tuple[int, int], image: Tensor, from_forward: bool) -> Layout:
+    """Run the backbone on an image of the expected size, and determine the layout of its features."""
     backbone.eval()
     try:
         with torch.no_grad():
-            features = backbone(image) if whole else backbone.forward_features(image)  # type: ignore[operator]
+            features = backbone(image) if from_forward else backbone.forward_features(image)  # type: ignore[operator]
     except (AssertionError, RuntimeError, ValueError) as error:
-        problem = size_problem(name, backbone, made_for, image, error)
+        problem = explain_size_error(name, backbone, native_size, image, error)
         raise ModelError(problem or f"the backbone {name!r} does not run: {error}") from error
-    if whole and isinstance(features, Tensor) and features.ndim == 2:  # it flattens what it was not to pool
-        return _look(name, backbone, made_for, image, whole=False)
-    layout = _layout(name, backbone, features, whole)
-    if not whole:
+    if from_forward and isinstance(features, Tensor) and features.ndim == 2:  # it flattens although pooling is off
+        return _inspect(name, backbone, native_size, image, from_forward=False)
+    layout = _layout(name, backbone, features, from_forward)
+    if not from_forward:
         _freeze_unused(backbone, layout, image)
     backbone.train()
     return layout
 
 
 def _freeze_unused(backbone: nn.Module, layout: Layout, image: Tensor) -> None:
-    """No gradients for what comes after the features: many processes would wait for them for ever."""
+    """Freeze parameters after the features: distributed training would wait for their gradients forever."""
     parameters = list(backbone.parameters())
-    gradients = torch.autograd.grad(unpooled(backbone, layout, image).sum(), parameters, allow_unused=True)
+    gradients = torch.autograd.grad(extract_features(backbone, layout, image).sum(), parameters, allow_unused=True)
     for parameter, gradient in zip(parameters, gradients, strict=True):
         parameter.requires_grad_(gradient is not None)
 
 
-def _layout(name: str, backbone: nn.Module, features: object, whole: bool) -> Layout:
+def _layout(name: str, backbone: nn.Module, features: object, from_forward: bool) -> Layout:
     if not isinstance(features, Tensor) or features.ndim not in (3, 4):
         what = tuple(features.shape) if isinstance(features, Tensor) else type(features).__name__
-        raise ModelError(f"the backbone {name!r} gives {what}, neither feature maps nor tokens: use another one")
+        raise ModelError(
+            f"the backbone {name!r} returns {what}, which is neither feature maps nor tokens: use another one"
+        )
     tokens = features.ndim == 3
-    maps_last = not tokens and getattr(backbone, "output_fmt", None) == "NHWC"
+    channels_last = not tokens and getattr(backbone, "output_fmt", None) == "NHWC"
     has_class_token = getattr(backbone, "has_class_token", None)
     if has_class_token is None:
         has_class_token = getattr(backbone, "cls_token", None) is not None
     prefix = getattr(backbone, "num_prefix_tokens", None)
     prefix_tokens = (int(has_class_token) if prefix is None else prefix) if tokens else 0
     if tokens and features.shape[1] <= prefix_tokens:
-        raise ModelError(f"the backbone {name!r} gives a class token and none of its patches: use another one")
+        raise ModelError(f"the backbone {name!r} returns a class token but no patch tokens: use another one")
     return Layout(
-        channels=features.shape[-1 if tokens or maps_last else 1],
+        channels=features.shape[-1 if tokens or channels_last else 1],
         tokens=tokens,
-        maps_last=maps_last,
+        channels_last=channels_last,
         prefix_tokens=prefix_tokens,
         class_token=tokens and has_class_token,
-        whole=whole,
+        from_forward=from_forward,
     )

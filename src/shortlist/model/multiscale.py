@@ -1,4 +1,4 @@
-"""One descriptor from several resolutions of an image."""
+"""Combine the embeddings of an image at several scales."""
 
 from __future__ import annotations
 
@@ -15,20 +15,20 @@ from shortlist.model.pooling import GeM
 
 
 class MultiScale(nn.Module):
-    """An embedder that looks at each image in several sizes: v = (mean of v_s^m)^(1/m) over the scales s, then L2.
+    """Multi-scale embedding: v = (mean of v_s^m)^(1/m) over the scales s, then L2 normalisation.
 
-    m is GeM's p where the vectors are what GeM pooled, which is positive; what a linear layer or a layer norm makes of
-    it has signs, which no power but m = 1 can take.
+    m is the exponent p of GeM if the embeddings are the output of GeM, which is positive. After a linear layer or a
+    layer norm, values can be negative, and m = 1.
 
     Args:
-        embedder: for each scale.
-        scales: factors of width and height, such as (1, sqrt 2, 1 / sqrt 2).
+        embedder: Embedder that is applied at each scale.
+        scales: Factors of width and height, such as (1, sqrt 2, 1 / sqrt 2).
 
     Shapes:
-        As of the embedder: (B, 3, H, W) -> (B, d). Images are normalised first, then resized bilinearly.
+        (B, 3, H, W) -> (B, d), as for the embedder. Images are normalised first, then resized bilinearly.
 
     Raises:
-        ModelError: no scales, or one that is not positive.
+        ModelError: `scales` is empty, or a scale is not positive.
 
     Example:
         >>> embedder = Embedder("test_resnet", dim=8).eval()
@@ -39,18 +39,18 @@ class MultiScale(nn.Module):
     def __init__(self, embedder: Embedder, scales: Sequence[float]) -> None:
         super().__init__()
         if not scales or not all(0 < scale < math.inf for scale in scales):
-            raise ModelError(f"scales must be one positive number or more, not {list(scales)}")
+            raise ModelError(f"scales must be one or more positive numbers, not {list(scales)}")
         self.embedder, self.scales = embedder, tuple(float(scale) for scale in scales)
 
     @property
     def power(self) -> float:
-        """What the text above calls m."""
+        """The exponent m."""
         exponent = self._exponent
         return 1.0 if exponent is None else exponent.item()
 
     @property
     def _exponent(self) -> Tensor | None:
-        """The same as a tensor, which can be exported; None for 1."""
+        """The exponent m as a tensor, which can be exported, or None for m = 1."""
         config, pooling = self.embedder.config, self.embedder.pooling
         positive = config.dim is None and not config.layer_norm
         return pooling.p if positive and isinstance(pooling, GeM) else None
@@ -64,12 +64,12 @@ class MultiScale(nn.Module):
 def _resized(images: Tensor, scale: float) -> Tensor:
     if scale == 1:
         return images
-    size = [torch.sym_max(1, torch.sym_int(side * scale)) for side in images.shape[2:]]  # symbols in an export
+    size = [torch.sym_max(1, torch.sym_int(side * scale)) for side in images.shape[2:]]  # symbolic in an export
     return functional.interpolate(images, size, mode="bilinear", align_corners=False)  # type: ignore[arg-type]
 
 
 def _power_mean(vectors: Tensor, power: Tensor | None) -> Tensor:
-    """(mean of v^m)^(1/m) over the first dimension; of shares of the largest, so that no power vanishes."""
+    """Compute (mean of v^m)^(1/m) over the first dimension, relative to the maximum to prevent underflow."""
     if power is None:
         return vectors.mean(0)
     largest = vectors.amax(0).clamp(min=torch.finfo(vectors.dtype).tiny)

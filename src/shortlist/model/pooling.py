@@ -1,7 +1,4 @@
-"""From features to one vector an image: GeM and its friends.
-
-Each takes feature maps (B, C, H, W) or tokens (B, N, C) and returns (B, C).
-"""
+"""Pooling layers: feature maps (B, C, H, W) or tokens (B, N, C) -> one vector per image (B, C)."""
 
 from __future__ import annotations
 
@@ -12,16 +9,17 @@ from torch import Tensor, nn
 
 
 class GeM(nn.Module):
-    """Generalised mean: (mean of x^p)^(1/p) over the positions; p = 1 is the average, a large p nears the maximum.
+    """Generalised-mean pooling: (mean of x^p)^(1/p) over the positions.
 
-    Computed in float32 at least. Each channel is divided by its largest value before the power and multiplied by it
-    after, which changes neither value nor gradient (the mean is homogeneous) and lets no power over- or underflow: a
-    dead channel with a large p would otherwise give a gradient of 0 * inf.
+    p = 1 is average pooling, and a large p approaches max pooling. Computed in float32 or higher precision. Each
+    channel is divided by its maximum before the power and multiplied by it afterwards. This changes neither the value
+    nor the gradient (the mean is homogeneous), and prevents overflow and underflow: without it, a dead channel and a
+    large p would give a gradient of 0 * inf.
 
     Args:
-        p: the exponent, where it starts.
-        eps: values below it are raised to it, since the power is of positive numbers.
-        learnable: train p; otherwise it is a buffer.
+        p: Initial exponent.
+        eps: Lower bound to which the features are clamped, since the power requires positive numbers.
+        learnable: Whether p is a parameter; otherwise it is a buffer.
 
     Example:
         >>> GeM(p=2)(torch.tensor([[[1.0], [7.0]]])).item()  # one image, two tokens of one channel: sqrt((1 + 49) / 2)
@@ -34,7 +32,7 @@ class GeM(nn.Module):
         super().__init__()
         if not p > 0 or not eps > 0:
             raise ValueError(f"GeM's p and eps must be positive, not {p} and {eps}")
-        start = torch.full((1,), float(p))  # not a scalar: sharded training refuses those
+        start = torch.full((1,), float(p))  # not a scalar: sharded training does not support scalars
         if learnable:
             self.p = nn.Parameter(start)
         else:
@@ -43,7 +41,7 @@ class GeM(nn.Module):
 
     def forward(self, features: Tensor) -> Tensor:
         positions = _positions(features)
-        values = _float32_at_least(features).clamp(min=self.eps)
+        values = _at_least_float32(features).clamp(min=self.eps)
         p = self.p.to(values.dtype)
         largest = values.detach().amax(positions, keepdim=True)
         mean = (values / largest).pow(p).mean(positions)
@@ -54,33 +52,35 @@ class GeM(nn.Module):
 
 
 class Average(nn.Module):
-    """The mean over the positions, in float32 at least."""
+    """Average pooling, in float32 or higher precision."""
 
     def forward(self, features: Tensor) -> Tensor:
-        return _float32_at_least(features).mean(_positions(features))
+        return _at_least_float32(features).mean(_positions(features))
 
 
 class Max(nn.Module):
-    """The largest value over the positions."""
+    """Max pooling."""
 
     def forward(self, features: Tensor) -> Tensor:
-        return _float32_at_least(features).amax(_positions(features))
+        return _at_least_float32(features).amax(_positions(features))
 
 
 class ClassToken(nn.Module):
-    """The first token: what a ViT was trained to summarise an image in."""
+    """The first token, in which a ViT was trained to summarise the image."""
 
     def forward(self, features: Tensor) -> Tensor:
         if features.ndim != 3:
-            raise ValueError(f"a class token needs tokens (B, N, C), not features of shape {tuple(features.shape)}")
-        return _float32_at_least(features[:, 0])
+            raise ValueError(
+                f"pooling by class token requires tokens (B, N, C), not features of shape {tuple(features.shape)}"
+            )
+        return _at_least_float32(features[:, 0])
 
 
 POOLINGS: Mapping[str, type[nn.Module]] = {"gem": GeM, "average": Average, "max": Max, "token": ClassToken}
 
 
 def _positions(features: Tensor) -> tuple[int, ...]:
-    """The dimensions to pool over."""
+    """Return the dimensions to pool over."""
     if features.ndim == 4:
         return (2, 3)
     if features.ndim == 3:
@@ -88,5 +88,5 @@ def _positions(features: Tensor) -> tuple[int, ...]:
     raise ValueError(f"expected maps (B, C, H, W) or tokens (B, N, C), not features of shape {tuple(features.shape)}")
 
 
-def _float32_at_least(values: Tensor) -> Tensor:
+def _at_least_float32(values: Tensor) -> Tensor:
     return values.to(torch.promote_types(values.dtype, torch.float32))

@@ -1,7 +1,8 @@
-"""Recipes by name: YAML files that carry every number of an experiment, and inherit what they share.
+"""Recipes: YAML files with every setting of an experiment, which inherit what they share.
 
-`inherits: NAME` or a list of names: what they hold is merged in their order, section by section, and what the recipe
-itself holds comes last. Its name, what it is about and the figures belong to a recipe alone.
+A recipe inherits from one or more others with `inherits: NAME` or a list of names. The inherited values are merged in
+the given order, section by section, and the values of the recipe itself are merged last. `name`, `about`, `paper` and
+`measured` are not inherited.
 """
 
 from __future__ import annotations
@@ -12,14 +13,14 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
-from shortlist.config import RunConfig, read_yaml, validated
+from shortlist.config import RunConfig, read_yaml, validate_config
 from shortlist.errors import ConfigError, did_you_mean
 
 __all__ = ["describe_recipes", "differences", "open_recipe", "recipe_names"]
 
-OWN = ("name", "about", "paper", "measured")
-INDIFFERENT = (  # beginnings of settings that make no other experiment
-    *OWN,
+NOT_INHERITED = ("name", "about", "paper", "measured")
+NOT_COMPARED = (  # prefixes of keys that do not change the experiment
+    *NOT_INHERITED,
     "data.root",
     "data.workers",
     "data.on_missing",
@@ -31,76 +32,83 @@ INDIFFERENT = (  # beginnings of settings that make no other experiment
     "training.checkpoint_every",
     "evaluation",
 )
-PARTS = "parts"  # the folder of what recipes inherit and nobody runs
+PARTS = "parts"  # folder of incomplete recipes, which can only be inherited from
 
 
 def recipe_names() -> list[str]:
-    """The packaged recipes."""
-    return sorted(_packaged(parts=False))
+    """Return the names of the packaged recipes, sorted."""
+    return sorted(_packaged_files(parts=False))
 
 
 def open_recipe(recipe: str, overrides: Iterable[str] = ()) -> RunConfig:
-    """A packaged recipe by its name, or a YAML file by its path, with `dotted.key=value` overrides.
+    """Open a packaged recipe by name, or a YAML file by path.
+
+    Args:
+        recipe: Name of a packaged recipe, or path of a YAML file.
+        overrides: Overrides of the form `dotted.key=value`.
 
     Raises:
-        ConfigError: there is none, or it cannot be run; says why.
+        ConfigError: The recipe does not exist or is not valid.
     """
-    if recipe not in _packaged(parts=False) and not Path(recipe).is_file():
+    if recipe not in _packaged_files(parts=False) and not Path(recipe).is_file():
         raise ConfigError(f"There is no recipe and no file {recipe!r}; {did_you_mean(recipe, recipe_names())}")
-    where = f"Recipe {recipe}" if recipe in _packaged(parts=False) else recipe
-    return validated({"name": Path(recipe).stem, **_resolved(recipe, ())}, where, overrides)
+    where = f"Recipe {recipe}" if recipe in _packaged_files(parts=False) else recipe
+    return validate_config({"name": Path(recipe).stem, **_resolve(recipe, ())}, where, overrides)
 
 
 def describe_recipes() -> list[dict[str, Any]]:
-    """Name, about, figures of every packaged recipe, ready for JSON."""
+    """Return the name, description and reported results of every packaged recipe, as JSON-compatible dictionaries."""
     configs = (open_recipe(name) for name in recipe_names())
-    return [config.model_dump(mode="json", include={"name", "about", "paper", "measured"}) for config in configs]
+    return [config.model_dump(mode="json", include=set(NOT_INHERITED)) for config in configs]
 
 
 def differences(config: RunConfig) -> list[str]:
-    """How a config differs from the packaged recipe whose name it has, as settings; nothing where there is none.
+    """List the settings in which a configuration differs from the packaged recipe of the same name.
 
-    Places, and what changes speed and memory only, are no differences; neither is the seed.
+    Paths, the seed, and settings that only affect speed or memory are not compared. The list is empty if there is no
+    recipe of that name.
     """
     if config.name not in recipe_names():
         return []
-    recipe, now = (dict(_flat(each.model_dump(mode="json"))) for each in (open_recipe(config.name), config))
-    changed = (key for key in now if now[key] != recipe.get(key) and not key.startswith(INDIFFERENT))
-    return [f"{key}={now[key]} (the recipe: {recipe.get(key)})" for key in changed]
+    recipe, current = (dict(_flatten(each.model_dump(mode="json"))) for each in (open_recipe(config.name), config))
+    changed = (key for key in current if current[key] != recipe.get(key) and not key.startswith(NOT_COMPARED))
+    return [f"{key}={current[key]} (the recipe: {recipe.get(key)})" for key in changed]
 
 
-def _flat(values: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
-    """Every dotted key with its value."""
+def _flatten(values: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
+    """Iterate over dotted keys and their values."""
     for key, value in values.items():
         if isinstance(value, Mapping) and value:
-            yield from _flat(value, f"{prefix}{key}.")
+            yield from _flatten(value, f"{prefix}{key}.")
         else:
             yield prefix + key, value
 
 
-def _resolved(recipe: str, heirs: tuple[str, ...]) -> dict[str, Any]:
-    """What a recipe holds, and what it inherits."""
-    packaged = _packaged(parts=True)
+def _resolve(recipe: str, heirs: tuple[str, ...]) -> dict[str, Any]:
+    """Merge a recipe with everything that it inherits; `heirs` is the chain of recipes that inherit from it."""
+    packaged = _packaged_files(parts=True)
     file = packaged.get(recipe) or Path(recipe)
     if file.resolve() in {(packaged.get(heir) or Path(heir)).resolve() for heir in heirs}:
         raise ConfigError(f"These recipes inherit from each other in a circle: {' -> '.join((*heirs, recipe))}")
     if not file.is_file():
         known = did_you_mean(Path(recipe).name, packaged)
-        raise ConfigError(f"{heirs[-1]} inherits from {Path(recipe).name!r}, which is no recipe and no file; {known}")
-    values = dict(_packaged_values(recipe) if recipe in packaged else _values(file, recipe))
+        raise ConfigError(
+            f"{heirs[-1]} inherits from {Path(recipe).name!r}, but there is no such recipe or file; {known}"
+        )
+    values = dict(_packaged_values(recipe) if recipe in packaged else _read_values(file, recipe))
     inherits = values.pop("inherits", [])
     names = [inherits] if isinstance(inherits, str) else inherits
     if not isinstance(names, list) or not all(isinstance(name, str) for name in names):
-        raise ConfigError(f"{recipe}: inherits must be a recipe's name, or a list of names, not {inherits!r}.")
+        raise ConfigError(f"{recipe}: inherits must be the name of a recipe or a list of names, not {inherits!r}.")
     merged: dict[str, Any] = {}
     for name in names:
-        known = name if name in packaged else str(Path(recipe).parent / name)  # a file lies beside its heir
-        parent = _resolved(known, (*heirs, recipe))
-        merged = _merged(merged, {key: value for key, value in parent.items() if key not in OWN})
-    return _merged(merged, values)
+        known = name if name in packaged else str(Path(recipe).parent / name)  # paths are relative to the heir
+        parent = _resolve(known, (*heirs, recipe))
+        merged = _merge(merged, {key: value for key, value in parent.items() if key not in NOT_INHERITED})
+    return _merge(merged, values)
 
 
-def _values(file: Path, where: str) -> dict[str, Any]:
+def _read_values(file: Path, where: str) -> dict[str, Any]:
     try:
         return read_yaml(file.read_text(encoding="utf-8"), where)
     except UnicodeDecodeError:
@@ -109,22 +117,22 @@ def _values(file: Path, where: str) -> dict[str, Any]:
 
 @cache
 def _packaged_values(name: str) -> Mapping[str, Any]:
-    """Read once: a list of all recipes needs the parts that they share many times."""
-    return _values(_packaged(parts=True)[name], name)
+    """Read a packaged file, once: listing all recipes needs the shared parts many times."""
+    return _read_values(_packaged_files(parts=True)[name], name)
 
 
-def _merged(old: Mapping[str, Any], new: Mapping[str, Any]) -> dict[str, Any]:
-    """Mappings are merged, key by key; of anything else the new one stands."""
+def _merge(old: Mapping[str, Any], new: Mapping[str, Any]) -> dict[str, Any]:
+    """Merge mappings recursively; any other value of `new` replaces that of `old`."""
     both = {
-        key: _merged(old[key], value) if isinstance(value, Mapping) and isinstance(old.get(key), Mapping) else value
+        key: _merge(old[key], value) if isinstance(value, Mapping) and isinstance(old.get(key), Mapping) else value
         for key, value in new.items()
     }
     return {**old, **both}
 
 
 @cache
-def _packaged(parts: bool) -> Mapping[str, Path]:
-    """The packaged files by name, with or without those that are only inherited."""
+def _packaged_files(parts: bool) -> Mapping[str, Path]:
+    """Return the packaged files by name, with or without the parts."""
     here = Path(__file__).parent
     files = [*here.glob("*.yaml"), *here.glob("*/*.yaml")]
     return MappingProxyType({file.stem: file for file in files if parts or file.parent.name != PARTS})

@@ -7,14 +7,14 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from shortlist.config.arguments import ARGUMENTS
+from shortlist.config import CONFIG_KEYS
 from shortlist.data import Catalog
 from shortlist.errors import ConfigError, RunError, translate_arguments
 from shortlist.evaluation.intervals import RESAMPLES, Difference, paired_differences
 from shortlist.evaluation.protocols import QueryTable, score_queries
 from shortlist.progress import Display, default_display
 from shortlist.report.opening import Tested, open_finished, open_test
-from shortlist.training.opening import open_eval_sets, open_own
+from shortlist.training.datasets import open_eval_sets, open_run_images
 
 FEW_QUERIES = 30  # of fewer, intervals of a bootstrap are too narrow: three that agree would be certain
 
@@ -126,11 +126,11 @@ def _named(paths: Sequence[Path]) -> dict[str, Path]:
     return dict(zip(names if len(set(names)) == len(names) else map(str, paths), paths, strict=True))
 
 
-@translate_arguments(ARGUMENTS)
+@translate_arguments(CONFIG_KEYS)
 def _tests(path: Path, display: Display) -> dict[str, Tested]:
     """By the fingerprint of what was tested."""
     folder, config, encoder = open_finished(path)
-    eval_sets = open_eval_sets(config, display, lambda: open_own(config, display, folder).catalog)
+    eval_sets = open_eval_sets(config, display, lambda: open_run_images(config, display, folder).catalog)
     return {
         eval_set.catalog.fingerprint(): open_test(folder, config, encoder, eval_set, display) for eval_set in eval_sets
     }

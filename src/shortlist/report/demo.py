@@ -12,8 +12,8 @@ from shortlist.progress import Display
 from shortlist.report.pictures import Column, draw_results, sample_queries
 from shortlist.report.run_report import report_after_training
 from shortlist.training import open_embedder, train
-from shortlist.training.opening import open_images
-from shortlist.training.parts import build_embedder, build_transforms
+from shortlist.training.datasets import open_images
+from shortlist.training.components import build_embedder, build_transforms
 from shortlist.training.plan import decoding_workers
 
 QUERIES = 10

@@ -7,8 +7,7 @@ from pathlib import Path
 
 from torch import Tensor
 
-from shortlist.config import RunConfig
-from shortlist.config.arguments import ARGUMENTS
+from shortlist.config import CONFIG_KEYS, RunConfig
 from shortlist.data import Catalog
 from shortlist.encoding import Encoder
 from shortlist.errors import RunError, translate_arguments
@@ -16,9 +15,9 @@ from shortlist.evaluation import Evaluation
 from shortlist.files import read_json
 from shortlist.progress import Display
 from shortlist.training import RunFolder, open_encoder
-from shortlist.training.evaluation import embed_test
-from shortlist.training.opening import EvalSet
+from shortlist.training.datasets import EvalSet
 from shortlist.training.plan import decoding_workers
+from shortlist.training.run_evaluation import embed_test
 
 
 @dataclass(frozen=True, eq=False)
@@ -43,7 +42,7 @@ def open_finished(path: Path | str) -> tuple[RunFolder, RunConfig, Encoder]:
     return folder, config, open_encoder(folder.path)
 
 
-@translate_arguments(ARGUMENTS)
+@translate_arguments(CONFIG_KEYS)
 def open_test(folder: RunFolder, config: RunConfig, encoder: Encoder, eval_set: EvalSet, display: Display) -> Tested:
     """The vectors that the run left when it was tested; images are embedded again where those are gone or changed."""
     with display.task(f"embedding {eval_set.name}", "images") as progress:

@@ -18,7 +18,7 @@ from shortlist.report.opening import Tested, open_finished, open_test, read_eval
 from shortlist.report.results import results
 from shortlist.report.thumbnails import Album
 from shortlist.training import Plan, RunFolder, make_plan
-from shortlist.training.folder import OtherImages
+from shortlist.training.folder import ImagesChangedError
 
 
 def write_report(path: Path | str, out: Path | str | None = None, display: Display | None = None) -> Path:
@@ -49,7 +49,7 @@ def write_report(path: Path | str, out: Path | str | None = None, display: Displ
     try:
         plan = make_plan(config, display, folder)
         tested = [open_test(folder, config, encoder, eval_set, display) for eval_set in plan.eval_sets]
-    except OtherImages as error:
+    except ImagesChangedError as error:
         problem = f"The images have changed since, so no results are shown. {error}"
     except DataError as error:
         problem = f"The images cannot be opened any more, so no results are shown: {error}"

@@ -1,4 +1,4 @@
-"""The paper's studies: one setting varies and all else stays, for several losses and seeds. A stopped study goes on."""
+"""Ablation studies of the paper: vary one setting, for several losses and seeds. Interrupted studies can be resumed."""
 
 from __future__ import annotations
 
@@ -10,34 +10,33 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from shortlist.config import RunConfig, read_config
-from shortlist.config.arguments import ARGUMENTS
+from shortlist.config import CONFIG_KEYS, RunConfig, read_config
 from shortlist.data import Catalog, ClassBalancedSampler, half_validation
 from shortlist.errors import ConfigError, Interrupted, RunError, did_you_mean, translate_arguments
 from shortlist.files import read_json, write_text_atomically
 from shortlist.progress import Display, default_display
-from shortlist.training.folder import Busy, RunFolder
+from shortlist.training.datasets import open_images
+from shortlist.training.folder import RunFolder, RunInUseError
 from shortlist.training.loop import resume, train
-from shortlist.training.opening import open_images
 
-METHODS: Mapping[str, str] = {  # each with the paper's hyper-parameters
+METHODS: Mapping[str, str] = {  # overrides; hyper-parameters are the paper's
     "RS@k": "loss={name: recall_at_k}",
     "RS@k + SiMix": "loss={name: recall_at_k, simix: true}",
     "SAP": "loss={name: smooth_ap}",
 }
 STUDY_FILE = "study.json"
-RATES: Mapping[str, float] = {"constant": 0.0, "sqrt": 0.5, "linear": 1.0}  # power of the batch size in the rate
+RATES: Mapping[str, float] = {"constant": 0.0, "sqrt": 0.5, "linear": 1.0}  # exponent of the batch size
 
 
 @dataclass(frozen=True)
 class Study:
-    """What varies.
+    """A study of one setting.
 
     Args:
-        key: the setting.
-        values: as they stand in YAML; none: those that the data allow, see `batch_sizes`.
-        methods: the losses that have such a setting.
-        label: for an axis.
+        key: Dotted key of the setting.
+        values: Values in YAML notation; empty for those that `batch_sizes` returns.
+        methods: Names of the losses that have the setting.
+        label: Label of the axis in a plot.
     """
 
     key: str
@@ -72,6 +71,7 @@ class Case:
     seed: int
 
     def folder(self, study: Path) -> RunFolder:
+        """Return the folder of the run within the folder of the study."""
         method, value = (re.sub(r"[^\w.]+", "-", text).strip("-") for text in (self.method.lower(), self.value))
         return RunFolder(study / method / value / f"seed-{self.seed}")
 
@@ -79,7 +79,7 @@ class Case:
         return f"{self.method}, {self.value}, seed {self.seed}"
 
 
-@translate_arguments(ARGUMENTS)
+@translate_arguments(CONFIG_KEYS)
 def ablate(
     name: str,
     config: RunConfig,
@@ -91,29 +91,29 @@ def ablate(
     learning_rate: str = "constant",
     display: Display | None = None,
 ) -> Path:
-    """Train every case of a study that is not trained yet, each in a folder of its own, and collect the results.
+    """Train all runs of a study that are not trained yet, each in its own folder, and collect the results.
 
-    Several processes may work on one study: each takes the cases that no other has begun.
+    Several processes can work on one study; each trains the runs that no other process has started.
 
     Args:
-        name: one of STUDIES.
-        config: of every run, but for what varies; the loss is the paper's.
-        path: the study's folder.
-        values: of the setting, as in YAML; by default the paper's, and as batch sizes all powers of 2 from 16 up to the
-            largest that the training classes allow, and that.
-        methods: some of METHODS; by default all that have the setting.
-        seeds: runs of each, with the seeds 0, 1, ...
-        learning_rate: `constant`, or in the study of batch sizes in proportion to the batch (`linear`) or its square
-            root (`sqrt`), and the config's own at the config's own batch.
-        display: for progress.
+        name: One of STUDIES.
+        config: Configuration of all runs, except for the setting that varies, the loss and the seed.
+        path: Folder of the study.
+        values: Values of the setting in YAML notation. By default those of the paper; for batch sizes, the powers of 2
+            from 16 up to the largest batch that the training classes allow, and that batch.
+        methods: Names from METHODS; by default all that have the setting.
+        seeds: Number of runs per method and value, with the seeds 0, 1, ...
+        learning_rate: `constant`, or for the study of batch sizes, proportional to the batch size (`linear`) or its
+            square root (`sqrt`), relative to the learning rate and the batch size in `config`.
+        display: Display for progress.
 
     Returns:
-        The file of all results so far, `results.json`.
+        Path of `results.json` with all results so far.
 
     Raises:
-        ConfigError: an unknown study, method or rule.
-        RunError: the folder holds a study of something else.
-        Interrupted: by Ctrl-C; the same call goes on.
+        ConfigError: The study, a method or the learning-rate rule is unknown.
+        RunError: The folder contains another study.
+        Interrupted: The user pressed Ctrl-C; the same call resumes the study.
     """
     display, folder = display or default_display(), Path(path)
     study = _known("study", name, STUDIES)
@@ -121,7 +121,9 @@ def ablate(
     for method in methods:
         _known("method", method, {each: each for each in study.methods})
     if power and name != "batch-size":
-        raise ConfigError(f"The learning rate follows the batch size, which the study {name} leaves as it is.")
+        raise ConfigError(
+            f"The learning-rate rule {learning_rate} has no effect in the study {name}, whose batch size is fixed."
+        )
     facts = {"study": name, "learning_rate": learning_rate, "config": config.model_dump(mode="json")}
     _check_same(folder, facts)
     chosen = tuple("".join(value.split()) for value in values) or study.values or batch_sizes(config, display)
@@ -129,9 +131,9 @@ def ablate(
         Case(method, value, seed)
         for seed, value, method in itertools.product(range(seeds), chosen, methods or study.methods)
     ]
-    configs = [_config(config, study, case, power) for case in cases]  # all, so that a mistake shows at once
+    configs = [_config(config, study, case, power) for case in cases]  # all of them first, to report mistakes early
     if values and name == "batch-size":
-        _check_batches(configs, _training(config, display))
+        _check_batches(configs, _training_images(config, display))
     folder.mkdir(parents=True, exist_ok=True)
     write_text_atomically(folder / STUDY_FILE, json.dumps(facts, indent=1) + "\n")
     for number, (case, of_case) in enumerate(zip(cases, configs, strict=True), 1):
@@ -141,26 +143,28 @@ def ablate(
 
 
 def batch_sizes(config: RunConfig, display: Display) -> tuple[str, ...]:
-    """Powers of 2 from 16 up, as far as the training classes go, and the largest batch possible."""
-    largest = int((_training(config, display).class_sizes() >= config.batch.per_class).sum()) * config.batch.per_class
+    """Return the powers of 2 from 16 up to the largest batch that the training classes allow, and that batch."""
+    largest = (
+        int((_training_images(config, display).class_sizes() >= config.batch.per_class).sum()) * config.batch.per_class
+    )
     powers = itertools.takewhile(lambda size: size < largest, (2**power for power in itertools.count(4)))
     return tuple(str(size) for size in (*powers, largest))
 
 
-def _training(config: RunConfig, display: Display) -> Catalog:
+def _training_images(config: RunConfig, display: Display) -> Catalog:
     catalog = open_images(config, display).catalog
     return (half_validation(catalog) if config.data.validation == "half" else catalog).split("train")
 
 
 def _check_batches(configs: Sequence[RunConfig], training: Catalog) -> None:
-    """Every batch can be filled; if not, the sampler says which can."""
+    """Check that the training classes suffice for every batch size; the sampler raises an error otherwise."""
     for batch in {each.batch for each in configs}:
         if batch.size != "auto":
             ClassBalancedSampler(training.labels.tolist(), batch.size, batch.per_class)
 
 
 def collect(folder: Path) -> Path:
-    """Write the results of all finished cases of a study into its `results.json`."""
+    """Write the results of all finished runs of a study to its `results.json`, and return its path."""
     facts = read_json(folder / STUDY_FILE)
     results = {**facts, "cases": list(_results(folder))}
     file = folder / "results.json"
@@ -184,7 +188,7 @@ def _results(folder: Path) -> Iterator[dict[str, Any]]:
 def _tested(run: RunFolder) -> list[dict[str, Any]]:
     tested: list[dict[str, Any]] = read_json(run.evaluation_file)
     if not tested:
-        raise RunError(f"{run.path} was tested on nothing: its images have no test classes. Set evaluation.tests.")
+        raise RunError(f"The run in {run.path} was not tested: its images have no test classes. Set evaluation.tests.")
     return tested
 
 
@@ -201,14 +205,14 @@ def _run(case: Case, config: RunConfig, folder: Path, display: Display) -> None:
             train(config, run.path, display)
         if run.evaluation_file.exists():
             _tested(run)
-    except Busy:
-        display.message("Another process is at it.")
+    except RunInUseError:
+        display.message("Another process is training this run.")
     except Interrupted:
-        raise Interrupted(f"Stopped in {case}. To go on, give the same command again.") from None
+        raise Interrupted(f"Stopped in {case}. Run the same command again to resume.") from None
     except RunError as error:
         if not run.failed.exists():
             raise
-        display.message(f"{case} failed, which is a result, too: {error}")
+        display.message(f"{case} failed, which is recorded as its result: {error}")
 
 
 def _config(config: RunConfig, study: Study, case: Case, power: float) -> RunConfig:
@@ -217,18 +221,20 @@ def _config(config: RunConfig, study: Study, case: Case, power: float) -> RunCon
     if power:
         before, now = config.batch.size, read_config(text, where, changes).batch.size
         if before == "auto" or now == "auto":
-            raise ConfigError("A learning rate that follows the batch needs numbers: batch.size is auto.")
+            raise ConfigError(
+                "A learning rate that depends on the batch size requires a number for batch.size, not auto."
+            )
         changes.append(f"optimizer.lr={config.optimizer.lr * (now / before) ** power}")
     return read_config(text, where, [*changes, "evaluation.before=false"])
 
 
 def _check_same(folder: Path, facts: dict[str, Any]) -> None:
-    """A folder is one study's, from its first run on: what could not even begin is no reason to choose another one."""
+    """Check that a folder with runs belongs to the same study; without any run, the study can be replaced."""
     file = folder / STUDY_FILE
-    begun = any(folder.glob(f"*/*/seed-*/{RunFolder(folder).config_file.name}"))
-    if begun and file.exists() and read_json(file) != facts:
+    started = any(folder.glob(f"*/*/seed-*/{RunFolder(folder).config_file.name}"))
+    if started and file.exists() and read_json(file) != facts:
         raise RunError(
-            f"{folder} holds another study, or this one with other settings: see {file}. Choose another folder."
+            f"{folder} contains another study, or this one with other settings: see {file}. Choose another folder."
         )
 
 

@@ -1,10 +1,9 @@
-"""Training states on disk: tensors and JSON in one safetensors file, whole or not at all, and never pickle."""
+"""Training checkpoints: tensors and JSON in one safetensors file, written atomically and without pickle."""
 
 from __future__ import annotations
 
 import hashlib
 import json
-import os
 import warnings
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,45 +15,45 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from shortlist.errors import RunError
+from shortlist.files import atomic_replace
 
-KEPT = 2  # the last, and the one before in case the last is damaged
+KEPT = 2  # the last checkpoint, and the one before in case the last is damaged
 
 
 @dataclass(frozen=True)
 class TrainingState:
-    """Where a run stands after `step` steps."""
+    """State of a run after `step` steps."""
 
     step: int
     tensors: dict[str, Tensor]  # by dotted names
-    facts: dict[str, Any]  # what JSON can hold
+    facts: dict[str, Any]  # JSON-compatible
 
     def under(self, prefix: str) -> dict[str, Tensor]:
-        """The tensors whose names begin with a prefix, by the rest of their names."""
+        """Return the tensors whose names start with a prefix, by the rest of their names."""
         return {name[len(prefix) :]: each for name, each in self.tensors.items() if name.startswith(prefix)}
 
 
 def save_state(folder: Path, state: TrainingState) -> Path:
-    """Write a checkpoint, and delete those that are no longer needed, and what a killed process left half written.
+    """Write a checkpoint, then delete older checkpoints and the incomplete files of killed processes.
+
+    Returns:
+        Path of the checkpoint.
 
     Raises:
-        RunError: it could not be written; the earlier checkpoints are as they were.
+        RunError: The checkpoint cannot be written; earlier checkpoints are unchanged.
     """
     path = folder / f"step-{state.step:08}.safetensors"
-    temporary = folder / f".{path.name}.{os.getpid()}"
     tensors = {name: tensor.detach().cpu().contiguous().clone() for name, tensor in state.tensors.items()}
     facts = json.dumps({"step": state.step, **state.facts})
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        save_file(tensors, temporary, metadata={"facts": facts, "digest": _digest(tensors, facts)})
-        with temporary.open("rb+") as file:
-            os.fsync(file.fileno())
-        temporary.chmod(0o644)  # safetensors writes for its user alone
-        temporary.replace(path)
+        with atomic_replace(path) as temporary:
+            save_file(tensors, temporary, metadata={"facts": facts, "digest": _digest(tensors, facts)})
+            temporary.chmod(0o644)  # safetensors makes files readable by their owner only
     except (OSError, SafetensorError) as error:
-        temporary.unlink(missing_ok=True)
         raise RunError(
-            f"The checkpoint of step {state.step} cannot be written to {folder}: {error}. The earlier ones are "
-            "unharmed. Put that right, and go on with shortlist train --resume RUN."
+            f"The checkpoint of step {state.step} cannot be written to {folder}: {error}. Earlier checkpoints are "
+            "unchanged. Fix the cause, then resume with: shortlist train --resume RUN"
         ) from None
     for old in [*_checkpoints(folder)[KEPT:], *folder.glob(".step-*")]:
         old.unlink(missing_ok=True)
@@ -62,19 +61,22 @@ def save_state(folder: Path, state: TrainingState) -> Path:
 
 
 def latest_state(folder: Path) -> TrainingState | None:
-    """The newest checkpoint that is whole; None where there is none. Warns of each damaged one that it passes over.
+    """Read the newest intact checkpoint, and warn about each damaged one that is skipped.
+
+    Returns:
+        The state, or None if there is no checkpoint.
 
     Raises:
-        RunError: there are checkpoints, and all are damaged.
+        RunError: There are checkpoints, but all of them are damaged.
     """
     found = _checkpoints(folder)
     for path in found:
         try:
             return _read(path)
         except (OSError, SafetensorError, KeyError, ValueError) as error:
-            warnings.warn(f"The checkpoint {path} is damaged ({error}); the one before is used.", stacklevel=2)
+            warnings.warn(f"The checkpoint {path} is damaged ({error}); using the previous one.", stacklevel=2)
     if found:
-        raise RunError(f"All checkpoints in {folder} are damaged. Start a new run, or put back a copy of one.")
+        raise RunError(f"All checkpoints in {folder} are damaged. Restore a copy of one, or start a new run.")
     return None
 
 
@@ -83,7 +85,7 @@ def _read(path: Path) -> TrainingState:
         metadata = file.metadata() or {}
         tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
     if _digest(tensors, metadata["facts"]) != metadata["digest"]:
-        raise ValueError("its contents are not those that were written")
+        raise ValueError("its contents differ from what was written")
     facts = json.loads(metadata["facts"])
     return TrainingState(facts.pop("step"), tensors, facts)
 
@@ -98,23 +100,24 @@ def _digest(tensors: dict[str, Tensor], facts: str) -> str:
 
 
 def _checkpoints(folder: Path) -> list[Path]:
-    """Newest first."""
+    """Return the checkpoints in a folder, newest first."""
     return sorted(folder.glob("step-*.safetensors"), reverse=True)
 
 
 def optimizer_tensors(optimizer: torch.optim.Optimizer) -> dict[str, Tensor]:
-    """An optimizer's state as tensors with names such as `0.exp_avg`; its settings come from the config."""
+    """Return the state of an optimizer as tensors with names such as `0.exp_avg`, without its hyper-parameters."""
     state = optimizer.state_dict()["state"]
     return {f"{index}.{key}": torch.as_tensor(value) for index, each in state.items() for key, value in each.items()}
 
 
 def load_optimizer_tensors(optimizer: torch.optim.Optimizer, tensors: dict[str, Tensor]) -> None:
+    """Restore the state of an optimizer from `optimizer_tensors`."""
     parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
     state: dict[int, dict[str, Tensor]] = {}
     for name, tensor in tensors.items():
         index, _, key = name.partition(".")
         parameter = parameters[int(index)]
-        if tensor.shape == parameter.shape:  # in the parameter's memory layout, as it was: layouts round differently
+        if tensor.shape == parameter.shape:  # restore the memory layout too, since rounding depends on it
             tensor = torch.empty_like(parameter, dtype=tensor.dtype, device="cpu").copy_(tensor)
         state.setdefault(int(index), {})[key] = tensor
     optimizer.load_state_dict({"state": state, "param_groups": optimizer.state_dict()["param_groups"]})

@@ -1,4 +1,4 @@
-"""A run's folder: where everything about a run lies, and who may write to it."""
+"""The folder of a run: its files, its lock, and its records."""
 
 from __future__ import annotations
 
@@ -8,46 +8,45 @@ import shlex
 import sys
 import time
 import warnings
-from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import AbstractContextManager, suppress
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
-import filelock
 import torch
 import yaml
 
 from shortlist.config import RunConfig, read_config
 from shortlist.errors import RunError
-from shortlist.files import parse_json, read_json, write_text_atomically
+from shortlist.files import exclusive_lock, parse_json, read_json, write_text_atomically
 
 PACKAGES = ("shortlist", "torch", "timm", "accelerate", "numpy", "pillow")
 
 
-class Busy(RunError):  # noqa: N818 - says what the folder is
-    """Another process is at work in the run's folder."""
+class RunInUseError(RunError):
+    """Another process is training in the folder of the run."""
 
 
-class OtherImages(RunError):  # noqa: N818 - says what was found
-    """The images are not those that a run began with."""
+class ImagesChangedError(RunError):
+    """The images are not those that the run started with."""
 
 
 class RunFolder:
-    """
-    config.yaml             the resolved config: `shortlist train config.yaml` repeats the run
-    facts.json              catalog fingerprint, what was left out, versions, seed, threads, command
-    unreadable.json         images left out because they cannot be read, and why (data.on_missing: skip)
-    metrics.jsonl           a line for each step and each validation
+    """The folder of a run.
+
+    config.yaml             the resolved configuration; `shortlist train config.yaml` repeats the run
+    facts.json              fingerprint of the images, what was left out, versions, seed, threads, command
+    unreadable.json         images that were left out because they cannot be read, and why (data.on_missing: skip)
+    metrics.jsonl           one line per step and per evaluation
     tensorboard/            the same for TensorBoard
-    checkpoints/            the last two training states
-    best/                   the embedder that was best on the validation classes
-    embedder.*              the result
-    vectors/                embeddings of what was tested, which `report` and `compare` read, and of distractors
-    evaluation-before.json  a list of all tests before the first step
-    evaluation.json         and with the result
-    report.html             the report of the run, by `shortlist train` and `shortlist report`
-    failed/                 the step that had no finite loss, if there was one
+    checkpoints/            the last two checkpoints
+    best/                   the embedder with the best validation result
+    embedder.*              the trained embedder
+    vectors/                embeddings of test images and distractors, which `report` and `compare` use
+    evaluation-before.json  results of all tests before training
+    evaluation.json         results of all tests with the trained embedder
+    report.html             the report that `shortlist train` and `shortlist report` write
+    failed/                 the state of a step whose loss or gradient was not finite
     """  # fmt: skip
 
     def __init__(self, path: Path) -> None:
@@ -60,80 +59,77 @@ class RunFolder:
 
     @classmethod
     def open(cls, path: Path) -> RunFolder:
+        """Open the folder of an existing run.
+
+        Raises:
+            RunError: The folder does not contain a run.
+        """
         folder = cls(path)
         if not folder.config_file.is_file():
-            raise RunError(f"There is no run in {path}: it has no {folder.config_file.name}.")
+            raise RunError(f"There is no run in {path}: it contains no {folder.config_file.name}.")
         return folder
 
     def config(self) -> RunConfig:
+        """Read the configuration of the run."""
         return read_config(self.config_file.read_text(encoding="utf-8"), str(self.config_file))
 
     @property
     def resume_command(self) -> str:
+        """Shell command that resumes the run."""
         return f"shortlist train --resume {shlex.quote(str(self.path))}"
 
     @property
     def evaluate_command(self) -> str:
+        """Shell command that evaluates the run."""
         return f"shortlist evaluate {shlex.quote(str(self.path))}"
 
-    @contextmanager
-    def locked(self) -> Iterator[None]:
-        """Hold the folder, made if need be, for this process alone; a killed process lets go of it.
+    def locked(self) -> AbstractContextManager[None]:
+        """Create the folder if needed, and lock it for this process. The lock of a killed process is released.
 
         Raises:
-            Busy: another process holds it.
-            RunError: it cannot be written to.
+            RunInUseError: Another process holds the lock.
+            RunError: The folder is not writable.
         """
-        lock = filelock.FileLock(self.lock_file)
-        try:
-            self.path.mkdir(parents=True, exist_ok=True)
-            lock.acquire(timeout=0)
-        except filelock.Timeout:
-            raise Busy(f"Another training is at work in {self.path}. Wait for it, or choose another folder.") from None
-        except OSError as error:
-            raise RunError(f"The run's folder {self.path} cannot be written to: {error.strerror}.") from None
-        try:
-            yield
-        finally:
-            lock.release()
+        in_use = f"Another process is training in {self.path}. Wait until it has finished, or choose another folder."
+        return exclusive_lock(self.lock_file, RunInUseError(in_use))
 
     def begin(self, config: RunConfig) -> None:
-        """Make the (locked) folder that of a new run.
+        """Start a new run in the folder, which must be locked.
 
         Raises:
-            RunError: there is a run in it already.
+            RunError: The folder contains a run already.
         """
         if self.config_file.exists():
             raise RunError(
-                f"{self.path} holds a run already. Go on with it: {self.resume_command} - or choose another folder."
+                f"{self.path} contains a run already. Resume it with: {self.resume_command} - or choose another folder."
             )
         text = yaml.safe_dump(config.model_dump(mode="json"), sort_keys=False, allow_unicode=True)
         write_text_atomically(self.config_file, text)
 
     def abandon(self) -> None:
-        """Undo `begin`: a run that could not be set up leaves nothing behind."""
+        """Undo `begin`, so that a run that could not be set up leaves no files behind."""
         with suppress(OSError):
             for file in (self.config_file, self.unreadable_file, self.facts_file, self.lock_file):
                 file.unlink(missing_ok=True)
-            self.path.rmdir()  # unless it holds something of others
+            self.path.rmdir()  # fails if it contains other files
 
     def check_images(self, fingerprint: str) -> None:
-        """Compare the fingerprint of the images with the one of when the run began, if it has.
+        """Compare the fingerprint of the images with that at the start of the run, if it has started.
 
         Raises:
-            OtherImages: it is another.
+            ImagesChangedError: The fingerprints differ.
         """
         if not self.facts_file.exists():
             return
         before = read_json(self.facts_file)["catalog"]
         if before != fingerprint:
-            raise OtherImages(
-                f"The images, classes or splits are not those that {self.path} began with (fingerprint "
-                f"{fingerprint[:12]}, then {before[:12]}). Put them back, or start a new run."
+            raise ImagesChangedError(
+                f"The images, classes or splits have changed since the start of the run in {self.path} (fingerprint "
+                f"{before[:12]} then, {fingerprint[:12]} now). Restore them, or start a new run."
             )
 
-    def check_facts(self, fingerprint: str, **others: Any) -> None:
-        """Write down what the run stands on, or warn of what is no longer as it was when the run began."""
+    def record_facts(self, fingerprint: str, **others: Any) -> None:
+        """Record versions and hardware at the start of a run; warn about differences when it is resumed."""
         versions = {"python": platform.python_version(), **{name: _version(name) for name in PACKAGES}}
         threads = torch.get_num_threads()
         if self.facts_file.exists():
@@ -142,8 +138,8 @@ class RunFolder:
             changes = [f"{name} {then.get(name)}, now {now[name]}" for name in now if then.get(name) != now[name]]
             if changes:
                 warnings.warn(
-                    f"The run began with {'; '.join(changes)}: the last digits of its weights may differ from those of "
-                    "a run that was never stopped.",
+                    f"The run started with {'; '.join(changes)}: the last digits of its weights may differ from "
+                    "those of an uninterrupted run.",
                     stacklevel=2,
                 )
             return
@@ -160,18 +156,19 @@ class RunFolder:
         write_text_atomically(self.facts_file, json.dumps(facts, indent=2) + "\n")
 
     def log(self, record: dict[str, Any]) -> None:
+        """Append a record to `metrics.jsonl`."""
         with self.metrics_file.open("a", encoding="utf-8") as file:
             file.write(json.dumps(record) + "\n")
 
     def metrics(self) -> list[dict[str, Any]]:
-        """All records; a last line that was cut off is left out."""
+        """Read all records of `metrics.jsonl`, except for an incomplete last line."""
         if not self.metrics_file.exists():
             return []
         lines = self.metrics_file.read_text(encoding="utf-8").split("\n")[:-1]
         return [parse_json(line, self.metrics_file) for line in lines]
 
-    def forget_after(self, step: int) -> None:
-        """Drop the records of what a resumed run does again: later steps, and the test."""
+    def discard_records_after(self, step: int) -> None:
+        """Remove the records that a resumed run writes again: those of later steps, and of the final test."""
         records = [record for record in self.metrics() if record["step"] <= step and record["kind"] != "test"]
         kept = [json.dumps(record) + "\n" for record in records]
         write_text_atomically(self.metrics_file, "".join(kept))

@@ -1,4 +1,4 @@
-"""What learns: the embedder, its loss, its optimizer, and a step of them; all that a checkpoint must hold."""
+"""The embedder with its loss and optimizer: one training step, and the state that a checkpoint holds."""
 
 from __future__ import annotations
 
@@ -18,29 +18,30 @@ from shortlist.errors import RunError
 from shortlist.model import Embedder
 from shortlist.seeds import derived_seed
 from shortlist.training.checkpoint import TrainingState, load_optimizer_tensors, optimizer_tensors
-from shortlist.training.losses import Classes, build_loss
-from shortlist.training.parts import build_embedder, build_optimizer
+from shortlist.training.components import Classes, build_embedder, build_loss, build_optimizer
 
 AUTOCAST = {"float32": None, "bfloat16": torch.bfloat16, "float16": torch.float16}
 
 
 @dataclass(frozen=True)
-class Learned:
-    """A step's outcome. Where it is not finite, the weights were left as they were."""
+class StepResult:
+    """Result of a training step."""
 
-    out: StepOutput
+    output: StepOutput
     gradient_norm: Tensor  # before clipping
-    finite: bool
+    finite: bool  # whether loss and gradient are finite; if not, the weights are unchanged
 
 
 class Learner:
-    """Takes steps. Whatever is random in one follows from the seed and the step's number: no random state to save.
+    """An embedder with its loss, optimizer, gradient scaler and weight average.
+
+    Random numbers in a step depend only on the seed and the number of the step, so there is no random state to save.
 
     Args:
-        config: of the run.
-        device: where it learns.
-        classes: the labels of the training classes, for losses that keep something for each of them.
-        embedder: what learns; None: as the config has it.
+        config: Configuration of the run.
+        device: Device to train on.
+        classes: Labels of the training classes, for losses that have parameters per class.
+        embedder: Embedder to train; None to build it from the configuration.
     """
 
     def __init__(
@@ -52,9 +53,9 @@ class Learner:
     ) -> None:
         self.config, self._device, batch = config, device, config.batch
         self.embedder = (embedder or build_embedder(config)).to(device).train()
-        refuse_batch_statistics(self.embedder)  # now, and not at the first step
-        self.loss = self._first_loss(torch.empty(0) if classes is None else classes).to(device)
-        self._loss_before: dict[str, Tensor] | None = None  # its state before this step's batch
+        refuse_batch_statistics(self.embedder)  # fail now rather than in the first step
+        self.loss = self._initial_loss(torch.empty(0) if classes is None else classes).to(device)
+        self._loss_before: dict[str, Tensor] | None = None  # state of the loss before the current step
         self.optimizer = build_optimizer(config.optimizer, self.embedder.parts(), self.loss)
         half = config.training.precision == "float16"
         self.scaler = torch.amp.GradScaler(device.type) if half else None
@@ -65,20 +66,20 @@ class Learner:
         gigabytes = isinstance(batch.keep_graphs, float)
         self.large_batch = LargeBatchStep(
             self.embedder,
-            self._loss_of,
+            self._compute_loss,
             batch.chunk_size,
             keep_graphs=int(batch.keep_graphs * 2**30) if gigabytes else batch.keep_graphs,  # type: ignore[arg-type]
             autocast=AUTOCAST[config.training.precision],
             scaler=self.scaler,
         )
 
-    def _first_loss(self, classes: Classes) -> nn.Module:
-        """With its initial weights, the same for the same seed."""
+    def _initial_loss(self, classes: Classes) -> nn.Module:
+        """Build the loss with its initial weights, which depend on the seed only."""
         with seeded(derived_seed("loss", self.config.training.seed)):
             return build_loss(self.config.loss, classes, self.embedder.dim)
 
-    def _loss_of(self, embeddings: Tensor, labels: Tensor) -> Tensor:
-        """Not finite where the embeddings are not; the loss itself refuses them as a mistake of its caller."""
+    def _compute_loss(self, embeddings: Tensor, labels: Tensor) -> Tensor:
+        """Compute the loss; NaN if an embedding is not finite, for which the loss itself would raise an error."""
         if not embeddings.isfinite().all():
             return embeddings.sum() * math.nan
         self._rewind_loss()
@@ -86,45 +87,53 @@ class Learner:
         return loss
 
     def _rewind_loss(self) -> None:
-        """A step that is taken again, out of memory, finds the loss as it was: a memory takes a batch once."""
+        """Restore the loss if a step is repeated after running out of memory, so that a memory stores a batch once."""
         if self._loss_before is not None:
             self.loss.load_state_dict(self._loss_before)
             return
         state = self.loss.state_dict()
-        if len(state) > len(list(self.loss.parameters())):  # most losses keep nothing but parameters, if that
+        if len(state) > len(list(self.loss.parameters())):  # it has buffers, unlike most losses
             self._loss_before = {name: each.clone() for name, each in state.items()}
 
     @property
     def result(self) -> Embedder:
-        """What is evaluated and kept: the embedder, or the moving average of its weights."""
+        """The embedder that is evaluated and saved: the trained one, or the moving average of its weights."""
         averaged = self.embedder if self.average is None else self.average.module
         assert isinstance(averaged, Embedder)
         return averaged
 
-    def set_linear(self, weight: Tensor, bias: Tensor) -> None:
-        """Begin with this linear layer; before the first step."""
+    def set_linear_layer(self, weight: Tensor, bias: Tensor) -> None:
+        """Initialise the linear layer, before the first step."""
         for embedder in {self.embedder, self.result}:
             assert isinstance(embedder.linear, nn.Linear)
             with torch.no_grad():
                 embedder.linear.weight.copy_(weight)
                 embedder.linear.bias.copy_(bias)
 
-    def learn(self, step: int, chunks: Iterable[Images], labels: Tensor, learning_rate_factor: float) -> Learned:
-        """Step number `step`, from 0: one batch, one update of the weights."""
+    def train_step(self, step: int, chunks: Iterable[Images], labels: Tensor, lr_factor: float) -> StepResult:
+        """Update the weights with one batch.
+
+        Args:
+            step: Number of the step, from 0.
+            chunks: Images of the batch, in chunks.
+            labels: Labels of the batch (B,).
+            lr_factor: Factor by which the learning rates are multiplied; see `learning_rate_factor`.
+        """
         for group in self.optimizer.param_groups:
-            group["lr"] = group["initial_lr"] * learning_rate_factor
+            group["lr"] = group["initial_lr"] * lr_factor
         self.optimizer.zero_grad()
         with seeded(derived_seed("step", self.config.training.seed, step), self._device):
-            out = self.large_batch(chunks, labels)
+            output = self.large_batch(chunks, labels)
         self._loss_before = None
         norm = self._clipped_norm()
-        # float16 overflows now and then: its scaler leaves such a step out, and scales less
-        finite = bool(out.loss.isfinite()) and (self.scaler is not None or bool(norm.isfinite()))
+        # with float16, gradients overflow occasionally; the scaler skips such a step and reduces the scale
+        finite = bool(output.loss.isfinite()) and (self.scaler is not None or bool(norm.isfinite()))
         if finite:
             self._update()
-        return Learned(out, norm, finite)
+        return StepResult(output, norm, finite)
 
     def _clipped_norm(self) -> Tensor:
+        """Clip the gradient, and return its norm before clipping."""
         if self.scaler is not None:
             self.scaler.unscale_(self.optimizer)
         parameters = [parameter for group in self.optimizer.param_groups for parameter in group["params"]]
@@ -140,7 +149,7 @@ class Learner:
             self.average.update_parameters(self.embedder)
 
     def state(self, step: int) -> TrainingState:
-        """All that a later step depends on."""
+        """Return everything that later steps depend on."""
         parts = {
             "model": self.embedder.state_dict(),
             "loss": self.loss.state_dict(),
@@ -152,10 +161,10 @@ class Learner:
         return TrainingState(step, tensors, {"chunk_size": self.large_batch.chunk_size, "scaler": scaler})
 
     def load(self, state: TrainingState) -> None:
-        """Go back to a state.
+        """Restore a state.
 
         Raises:
-            RunError: it is of another architecture.
+            RunError: The state belongs to another architecture.
         """
         try:
             self.embedder.load_state_dict(state.under("model."))
@@ -164,10 +173,10 @@ class Learner:
             if self.average is not None:
                 self.average.load_state_dict(state.under("average."))
         except (RuntimeError, IndexError, ValueError) as error:
-            first = " ".join(str(error).split())[:300]
+            problem = " ".join(str(error).split())[:300]
             raise RunError(
-                f"The checkpoint of step {state.step} is of another architecture than the "
-                f"{self.config.model.backbone} of this run's config.yaml: {first}"
+                f"The checkpoint of step {state.step} does not fit the architecture {self.config.model.backbone} in "
+                f"this run's config.yaml: {problem}"
             ) from None
         if self.scaler is not None and state.facts["scaler"] is not None:
             self.scaler.load_state_dict(state.facts["scaler"])

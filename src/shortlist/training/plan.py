@@ -1,4 +1,4 @@
-"""What a run will do, known before it begins."""
+"""The plan of a run: its images, batches and steps, determined before it starts."""
 
 from __future__ import annotations
 
@@ -12,24 +12,22 @@ from torch import Tensor
 
 from shortlist.batches.memory import GraphSize
 from shortlist.batches.sampler import ClassBalancedSampler
-from shortlist.config import RunConfig
-from shortlist.config.arguments import ARGUMENTS
+from shortlist.config import CONFIG_KEYS, RunConfig
 from shortlist.data import Catalog
 from shortlist.errors import translate_arguments
 from shortlist.model import Embedder
 from shortlist.progress import Display
+from shortlist.training.components import build_loss, build_transforms
+from shortlist.training.datasets import EvalSet, open_eval_sets, open_run_images, open_validation
 from shortlist.training.folder import RunFolder
-from shortlist.training.losses import build_loss
-from shortlist.training.opening import EvalSet, open_eval_sets, open_own, open_validation
-from shortlist.training.parts import build_transforms
 
-AUTOMATIC_BATCH = 392
-STATES = {"adam": 2, "adamw": 2, "sgd": 1}  # numbers that an optimizer keeps for each parameter
+AUTOMATIC_BATCH = 392  # the paper's batch for Cars196
+OPTIMIZER_STATES = {"adam": 2, "adamw": 2, "sgd": 1}  # number of values that an optimizer keeps per parameter
 
 
 @dataclass(frozen=True)
 class Plan:
-    """The images of a run, and its steps."""
+    """Images, batches and steps of a run."""
 
     config: RunConfig
     catalog: Catalog
@@ -37,37 +35,39 @@ class Plan:
     validation: EvalSet | None
     eval_sets: tuple[EvalSet, ...]
     sampler: ClassBalancedSampler
-    unreadable: list[tuple[str, str]]  # images left out, and why
+    unreadable: list[tuple[str, str]]  # paths of images that were left out, and reasons
 
     @property
     def steps_per_epoch(self) -> int:
+        """Number of steps per epoch."""
         return len(self.sampler)
 
     @property
     def classes(self) -> Tensor:
-        """The labels of the classes that batches are made of."""
+        """Labels of the classes that batches are drawn from."""
         labels = torch.tensor(self.train.classes())
         return labels[~torch.isin(labels, torch.tensor(self.sampler.left_out, dtype=labels.dtype))]
 
     @property
     def classes_left_out(self) -> list[str]:
-        """Training classes with too few images for a batch."""
+        """Names of the training classes that have fewer than `batch.per_class` images."""
         return [self.catalog.class_names[label] for label in self.sampler.left_out]
 
     @property
     def remarks(self) -> tuple[str, ...]:
-        """What a person should know of all images, also of those to validate with and to be tested on."""
+        """Remarks on all images for the user, including those for validation and tests."""
         eval_sets = (*(() if self.validation is None else (self.validation,)), *self.eval_sets)
         others = (remark for eval_set in eval_sets for remark in eval_set.remarks)
         return tuple(dict.fromkeys((*self.catalog.remarks, *others)))
 
     @property
     def total_steps(self) -> int:
+        """Number of steps of the run."""
         training = self.config.training
         return training.steps or (training.epochs or 0) * self.steps_per_epoch
 
     def batches(self, first_step: int) -> Iterator[tuple[int, Tensor]]:
-        """The epoch of each step from `first_step` to the last, and the indices of its images in `train`."""
+        """Iterate over the epoch and the image indices (in `train`) of each step, from `first_step` to the last."""
         for step in range(first_step, self.total_steps):
             epoch, within = divmod(step, self.steps_per_epoch)
             if within == 0 or step == first_step:
@@ -75,14 +75,19 @@ class Plan:
             yield epoch, table[within]
 
 
-@translate_arguments(ARGUMENTS)
+@translate_arguments(CONFIG_KEYS)
 def make_plan(config: RunConfig, display: Display, folder: RunFolder | None = None) -> Plan:
-    """Open the images and split them. What is unreadable is noted in the run's folder, and not looked for again.
+    """Open and split the images of a run, and plan its batches.
+
+    Args:
+        config: Configuration of the run.
+        display: Display for progress.
+        folder: Folder of the run, where the list of unreadable images is kept so that it is determined only once.
 
     Raises:
-        OtherImages: they are not those that the run in `folder` began with.
+        ImagesChangedError: The images are not those that the run in `folder` started with.
     """
-    catalog, unreadable = open_own(config, display, folder)
+    catalog, unreadable = open_run_images(config, display, folder)
     validation = open_validation(config, display, catalog)
     batch = config.batch
     train = catalog.split("train")
@@ -96,46 +101,55 @@ def make_plan(config: RunConfig, display: Display, folder: RunFolder | None = No
 
 
 def decoding_workers(config: RunConfig) -> int:
-    """Processes that decode; by default one less than there are cores, and at most 8: the network needs the rest."""
+    """Return the number of decoding processes: by default one less than the number of CPU cores, and at most 8."""
     if config.data.workers != "auto":
         return config.data.workers
     return max(0, min(8, (os.cpu_count() or 1) - 1))
 
 
-def images_at_once(config: RunConfig) -> int:
-    """Not more than training embeds at once, where someone has said so: then that is what the memory allows."""
+def inference_batch_size(config: RunConfig) -> int:
+    """Return the number of images per forward pass in evaluation, which does not exceed an explicit chunk size."""
     size = config.batch.chunk_size
     return min(64, size) if size != "auto" else 64 if config.images.max_side is None else 8
 
 
 def describe(plan: Plan, embedder: Embedder) -> dict[str, Any]:
-    """The plan as `--dry-run` prints it; the memory is an estimate from the graph of two images.
+    """Describe a plan as `--dry-run` prints it.
 
-    Images that keep their shapes are counted as the largest possible, in proportion to their pixels.
+    The memory is estimated from the graph of two images, in proportion to the number of pixels. Images that keep their
+    aspect ratio are assumed to have the largest possible size.
+
+    Args:
+        plan: Plan of the run.
+        embedder: Embedder of the run; its weights do not matter.
+
+    Returns:
+        JSON-compatible dictionary.
     """
     config, batch = plan.config, plan.config.batch
     parts = {name: sum(p.numel() for p in part if p.requires_grad) for name, part in embedder.parts().items()}
-    loss = build_loss(config.loss, plan.classes, embedder.dim)  # what it refuses is refused here as well
+    loss = build_loss(config.loss, plan.classes, embedder.dim)  # refuses what training would refuse
     if proxies := sum(p.numel() for p in loss.parameters()):
         parts["loss"] = proxies
     transform, _ = build_transforms(config, embedder)
-    tried = transform.size or embedder.data_config.input_size[-1]
+    side_tried = transform.size or embedder.data_config.input_size[-1]
     with GraphSize(embedder.parameters()) as graph:
-        embedder(torch.zeros(2, 3, tried, tried, dtype=torch.uint8))
-    side = config.images.max_side or tried
-    graph_of_one = graph.bytes * side**2 // tried**2 // 2
+        embedder(torch.zeros(2, 3, side_tried, side_tried, dtype=torch.uint8))
+    side = config.images.max_side or side_tried
+    bytes_per_image = graph.bytes * side**2 // side_tried**2 // 2
     chunk = 64 if batch.chunk_size == "auto" else batch.chunk_size
-    kept = 4 * sum(parts.values())  # weights; as much again for the gradient and for each state of the optimizer
+    weights = 4 * sum(parts.values())  # bytes; the gradient and each state of the optimizer need as many again
     memory = {
-        "weights, gradient, optimizer": kept * (2 + STATES[config.optimizer.name] + (config.training.ema is not None)),
+        "weights, gradient, optimizer": weights
+        * (2 + OPTIMIZER_STATES[config.optimizer.name] + (config.training.ema is not None)),
         "pixels of a batch": plan.sampler.batch_size * 3 * side**2,
-        f"graph of a chunk of {chunk}": graph_of_one * chunk,
-        "graphs of a whole batch, if all are kept": graph_of_one * plan.sampler.batch_size,
+        f"graph of a chunk of {chunk}": bytes_per_image * chunk,
+        "graphs of a whole batch, if all are kept": bytes_per_image * plan.sampler.batch_size,
     }
     return {
         "data": {
             "source": config.data.source,
-            **{name: _count(part) for name, part in _splits(plan).items()},
+            **{name: _describe_size(part) for name, part in _splits(plan).items()},
             "missing": len(plan.catalog.missing),
             "unreadable": len(plan.unreadable),
             "fingerprint": plan.catalog.fingerprint(),
@@ -146,7 +160,7 @@ def describe(plan: Plan, embedder: Embedder) -> dict[str, Any]:
         "steps": plan.total_steps,
         "parameters": {**parts, "all": sum(parts.values())},
         "memory": {name: f"{size / 2**20:,.0f} MB" for name, size in memory.items()},
-        "tests": [_eval_set(eval_set) for eval_set in plan.eval_sets],
+        "tests": [_describe_eval_set(eval_set) for eval_set in plan.eval_sets],
     }
 
 
@@ -159,11 +173,11 @@ def _splits(plan: Plan) -> dict[str, Catalog]:
     }
 
 
-def _eval_set(eval_set: EvalSet) -> str:
-    others = eval_set.distractors
-    more = "" if others is None else f", without and with {len(others):,} images of {others.name}"
+def _describe_eval_set(eval_set: EvalSet) -> str:
+    distractors = eval_set.distractors
+    more = "" if distractors is None else f", without and with {len(distractors):,} images of {distractors.name}"
     return f"{eval_set.name}: {len(eval_set.catalog):,} images{more}, reported at {', '.join(map(str, eval_set.k))}"
 
 
-def _count(catalog: Catalog) -> str:
+def _describe_size(catalog: Catalog) -> str:
     return f"{len(catalog):,} images of {len(catalog.classes()):,} classes"

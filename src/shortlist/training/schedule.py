@@ -1,4 +1,4 @@
-"""The learning rate as a function of the step, so that resuming needs no state of it."""
+"""Learning-rate schedules as functions of the step, so that there is no state to save and restore."""
 
 from __future__ import annotations
 
@@ -8,13 +8,20 @@ from shortlist.config import ScheduleConfig
 
 
 def learning_rate_factor(schedule: ScheduleConfig, step: int, steps_per_epoch: int, total_steps: int) -> float:
-    """What the learning rate is multiplied by in step `step`, counted from 0.
+    """Compute the factor by which the learning rate is multiplied in a step.
 
-    Multistep and exponential change between epochs, warm-up and cosine with every step.
+    The multistep and exponential schedules change between epochs; warm-up and the cosine schedule change in every step.
 
-    >>> multistep = ScheduleConfig(name="multistep", milestones=(2, 3), gamma=0.1)
-    >>> [round(learning_rate_factor(multistep, step, 10, 40), 3) for step in (0, 19, 20, 30)]
-    [1.0, 1.0, 0.1, 0.01]
+    Args:
+        schedule: Configuration of the schedule.
+        step: Number of the step, from 0.
+        steps_per_epoch: Number of steps per epoch.
+        total_steps: Number of steps of the run.
+
+    Example:
+        >>> multistep = ScheduleConfig(name="multistep", milestones=(2, 3), gamma=0.1)
+        >>> [round(learning_rate_factor(multistep, step, 10, 40), 3) for step in (0, 19, 20, 30)]
+        [1.0, 1.0, 0.1, 0.01]
     """
     epoch = step // steps_per_epoch
     warmup = schedule.warmup * steps_per_epoch

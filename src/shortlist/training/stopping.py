@@ -1,4 +1,4 @@
-"""How a run ends before its end, and what is said then."""
+"""Interrupting a run with Ctrl-C or SIGTERM, and telling the user how to resume it."""
 
 from __future__ import annotations
 
@@ -14,38 +14,44 @@ from shortlist.training.folder import RunFolder
 
 
 class StopRequest(AbstractContextManager["StopRequest"]):
-    """Whether someone pressed Ctrl-C (or sent SIGTERM) inside; a second time stops at once."""
+    """Context that records Ctrl-C or SIGTERM instead of interrupting at once; the second one interrupts at once.
+
+    Args:
+        display: Display for the message to the user.
+    """
 
     def __init__(self, display: Display) -> None:
-        self.display, self.asked = display, False
+        self.display, self.requested = display, False
 
     def __enter__(self) -> StopRequest:
-        in_main = threading.current_thread() is threading.main_thread()  # the only one that signals come to
+        in_main = (
+            threading.current_thread() is threading.main_thread()
+        )  # signals can be handled in the main thread only
         signals = (signal.SIGINT, signal.SIGTERM) if in_main else ()
-        self._before = {each: signal.signal(each, self._ask) for each in signals}
+        self._before = {each: signal.signal(each, self._request) for each in signals}
         return self
 
     def __exit__(self, *error: object) -> None:
         for each, handler in self._before.items():
             signal.signal(each, handler)
 
-    def _ask(self, number: int, frame: FrameType | None) -> None:
-        if self.asked:
+    def _request(self, number: int, frame: FrameType | None) -> None:
+        if self.requested:
             raise KeyboardInterrupt
-        self.asked = True
-        self.display.message("Stopping after this step. Again, to stop at once and lose it.")
+        self.requested = True
+        self.display.message("Stopping after this step. Press Ctrl-C again to abort now; this step will be lost.")
 
 
 @contextmanager
 def report_resume_command(folder: RunFolder) -> Iterator[None]:
-    """Whatever ends a run from outside leaves it as it was at its last checkpoint."""
+    """Turn interrupts and I/O errors into errors whose message says how to resume the run."""
     try:
         yield
     except (KeyboardInterrupt, OSError) as error:
-        if not folder.config_file.exists():  # it had not begun
+        if not folder.config_file.exists():  # the run had not started
             raise
         if isinstance(error, KeyboardInterrupt):
-            raise Interrupted(f"Stopped at once. To go on from the last checkpoint: {folder.resume_command}") from None
+            raise Interrupted(f"Aborted. Resume from the last checkpoint with: {folder.resume_command}") from None
         raise RunError(
-            f"The run in {folder.path} was stopped: {error}. Put that right, and go on: {folder.resume_command}"
+            f"The run in {folder.path} failed: {error}. Fix the cause, then resume it with: {folder.resume_command}"
         ) from error

@@ -1,4 +1,4 @@
-"""The numbers of a run: on its own test classes, or on other images."""
+"""Evaluate a run on its own test classes or on other images, and open its embedder and encoder."""
 
 from __future__ import annotations
 
@@ -12,25 +12,24 @@ import torch
 from accelerate import Accelerator
 from torch import Tensor
 
-from shortlist.config import RunConfig
-from shortlist.config.arguments import ARGUMENTS
+from shortlist.config import CONFIG_KEYS, RunConfig
 from shortlist.config.schema import TestConfig
 from shortlist.data import Catalog
-from shortlist.data.presence import check_on_missing
-from shortlist.encoding import Encoder, NotFinite, embed_images, embed_to_file, left_out
-from shortlist.encoding.encoder import FILE as DESCRIBER
+from shortlist.data.missing_files import check_on_missing
+from shortlist.encoding import Encoder, NonFiniteError, embed_images, embed_to_file, left_out_images
+from shortlist.encoding.encoder import ENCODER_FILE
 from shortlist.errors import ConfigError, DataError, RunError, translate_arguments
 from shortlist.evaluation import Evaluation, evaluate
 from shortlist.model import Embedder
 from shortlist.progress import Advance, Display, default_display
 from shortlist.search import Vectors, open_vectors
+from shortlist.training.components import build_transforms
+from shortlist.training.datasets import EvalSet, open_eval_set, open_eval_sets, open_images, open_run_images
 from shortlist.training.folder import RunFolder
-from shortlist.training.opening import EvalSet, open_eval_set, open_eval_sets, open_images, open_own
-from shortlist.training.parts import build_transforms
-from shortlist.training.plan import decoding_workers, images_at_once
+from shortlist.training.plan import decoding_workers, inference_batch_size
 
 
-@translate_arguments({name: key for name, key in ARGUMENTS.items() if name not in ("on_missing", "root")})
+@translate_arguments({name: key for name, key in CONFIG_KEYS.items() if name not in ("on_missing", "root")})
 def evaluate_run(
     path: Path | str,
     data: str | None = None,
@@ -40,37 +39,41 @@ def evaluate_run(
     on_missing: str | None = None,
     display: Display | None = None,
 ) -> list[Evaluation]:
-    """Evaluate a run's embedder on all that its config names; a test with distractors gives two evaluations.
+    """Evaluate the embedder of a run on the test sets of its configuration, or on other images.
 
     Args:
-        path: the run's folder.
-        data: other images than the config's; where they have no splits, all of them are the test.
-        root: of `data`, as in `open_catalog`.
-        distractors: a folder with R1M, for `data`.
-        on_missing: in place of the config's `data.on_missing`.
-        display: for progress.
+        path: Folder of the run.
+        data: Images to use instead of the test sets of the configuration; if they define no splits, all of them are
+            test images.
+        root: Root of `data`, as in `open_catalog`.
+        distractors: Folder of R1M, whose images are added to the gallery of `data`.
+        on_missing: Replaces `data.on_missing` of the configuration.
+        display: Display for progress.
+
+    Returns:
+        One evaluation per test set, or two (without and with distractors) for a test set with distractors.
 
     Raises:
-        ConfigError: an argument goes with `data` only, or cannot be.
-        DataError: the run's images have no test classes.
-        RunError: the run is not finished.
-        OtherImages: its own images have changed since: some that it trained on might count as test.
+        ConfigError: An argument is invalid, or requires `data`.
+        DataError: The images of the run have no test classes.
+        RunError: The run is not finished.
+        ImagesChangedError: The images of the run have changed, so that training images might become test images.
     """
     for name, value in {"root": root, "distractors": distractors}.items():
         if value is not None and data is None:
-            raise ConfigError(f"`{name}` says where other images are: it goes with `data`.")
+            raise ConfigError(f"`{name}` requires `data`: it is the location of other images.")
     folder, display = RunFolder.open(Path(path)), display or default_display()
     config = folder.config()
     if on_missing is not None:
         check_on_missing(on_missing)
-        config = _missing_as(on_missing, config)
+        config = _with_on_missing(config, on_missing)
     embedder = open_embedder(folder).to(Accelerator().device)
 
     @translate_arguments({"root": "data.root"})
     def own() -> Catalog:
-        if on_missing is not None:  # then others may be left out
+        if on_missing is not None:  # the images that are left out may differ from those of the run
             return open_images(config, display).catalog
-        return open_own(config, display, folder).catalog
+        return open_run_images(config, display, folder).catalog
 
     eval_sets: tuple[EvalSet, ...]
     if data is not None:
@@ -78,12 +81,12 @@ def evaluate_run(
     else:
         eval_sets = open_eval_sets(config, display, own)
     if not eval_sets:
-        raise DataError(f"{config.data.source} has no test images, and evaluation.tests of the run names no others")
+        raise DataError(f"{config.data.source} has no test images, and evaluation.tests of the run is empty")
     return [each for eval_set in eval_sets for each in evaluate_embedder(embedder, eval_set, config, display, folder)]
 
 
-def _missing_as(on_missing: str, config: RunConfig) -> RunConfig:
-    """The config with `on_missing` for all its images."""
+def _with_on_missing(config: RunConfig, on_missing: str) -> RunConfig:
+    """Set `on_missing` of all images."""
     change = {"on_missing": on_missing}
     tests = tuple(test.model_copy(update=change) for test in config.evaluation.tests)
     evaluation = config.evaluation.model_copy(update={"tests": tests})
@@ -99,18 +102,21 @@ def evaluate_embedder(
     *,
     validation: bool = False,
 ) -> list[Evaluation]:
-    """Measure an embedder; with a folder and distractors, once without and once with the distractors.
+    """Evaluate an embedder on one set of images.
 
     Args:
-        embedder: on its device.
-        eval_set: what to measure it on.
-        config: resolutions, bootstrap, and the figures of the paper.
-        display: for progress.
-        folder: where the distractors' vectors are kept, since there are many.
-        validation: only to compare with others of its run: at one resolution, without intervals.
+        embedder: Embedder on its device.
+        eval_set: Images to evaluate on.
+        config: Configuration, for scales, bootstrap and the results in the paper.
+        display: Display for progress.
+        folder: Folder of the run, where embeddings are kept. Required for distractors, which are many.
+        validation: Whether to evaluate at one scale and without intervals, to compare epochs of a run.
+
+    Returns:
+        One evaluation, or two (without and with distractors) if there are distractors and a folder.
 
     Raises:
-        NotFinite: an embedding is not finite.
+        NonFiniteError: An embedding is not finite.
     """
     encoder = build_encoder(config, embedder, validation=validation)
     workers = decoding_workers(config)
@@ -133,7 +139,7 @@ def evaluate_embedder(
 
 
 def embed_test(encoder: Encoder, catalog: Catalog, workers: int, folder: RunFolder | None, progress: Advance) -> Tensor:
-    """The vectors of all images of a test; they are kept in the run's folder, where that can be written to."""
+    """Embed all images of a test set (n, d); the vectors are kept in the folder of the run if it is writable."""
     settings: dict[str, Any] = {"batch_size": encoder.batch_size, "workers": workers, "progress": progress}
     path = None if folder is None else folder.vectors / f"{catalog.name}.npy"
     writable = folder is not None and os.access(folder.path, os.W_OK)
@@ -141,19 +147,19 @@ def embed_test(encoder: Encoder, catalog: Catalog, workers: int, folder: RunFold
         try:
             file = embed_to_file(encoder.network, catalog, encoder.transform, path, dtype=np.float32, **settings)
             return torch.from_numpy(np.array(open_vectors(file)))
-        except OSError:  # they are others', and new ones cannot be kept
+        except OSError:  # the existing file is outdated, and a new one cannot be written
             if writable:
                 raise
     vectors = embed_images(encoder.network, catalog, encoder.transform, **settings)
     if not vectors.isfinite().all():
-        raise NotFinite("The embeddings are not finite.")
+        raise NonFiniteError("The embeddings are not finite.")
     return vectors
 
 
 def _distractors(
     encoder: Encoder, catalog: Catalog, on_missing: str, folder: RunFolder, display: Display, workers: int
 ) -> tuple[dict[str, Vectors], tuple[str, ...]]:
-    """Their vectors, which are kept in the run's folder, and what one should know of them."""
+    """Embed distractors into a file in the folder of the run; return the vectors by name, and remarks."""
     with display.task(f"embedding {catalog.name}", "images") as progress:
         file = embed_to_file(
             encoder.network,
@@ -165,24 +171,24 @@ def _distractors(
             workers=workers,
             progress=progress,
         )
-    bad = len(left_out(file))
-    text = f"{catalog.name}, left out as on_missing=skip says: {bad} unreadable images (vectors/{file.name}.json)"
-    return {catalog.name: open_vectors(file)}, (*catalog.remarks, *([text] if bad else []))
+    unreadable = len(left_out_images(file))
+    text = f"{catalog.name}: left out {unreadable} unreadable images (on_missing=skip; see vectors/{file.name}.json)"
+    return {catalog.name: open_vectors(file)}, (*catalog.remarks, *([text] if unreadable else []))
 
 
 def build_encoder(config: RunConfig, embedder: Embedder, *, validation: bool = False) -> Encoder:
-    """What gives images their vectors; to validate, at one resolution."""
+    """Build the encoder of a run; for validation, at one scale only."""
     scales = (1.0,) if validation else config.evaluation.scales
-    return Encoder(embedder, build_transforms(config, embedder)[1], scales, images_at_once(config))
+    return Encoder(embedder, build_transforms(config, embedder)[1], scales, inference_batch_size(config))
 
 
 def open_encoder(path: Path | str) -> Encoder:
-    """What gives images their vectors, of a finished run (or of any folder that `Encoder.save` wrote), on its device.
+    """Open the encoder of a finished run, or one that `Encoder.save` wrote, and move it to the default device.
 
     Raises:
-        RunError: the run is not finished.
+        RunError: The run is not finished.
     """
-    if (Path(path) / DESCRIBER).is_file():
+    if (Path(path) / ENCODER_FILE).is_file():
         encoder = Encoder.load(path)
     else:
         folder = RunFolder.open(Path(path))
@@ -192,13 +198,13 @@ def open_encoder(path: Path | str) -> Encoder:
 
 
 def open_embedder(folder: RunFolder) -> Embedder:
-    """A finished run's embedder.
+    """Open the embedder of a finished run, on the CPU.
 
     Raises:
-        RunError: the run is not finished.
+        RunError: The run is not finished.
     """
     if not (folder.path / "embedder.json").exists():
         raise RunError(
-            f"The run in {folder.path} is not finished, so it has no embedder yet. Finish it: {folder.resume_command}"
+            f"The run in {folder.path} is not finished and has no embedder yet. Resume it with: {folder.resume_command}"
         )
     return Embedder.load(folder.path)

@@ -8,7 +8,7 @@ import timm
 import torch
 
 from shortlist.errors import ModelError
-from shortlist.model import Embedder, checkpoint
+from shortlist.model import Embedder, serialization
 
 
 @pytest.fixture
@@ -101,7 +101,7 @@ def test_a_damaged_or_changed_configuration_is_refused(tmp_path, embedder):
     with pytest.raises(ModelError, match=r"embedder.json is damaged"):
         Embedder.load(tmp_path)
     file.write_text(content.replace('"gem"', '"max"'))
-    with pytest.raises(ModelError, match=r"embedder.json was changed after saving"):
+    with pytest.raises(ModelError, match=r"embedder.json was edited after saving"):
         Embedder.load(tmp_path)
     file.write_text(content)
     Embedder.load(tmp_path)
@@ -114,7 +114,7 @@ def rewrite(folder: Path, **changes) -> None:
     description["config"] = {**description["config"], **changes.pop("config", {})}
     for name in changes.pop("without", ()):
         del description["config"][name]
-    description["sha256"] = checkpoint.digest(tensors, description["config"])
+    description["sha256"] = serialization.digest(tensors, description["config"])
     description.update(changes)
     safetensors.torch.save_file(
         tensors, folder / "embedder.safetensors", metadata={"embedder": json.dumps(description)}

@@ -1,4 +1,4 @@
-"""What a config names, built: the embedder, the optimizer, the transforms."""
+"""Build the components that a configuration names: embedder, transforms, loss and optimizer."""
 
 from __future__ import annotations
 
@@ -6,21 +6,31 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
+import numpy as np
 import torch
-from torch import nn
+from numpy.typing import NDArray
+from torch import Tensor, nn
 
 from shortlist.batches.undo import seeded
-from shortlist.config import OptimizerConfig, RunConfig
-from shortlist.config.arguments import ARGUMENTS
+from shortlist.config import CONFIG_KEYS, LossConfig, OptimizerConfig, RunConfig
 from shortlist.data import FitTransform, TestTransform, TrainTransform, Transform
 from shortlist.errors import translate_arguments
+from shortlist.extras import extra
 from shortlist.model import Embedder
+from shortlist.ranking import BinnedAPLoss, BlackboxAPLoss, RecallAtKLoss, SiMix, SmoothAPLoss
 from shortlist.seeds import derived_seed
 
+Classes = Tensor | NDArray[np.integer]
 
-@translate_arguments(ARGUMENTS)
+
+@translate_arguments(CONFIG_KEYS)
 def build_embedder(config: RunConfig, *, weights: bool = True) -> Embedder:
-    """The embedder with its initial weights, the same for the same seed; `weights=False` for shapes only."""
+    """Build the embedder with its initial weights, which depend on the seed only.
+
+    Args:
+        config: Configuration of the run.
+        weights: Whether to load pretrained weights; False if only shapes matter.
+    """
     model, images = config.model, config.images
     with seeded(derived_seed("weights", config.training.seed)):
         return Embedder(
@@ -43,7 +53,7 @@ def _pretrained(weights: str | None) -> bool | str:
 
 
 def build_transforms(config: RunConfig, embedder: Embedder) -> tuple[Transform, Transform]:
-    """Of the training and of the test images. What the config leaves open is the backbone's own."""
+    """Build the transforms of training and test images; values that are not set are those of the backbone."""
     images, native = config.images, embedder.data_config
     interpolation = images.interpolation or ("bicubic" if native.interpolation == "bicubic" else "bilinear")
     if images.max_side is not None:
@@ -55,12 +65,44 @@ def build_transforms(config: RunConfig, embedder: Embedder) -> tuple[Transform, 
     return train, TestTransform(size, resize, interpolation)
 
 
+def build_loss(config: LossConfig, classes: Classes, dim: int) -> nn.Module:
+    """Build the loss: a module that maps (embeddings, labels) to a scalar.
+
+    Args:
+        config: Configuration of the loss.
+        classes: Labels of the training classes, in any order, for losses that have parameters per class.
+        dim: Number of dimensions of the embeddings.
+
+    Raises:
+        ConfigError: The loss does not exist, or does not support its arguments.
+    """
+    if config.pml_class:
+        with extra("baselines", f"loss.name={config.name}"):
+            from shortlist.training.metric_learning import build_metric_learning_loss
+        return build_metric_learning_loss(config, torch.as_tensor(classes), dim)
+    simix = SiMix() if config.simix else None
+    if config.name == "smooth_ap":
+        return SmoothAPLoss(config.similarity_temperature, simix)
+    if config.name == "binned_ap":
+        return BinnedAPLoss(config.bins)
+    if config.name == "blackbox_ap":
+        return BlackboxAPLoss(config.blackbox_lambda, config.margin)
+    return RecallAtKLoss(
+        config.cut_offs, config.rank_temperature, config.similarity_temperature, simix, config.count_query
+    )
+
+
 def build_optimizer(
     config: OptimizerConfig, parts: Mapping[str, Sequence[nn.Parameter]], loss: nn.Module
 ) -> torch.optim.Optimizer:
-    """One group for each part of the model (and one for the loss's own parameters), with its rate and decay.
+    """Build the optimizer with one parameter group per part of the model, and one for the parameters of the loss.
 
-    A group's `initial_lr` is what the schedule's factor multiplies.
+    The schedule multiplies the `initial_lr` of a group by its factor.
+
+    Args:
+        config: Configuration of the optimizer.
+        parts: Parameters by part, as `Embedder.parts` returns them.
+        loss: Loss, which may have parameters such as proxies.
     """
     groups: list[dict[str, Any]] = []
     for name, parameters in {**parts, "loss": list(loss.parameters())}.items():

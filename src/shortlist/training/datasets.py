@@ -1,4 +1,4 @@
-"""The images that a config names: to train on, to validate with, and to be tested on."""
+"""Open the images that a configuration names, for training, validation and tests."""
 
 from __future__ import annotations
 
@@ -17,24 +17,26 @@ from shortlist.files import read_json, write_text_atomically
 from shortlist.progress import Display
 from shortlist.training.folder import RunFolder
 
-K = (1, 2, 4, 8)
+DEFAULT_K = (1, 2, 4, 8)
 Source = TypeVar("Source", DataConfig, TestConfig)
 
 
-class Opened(NamedTuple):
+class OpenedImages(NamedTuple):
+    """A catalog, and the unreadable images that were left out of it."""
+
     catalog: Catalog
-    unreadable: list[tuple[str, str]]  # images left out, and why
+    unreadable: list[tuple[str, str]]  # paths and reasons
 
 
 @dataclass(frozen=True)
 class EvalSet:
-    """What an embedder is measured on.
+    """Images that an embedder is evaluated on.
 
     Args:
-        catalog: of the images that count, and no others. Its name is that of the figures in `paper`.
-        k: cut-offs to report.
-        distractors: more images for its gallery; it is then measured without them, and with them.
-        on_missing: what becomes of distractors that cannot be read.
+        catalog: Queries and gallery. Its name is the key of its results in `paper` and `measured`.
+        k: Values of k to report.
+        distractors: Additional gallery images; metrics are computed both without and with them.
+        on_missing: What to do about distractors that cannot be read, `error` or `skip`.
     """
 
     catalog: Catalog
@@ -44,16 +46,23 @@ class EvalSet:
 
     @property
     def name(self) -> str:
+        """Name of the catalog."""
         return self.catalog.name
 
     @property
     def remarks(self) -> tuple[str, ...]:
-        """What a person should know of its images."""
+        """Remarks on the images for the user, such as how many were left out."""
         return self.catalog.remarks + (() if self.distractors is None else self.distractors.remarks)
 
 
-def open_images(config: RunConfig, display: Display, folder: RunFolder | None = None) -> Opened:
-    """The catalog that a config names and, with `data.on_missing: skip`, the unreadable images that were left out."""
+def open_images(config: RunConfig, display: Display, folder: RunFolder | None = None) -> OpenedImages:
+    """Open the catalog that `data` names, without unreadable images if `data.on_missing` is `skip`.
+
+    Args:
+        config: Configuration of the run.
+        display: Display for progress.
+        folder: Folder of the run, where the list of unreadable images is kept so that it is determined only once.
+    """
     data = config.data
     with display.task(f"opening {data.source}", "images") as progress:
         catalog = open_catalog(
@@ -65,52 +74,52 @@ def open_images(config: RunConfig, display: Display, folder: RunFolder | None = 
             progress=progress,
         )
     if data.on_missing == "error":
-        return Opened(catalog, [])
+        return OpenedImages(catalog, [])
     missing = len(catalog.missing)
     if folder is not None and folder.unreadable_file.exists():
         unreadable = [(path, why) for path, why in read_json(folder.unreadable_file)]
     else:
-        with display.task("looking for unreadable images", "images") as progress:
+        with display.task("checking for unreadable images", "images") as progress:
             _, unreadable = drop_unreadable(catalog, progress=progress)
         if folder is not None:
             write_text_atomically(folder.unreadable_file, json.dumps(unreadable, indent=2) + "\n")
     left_out = {path for path, _ in unreadable}
     left = catalog.subset([path not in left_out for path in catalog.paths])
-    return Opened(_with_remark(left, missing, len(unreadable)), unreadable)
+    return OpenedImages(_with_remark(left, missing, len(unreadable)), unreadable)
 
 
-def open_own(config: RunConfig, display: Display, folder: RunFolder | None = None) -> Opened:
-    """A run's own images, split as it trains, validates and is tested on them.
+def open_run_images(config: RunConfig, display: Display, folder: RunFolder | None = None) -> OpenedImages:
+    """Open the images of a run with the splits that it trains on, validates on and is tested on.
 
     Raises:
-        OtherImages: they are not those that the run in `folder` began with.
+        ImagesChangedError: The images are not those that the run in `folder` started with.
     """
     catalog, unreadable = open_images(config, display, folder)
     if config.data.validation == "half":
         catalog = half_validation(catalog)
     if folder is not None:
         folder.check_images(catalog.fingerprint())
-    return Opened(catalog, unreadable)
+    return OpenedImages(catalog, unreadable)
 
 
 def _with_remark(catalog: Catalog, missing: int, unreadable: int = 0) -> Catalog:
-    """The catalog, which says how many of its images were left out."""
+    """Add a remark on the number of images that were left out."""
     if not missing and not unreadable:
         return catalog
-    text = f"{catalog.name}, left out as on_missing=skip says: {missing} missing, {unreadable} unreadable images"
+    text = f"{catalog.name}: left out {missing} missing and {unreadable} unreadable images (on_missing=skip)"
     return replace(catalog, remarks=(*catalog.remarks, text))
 
 
 def open_eval_sets(config: RunConfig, display: Display, own: Callable[[], Catalog]) -> tuple[EvalSet, ...]:
-    """What a run is tested on: what `evaluation.tests` names or, without any, the test classes of its own images.
+    """Open the test sets of a run: those in `evaluation.tests`, or by default the test classes of its own images.
 
     Args:
-        config: the run's.
-        display: for progress.
-        own: gives the catalog of the run's own images; asked only if it is needed.
+        config: Configuration of the run.
+        display: Display for progress.
+        own: Function that returns the catalog of the run's own images; called only if they are tested on.
 
     Raises:
-        DataError: images that are not there, or without a test split.
+        DataError: Images are missing, or have no test split.
     """
     if not config.evaluation.tests:
         catalog = own()
@@ -120,7 +129,7 @@ def open_eval_sets(config: RunConfig, display: Display, own: Callable[[], Catalo
 
 
 def open_eval_set(config: RunConfig, test: TestConfig, display: Display, own: Callable[[], Catalog]) -> EvalSet:
-    """What one test names. Where that is the run's own source, it is the test classes: the others are trained on."""
+    """Open one test set. Of the run's own source, only the test classes are used; see `open_eval_sets`."""
     test = _absolute(test)
     on_missing = test.on_missing or config.data.on_missing
     catalog = own() if _is_own(config, test) else _open_other(config, test, display)
@@ -140,7 +149,7 @@ def _is_own(config: RunConfig, test: TestConfig) -> bool:
 
 
 def open_validation(config: RunConfig, display: Display, own: Catalog) -> EvalSet | None:
-    """What chooses the best epoch: what `data.validation_source` names, or the validation split of its own images."""
+    """Open the images that select the best epoch: `data.validation_source`, or the validation split of `own`."""
     other = config.data.validation_source
     if other is None:
         return _eval_set(config, config.data.source, own, "validation") if "validation" in own.splits else None
@@ -154,21 +163,21 @@ def _eval_set(
 ) -> EvalSet:
     if distractors is not None and not catalog.judgements:
         raise ConfigError(
-            f"{catalog.name} cannot be tested with distractors: they go with judged queries, as of roxford5k."
+            f"{catalog.name} cannot be tested with distractors: they require judged queries, as in roxford5k."
         )
     return EvalSet(catalog.split(split), reported_k(config, source), distractors)
 
 
 def reported_k(config: RunConfig, source: str) -> tuple[int, ...]:
-    """The cut-offs to report for a source: the config's, or the benchmark's own."""
+    """Return the values of k to report for a source: those of the configuration, or of the benchmark."""
     benchmark = BENCHMARKS.get(source)
-    return config.evaluation.k or (benchmark and benchmark.k) or K
+    return config.evaluation.k or (benchmark and benchmark.k) or DEFAULT_K
 
 
 def _open_other(config: RunConfig, test: TestConfig, display: Display) -> Catalog:
-    """Images that are none of the training's; where they have no splits, all of them are the test."""
-    known = [each.root for each in config.evaluation.tests if each.source == test.source]
-    root = next(filter(None, [test.root, *known]), config.data.root if test.source in BENCHMARKS else None)
+    """Open images other than those of the run; if they define no splits, all of them are test images."""
+    roots = [each.root for each in config.evaluation.tests if each.source == test.source]
+    root = next(filter(None, [test.root, *roots]), config.data.root if test.source in BENCHMARKS else None)
     other = {"source": test.source, "root": root, "train_share": 0.0}
     if test.on_missing is not None:
         other["on_missing"] = test.on_missing
@@ -176,14 +185,14 @@ def _open_other(config: RunConfig, test: TestConfig, display: Display) -> Catalo
 
 
 def with_absolute_paths(config: RunConfig) -> RunConfig:
-    """The config of a run that can be gone on with and evaluated from any folder."""
+    """Make all paths absolute, so that the run can be resumed and evaluated from any working directory."""
     data, model, evaluation = config.data, config.model, config.evaluation
     file = Path(model.weights or "none").expanduser()
-    own = file.is_file() or (file / "embedder.json").is_file()
+    is_path = file.is_file() or (file / "embedder.json").is_file()
     validation = data.validation_source and _absolute(data.validation_source)
     changes = {
         "data": _absolute(data).model_copy(update={"validation_source": validation}),
-        "model": model.model_copy(update={"weights": str(file.absolute()) if own else model.weights}),
+        "model": model.model_copy(update={"weights": str(file.absolute()) if is_path else model.weights}),
         "evaluation": evaluation.model_copy(update={"tests": tuple(map(_absolute, evaluation.tests))}),
     }
     return config.model_copy(update=changes)
@@ -192,9 +201,9 @@ def with_absolute_paths(config: RunConfig) -> RunConfig:
 def _absolute(named: Source) -> Source:
     source = Path(named.source).expanduser()
     paths: dict[str, Any] = {
-        name: place.expanduser().absolute()
+        name: path.expanduser().absolute()
         for name in ("root", "distractors")
-        if (place := getattr(named, name, None)) is not None
+        if (path := getattr(named, name, None)) is not None
     }
     if named.source not in BENCHMARKS and source.exists():
         paths["source"] = str(source.absolute())

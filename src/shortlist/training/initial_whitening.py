@@ -1,4 +1,4 @@
-"""The linear layer's start: whitening learned from training images, once, before the first step."""
+"""Initialise the linear layer by whitening, which is learned from training images before the first step."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ from shortlist.encoding import embed_images
 from shortlist.model import Embedder, pair_whitening, pca_whitening
 from shortlist.model.whitening import check_sizes
 from shortlist.seeds import derived_seed
-from shortlist.training.parts import build_transforms
+from shortlist.training.components import build_transforms
 
 
 def check_whitening(config: RunConfig, embedder: Embedder, train: Catalog) -> None:
-    """Raise ModelError if whitening is asked for and there are too few images, or too few channels, for it."""
+    """Raise a ModelError if the configuration asks for whitening but there are too few images or channels for it."""
     model = config.model
     if model.whitening != "none" and model.dim is not None:
         check_sizes(min(len(train), model.whitening_images), embedder.layout.channels, model.dim)
@@ -31,45 +31,64 @@ def learn_whitening(
     embedder: Embedder,
     train: Catalog,
     workers: int = 0,
-    at_once: int = 64,
+    batch_size: int = 64,
     progress: Callable[[int, int], None] | None = None,
 ) -> tuple[Tensor, Tensor]:
-    """Weight and bias for the linear layer of an embedder, as `config.model.whitening` says, from its pooled features.
+    """Learn the weight and bias of the linear layer from pooled features, as `config.model.whitening` specifies.
+
+    Args:
+        config: Configuration of the run.
+        embedder: Embedder whose linear layer will be initialised.
+        train: Training images, of which at most `model.whitening_images` are used.
+        workers: Number of decoding processes.
+        batch_size: Number of images per forward pass.
+        progress: Called with the number of images that are done and their total.
+
+    Returns:
+        Weight (dim, channels) and bias (dim,).
 
     Raises:
-        ModelError: they cannot be learned from these images.
+        ModelError: Whitening cannot be learned from these images.
     """
     model = config.model
     assert model.dim is not None
     seed = derived_seed("whitening", config.training.seed)
-    images = train.subset(drawn(train.labels, model.whitening_images, seed))
+    images = train.subset(sample_images(train.labels, model.whitening_images, seed))
     _, test = build_transforms(config, embedder)
-    transform = test if model.whitening_size is None else _of_size(test, model.whitening_size)
+    transform = test if model.whitening_size is None else _resized(test, model.whitening_size)
     pooled = _Pooled(embedder)
-    features = embed_images(pooled, images, transform, batch_size=at_once, workers=workers, progress=progress)
+    features = embed_images(pooled, images, transform, batch_size=batch_size, workers=workers, progress=progress)
     if model.whitening == "pca":
         return pca_whitening(features, model.dim, model.whitening_shrinkage)
     labels = torch.from_numpy(images.labels.copy())
     return pair_whitening(features, labels, model.dim, model.whitening_shrinkage)
 
 
-def drawn(labels: NDArray[np.int64], number: int, seed: int) -> NDArray[np.int64]:
-    """Indices of at most so many images: two of each class, then two more of each, and so on, in a random order.
+def sample_images(labels: NDArray[np.int64], number: int, seed: int) -> NDArray[np.int64]:
+    """Sample images at random: two per class, then two more per class, and so on.
 
-    So there are pairs, however many classes there are, and large classes do not outweigh the others.
+    This provides pairs even if there are many classes, and prevents large classes from dominating.
+
+    Args:
+        labels: Labels of all images (n,).
+        number: Maximum number of images to sample.
+        seed: Seed of the random order.
+
+    Returns:
+        Indices of the sampled images.
     """
     random = torch.Generator().manual_seed(seed)
     shuffled = torch.randperm(len(labels), generator=random).numpy()
-    place = torch.randperm(int(labels.max()) + 1, generator=random).numpy()  # of each class in the order
+    class_order = torch.randperm(int(labels.max()) + 1, generator=random).numpy()
     by_class = shuffled[np.argsort(labels[shuffled], kind="stable")]
     classes = labels[by_class]
     within = np.arange(len(labels)) - np.searchsorted(classes, classes)
-    chosen: NDArray[np.int64] = by_class[np.lexsort((place[classes], within // 2))[:number]]
+    chosen: NDArray[np.int64] = by_class[np.lexsort((class_order[classes], within // 2))[:number]]
     return chosen
 
 
-def _of_size(transform: Transform, size: int) -> Transform:
-    """The same for images of another size."""
+def _resized(transform: Transform, size: int) -> Transform:
+    """Return the transform for another image size."""
     if isinstance(transform, FitTransform):
         return replace(transform, max_side=size)
     assert isinstance(transform, TestTransform)
@@ -77,7 +96,7 @@ def _of_size(transform: Transform, size: int) -> Transform:
 
 
 class _Pooled(nn.Module):
-    """An embedder before its linear layer."""
+    """The embedder without its linear layer."""
 
     def __init__(self, embedder: Embedder) -> None:
         super().__init__()

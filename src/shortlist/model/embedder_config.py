@@ -1,4 +1,4 @@
-"""The arguments of an embedder as data: checked when they are given, saved with its weights."""
+"""The arguments of an embedder as data, which is validated and saved with the weights."""
 
 from __future__ import annotations
 
@@ -11,15 +11,15 @@ from typing import Any
 from shortlist.errors import ModelError, did_you_mean
 from shortlist.model.pooling import POOLINGS
 
-_SET_BY_US = frozenset({"pretrained", "num_classes", "global_pool", "in_chans", "features_only", "checkpoint_path"})
+_RESERVED = frozenset({"pretrained", "num_classes", "global_pool", "in_chans", "features_only", "checkpoint_path"})
 
 
 @dataclass(frozen=True)
 class EmbedderConfig:
-    """All arguments of an `Embedder`, in a form that JSON can hold.
+    """All arguments of an `Embedder`, JSON-compatible; see there for their meaning.
 
-    In `embedder.config`, `mean` and `std` are those in use, so that a saved model does not depend on what another
-    version of timm thinks the backbone's are.
+    In `embedder.config`, `mean` and `std` are always set, so that a saved model does not depend on the defaults of the
+    installed version of timm.
     """
 
     backbone: str
@@ -43,27 +43,28 @@ class EmbedderConfig:
         if not 0 <= self.drop_path_rate < 1:
             raise ModelError(f"drop_path_rate must be at least 0 and below 1, not {self.drop_path_rate}")
         if self.l2_pooled and self.layer_norm:
-            raise ModelError("l2_pooled takes the place of the layer norm: set layer_norm=False")
+            raise ModelError("l2_pooled replaces the layer norm: set layer_norm=False")
         if self.pooling not in POOLINGS:
             raise ModelError(f"there is no pooling {self.pooling!r}; {did_you_mean(self.pooling, POOLINGS)}")
         for name in ("mean", "std"):
-            object.__setattr__(self, name, _three(name, getattr(self, name)))
+            object.__setattr__(self, name, _three_numbers(name, getattr(self, name)))
         if self.std is not None and min(self.std) <= 0:
             raise ModelError(f"std must be positive, not {list(self.std)}")
-        for name in sorted(_SET_BY_US.intersection(self.backbone_args)):
-            raise ModelError(f"backbone_args cannot hold {name!r}: the embedder sets it")
+        for name in sorted(_RESERVED.intersection(self.backbone_args)):
+            raise ModelError(f"backbone_args must not contain {name!r}: the embedder sets it")
         try:
             object.__setattr__(self, "backbone_args", json.loads(json.dumps(dict(self.backbone_args))))
         except (TypeError, ValueError) as error:
             raise ModelError(
-                f"backbone_args must be what JSON can hold, to be saved with the model: {error}"
+                f"backbone_args must be JSON-compatible, since they are saved with the model: {error}"
             ) from error
 
     def to_dict(self) -> dict[str, Any]:
+        """Return the arguments as a JSON-compatible dictionary."""
         return json.loads(json.dumps(asdict(self)))  # type: ignore[no-any-return]
 
 
-def _three(name: str, values: tuple[float, ...] | None) -> tuple[float, ...] | None:
+def _three_numbers(name: str, values: tuple[float, ...] | None) -> tuple[float, ...] | None:
     if values is None:
         return None
     if len(values) != 3 or not all(math.isfinite(value) for value in values):

@@ -1,0 +1,130 @@
+"""Save and load an embedder as `embedder.safetensors` and `embedder.json`, without pickle.
+
+The weights file is complete by itself: its header holds the configuration and a SHA-256 digest of everything, so the
+atomic replacement of this one file saves the embedder. The JSON file repeats the configuration for people and tools.
+It is replaced first: if saving was interrupted between the two, its digest differs from that of the weights file, and
+the older weights remain valid with their own configuration.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import json
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import safetensors.torch
+import torch
+from safetensors import SafetensorError, safe_open
+from torch import Tensor
+
+from shortlist.errors import ModelError
+from shortlist.model.state_dict import Tensors
+
+FORMAT = 1
+WEIGHTS, CONFIG = "embedder.safetensors", "embedder.json"
+
+
+class SavedEmbedder(NamedTuple):
+    """Contents of a folder that `write` wrote."""
+
+    config: dict[str, Any]
+    tensors: Tensors
+    sha256: str  # digest of both
+
+
+def write(folder: Path, state: Mapping[str, Tensor], config: Mapping[str, Any]) -> Path:
+    """Save tensors and configuration, and return the folder. An earlier save stays valid until this one is complete."""
+    tensors = {name: value.detach().cpu().contiguous() for name, value in state.items()}
+    description = {"format": FORMAT, "sha256": digest(tensors, config), "config": config}
+    weights, readable = folder / (WEIGHTS + ".tmp"), folder / (CONFIG + ".tmp")
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        safetensors.torch.save_file(tensors, weights, metadata={"embedder": json.dumps(description)})
+        weights.chmod(0o644)  # safetensors makes files readable by their owner only
+        readable.write_text(json.dumps(description, indent=2) + "\n", encoding="utf-8")
+        for file in (weights, readable):
+            _fsync(file)
+        readable.replace(folder / CONFIG)
+        weights.replace(folder / WEIGHTS)
+        _fsync(folder)
+    except (OSError, SafetensorError) as error:
+        for file in (weights, readable):
+            with contextlib.suppress(OSError):
+                file.unlink(missing_ok=True)
+        raise ModelError(f"the model cannot be written to {folder}: {error}") from error
+    return folder
+
+
+def read(folder: Path) -> SavedEmbedder:
+    """Read what `write` wrote, and verify its digest.
+
+    Raises:
+        ModelError: A file is missing, damaged, edited, or of an unknown format.
+    """
+    for name in (CONFIG, WEIGHTS):
+        if not (folder / name).is_file():
+            raise ModelError(f"there is no {name} in {folder}: give a folder that holds {CONFIG} and {WEIGHTS}")
+    file = folder / WEIGHTS
+    try:
+        with safe_open(file, framework="pt") as opened:
+            header = (opened.metadata() or {}).get("embedder")
+            if header is None:
+                raise ModelError(f"{file} was not saved by an Embedder: its header has no configuration")
+            description = _parse_description(header, file)
+            tensors = {name: opened.get_tensor(name) for name in opened.keys()}  # noqa: SIM118
+    except (OSError, SafetensorError) as error:
+        raise ModelError(f"{file} is damaged ({error}): use another checkpoint, or save it again") from error
+    config, sha256 = description["config"], description["sha256"]
+    if digest(tensors, config) != sha256:
+        raise ModelError(f"{file} is damaged (its contents differ from what was saved): use another checkpoint")
+    readable = _parse_description(_read_text(folder / CONFIG), folder / CONFIG)
+    if readable["sha256"] == sha256 and readable["config"] != config:
+        raise ModelError(
+            f"{folder / CONFIG} was edited after saving, but the configuration belongs to the weights: undo the change"
+        )
+    return SavedEmbedder(config, tensors, sha256)
+
+
+def digest(tensors: Mapping[str, Tensor], config: Mapping[str, Any]) -> str:
+    """Return the SHA-256 of a configuration and of the names, types, shapes and bytes of CPU tensors."""
+    sha256 = hashlib.sha256(json.dumps(config, sort_keys=True).encode())
+    for name in sorted(tensors):
+        value = tensors[name]
+        sha256.update(f"{name} {value.dtype} {tuple(value.shape)}\n".encode())
+        sha256.update(value.contiguous().reshape(-1).view(torch.uint8).numpy().data)
+    return sha256.hexdigest()
+
+
+def _parse_description(text: str, file: Path) -> dict[str, Any]:
+    try:
+        description = json.loads(text)
+        version, _, _ = description["format"], description["sha256"], description["config"]
+    except (json.JSONDecodeError, KeyError, TypeError) as error:
+        raise ModelError(f"{file} is damaged, or not the configuration of an embedder ({error!r})") from error
+    if version != FORMAT:
+        raise ModelError(
+            f"{file} has format {version}, and this version of shortlist reads format {FORMAT}: update shortlist"
+        )
+    return dict(description)
+
+
+def _read_text(file: Path) -> str:
+    try:
+        return file.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise ModelError(f"{file} cannot be read: {error}") from error
+
+
+def _fsync(path: Path) -> None:
+    """Flush a file, or the entries of a folder, to disk, so that a power failure cannot leave an empty file."""
+    if os.name != "posix" and path.is_dir():
+        return
+    handle = os.open(path, os.O_RDONLY if os.name == "posix" else os.O_RDWR)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)

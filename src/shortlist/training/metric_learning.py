@@ -1,0 +1,155 @@
+"""Losses, miners and the cross-batch memory of pytorch-metric-learning, by name."""
+
+from __future__ import annotations
+
+import copy
+from typing import Any
+
+import torch
+from pytorch_metric_learning import losses, miners
+from torch import Tensor, nn
+
+from shortlist.config import LossConfig
+from shortlist.config.schema import NamedConfig
+from shortlist.errors import ConfigError, did_you_mean
+from shortlist.training.metric_learning_arguments import RunSizes, classes_in, construct
+
+_BASE = "it is a base class of other losses"
+_UNLABELLED = "it learns from unlabelled views of images, and the images of a run have labels"
+REFUSED_LOSSES = {  # losses that do not work on a labelled batch, or compute something else than they claim; and why
+    "BaseLossWrapper": _BASE,
+    "BaseMetricLossFunction": _BASE,
+    "EmbeddingRegularizerMixin": _BASE,
+    "GenericPairLoss": _BASE,
+    "WeightRegularizerMixin": _BASE,
+    "CrossBatchMemory": "it is a memory around a loss: name that loss, and set loss.memory.size",
+    "HistogramLoss": "its selection of pairs does not work with newer versions of torch",
+    "InstanceLoss": "with several images per class, it treats the c-th image of the batch as class c",
+    "ManifoldLoss": _UNLABELLED,
+    "MultipleLosses": "it is a sum of other losses: name one of them",
+    "SelfSupervisedLoss": _UNLABELLED,
+    "SmoothAPLoss": "it groups a batch into classes incorrectly unless there are as many classes as images per class; "
+    "use loss.name=smooth_ap",
+    "VICRegLoss": _UNLABELLED,
+}
+REFUSED_MINERS = {
+    "BaseMiner": "it is a base class of other miners",
+    "EmbeddingsAlreadyPackagedAsTriplets": "batches consist of classes, not of triplets",
+}
+
+
+def build_metric_learning_loss(config: LossConfig, classes: Tensor, dim: int) -> MetricLearningLoss:
+    """Build a loss with its miner and memory, and try it on four vectors.
+
+    Args:
+        config: Configuration of the loss.
+        classes: Labels of the training classes, in any order.
+        dim: Number of dimensions of the embeddings.
+
+    Raises:
+        ConfigError: The loss or miner does not exist, its arguments are invalid, or the trial fails.
+    """
+    classes = torch.unique(classes)
+    if not len(classes):
+        raise ValueError("a loss of pytorch-metric-learning requires the labels of the training classes")
+    sizes = RunSizes(len(classes), dim)
+    loss = _build(losses, REFUSED_LOSSES, config, "loss", sizes)
+    miner = None if config.miner is None else _build(miners, REFUSED_MINERS, config.miner, "loss.miner", sizes)
+    if config.memory is not None:
+        if config.pml_class not in Memory.supported_losses():
+            supported = ", ".join(sorted(Memory.supported_losses()))
+            raise ConfigError(f"loss.memory does not work with {config.name}. It works with {supported}.")
+        loss, miner = Memory(loss, dim, config.memory.size, miner), None
+    complete = MetricLearningLoss(loss, miner, classes)
+    _try(complete, config, dim)
+    return complete
+
+
+def _build(
+    module: Any, refused: dict[str, str], config: LossConfig | NamedConfig, where: str, sizes: RunSizes
+) -> nn.Module:
+    """Build the class of a module of the library that the section `where` of the configuration names."""
+    known, kind = classes_in(module), where.rpartition(".")[2]
+    name = str(config.pml_class) if isinstance(config, LossConfig) else config.name
+    if name in refused:
+        raise ConfigError(f"{where}.name: {config.name} cannot be used: {refused[name]}.")
+    if name not in known:
+        usable = known.keys() - refused.keys()
+        raise ConfigError(f"{where}.name: pytorch-metric-learning has no {kind} {name}; {did_you_mean(name, usable)}")
+    built: nn.Module = construct(known[name], config.args, sizes, f"{where}.args", config.name)
+    return built
+
+
+def _try(loss: MetricLearningLoss, config: LossConfig, dim: int) -> None:
+    """Call the loss once, so that what the library refuses fails before images are read."""
+    vectors = torch.randn(4, dim, generator=torch.Generator().manual_seed(0))
+    labels = loss.classes[[0, 0, -1, -1]]
+    with torch.random.fork_rng(devices=[]), torch.enable_grad():
+        try:
+            value = copy.deepcopy(loss)(nn.functional.normalize(vectors).requires_grad_(), labels)
+            if not value.isfinite():
+                raise ValueError(f"its value for four vectors is {value.item()}")
+        except Exception as error:  # the library raises AssertionError, ValueError, plain Exception, ...
+            miner = f" with the miner {config.miner.name}" if config.miner else ""
+            problem = str(error).strip() or type(error).__name__
+            given = f" and the arguments {config.args}" if config.args else ""
+            raise ConfigError(f"{config.name}{miner}{given} does not work: {problem}") from error
+
+
+class MetricLearningLoss(nn.Module):
+    """Wrapper that gives a loss of pytorch-metric-learning the call and the state of the losses of shortlist.
+
+    The loss gets labels from 0 to C - 1. Everything that it keeps between steps is in `state_dict`.
+
+    Args:
+        loss: Loss that is called with (embeddings, labels, indices_tuple).
+        miner: Miner that selects the indices, or None to use all pairs.
+        classes: Labels of the training classes (C,), ascending.
+    """
+
+    classes: Tensor
+
+    def __init__(self, loss: nn.Module, miner: nn.Module | None, classes: Tensor) -> None:
+        super().__init__()
+        self.loss, self.miner = loss, miner
+        self.register_buffer("classes", classes, persistent=False)
+        for module in self.modules():  # some keep state in plain tensors, which state_dict and .to() would ignore
+            for name, value in list(vars(module).items()):
+                if isinstance(value, Tensor):
+                    delattr(module, name)
+                    module.register_buffer(name, value)
+
+    def forward(self, embeddings: Tensor, labels: Tensor) -> Tensor:
+        for buffer in self.buffers():  # some also keep the graph of the last batch
+            buffer.detach_()
+        indices = self._class_indices(labels)
+        mined = None if self.miner is None else self.miner(embeddings, indices)
+        value = self.loss(embeddings, indices, mined)
+        if not isinstance(value, Tensor) or value.numel() != 1:
+            raise ValueError("it does not return one number per batch; use another reducer")
+        return value.reshape(())
+
+    def _class_indices(self, labels: Tensor) -> Tensor:
+        indices = torch.searchsorted(self.classes, labels).clamp_(max=len(self.classes) - 1)
+        if not torch.equal(self.classes[indices], labels):
+            raise ValueError("a batch contains labels that are not among the training classes")
+        return indices
+
+
+class Memory(losses.CrossBatchMemory):  # type: ignore[misc]
+    """Cross-batch memory whose counters are part of its state, so that a checkpoint contains them."""
+
+    def get_extra_state(self) -> Tensor:
+        return torch.tensor([self.queue_idx, int(self.has_been_filled)])
+
+    def set_extra_state(self, state: Tensor) -> None:
+        self.queue_idx, filled = state.tolist()
+        self.has_been_filled = bool(filled)
+
+    def forward(self, embeddings: Tensor, labels: Tensor, indices_tuple: None = None) -> Tensor:
+        if len(embeddings) > self.memory_size:
+            raise ConfigError(
+                f"loss.memory.size={self.memory_size} is smaller than the batch of {len(embeddings)}: increase it."
+            )
+        loss: Tensor = super().forward(embeddings, labels)
+        return loss
