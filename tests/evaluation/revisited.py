@@ -1,4 +1,4 @@
-"""The real ground truth of Revisited Oxford and Paris, as a catalog, and descriptors that we make for it."""
+"""The real ground truth of Revisited Oxford and Paris as a catalog, and synthetic descriptors for it."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from shortlist.data import Catalog, Judgement
 from shortlist.data.unpickling import read_plain_pickle
 
 GROUND_TRUTH = Path(__file__).parents[1] / "revisited"
-SETUPS = {  # what is right, and what is junk
+SETUPS = {  # keys of the positives and of the junk
     "easy": (["easy"], ["junk", "hard"]),
     "medium": (["easy", "hard"], ["junk"]),
     "hard": (["hard"], ["junk", "easy"]),
@@ -19,13 +19,13 @@ SETUPS = {  # what is right, and what is junk
 
 
 def ground_truth(name: str) -> tuple[list[dict[str, list[int]]], int]:
-    """What the file says of each query, and the number of database images."""
+    """Return the judgements of each query, and the number of database images."""
     found = read_plain_pickle(GROUND_TRUTH / f"gnd_{name}.pkl")
     return found["gnd"], len(found["imlist"])
 
 
 def catalog(queries: list[dict[str, list[int]]], database: int, *, last: bool = False) -> Catalog:
-    """Queries first, or last; the database's indices become rows."""
+    """Build a catalog with the queries first or last. Indices into the database become rows of the catalog."""
     first = 0 if last else len(queries)
     roles = ["query"] * len(queries), ["gallery"] * database
     number = len(queries) + database
@@ -51,9 +51,9 @@ def catalog(queries: list[dict[str, list[int]]], database: int, *, last: bool = 
 def descriptors(
     queries: list[dict[str, list[int]]], database: int, *, noise: float, seed: int = 0, dimensions: int = 32
 ) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-    """Of the queries and of the database: whole numbers, so that every product is exact, also in half precision.
+    """Return descriptors of the queries and of the database, in integers: all products are exact, also in half precision.
 
-    Easy images are near their queries, hard ones less so, junk in between; the less noise, the better.
+    Easy images are near their queries, hard images are farther away, junk is in between. Noise makes retrieval harder.
     """
     random = np.random.default_rng(seed)
     asked = random.normal(size=(len(queries), dimensions))

@@ -1,4 +1,4 @@
-"""Evaluations, against the literal metrics and against intervals that are known."""
+"""Evaluations, compared with literal metrics and with known confidence intervals."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def points(number: int, seed: int = 0) -> Tensor:
 
 
 def expected(rankings: list[list[reference.Item]], k: tuple[int, ...]) -> dict[str, float]:
-    """Means over the queries that have a positive, straight from the definitions."""
+    """Return the means over the queries that have a positive, directly from the definitions."""
     rankings = [ranking for ranking in rankings if reference.positives(ranking)]
 
     def mean(metric: object, *args: int) -> float:
@@ -90,38 +90,38 @@ class TestProtocols:
         without = evaluate(vectors, catalog(labels), k=(1, 2), bootstrap=0)
         assert without.metrics != found.metrics
 
-    def test_roles_that_nobody_has_are_none(self) -> None:
+    def test_empty_roles_mean_leave_one_out(self) -> None:
         """The training images of a benchmark whose test images have roles."""
         labels, vectors = [0, 0, 1, 1, 1], points(5)
         found = evaluate(vectors, catalog(labels, [""] * 5), bootstrap=0)
         assert found == evaluate(vectors, catalog(labels), bootstrap=0)
         assert found.protocol == "leave-one-out"
 
-    def test_an_array_is_as_good(self) -> None:
+    def test_arrays_are_accepted(self) -> None:
         labels, vectors = [0, 0, 1, 1, 1], points(5)
         assert evaluate(vectors.numpy(), catalog(labels)) == evaluate(vectors, catalog(labels))
 
-    def test_the_same_as_the_metrics_themselves(self) -> None:
+    def test_equals_retrieval_metrics(self) -> None:
         labels, vectors = [index // 4 for index in range(80)], points(80, seed=3)
         found = evaluate(vectors, catalog(labels))
         values = {name: estimate.value for name, estimate in found.metrics.items()}
         assert values == pytest.approx(retrieval_metrics(vectors, torch.tensor(labels)))
 
-    def test_nothing_to_measure(self) -> None:
+    def test_no_query_has_a_positive(self) -> None:
         with pytest.raises(DataError, match="points: no query has another image of its class"):
             evaluate(points(3), catalog([0, 1, 2]))
         for roles in (["query", "query", "query"], ["gallery", "gallery", "gallery"], ["query", "", ""]):
             with pytest.raises(DataError, match="points: no query has another image of its class"):
                 evaluate(points(3), catalog([0, 0, 0], roles))
 
-    def test_as_data(self) -> None:
+    def test_to_dict(self) -> None:
         found = evaluate(points(8), catalog([0, 0, 1, 1, 2, 2, 3, 3]), k=(1,), bootstrap=10).to_dict()
         assert found["protocol"] == "leave-one-out"
         assert found["metrics"]["r@1"].keys() == {"value", "low", "high"}
 
 
 def coins(heads: int, tails: int) -> tuple[Tensor, Catalog]:
-    """Query/gallery data of which exactly so many queries find their image first."""
+    """Return query/gallery data with r@1 = heads / (heads + tails)."""
     number = heads + tails
     vectors = torch.tensor([[1.0, 0.0]] * heads + [[0.0, 1.0]] * tails + [[1.0, 0.0], [0.0, 1.0]])
     labels = [0] * number + [0, 1]
@@ -131,7 +131,7 @@ def coins(heads: int, tails: int) -> tuple[Tensor, Catalog]:
 class TestIntervals:
     @pytest.mark.parametrize(("heads", "tails"), [(120, 280), (350, 50), (200, 200)])
     def test_of_a_proportion(self, heads: int, tails: int) -> None:
-        """A proportion's interval is known; one of 90 % would be narrower, and of 99 % wider."""
+        """The interval of a proportion is known. Intervals of 90 % and 99 % are distinguished from it."""
         estimate = evaluate(*coins(heads, tails), k=(1,), bootstrap=4000).metrics["r@1"]
         share, number = heads / (heads + tails), heads + tails
         assert estimate.value == pytest.approx(share)
@@ -142,11 +142,11 @@ class TestIntervals:
         for level in (0.95, 0.995):
             assert estimate.low != pytest.approx(share - NormalDist().inv_cdf(level) * error, abs=0.1 * half)
 
-    def test_of_what_is_certain(self) -> None:
+    def test_constant_values(self) -> None:
         estimate = evaluate(*coins(30, 0), k=(1,), bootstrap=50).metrics["r@1"]
         assert (estimate.low, estimate.value, estimate.high) == (1, 1, 1)
 
-    def test_more_queries_tell_more(self) -> None:
+    def test_more_queries_narrow_the_interval(self) -> None:
         few, many = (evaluate(*coins(n, n), k=(1,), bootstrap=500).metrics["r@1"] for n in (20, 500))
         assert many.high - many.low < (few.high - few.low) / 3
 
@@ -159,31 +159,31 @@ class TestIntervals:
             name: each.value for name, each in other.metrics.items()
         }
 
-    def test_blocks_change_nothing(self, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_block_size_does_not_change_the_result(self, monkeypatch: pytest.MonkeyPatch) -> None:
         labels, vectors = [index // 3 for index in range(30)], points(30)
         whole = evaluate(vectors, catalog(labels), bootstrap=100)
-        monkeypatch.setattr(sys.modules["shortlist.evaluation.intervals"], "_DRAWS", 70)
+        monkeypatch.setattr(sys.modules["shortlist.evaluation.intervals"], "_DRAWS_PER_BLOCK", 70)
         assert evaluate(vectors, catalog(labels), bootstrap=100) == whole
 
-    def test_they_hold_the_mean(self) -> None:
+    def test_intervals_contain_the_mean(self) -> None:
         for estimate in evaluate(
             points(60), catalog([index // 3 for index in range(60)]), bootstrap=200
         ).metrics.values():
             assert estimate.low <= estimate.value <= estimate.high
             assert estimate.low < estimate.high
 
-    def test_none(self) -> None:
+    def test_no_bootstrap(self) -> None:
         estimate = evaluate(points(6), catalog([0, 0, 1, 1, 2, 2]), bootstrap=0).metrics["r@1"]
         assert (estimate.low, estimate.high) == (None, None)
         assert "[" not in str(estimate)
 
-    def test_as_text(self) -> None:
+    def test_str(self) -> None:
         estimate = evaluate(*coins(1, 3), k=(1,), bootstrap=10).metrics["r@1"]
         assert str(estimate).startswith("25.0 [")
 
 
 class Mean(nn.Module):
-    """The mean colour of an image; complains in training mode."""
+    """Returns the mean colour of an image, and fails in training mode."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -203,18 +203,18 @@ class TestEmbedImages:
         return catalog([0] * 11, root=tmp_path)
 
     def test_in_the_order_of_the_catalog(self, images: Catalog) -> None:
-        told: list[tuple[int, int]] = []
-        progress = lambda done, of: told.append((done, of))  # noqa: E731
+        calls: list[tuple[int, int]] = []
+        progress = lambda done, of: calls.append((done, of))  # noqa: E731
         vectors = embed_images(Mean(), images, TestTransform(20, 20), batch_size=4, progress=progress)
         means = [pixels(picture(20, 20, seed=index)).mean((0, 1)) for index in range(11)]
         assert torch.allclose(vectors, torch.tensor(np.array(means)).float(), atol=0.01)
         assert len({tuple(vector) for vector in vectors.tolist()}) == 11
-        assert told == [(4, 11), (8, 11), (11, 11)]
+        assert calls == [(4, 11), (8, 11), (11, 11)]
         backwards = images.subset(list(range(10, -1, -1)))
         assert torch.allclose(embed_images(Mean(), backwards, TestTransform(20, 20)), vectors.flip(0))
 
     @pytest.mark.parametrize("training", [True, False])
-    def test_the_mode_comes_back(self, training: bool, images: Catalog) -> None:
+    def test_the_training_mode_is_restored(self, training: bool, images: Catalog) -> None:
         embedder = Mean().train(training)
         embed_images(embedder, images, TestTransform(8, 8))
         assert embedder.training is training
@@ -223,7 +223,7 @@ class TestEmbedImages:
             embed_images(embedder, images, TestTransform(8, 8))
         assert embedder.training is training
 
-    def test_autograd_may_use_them(self, images: Catalog) -> None:
+    def test_autograd_can_use_the_embeddings(self, images: Catalog) -> None:
         vectors = embed_images(Mean(), images, TestTransform(8, 8))
         assert not vectors.requires_grad
         assert not vectors.is_inference()

@@ -1,4 +1,4 @@
-"""The judged protocol, against a literal implementation, on the real ground truth of Revisited Oxford and Paris."""
+"""The judged protocol, compared with a literal implementation, on the ground truth of Revisited Oxford and Paris."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ Queries = list[dict[str, list[int]]]
 
 
 def expected(queries: Queries, asked: NDArray, known: NDArray, setup: str) -> dict[int, list[float]]:
-    """AP and precision at K of each query that has a positive, straight from the words."""
+    """Return AP and precision at K of each query that has a positive, directly from the definitions."""
     right, neither = ([query[key] for query in queries] for key in ("right", "neither")) if setup == "" else (
         [[index for key in SETUPS[setup][part] for index in query[key]] for query in queries] for part in (0, 1)
     )  # fmt: skip
@@ -39,7 +39,7 @@ def expected(queries: Queries, asked: NDArray, known: NDArray, setup: str) -> di
 
 
 def assert_scores(found, queries: Queries, asked: NDArray, known: NDArray, setup: str) -> None:
-    """For every query of the setup."""
+    """Compare the scores of every query of a setup."""
     rows = expected(queries, asked, known, setup)
     assert found.queries.tolist() == list(rows)
     for number, row in enumerate(rows.values()):
@@ -62,11 +62,11 @@ class TestRealGroundTruth:
         for setup, scores in found.items():
             assert_scores(scores, queries, asked, known, setup)
         means = [scores.average_precision.mean() for scores in found.values()]
-        assert len({round(mean, 3) for mean in means}) == 3  # there was something to mistake
+        assert len({round(mean, 3) for mean in means}) == 3  # the setups differ
         assert 0.01 < means[2] < 0.99
 
-    def test_real_numbers(self) -> None:
-        """In double precision no two of these are near enough to tie."""
+    def test_real_values(self) -> None:
+        """In double precision, none of these values are ties."""
         queries, number = ground_truth("rparis6k")
         random = np.random.default_rng(1)
         asked, known = (each + random.normal(size=each.shape) for each in descriptors(queries, number, noise=0.5))
@@ -115,8 +115,8 @@ class TestRealGroundTruth:
             assert 0 <= estimate.low <= estimate.value <= estimate.high <= 1
         assert found.metrics["mAP hard"].low < found.metrics["mAP hard"].high
 
-    def test_junk_that_stays_changes_the_result(self, truth: tuple[Queries, int]) -> None:
-        """Negative control: the comparison above sees whether junk is taken out."""
+    def test_keeping_junk_changes_the_result(self, truth: tuple[Queries, int]) -> None:
+        """Negative control: the comparisons above detect whether junk is removed."""
         queries, number = truth
         asked, known = descriptors(queries, number, noise=0.5)
         judgements = catalog(queries, number, last=True).judgements
@@ -131,7 +131,7 @@ class TestRealGroundTruth:
 
 @st.composite
 def judged_searches(draw: st.DrawFn) -> tuple[Queries, NDArray, NDArray]:
-    """Few small whole numbers: full of ties; queries without positives, without junk, without anything judged."""
+    """Small integers with many ties, and queries without positives, without junk, or without judgements."""
     width, number = draw(st.integers(1, 3)), draw(st.integers(1, 12))
     vectors = st.lists(st.integers(-2, 2), min_size=width, max_size=width)
     asked = draw(st.lists(vectors, min_size=1, max_size=3))
@@ -152,20 +152,20 @@ def unnamed(queries: Queries) -> dict[str, tuple[Judgement, ...]]:
 
 @settings(max_examples=100, deadline=None)
 @given(judged_searches(), st.integers(1, 12), st.integers(0, 12))
-def test_every_score_is_its_definition(search: tuple[Queries, NDArray, NDArray], block: int, cut: int) -> None:
-    """In blocks of any size, and in two parts cut anywhere."""
+def test_scores_equal_their_definitions(search: tuple[Queries, NDArray, NDArray], block: int, cut: int) -> None:
+    """For any block size, and a gallery that is split anywhere into two parts."""
     queries, asked, known = search
     module = sys.modules["shortlist.evaluation.judged"]
-    before, module._NUMBERS = module._NUMBERS, block * max(asked.shape)
+    before, module._VALUES_PER_BLOCK = module._VALUES_PER_BLOCK, block * max(asked.shape)
     try:
         parts = [torch.from_numpy(known[:cut]).float(), known[cut:]]
         (found,) = judged_scores(torch.from_numpy(asked).float(), parts, unnamed(queries), K).values()
     finally:
-        module._NUMBERS = before
+        module._VALUES_PER_BLOCK = before
     assert_scores(found, queries, asked, known, "")
 
 
-class TestOnPaper:
+class TestByHand:
     def test_trapezoids(self) -> None:
         """Positives at ranks 0, 2 and 3: (1 + 1)/2, (1/2 + 2/3)/2 and (2/3 + 3/4)/2, over 3."""
         assert average_precision(np.array([0, 2, 3])) == pytest.approx((1 + 7 / 12 + 17 / 24) / 3)
@@ -184,17 +184,17 @@ class TestOnPaper:
         _, _, at_5, at_10 = self.scores(similarities, right=[0, 11], junk=[])
         assert (at_5, at_10) == pytest.approx((1 / 5, 1 / 10))
 
-    def test_junk_is_not_there(self) -> None:
+    def test_junk_is_removed(self) -> None:
         assert self.scores([9.0, 8.0, 7.0, 6.0], right=[1, 3], junk=[0, 2]) == [1, 1, 1, 1]
         assert self.scores([9.0, 8.0, 7.0, 6.0], right=[1, 3], junk=[])[0] < 0.5
 
-    def test_ties_count_against(self) -> None:
+    def test_ties_count_as_ahead(self) -> None:
         assert self.scores([1.0, 1.0, 1.0], right=[0], junk=[]) == self.scores([1.0, 2.0, 2.0], right=[0], junk=[])
-        assert self.scores([1.0, 1.0, 1.0], right=[0], junk=[1, 2])[0] == 1  # but not junk's
+        assert self.scores([1.0, 1.0, 1.0], right=[0], junk=[1, 2])[0] == 1  # ties with junk do not count
 
     @pytest.mark.parametrize("dimensions", [37, 2048])
     def test_copies_are_ties(self, dimensions: int) -> None:
-        """Matrix products round copies of one vector differently, depending on where they stand."""
+        """Matrix products round copies of one vector differently, depending on their position."""
         point = torch.nn.functional.normalize(torch.randn(1, dimensions, generator=torch.Generator().manual_seed(0)))
         judged = unnamed([{"right": [3, 400], "neither": [5]}] * 7)
         (found,) = judged_scores(point.repeat(7, 1), [point.repeat(500, 1)], judged, K).values()
@@ -204,7 +204,7 @@ class TestOnPaper:
 
 
 class TestInsideTheDatabase:
-    """As in the validation set of Tolias et al.: a query's image is a row of the gallery, too, and junk for it."""
+    """As in the validation set of Tolias et al., the image of a query is also in the gallery, and is junk for the query."""
 
     queries = ({"right": [2], "neither": [0]}, {"right": [3], "neither": [1]})
     known = np.array([[4.0, 0.0], [0.0, 4.0], [3.0, 1.0], [1.0, 3.0]])
@@ -215,15 +215,17 @@ class TestInsideTheDatabase:
         ).values()
         assert found.average_precision.tolist() == [1, 1]
 
-    def test_or_it_would_be_the_first_result(self) -> None:
+    def test_otherwise_it_is_the_first_result(self) -> None:
         judged = unnamed([{**query, "neither": []} for query in self.queries])
         (found,) = judged_scores(torch.from_numpy(self.known[:2]), [self.known], judged, K).values()
         assert found.average_precision.tolist() == [0.25, 0.25]
 
-    def test_rows_that_do_not_compete(self) -> None:
+    def test_rows_that_are_not_searchable(self) -> None:
         judged = unnamed([{**query, "neither": []} for query in self.queries])
-        competes = np.array([False, False])  # those after them do
-        (found,) = judged_scores(torch.from_numpy(self.known[:2]), [self.known], judged, K, competes=competes).values()
+        searchable = np.array([False, False])  # the rows after these are searchable
+        (found,) = judged_scores(
+            torch.from_numpy(self.known[:2]), [self.known], judged, K, searchable=searchable
+        ).values()
         assert found.average_precision.tolist() == [1, 1]
 
 
@@ -239,13 +241,13 @@ class TestEvaluate:
         assert set(found.setups.items()) == {("easy", 0), ("medium", 2), ("hard", 2)}
         assert not any("easy" in name for name in found.metrics)
 
-    def test_nothing_to_find(self) -> None:
+    def test_queries_without_a_positive(self) -> None:
         nothing = {"easy": [], "hard": [], "junk": [0]}
         assert evaluate(self.vectors(), catalog([self.truth[0], nothing], 5), bootstrap=0).left_out == 1
-        with pytest.raises(DataError, match="roxford5k: no query has anything to find"):
+        with pytest.raises(DataError, match="roxford5k: no query has a positive in the gallery"):
             evaluate(self.vectors(), catalog([nothing, nothing], 5))
 
-    def test_where_the_queries_stand_changes_nothing(self) -> None:
+    def test_the_position_of_the_queries_does_not_matter(self) -> None:
         vectors, queries = self.vectors(), list(self.truth)
         first = evaluate(vectors, catalog(queries, 5), bootstrap=0)
         last = evaluate(torch.cat((vectors[2:], vectors[:2])), catalog(queries, 5, last=True), bootstrap=0)
@@ -258,12 +260,12 @@ class TestEvaluate:
         assert list(found.metrics) == ["mAP", "mP@2"]
         assert (found.protocol, found.setups) == ("judged", {})
 
-    def test_the_catalog_may_name_the_protocol(self) -> None:
+    def test_a_catalog_can_name_its_protocol(self) -> None:
         images = catalog(list(self.truth), 5)
-        object.__setattr__(images, "protocol", "of its own")
-        assert evaluate(self.vectors(), images).protocol == "of its own"
+        object.__setattr__(images, "protocol", "custom")
+        assert evaluate(self.vectors(), images).protocol == "custom"
 
-    def test_what_does_not_fit(self) -> None:
+    def test_invalid_inputs(self) -> None:
         images, vectors = catalog(list(self.truth), 5), self.vectors()
         with pytest.raises(DataError, match="6 embeddings for the 7 images of roxford5k"):
             evaluate(vectors[1:], images)
@@ -277,15 +279,15 @@ class TestEvaluate:
         with pytest.raises(DataError, match="hard: row 3 is both positive and junk of query 0"):
             judged_scores(vectors[:1], [vectors], {"hard": (both,)})
 
-    def test_distractors_need_judgements(self) -> None:
+    def test_distractors_require_judgements(self) -> None:
         images = catalog(list(self.truth), 5)
         object.__setattr__(images, "judgements", None)
         with pytest.raises(ConfigError, match="roxford5k cannot be tested with distractors"):
             evaluate(self.vectors(), images, distractors={"r1m": self.vectors()})
 
     def test_progress(self) -> None:
-        told: list[tuple[int, int]] = []
-        progress = lambda done, of: told.append((done, of))  # noqa: E731
+        calls: list[tuple[int, int]] = []
+        progress = lambda done, of: calls.append((done, of))  # noqa: E731
         images = catalog(list(self.truth), 5)
         evaluate(self.vectors(), images, distractors={"r1m": np.ones((9, 2))}, progress=progress)
-        assert told == [(7, 16), (16, 16)]
+        assert calls == [(7, 16), (16, 16)]

@@ -1,10 +1,11 @@
-"""How well vectors retrieve: protocols, metrics, and their intervals."""
+"""Retrieval performance of vectors: protocols, metrics, and confidence intervals."""
 
 from shortlist.extras import extra
 
 with extra("training", __name__):
-    from shortlist.evaluation.evaluation import Evaluation, evaluate
     from shortlist.evaluation.intervals import Estimate
     from shortlist.evaluation.judged import JudgedScores, judged_scores
+    from shortlist.evaluation.protocols import evaluate
+    from shortlist.evaluation.result import Evaluation
 
 __all__ = ["Estimate", "Evaluation", "JudgedScores", "evaluate", "judged_scores"]

@@ -1,4 +1,4 @@
-"""Means over queries, with the interval that the number of queries leaves open."""
+"""Means over queries with bootstrap confidence intervals, and paired differences between two results."""
 
 from __future__ import annotations
 
@@ -8,13 +8,13 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-RESAMPLES = 10_000  # behind a p-value, so that small ones can be told apart
-_DRAWS = 2**24  # of the bootstrap, alive at once
+RESAMPLES = 10_000  # for p-values, so that small ones can be distinguished
+_DRAWS_PER_BLOCK = 2**24  # of the bootstrap, in memory at a time
 
 
 @dataclass(frozen=True)
 class Estimate:
-    """A mean over queries, and its 95 % interval (None where nobody asked for one)."""
+    """A mean over queries and its 95 % confidence interval, which is None if it was not computed."""
 
     value: float
     low: float | None = None
@@ -26,23 +26,31 @@ class Estimate:
 
 
 def estimates(names: Sequence[str], table: Tensor, bootstrap: int, seed: int) -> dict[str, Estimate]:
-    """The mean of each named column of a (queries, columns) table, with its interval from `bootstrap` resamples."""
+    """Compute the mean of each column with its confidence interval.
+
+    Args:
+        names: Names of the columns.
+        table: (queries, columns).
+        bootstrap: Number of resamples of the queries; 0 for no intervals.
+        seed: Seed of the resamples.
+    """
     table = table.double().cpu()
     means = table.mean(0).tolist()
     if not bootstrap:
         return {name: Estimate(mean) for name, mean in zip(names, means, strict=True)}
-    low, high = _interval(table, bootstrap, seed).tolist()
+    low, high = _interval(_resampled_means(table, bootstrap, seed)).tolist()
     return {name: Estimate(*each) for name, *each in zip(names, means, low, high, strict=True)}
 
 
 @dataclass(frozen=True)
 class Difference:
-    """How much more one mean is than another over the same queries.
+    """The difference of two means over the same queries.
 
     Args:
-        value: the difference of the means.
-        low, high: its 95 % interval, from drawing queries with replacement, both results of a query together.
-        p: how likely so large a difference, up or down, would be if there were none (two-sided).
+        value: The second mean minus the first.
+        low: Lower end of the 95 % confidence interval, from resampling the pairs of results.
+        high: Upper end of the interval.
+        p: Two-sided p-value: the probability of a difference as large as this one if there were none.
     """
 
     value: float
@@ -62,10 +70,21 @@ class Difference:
 def paired_differences(
     names: Sequence[str], first: Tensor, second: Tensor, resamples: int = RESAMPLES, seed: int = 0
 ) -> dict[str, Difference]:
-    """For each named column of two (queries, columns) tables of the same queries: second - first, by paired bootstrap.
+    """Compute second - first for each column of two tables of the same queries, by a paired bootstrap.
 
-    A query that is hard for one is hard for the other as well, so the interval is narrower than those of the two means
-    suggest. The p-value counts the resamples on the other side of 0, and can not be less than 2 / (resamples + 1).
+    A query that is hard for one model is usually hard for the other, so the interval of the difference is narrower than
+    the intervals of the two means suggest. The p-value counts the resamples on the other side of 0, and is never less
+    than 2 / (resamples + 1).
+
+    Args:
+        names: Names of the columns.
+        first: (queries, columns).
+        second: (queries, columns).
+        resamples: Number of resamples of the queries.
+        seed: Seed of the resamples.
+
+    Raises:
+        ValueError: The tables have different shapes, or no rows.
 
     Example:
         >>> first, second = torch.zeros(100, 1), (torch.arange(100) < 40)[:, None]
@@ -74,29 +93,25 @@ def paired_differences(
         (0.4, True)
     """
     if first.shape != second.shape or first.shape[1:] != (len(names),) or not len(first):
-        raise ValueError(f"tables of {tuple(first.shape)} and {tuple(second.shape)} are not of the same queries")
+        raise ValueError(f"tables of shape {tuple(first.shape)} and {tuple(second.shape)} are not of the same queries")
     table = second.double().cpu() - first.double().cpu()
-    drawn = _resampled_means(table, resamples, seed)
-    low, high = _quantiles(drawn).tolist()
-    against = torch.minimum((drawn <= 0).sum(0), (drawn >= 0).sum(0))
-    p = (2 * (against + 1).double() / (resamples + 1)).clamp(max=1).tolist()
+    means = _resampled_means(table, resamples, seed)
+    low, high = _interval(means).tolist()
+    other_side = torch.minimum((means <= 0).sum(0), (means >= 0).sum(0))
+    p = (2 * (other_side + 1).double() / (resamples + 1)).clamp(max=1).tolist()
     return {name: Difference(*each) for name, *each in zip(names, table.mean(0).tolist(), low, high, p, strict=True)}
 
 
-def _interval(table: Tensor, resamples: int, seed: int) -> Tensor:
-    """The 2.5 and 97.5 % quantiles of the columns' means when rows are drawn with replacement, (2, columns)."""
-    return _quantiles(_resampled_means(table, resamples, seed))
-
-
-def _quantiles(means: Tensor) -> Tensor:
+def _interval(means: Tensor) -> Tensor:
+    """Return the 2.5 % and 97.5 % quantiles of each column, (2, columns)."""
     return torch.quantile(means, torch.tensor([0.025, 0.975], dtype=means.dtype), dim=0)
 
 
 def _resampled_means(table: Tensor, resamples: int, seed: int) -> Tensor:
-    """The columns' means when rows are drawn with replacement, (resamples, columns)."""
+    """Return the means of the columns when rows are drawn with replacement, (resamples, columns)."""
     random = torch.Generator().manual_seed(seed)
     number = len(table)
-    block = max(1, _DRAWS // number)
+    block = max(1, _DRAWS_PER_BLOCK // number)
     means = []
     for start in range(0, resamples, block):
         rows = min(block, resamples - start)

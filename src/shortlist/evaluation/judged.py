@@ -1,8 +1,8 @@
-"""Queries whose answers are judged one by one, as in Revisited Oxford and Paris: positives, junk, and all the rest.
+"""Queries whose results are judged one by one, as in Revisited Oxford and Paris: positives, junk, and negatives.
 
-Junk is neither right nor wrong: it is taken out of a ranking before ranks are counted. The gallery may be of any length
-(R1M has a million images): it is read in blocks, and all that is kept of a block is how many of its images are ahead of
-each positive. Ties count against, within the rounding of a dot product, as everywhere (see `ranking.metrics`).
+Junk is neither right nor wrong: it is removed from a ranking before ranks are counted. The gallery can have any length
+(R1M has a million images). It is read in blocks, and of each block only the number of images ahead of each positive is
+kept. Ties count as ahead, up to the rounding error of a dot product, as in all metrics (see `ranking.metrics`).
 """
 
 from __future__ import annotations
@@ -25,17 +25,17 @@ from shortlist.ranking.precision import computed_dtype, full_precision
 from shortlist.ranking.relevance import HIDDEN
 from shortlist.search.vectors import Vectors, blocks, take
 
-_NUMBERS = 2**22  # of the vectors of a block, and of its similarities
+_VALUES_PER_BLOCK = 2**22  # of the vectors of a block, and of its similarities
 
 Rows = NDArray[np.int64]
 
 
 class JudgedScores(NamedTuple):
-    """The scores of the queries that have a positive in a setup: (Q,), or (Q, K) for K cut-offs."""
+    """The scores of the Q queries that have a positive in a setup, for K cut-offs."""
 
-    queries: Rows  # which ones, ascending
-    average_precision: NDArray[np.float64]  # by trapezoids
-    precision_at_k: NDArray[np.float64]  # of the first k, or of all down to the last positive where they are fewer
+    queries: Rows  # (Q,) indices of the queries, ascending
+    average_precision: NDArray[np.float64]  # (Q,) by the trapezoidal rule
+    precision_at_k: NDArray[np.float64]  # (Q, K) of the first k results, or up to the last positive if that is earlier
 
 
 def judged_scores(
@@ -44,123 +44,134 @@ def judged_scores(
     judgements: Judgements,
     k: Sequence[int] = (1, 5, 10),
     *,
-    competes: NDArray[np.bool_] | None = None,
+    searchable: NDArray[np.bool_] | None = None,
     progress: Progress | None = None,
 ) -> dict[str, JudgedScores]:
-    """The scores of every query in every setup; queries without a positive in a setup are left out of it.
+    """Compute the scores of every query in every setup.
+
+    Queries without a positive in a setup are left out of that setup.
 
     Args:
-        queries: (Q, d), used as given. What is of half precision is compared in float32.
-        gallery: (n, d) each, one after another; tensors, arrays or memory maps.
-        judgements: by setup, one for each query: rows of the gallery, counted over its parts.
-        k: cut-offs of the precision.
-        competes: (first rows of the gallery) False for rows that are in no ranking, such as a catalog's queries; rows
-            after them compete.
-        progress: called with the number of rows done and of all rows.
+        queries: (Q, d), used as given. Half precision is compared in float32.
+        gallery: Tensors, arrays or memory maps (n, d), which are searched as one.
+        judgements: Per setup, one judgement for each query. Its rows refer to the concatenated gallery.
+        k: Cut-offs of the precision.
+        searchable: Mask of the first rows of the gallery: False for rows that are in no ranking, such as the queries of
+            a catalog. All rows after those are searched.
+        progress: Called with the number of gallery rows done and the total number.
 
     Raises:
-        DataError: dimensions that differ, numbers that are not finite, or an image that is both positive and junk.
+        DataError: The dimensions differ, a value is not finite, or an image is both positive and junk.
     """
     _check(queries, gallery, judgements)
     queries = queries.detach().to(computed_dtype(queries))
     with full_precision(queries.device):
-        known = [_known(query, gallery, judged) for query, judged in zip(queries, _by_query(judgements), strict=True)]
-        ahead = _unjudged_ahead(queries, gallery, known, competes, progress)
+        images = [
+            _judged_images(query, gallery, each) for query, each in zip(queries, _by_query(judgements), strict=True)
+        ]
+        ahead = _count_unjudged_ahead(queries, gallery, images, searchable, progress)
     return {
-        setup: _scores([_ranks(*each) for each in zip(judged, known, ahead, strict=True)], k)
+        setup: _scores([_ranks(*each) for each in zip(judged, images, ahead, strict=True)], k)
         for setup, judged in judgements.items()
     }
 
 
 @dataclass(frozen=True)
-class _Known:
-    """What a query's judgements name in any setup: the rest of the gallery is wrong in all of them."""
+class _JudgedImages:
+    """The images that are judged for a query in any setup. All other images are negatives in all setups."""
 
-    rows: Rows  # ascending
-    similarities: NDArray[np.floating]
-    tied: NDArray[np.floating]  # from here up an item is not behind
-    bars: NDArray[np.floating]  # those of `tied` that are a positive's in some setup, ascending
+    rows: Rows  # (m,) ascending
+    similarities: NDArray[np.floating]  # (m,)
+    tie_thresholds: NDArray[np.floating]  # (m,) similarity from which another image counts as ahead of this one
+    positive_thresholds: NDArray[np.floating]  # tie thresholds of the positives of any setup, ascending
 
 
 def _by_query(judgements: Judgements) -> list[tuple[Judgement, ...]]:
     return list(zip(*judgements.values(), strict=True))
 
 
-def _known(query: Tensor, gallery: Sequence[Vectors], judged: Sequence[Judgement]) -> _Known:
+def _judged_images(query: Tensor, gallery: Sequence[Vectors], judged: Sequence[Judgement]) -> _JudgedImages:
     rows = np.unique(np.concatenate([part for each in judged for part in (each.positives, each.junk)]))
     vectors = take(gallery, rows, query)
     similarities = vectors @ query
-    tied = similarities - rounding(len(query), query.dtype) * query.norm() * vectors.norm(dim=1)
-    bars = tied.cpu().numpy()[np.isin(rows, np.concatenate([each.positives for each in judged]))]
-    return _Known(rows, similarities.cpu().numpy(), tied.cpu().numpy(), np.sort(bars))
+    error = rounding(len(query), query.dtype) * query.norm() * vectors.norm(dim=1)
+    tie_thresholds = (similarities - error).cpu().numpy()
+    positive = np.isin(rows, np.concatenate([each.positives for each in judged]))
+    return _JudgedImages(rows, similarities.cpu().numpy(), tie_thresholds, np.sort(tie_thresholds[positive]))
 
 
-def _unjudged_ahead(
+def _count_unjudged_ahead(
     queries: Tensor,
     gallery: Sequence[Vectors],
-    known: Sequence[_Known],
-    competes: NDArray[np.bool_] | None,
+    images: Sequence[_JudgedImages],
+    searchable: NDArray[np.bool_] | None,
     progress: Progress | None,
 ) -> list[Rows]:
-    """For each bar of each query, the images that nobody has judged and that are not behind it."""
-    bars = np.full((len(known), max((len(each.bars) for each in known), default=0)), np.inf)
-    for row, each in zip(bars, known, strict=True):
-        row[: len(each.bars)] = each.bars
-    reached = torch.from_numpy(bars).to(queries)
-    counts = torch.zeros(bars.shape, dtype=torch.int64, device=queries.device)
-    hide = _Hidden(known, competes)
+    """For each positive threshold of each query, count the unjudged images that reach it."""
+    padded = np.full((len(images), max((len(each.positive_thresholds) for each in images), default=0)), np.inf)
+    for row, each in zip(padded, images, strict=True):
+        row[: len(each.positive_thresholds)] = each.positive_thresholds
+    thresholds = torch.from_numpy(padded).to(queries)
+    counts = torch.zeros(padded.shape, dtype=torch.int64, device=queries.device)
+    hide = _HideJudged(images, searchable)
     total = sum(len(part) for part in gallery)
-    size = max(1, _NUMBERS // max(queries.shape[1], len(queries), 1))
+    size = max(1, _VALUES_PER_BLOCK // max(queries.shape[1], len(queries), 1))
     for first, block in blocks(gallery, size, queries):
         similarities = queries @ block.T
         if not similarities.isfinite().all():
             bad = first + int((~similarities.isfinite()).any(0).nonzero()[0])
-            raise DataError(f"row {bad} of the gallery, or a query, holds numbers that are not finite, or too large")
+            raise DataError(f"row {bad} of the gallery, or a query, holds values that are not finite or too large")
         hide(similarities, first)
-        counts += count_at_least(similarities, reached)
+        counts += count_at_least(similarities, thresholds)
         if progress is not None:
             progress(first + len(block), total)
-    return [row[: len(each.bars)] for row, each in zip(counts.cpu().numpy(), known, strict=True)]
+    return [row[: len(each.positive_thresholds)] for row, each in zip(counts.cpu().numpy(), images, strict=True)]
 
 
-class _Hidden:
-    """Takes out of a block of similarities what is judged, and what does not compete."""
+class _HideJudged:
+    """Removes judged images, and rows that are not searchable, from blocks of similarities."""
 
-    def __init__(self, known: Sequence[_Known], competes: NDArray[np.bool_] | None) -> None:
-        rows = np.concatenate([each.rows for each in known]) if known else np.empty(0, dtype=np.int64)
-        query = np.repeat(np.arange(len(known)), [len(each.rows) for each in known])
+    def __init__(self, images: Sequence[_JudgedImages], searchable: NDArray[np.bool_] | None) -> None:
+        rows = np.concatenate([each.rows for each in images]) if images else np.empty(0, dtype=np.int64)
+        query = np.repeat(np.arange(len(images)), [len(each.rows) for each in images])
         order = rows.argsort(kind="stable")
         self.rows, self.query = rows[order], query[order]
-        self.aside = np.empty(0, dtype=np.int64) if competes is None else np.flatnonzero(~competes)
+        self.excluded = np.empty(0, dtype=np.int64) if searchable is None else np.flatnonzero(~searchable)
 
     def __call__(self, similarities: Tensor, first: int) -> None:
+        """Change a block (Q, m), whose column 0 is row `first` of the gallery, in place."""
         device, last = similarities.device, first + similarities.shape[1]
         start, stop = np.searchsorted(self.rows, (first, last))
-        places = torch.from_numpy(np.stack((self.query[start:stop], self.rows[start:stop] - first))).to(device)
-        similarities[places[0], places[1]] = HIDDEN
-        start, stop = np.searchsorted(self.aside, (first, last))
-        similarities[:, torch.from_numpy(self.aside[start:stop] - first).to(device)] = HIDDEN
+        positions = torch.from_numpy(np.stack((self.query[start:stop], self.rows[start:stop] - first))).to(device)
+        similarities[positions[0], positions[1]] = HIDDEN
+        start, stop = np.searchsorted(self.excluded, (first, last))
+        similarities[:, torch.from_numpy(self.excluded[start:stop] - first).to(device)] = HIDDEN
 
 
-def _ranks(judgement: Judgement, known: _Known, ahead: Rows) -> Rows:
-    """Ranks of the positives, from 0, without junk: what is wrong and not behind, and the positives before."""
-    positive, junk = (np.isin(known.rows, rows) for rows in (judgement.positives, judgement.junk))
-    bars = np.sort(known.tied[positive])[::-1]
-    wrong = np.sort(known.similarities[~positive & ~junk])  # right, or junk, in another setup
-    judged = len(wrong) - np.searchsorted(wrong, bars, side="left")
-    ranks: Rows = ahead[np.searchsorted(known.bars, bars)] + judged + np.arange(len(bars))
+def _ranks(judgement: Judgement, images: _JudgedImages, unjudged_ahead: Rows) -> Rows:
+    """Return the ranks of the positives, from 0: the number of negatives and of other positives ahead, without junk."""
+    positive, junk = (np.isin(images.rows, rows) for rows in (judgement.positives, judgement.junk))
+    thresholds = np.sort(images.tie_thresholds[positive])[::-1]
+    negatives = np.sort(images.similarities[~positive & ~junk])  # judged in another setup only
+    judged_ahead = len(negatives) - np.searchsorted(negatives, thresholds, side="left")
+    positions = np.searchsorted(images.positive_thresholds, thresholds)
+    ranks: Rows = unjudged_ahead[positions] + judged_ahead + np.arange(len(thresholds))
     return ranks
 
 
 def _scores(ranks: Sequence[Rows], k: Sequence[int]) -> JudgedScores:
-    having = [query for query, each in enumerate(ranks) if len(each)]
-    precision = [average_precision(ranks[query]) for query in having]
-    at_k = [[_precision_at(ranks[query], cut) for cut in k] for query in having]
-    return JudgedScores(np.array(having, dtype=np.int64), np.array(precision), np.array(at_k).reshape(-1, len(k)))
+    queries = [query for query, each in enumerate(ranks) if len(each)]
+    precision = [average_precision(ranks[query]) for query in queries]
+    at_k = [[_precision_at(ranks[query], cut) for cut in k] for query in queries]
+    return JudgedScores(np.array(queries, dtype=np.int64), np.array(precision), np.array(at_k).reshape(-1, len(k)))
 
 
 def average_precision(ranks: Rows) -> float:
-    """The area under precision over recall by trapezoids, for the ascending ranks of the positives, from 0."""
+    """Compute the area under precision over recall by the trapezoidal rule.
+
+    Args:
+        ranks: Ranks of the positives, from 0, ascending.
+    """
     found = np.arange(len(ranks))
     before = np.where(ranks == 0, 1.0, found / np.maximum(ranks, 1))
     after = (found + 1) / (ranks + 1)
@@ -168,7 +179,7 @@ def average_precision(ranks: Rows) -> float:
 
 
 def _precision_at(ranks: Rows, k: int) -> float:
-    """The share of positives in the first k, or down to the last positive where that comes first."""
+    """Compute the precision of the first k results, or of those up to the last positive if there are fewer."""
     shown = min(k, int(ranks[-1]) + 1)
     return float((ranks < shown).sum() / shown)
 

@@ -1,4 +1,4 @@
-"""What each query scores, by the protocol that its catalog asks for: what means, intervals and comparisons rest on."""
+"""Evaluation protocols: leave-one-out, queries against a gallery, and judged queries."""
 
 from __future__ import annotations
 
@@ -12,19 +12,83 @@ from torch import Tensor
 
 from shortlist.data import ROLES, Catalog
 from shortlist.errors import ConfigError, DataError
+from shortlist.evaluation.intervals import Estimate, estimates
 from shortlist.evaluation.judged import judged_scores
+from shortlist.evaluation.result import Evaluation
 from shortlist.progress import Progress
 from shortlist.ranking.metrics import query_scores
 from shortlist.ranking.precision import computed_dtype
 from shortlist.search.vectors import Vectors, take
 
+DEFAULT_K, DEFAULT_JUDGED_K = (1, 2, 4, 8), (1, 5, 10)
+
 
 class QueryTable(NamedTuple):
-    """The metrics of the queries that have anything to find."""
+    """The metrics of each query that has a positive in the gallery."""
 
     queries: NDArray[np.int64]  # rows of the catalog, ascending
     names: tuple[str, ...]
     values: Tensor  # (queries, names)
+
+
+def evaluate(
+    embeddings: Vectors,
+    catalog: Catalog,
+    *,
+    k: Sequence[int] | None = None,
+    bootstrap: int = 1000,
+    seed: int = 0,
+    distractors: Mapping[str, Vectors] | None = None,
+    progress: Progress | None = None,
+) -> Evaluation:
+    """Compute all exact metrics of embeddings, by the protocol that their catalog defines.
+
+    A catalog with judgements is evaluated by the judged protocol, one with roles by queries against a gallery. With
+    neither, every image is a query for all others. Judged queries read the embeddings in blocks, so that memory maps of
+    any length can be evaluated.
+
+    Args:
+        embeddings: (n, d), in the order of the catalog.
+        catalog: Labels, and roles and judgements if there are any.
+        k: Cut-offs. None: 1, 2, 4, 8, or 1, 5, 10 for judged queries.
+        bootstrap: Number of resamples of the queries for the confidence intervals; 0 for no intervals.
+        seed: Seed of the resamples.
+        distractors: By name, further vectors (m, d) of the gallery that are negatives of all queries. For judged
+            queries only.
+        progress: Called with the number of queries done and the total number; of gallery rows for judged queries.
+
+    Raises:
+        DataError: No query has a positive, or the number of embeddings is not that of the catalog.
+        ConfigError: There are distractors, but no judgements.
+    """
+    distractors = distractors or {}
+    k = k or (DEFAULT_JUDGED_K if catalog.judgements else DEFAULT_K)
+    tables = score_queries(embeddings, catalog, k, distractors=distractors, progress=progress)
+    metrics: dict[str, Estimate] = {}
+    for table in tables.values():
+        if len(table.queries):
+            metrics |= estimates(table.names, table.values, bootstrap, seed)
+    if catalog.judgements:
+        metrics = {name: metrics[name] for name in sorted(metrics, key=lambda name: not name.startswith("mAP"))}
+    queries = len(query_rows(catalog))
+    gallery = len(gallery_rows(catalog)) - leave_one_out(catalog)  # a query is not in its own gallery
+    return Evaluation(
+        data="+".join((catalog.name, *distractors)),
+        split="+".join(dict.fromkeys(catalog.splits.tolist())),
+        protocol=catalog.protocol or _protocol(catalog),
+        queries=queries,
+        gallery=gallery + sum(len(vectors) for vectors in distractors.values()),
+        left_out=queries - len(np.unique(np.concatenate([table.queries for table in tables.values()]))),
+        metrics=metrics,
+        setups={setup: len(table.queries) for setup, table in tables.items() if setup},
+        remarks=catalog.remarks,
+    )
+
+
+def _protocol(catalog: Catalog) -> str:
+    if catalog.judgements:
+        return "revisited" if len(catalog.judgements) > 1 else "judged"
+    return "leave-one-out" if leave_one_out(catalog) else "query/gallery"
 
 
 def score_queries(
@@ -35,47 +99,50 @@ def score_queries(
     distractors: Mapping[str, Vectors] | None = None,
     progress: Progress | None = None,
 ) -> dict[str, QueryTable]:
-    """The metrics of every query: by setup where answers are judged, else one table named "".
+    """Compute the metrics of each query.
 
     Args:
         embeddings: (n, d), in the order of the catalog.
-        catalog: labels, and roles and judgements where there are any.
-        k: cut-offs.
-        distractors: as of `evaluate`.
-        progress: as of `evaluate`.
+        catalog: Labels, and roles and judgements if there are any.
+        k: Cut-offs.
+        distractors: See `evaluate`.
+        progress: See `evaluate`.
+
+    Returns:
+        One table per setup for judged queries; otherwise one table, named "".
 
     Raises:
-        DataError: no query has a positive, or the embeddings are not those of the catalog.
-        ConfigError: distractors without judgements.
+        DataError: No query has a positive, or the number of embeddings is not that of the catalog.
+        ConfigError: There are distractors, but no judgements.
     """
     if len(embeddings) != len(catalog):
         raise DataError(f"{len(embeddings)} embeddings for the {len(catalog)} images of {catalog.name}")
     if catalog.judgements:
-        return _judged(embeddings, catalog, k, distractors or {}, progress)
+        return _score_judged(embeddings, catalog, k, distractors or {}, progress)
     if distractors:
         raise ConfigError(
-            f"{catalog.name} cannot be tested with distractors: they go with judged queries, as of roxford5k."
+            f"{catalog.name} cannot be tested with distractors: they require judged queries, as in roxford5k."
         )
-    return {"": _labelled(embeddings, catalog, k, progress)}
+    return {"": _score_labelled(embeddings, catalog, k, progress)}
 
 
 def query_rows(catalog: Catalog) -> NDArray[np.int64]:
-    """The images that query: those of that role or, without roles, all."""
+    """Return the rows of the queries: the images with that role or, without roles, all images."""
     return np.arange(len(catalog)) if leave_one_out(catalog) else np.flatnonzero(catalog.roles == "query")
 
 
 def gallery_rows(catalog: Catalog) -> NDArray[np.int64]:
-    """The images that are searched."""
+    """Return the rows of the images that are searched."""
     return np.arange(len(catalog)) if leave_one_out(catalog) else np.flatnonzero(catalog.roles == "gallery")
 
 
 def leave_one_out(catalog: Catalog) -> bool:
-    """Whether every image queries all others."""
-    return catalog.roles is None or not catalog.roles.any()  # In-shop's training images have no roles
+    """Return whether every image is a query for all others."""
+    return catalog.roles is None or not catalog.roles.any()  # all roles of In-shop's training images are empty
 
 
-def _labelled(embeddings: Vectors, catalog: Catalog, k: Sequence[int], progress: Progress | None) -> QueryTable:
-    """By class: leave-one-out, or queries against a gallery."""
+def _score_labelled(embeddings: Vectors, catalog: Catalog, k: Sequence[int], progress: Progress | None) -> QueryTable:
+    """Score queries whose positives are the images of their class."""
     if not isinstance(embeddings, Tensor):
         embeddings = torch.from_numpy(np.array(embeddings))
     labels = torch.from_numpy(catalog.labels.copy()).to(embeddings.device)
@@ -86,39 +153,38 @@ def _labelled(embeddings: Vectors, catalog: Catalog, k: Sequence[int], progress:
         gallery, gallery_labels = embeddings[database], labels[database]
         scores = query_scores(embeddings[queries], labels[queries], k, gallery, gallery_labels, progress=progress)
     if not len(scores.queries):
-        raise DataError(
-            f"{catalog.name}: no query has another image of its class to find, so there is nothing to measure."
-        )
+        raise DataError(f"{catalog.name}: no query has another image of its class in the gallery; nothing to evaluate.")
     names = (*(f"r@{cut}" for cut in k), *(f"recall@{cut}" for cut in k), "mAP", "mAP@R", "R-precision")
     values = torch.cat([column.reshape(len(scores.queries), -1) for column in scores[1:]], dim=1)
     return QueryTable(query_rows(catalog)[scores.queries.cpu().numpy()], names, values)
 
 
-def _judged(
+def _score_judged(
     embeddings: Vectors,
     catalog: Catalog,
     k: Sequence[int],
     distractors: Mapping[str, Vectors],
     progress: Progress | None,
 ) -> dict[str, QueryTable]:
+    """Score queries whose positives are judged one by one."""
     assert catalog.judgements is not None
     assert catalog.roles is not None
     like = embeddings[:0] if isinstance(embeddings, Tensor) else torch.from_numpy(np.array(embeddings[:0]))
-    asking = query_rows(catalog)
+    rows = query_rows(catalog)
     scores = judged_scores(
-        take([embeddings], asking, like.to(computed_dtype(like))),
+        take([embeddings], rows, like.to(computed_dtype(like))),
         [embeddings, *distractors.values()],
         catalog.judgements,
         k,
-        competes=catalog.roles == "gallery",
+        searchable=catalog.roles == "gallery",
         progress=progress,
     )
     if not any(len(found.queries) for found in scores.values()):
-        raise DataError(f"{catalog.name}: no query has anything to find, so there is nothing to measure.")
+        raise DataError(f"{catalog.name}: no query has a positive in the gallery; nothing to evaluate.")
     tables = {}
     for setup, found in scores.items():
-        of = f" {setup}" if setup else ""
-        names = (f"mAP{of}", *(f"mP@{cut}{of}" for cut in k))
+        suffix = f" {setup}" if setup else ""
+        names = (f"mAP{suffix}", *(f"mP@{cut}{suffix}" for cut in k))
         values = torch.from_numpy(np.column_stack((found.average_precision, found.precision_at_k)))
-        tables[setup] = QueryTable(asking[found.queries], names, values)
+        tables[setup] = QueryTable(rows[found.queries], names, values)
     return tables
