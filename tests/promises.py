@@ -69,7 +69,7 @@ def search(folder: Path) -> None:
 
 
 def report(folder: Path) -> None:
-    from shortlist.data.glyph_outlines import open_faces
+    from shortlist.data.benchmarks.glyph_outlines import open_faces
 
     assert len(open_faces()["DejaVuSans"].outline("R"))
 

@@ -175,7 +175,7 @@ def _load_in_workers(
 
 
 _NEEDS_GUARD = (
-    "perhaps because it imports the script that defines its transform or dataset. Such a script must run its code under "
+    "perhaps because it imports the script that defines its transform or dataset. Such a script must run under "
     '`if __name__ == "__main__":`'
 )
 

@@ -1,4 +1,4 @@
-"""Assign classes to the training, validation and test splits. Classes are never divided: this is the open-set setting."""
+"""Assign whole classes to the training, validation and test splits: the open-set setting."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ def half_validation(catalog: Catalog) -> Catalog:
     classes = catalog.split("train").classes()
     if len(classes) < 2:
         raise DataError(
-            f"{catalog.name} has {_count_classes(len(classes), 'training ')}: too few to use half of them for validation"
+            f"{catalog.name} has {_count_classes(len(classes), 'training ')}: too few to validate on half of them"
         )
     validation = np.isin(catalog.labels, classes[math.ceil(len(classes) / 2) :]) & (catalog.splits == "train")
     return replace(catalog, splits=np.where(validation, "validation", catalog.splits))

@@ -1,4 +1,4 @@
-"""The benchmarks that are known by name: one file each, from the folder on disk to the catalog."""
+"""Benchmarks that can be opened by name; one file per benchmark reads its folder into a catalog."""
 
 from collections.abc import Mapping
 from types import MappingProxyType

@@ -1,4 +1,4 @@
-"""What is known of a benchmark, and how its folder is opened: looked at, read, counted, and its images looked for."""
+"""Description of a benchmark, and the steps that open one: check the folder, read the lists, count, find the images."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from shortlist.cache import cache_folder
-from shortlist.data.benchmarks.places import first_with, misplaced, somewhere_near, split_folders
+from shortlist.data.benchmarks.folder_hints import find_misplaced, find_nearby, first_folder_with, split_folders
 from shortlist.data.catalog import Catalog
 from shortlist.data.missing_files import without_missing
 from shortlist.errors import DataError
@@ -22,7 +22,7 @@ Progress = Callable[[int, int], None]  # done, total
 
 @dataclass(frozen=True)
 class Count:
-    """How many images a part has, and how many classes where it has classes."""
+    """Number of images of a split or role, and its number of classes if the images are labelled."""
 
     images: int
     classes: int | None = None
@@ -33,23 +33,23 @@ class Count:
 
 @dataclass(frozen=True)
 class Benchmark:
-    """A benchmark, where it is found, and how it is reported.
+    """A benchmark: how to obtain, open and report it.
 
     Args:
-        name: what a user calls it.
-        about: one sentence.
-        read: from its folder (the cache, where none is needed and none was given) and progress to the catalog of all
-            that it lists.
-        protocol: how it is evaluated; "training only" where it has nothing to test on.
-        k: the cut-offs that papers report.
-        download: where it comes from, a line each.
-        expects: what its folder must hold, in a few words; None where it needs no folder.
-        tree: the same as a tree, a line each.
-        marks: files or folders by which its folder is known: one of them must be there.
-        counts: what each split or role should count.
-        note: what else to know before downloading.
-        confused: files or folders that are found instead of the marks -> what they are.
-        judged: whether its queries come with a list of right answers, so that it is reported by mAP and mP@k.
+        name: Name that users open it by.
+        about: Description in one sentence.
+        read: Function of the benchmark's folder and a progress callback that returns the catalog of all listed images.
+            A benchmark that needs no folder gets the cache folder unless the user gives one.
+        protocol: Evaluation protocol; "training only" if there is no test split.
+        k: Cut-offs that papers report.
+        download: Download addresses, one per line.
+        expects: Short description of the required content of the folder. None if no folder is needed.
+        tree: The same as a directory tree, one entry per line.
+        markers: Files or folders that identify the benchmark's folder; one of them must exist.
+        counts: Expected counts per split or role.
+        note: Further information to read before downloading.
+        lookalikes: Files or folders that are easily confused with the markers -> explanation for the error message.
+        judged: Whether queries have explicit lists of positives, so that mAP and mP@k are reported.
     """
 
     name: str
@@ -60,35 +60,40 @@ class Benchmark:
     download: str
     expects: str | None
     tree: str = ""
-    marks: tuple[str, ...] = ()
+    markers: tuple[str, ...] = ()
     counts: Mapping[str, Count] = field(default_factory=dict)
     note: str = ""
-    confused: Mapping[str, str] = field(default_factory=dict)
+    lookalikes: Mapping[str, str] = field(default_factory=dict)
     judged: bool = False
 
     def load(self, root: Path | None, on_missing: str = "error", progress: Progress | None = None) -> Catalog:
-        """Its catalog, with splits; what it counts otherwise than it should is in `remarks`.
+        """Open the benchmark. Counts that differ from the expected ones are recorded in `Catalog.remarks`.
+
+        Args:
+            root: Folder that contains the benchmark.
+            on_missing: "error", or "skip" to leave out images that do not exist.
+            progress: Callback that is called with (done, total) while images are unpacked or rendered.
 
         Raises:
-            DataError: no root where one is needed, it does not hold what is expected, or images are missing and
-                `on_missing` is not "skip".
+            DataError: If `root` is needed and not given, does not have the expected content, or images are missing and
+                `on_missing` is "error".
         """
         if self.expects is not None:
-            root = self._look_at(root)
+            root = self._check_root(root)
         catalog = self.read(cache_folder("") if root is None else root, progress)
         self._check_classes(catalog)
         remarks = (*catalog.remarks, *self._deviations(catalog))
-        return self._present(dataclasses.replace(catalog, remarks=remarks), on_missing)
+        return self._check_images(dataclasses.replace(catalog, remarks=remarks), on_missing)
 
     @property
     def reported(self) -> tuple[str, ...]:
-        """The metrics that papers report, such as r@1."""
+        """Names of the metrics that papers report, such as r@1."""
         if self.protocol.endswith("only"):
             return ()
         return ("mAP", *(f"mP@{k}" for k in self.k)) if self.judged else tuple(f"r@{k}" for k in self.k)
 
     def facts(self) -> dict[str, Any]:
-        """All that can be said of it, ready for JSON."""
+        """Return the description as a dict that can be written as JSON."""
         return {
             "name": self.name,
             "about": self.about,
@@ -103,7 +108,7 @@ class Benchmark:
         }
 
     def description(self) -> str:
-        """All that can be said of it, for a person."""
+        """Return the description as text."""
         lines = [f"{self.name}: {self.about}", "", f"protocol   {self.protocol}"]
         lines += [f"reported   {', '.join(self.reported)}"] if self.reported else []
         lines += [f"{part:10} {count}" for part, count in self.counts.items()]
@@ -111,51 +116,53 @@ class Benchmark:
         lines += ["", textwrap.fill(self.note, 100)] if self.note else []
         if self.expects is None:
             return "\n".join([*lines, "", f"use        shortlist data show {self.name}"])
-        tree = ["", "data.root is the folder that holds", *(f"    {line}" for line in self.tree.splitlines())]
+        tree = ["", "data.root is the folder that contains", *(f"    {line}" for line in self.tree.splitlines())]
         return "\n".join([*lines, *tree, "", f"use        shortlist data show {self.name} --root FOLDER"])
 
-    def _look_at(self, root: Path | None) -> Path:
-        """Is this the folder? If not, say what was found instead and where it may be."""
+    def _check_root(self, root: Path | None) -> Path:
+        """Return the root if it is the benchmark's folder; otherwise raise an error that suggests a better one."""
         if root is None:
             raise DataError(f"{self.name} needs its folder: set `root` to the one that holds {self.expects}")
         if not root.is_dir():
             raise DataError(f"{self.name}: there is no folder {root}; `root` must hold {self.expects}")
-        if any((root / mark).exists() for mark in self.marks):
+        if any((root / marker).exists() for marker in self.markers):
             return root
-        found = next((f"; {name} {what}" for name, what in self.confused.items() if (root / name).exists()), "")
+        found = next((f"; {name} {what}" for name, what in self.lookalikes.items() if (root / name).exists()), "")
         if not found and (folders := split_folders(root)):
-            found = f"; its folders {folders} are a split for classification, which the retrieval benchmark is not"
-        near = somewhere_near(root, self.marks)
-        hint = f"; but {near} looks like it: set `root` to that" if near else ""
+            found = f"; its folders {folders} are a classification split, not the retrieval benchmark"
+        nearby = find_nearby(root, self.markers)
+        hint = f"; {nearby} looks like the right folder: set `root` to it" if nearby else ""
         raise DataError(
             f"{self.name}: {root} does not hold {self.expects}{found}{hint} (shortlist data about {self.name})"
         )
 
-    def _present(self, catalog: Catalog, on_missing: str) -> Catalog:
+    def _check_images(self, catalog: Catalog, on_missing: str) -> Catalog:
+        """Handle images that do not exist; if none exists, suggest where they are."""
         try:
             return without_missing(catalog, on_missing)
         except DataError as error:
-            if first_with(catalog.root, [""], catalog.paths) is not None:  # some are where they should be
+            if first_folder_with(catalog.root, [""], catalog.paths) is not None:  # the root is right
                 raise
-            above = catalog.root.absolute().parent
-            if first_with(above, [""], catalog.paths) is not None:
-                raise DataError(f"{error} {above} looks like it: set `root` to that") from error
-            if (place := misplaced(catalog.root, str(catalog.paths[0]))) is not None:
+            parent = catalog.root.absolute().parent
+            if first_folder_with(parent, [""], catalog.paths) is not None:
+                raise DataError(f"{error} {parent} looks like the right folder: set `root` to it") from error
+            if (place := find_misplaced(catalog.root, str(catalog.paths[0]))) is not None:
                 raise DataError(f"{error} {place} should be at {catalog.file(0)}") from error
             raise
 
     def _check_classes(self, catalog: Catalog) -> None:
-        """No class both trains and tests: that is what these benchmarks are about."""
+        """Check that no class is in both the training and the test split, which defines these benchmarks."""
         train, test = (np.unique(catalog.labels[catalog.splits == split]) for split in ("train", "test"))
         shared = np.intersect1d(train, test)
         if len(shared):
             name = catalog.class_names[int(shared[0])]
             raise DataError(
-                f"{self.name}: the class {name} both trains and tests ({len(shared)} such classes): these are not the "
-                "lists of the retrieval benchmark"
+                f"{self.name}: {len(shared)} classes, such as {name}, are in both the training and the test list: "
+                "these are not the lists of the retrieval benchmark"
             )
 
     def _deviations(self, catalog: Catalog) -> list[str]:
+        """Describe counts that differ from the expected ones."""
         found = []
         for part, expected in self.counts.items():
             rows = catalog.splits == part
@@ -164,7 +171,7 @@ class Benchmark:
             classes = None if expected.classes is None else len(np.unique(catalog.labels[rows]))
             counted = Count(int(rows.sum()), classes)
             if counted != expected:
-                found.append(f"{part}: lists {counted}, where {self.name} has {expected}")
-        if not self.judged and (twice := len(catalog) - len(set(catalog.paths.tolist()))):
-            found.append(f"images that are listed more than once: {twice:,}")
+                found.append(f"{part}: the lists have {counted}, but {self.name} has {expected}")
+        if not self.judged and (repeated := len(catalog) - len(set(catalog.paths.tolist()))):
+            found.append(f"images that are listed more than once: {repeated:,}")
         return found

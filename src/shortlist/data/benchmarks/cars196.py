@@ -1,4 +1,4 @@
-"""Cars196: 196 models of cars. Classes 1..98 train, 99..196 test, whatever the files' split for classification says."""
+"""Cars196: 196 car models. Classes 1 to 98 train and 99 to 196 test; the classification split is not used."""
 
 from __future__ import annotations
 
@@ -20,17 +20,17 @@ TRAIN_ANNOTATIONS, TEST_ANNOTATIONS = "cars_train_annos.mat", "cars_test_annos_w
 
 
 def read(root: Path, progress: Progress | None = None) -> Catalog:
-    """Cars196 in either of its layouts: the original one, or that of the newer download.
+    """Read Cars196 in either of its layouts: the original one, or the one of the newer download.
 
     Args:
-        root: holds `cars_annos.mat` and `car_ims/`; or `cars_train/`, `cars_test/`, and (here or in `devkit/`)
-            `cars_train_annos.mat`, `cars_test_annos_withlabels.mat` and, for the names, `cars_meta.mat`.
-        progress: it is read at once.
+        root: Folder with `cars_annos.mat` and `car_ims/`; or with `cars_train/`, `cars_test/`, and (in `root` or in
+            `devkit/`) `cars_train_annos.mat`, `cars_test_annos_withlabels.mat` and, for class names, `cars_meta.mat`.
+        progress: Not used.
 
     Raises:
-        DataError: something of that is missing or cannot be read.
+        DataError: If a file is missing or cannot be read.
     """
-    paths, classes, names = _original(root) if (root / "cars_annos.mat").is_file() else _newer(root)
+    paths, classes, names = _read_original(root) if (root / "cars_annos.mat").is_file() else _read_newer(root)
     return Catalog(
         name="cars196",
         root=root,
@@ -41,52 +41,52 @@ def read(root: Path, progress: Progress | None = None) -> Catalog:
     )
 
 
-_Content = tuple[NDArray[np.object_], NDArray[np.int64], tuple[str, ...]]  # paths, classes from 1, class names
+_Content = tuple[NDArray[np.object_], NDArray[np.int64], tuple[str, ...]]  # paths, class numbers from 1, class names
 
 
-def _original(root: Path) -> _Content:
+def _read_original(root: Path) -> _Content:
     file = root / "cars_annos.mat"
     if not (root / "car_ims").is_dir():
-        raise DataError(f"cars196: {file} is there, but the folder car_ims with the images is not beside it")
-    content = _read(file)
-    paths = np.array(_names_of_files(file, content, "relative_im_path"), dtype=object)
+        raise DataError(f"cars196: {file} exists, but the folder car_ims with the images is not next to it")
+    content = _read_mat(file)
+    paths = np.array(_file_names(file, content, "relative_im_path"), dtype=object)
     classes = _classes(file, content)
-    return paths, classes, _names(file, content, classes)
+    return paths, classes, _class_names(file, content, classes)
 
 
-def _newer(root: Path) -> _Content:
+def _read_newer(root: Path) -> _Content:
     paths: list[str] = []
     classes: list[NDArray[np.int64]] = []
     for folder, name in (("cars_train", TRAIN_ANNOTATIONS), ("cars_test", TEST_ANNOTATIONS)):
         if not (root / folder).is_dir():
             raise DataError(f"cars196: no folder {folder} in {root}; expected {EXPECTS}")
-        file = _annotations(root, name)
-        content = _read(file)
-        paths += [f"{folder}/{path}" for path in _names_of_files(file, content, "fname")]
+        file = _find_annotations(root, name)
+        content = _read_mat(file)
+        paths += [f"{folder}/{path}" for path in _file_names(file, content, "fname")]
         classes.append(_classes(file, content))
     meta = next((file for file in (root / "cars_meta.mat", root / "devkit" / "cars_meta.mat") if file.is_file()), None)
-    together = np.concatenate(classes)
-    names = _names(meta or root, {} if meta is None else _read(meta), together)
-    return np.array(paths, dtype=object), together, names
+    all_classes = np.concatenate(classes)
+    names = _class_names(meta or root, {} if meta is None else _read_mat(meta), all_classes)
+    return np.array(paths, dtype=object), all_classes, names
 
 
-def _annotations(root: Path, name: str) -> Path:
+def _find_annotations(root: Path, name: str) -> Path:
     for file in (root / name, root / "devkit" / name):
         if file.is_file():
             return file
     hint = ""
     if name == TEST_ANNOTATIONS:
-        hint = "; cars_test_annos.mat is not enough, it has no classes"
+        hint = "; cars_test_annos.mat is not sufficient, since it has no classes"
     raise DataError(f"cars196: no {name} in {root} or {root / 'devkit'}{hint}")
 
 
-def _read(file: Path) -> dict[str, Any]:
-    with extra("training", "Cars196"):
-        from scipy.io import loadmat  # here, because it takes a while to import
+def _read_mat(file: Path) -> dict[str, Any]:
+    with extra("training", "Reading Cars196"):
+        from scipy.io import loadmat  # imported here because it is slow to import
 
     try:
         content: dict[str, Any] = loadmat(file, squeeze_me=True)
-    except Exception as error:  # scipy raises nearly everything on a damaged file
+    except Exception as error:  # scipy raises almost any exception for a damaged file
         check_text(file, "cars196", file.read_bytes()[:500].decode("latin1"))
         raise DataError(f"cars196: cannot read {file}: {str(error) or type(error).__name__}") from error
     return content
@@ -96,15 +96,15 @@ def _field(file: Path, content: dict[str, Any], name: str) -> NDArray[Any]:
     table = np.asarray(content.get("annotations"))
     fields = table.dtype.names or ()
     if name not in fields:
-        has = ", ".join(fields) or "no annotations"
-        raise DataError(f"cars196: {file} has no field {name!r} in its annotations (it has: {has})")
+        available = ", ".join(fields) or "no annotations"
+        raise DataError(f"cars196: {file} has no field {name!r} in its annotations (it has: {available})")
     return np.atleast_1d(table[name])
 
 
-def _names_of_files(file: Path, content: dict[str, Any], field: str) -> list[str]:
+def _file_names(file: Path, content: dict[str, Any], field: str) -> list[str]:
     names: list[Any] = _field(file, content, field).tolist()
     if not all(isinstance(name, str) and name for name in names):
-        raise DataError(f"cars196: the field {field!r} of {file} must hold names of images")
+        raise DataError(f"cars196: the field {field!r} of {file} must hold image names")
     return names
 
 
@@ -118,13 +118,13 @@ def _classes(file: Path, content: dict[str, Any]) -> NDArray[np.int64]:
     return classes
 
 
-def _names(file: Path, content: dict[str, Any], classes: NDArray[np.int64]) -> tuple[str, ...]:
-    """One name a class; a number where the file has none."""
+def _class_names(file: Path, content: dict[str, Any], classes: NDArray[np.int64]) -> tuple[str, ...]:
+    """Return one name per class; class numbers if the file has no names."""
     if "class_names" not in content:
         return tuple(f"class {number:03}" for number in range(1, int(classes.max()) + 1))
     names = tuple(str(name) for name in np.atleast_1d(content["class_names"]).tolist())
     if len(names) < classes.max():
-        raise DataError(f"cars196: {file} names {len(names)} classes, but there is a class {classes.max()}")
+        raise DataError(f"cars196: {file} names {len(names)} classes, but an image has class {classes.max()}")
     if len(set(names)) < len(names):
         raise DataError(f"cars196: {file} has the same name for two classes")
     return names
@@ -132,11 +132,11 @@ def _names(file: Path, content: dict[str, Any], classes: NDArray[np.int64]) -> t
 
 BENCHMARK = Benchmark(
     name="cars196",
-    about="196 models of cars, the first 98 train and the other 98 test",
+    about="196 car models, the first 98 for training and the others for testing",
     read=read,
     protocol="leave-one-out",
     k=(1, 2, 4, 8),
-    download="https://ai.stanford.edu/~jkrause/cars/car_dataset.html (no longer served; mirrors have either layout)",
+    download="https://ai.stanford.edu/~jkrause/cars/car_dataset.html (offline; mirrors have either layout)",
     expects=EXPECTS,
     tree="""\
 cars_annos.mat
@@ -147,8 +147,8 @@ cars_test/00001.jpg, ...
 devkit/cars_train_annos.mat
 devkit/cars_test_annos_withlabels.mat
 devkit/cars_meta.mat""",
-    marks=("cars_annos.mat", "cars_train", "cars_test"),
+    markers=("cars_annos.mat", "cars_train", "cars_test"),
     counts={"train": Count(8_054, 98), "test": Count(8_131, 98)},
-    note="The split for classification, which all downloads have, is not read.",
-    confused={"car_ims": "is there, but cars_annos.mat is not: it belongs beside it"},
+    note="The classification split, which all downloads contain, is not read.",
+    lookalikes={"car_ims": "exists, but cars_annos.mat does not: put it next to it"},
 )

@@ -1,4 +1,4 @@
-"""CUB-200-2011: 200 species of birds. Classes 1..100 train, 101..200 test, whatever train_test_split.txt says."""
+"""CUB-200-2011: 200 bird species. Classes 1 to 100 train and 101 to 200 test; train_test_split.txt is not used."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 
 from shortlist.data.benchmarks.benchmark import Benchmark, Count, Progress
-from shortlist.data.benchmarks.lists import columns, read_lines, whole_numbers
+from shortlist.data.benchmarks.lists import columns, integers, read_lines
 from shortlist.data.catalog import Catalog
 from shortlist.errors import DataError
 
@@ -16,13 +16,15 @@ IMAGES, LABELS = "images.txt", "image_class_labels.txt"
 
 
 def read(root: Path, progress: Progress | None = None) -> Catalog:
-    """All images of `images.txt`, with the classes of `image_class_labels.txt`."""
+    """Read all images of `images.txt`, with the classes of `image_class_labels.txt`."""
     image_ids, paths = columns(root / IMAGES, "cub", read_lines(root / IMAGES, "cub"), "image_id path")
     file = root / LABELS
     labelled, classes = columns(file, "cub", read_lines(file, "cub"), "image_id class_id")
-    number_of = dict(zip(labelled, whole_numbers(file, "cub", classes, "class_id").tolist(), strict=True))
-    if lacking := [image for image in image_ids if image not in number_of]:
-        raise DataError(f"cub: {file} has no class for {len(lacking)} images of {IMAGES}, such as number {lacking[0]}")
+    number_of = dict(zip(labelled, integers(file, "cub", classes, "class_id").tolist(), strict=True))
+    if unlabelled := [image for image in image_ids if image not in number_of]:
+        raise DataError(
+            f"cub: {file} has no class for {len(unlabelled)} images of {IMAGES}, such as number {unlabelled[0]}"
+        )
     numbers = np.array([number_of[image] for image in image_ids])
     if numbers.min() < 1 or numbers.max() > CLASSES:
         raise DataError(f"cub: the classes of {file} must be numbers from 1 to {CLASSES}")
@@ -39,7 +41,7 @@ def read(root: Path, progress: Progress | None = None) -> Catalog:
 
 BENCHMARK = Benchmark(
     name="cub",
-    about="CUB-200-2011: 200 species of birds, the first 100 train and the other 100 test",
+    about="CUB-200-2011: 200 bird species, the first 100 for training and the others for testing",
     read=read,
     protocol="leave-one-out",
     k=(1, 2, 4, 8),
@@ -50,13 +52,13 @@ images.txt
 image_class_labels.txt
 images/001.Black_footed_Albatross/*.jpg
 images/...""",
-    marks=(IMAGES, LABELS),
+    markers=(IMAGES, LABELS),
     counts={"train": Count(5_864, 100), "test": Count(5_924, 100)},
-    note="train_test_split.txt is for classification and is not read.",
-    confused={
-        "train_test_split.txt": "is the split for classification and is not needed: images.txt and "
+    note="train_test_split.txt is the classification split and is not read.",
+    lookalikes={
+        "train_test_split.txt": "is the classification split and is not needed; images.txt and "
         "image_class_labels.txt are",
-        "001.Black_footed_Albatross": "is inside of images/: the folder above is the one to give",
-        "images": f"is there, but {IMAGES} and {LABELS} are not: they belong beside it",
+        "001.Black_footed_Albatross": "belongs into images/: set `root` to the folder that contains images/",
+        "images": f"exists, but {IMAGES} and {LABELS} do not: put them next to it",
     },
 )

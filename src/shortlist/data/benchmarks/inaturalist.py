@@ -1,4 +1,4 @@
-"""iNaturalist 2018 as Smooth-AP splits it: 5,690 species train, 2,452 test. A class is a folder, with its parent."""
+"""iNaturalist 2018 with the split of Smooth-AP: 5,690 species for training and 2,452 for testing."""
 
 from __future__ import annotations
 
@@ -19,9 +19,12 @@ EXAMPLE = f"{IMAGES}/Plantae/7477/0123abcd.jpg"
 
 
 def read(root: Path, progress: Progress | None = None) -> Catalog:
-    """All images of both lists; they are expected in `Inat_dataset_splits`, or in the root itself."""
+    """Read all images of both lists, which are in `Inat_dataset_splits` or in the root itself.
+
+    The class of an image is its folder together with the parent folder, such as Plantae/7477.
+    """
     paths: list[str] = []
-    names: list[str] = []  # of the class of each image
+    names: list[str] = []  # class of each image
     splits: list[str] = []
     folder = root / FOLDER if (root / FOLDER).is_dir() else root
     for name, split in LISTS.items():
@@ -45,25 +48,25 @@ def _paths(file: Path) -> list[str]:
     lines = read_lines(file, "inaturalist")
     for number, line in enumerate(lines, start=1):
         if not line.startswith(f"{IMAGES}/") or line.count("/") != 3:
-            raise DataError(f"inaturalist: {file}, line {number}: {_wrong(line)}; expected a path such as {EXAMPLE}")
+            raise DataError(f"inaturalist: {file}, line {number}: {_problem(line)}; expected a path such as {EXAMPLE}")
     return lines
 
 
-def _wrong(line: str) -> str:
+def _problem(line: str) -> str:
     if year := re.match(r"(?:train_val|train|val|test)_?(20\d\d)\b|(20\d\d)_(?:train|valid)", line):
         found = year[1] or year[2]
         if found != "2018":
-            return f"{line!r} is of iNaturalist {found}, and the benchmark is of 2018"
+            return f"{line!r} belongs to iNaturalist {found}, but the benchmark uses 2018"
     if line.startswith(("train/", "val/", "train_mini/")):
-        return f"{line!r} looks like iNaturalist 2021, and the benchmark is of 2018"
-    return f"{line!r} is no path of an image of iNaturalist 2018"
+        return f"{line!r} looks like iNaturalist 2021, but the benchmark uses 2018"
+    return f"{line!r} is not the path of an image of iNaturalist 2018"
 
 
-_CLASSIFICATION = "is the split for classification; the one for retrieval is Inat_dataset_splits of Smooth-AP"
+_CLASSIFICATION = "is the classification split; the retrieval split is Inat_dataset_splits of Smooth-AP"
 
 BENCHMARK = Benchmark(
     name="inaturalist",
-    about="iNaturalist 2018 in Smooth-AP's split: photographs of plants and animals, a class a species",
+    about="iNaturalist 2018 with the split of Smooth-AP: photographs of plants and animals, one class per species",
     read=read,
     protocol="leave-one-out",
     k=(1, 4, 16, 32),
@@ -75,17 +78,17 @@ Inat_dataset_splits/Inaturalist_train_set1.txt
 Inat_dataset_splits/Inaturalist_test_set1.txt
 train_val2018/Plantae/7477/*.jpg
 train_val2018/...""",
-    marks=(f"{FOLDER}/{next(iter(LISTS))}", f"{FOLDER}/Inaturalist_test_set1.txt", *LISTS),
+    markers=(f"{FOLDER}/{next(iter(LISTS))}", f"{FOLDER}/Inaturalist_test_set1.txt", *LISTS),
     counts={"train": Count(325_846, 5_690), "test": Count(136_093, 2_452)},
-    confused={
+    lookalikes={
         "train2018.json": _CLASSIFICATION,
         "val2018.json": _CLASSIFICATION,
-        "train_val2017": "is of 2017, and the benchmark is of 2018",
-        "train_val2019": "is of 2019, and the benchmark is of 2018",
-        "train2019.json": "is of 2019, and the benchmark is of 2018",
-        "train.json": "is of 2021, and the benchmark is of 2018",
-        "train_mini.json": "is of 2021, and the benchmark is of 2018",
-        "2021_train": "is of 2021, and the benchmark is of 2018",
-        IMAGES: f"is there, but the lists are not: put {FOLDER} beside it",
+        "train_val2017": "belongs to 2017, but the benchmark uses 2018",
+        "train_val2019": "belongs to 2019, but the benchmark uses 2018",
+        "train2019.json": "belongs to 2019, but the benchmark uses 2018",
+        "train.json": "belongs to 2021, but the benchmark uses 2018",
+        "train_mini.json": "belongs to 2021, but the benchmark uses 2018",
+        "2021_train": "belongs to 2021, but the benchmark uses 2018",
+        IMAGES: f"exists, but the lists do not: put {FOLDER} next to it",
     },
 )

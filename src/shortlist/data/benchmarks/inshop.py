@@ -1,4 +1,4 @@
-"""In-shop (DeepFashion): clothes in shops. Its test has queries and a gallery, and no image is in both."""
+"""In-shop Clothes Retrieval (DeepFashion), whose test split has disjoint queries and gallery images."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ from pathlib import Path
 import numpy as np
 
 from shortlist.data.benchmarks.benchmark import Benchmark, Count, Progress
+from shortlist.data.benchmarks.folder_hints import first_folder_with
 from shortlist.data.benchmarks.lists import columns, read_lines
-from shortlist.data.benchmarks.places import first_with
 from shortlist.data.catalog import Catalog
 from shortlist.errors import DataError, did_you_mean
 
@@ -22,7 +22,7 @@ OTHER_HEADERS = {
 
 
 def read(root: Path, progress: Progress | None = None) -> Catalog:
-    """All images of the list, which lies in the root or in `Eval`; images in the root or in `Img`."""
+    """Read all images of the list. The list is in the root or in `Eval`, and the images in the root or in `Img`."""
     file = root / LIST if (root / LIST).is_file() else root / "Eval" / LIST
     names, items, statuses = columns(file, "inshop", _rows(file), HEADER, first_line=3)
     for line, value in enumerate(statuses, start=3):
@@ -32,7 +32,7 @@ def read(root: Path, progress: Progress | None = None) -> Catalog:
             )
     class_names, labels = np.unique(np.array(items), return_inverse=True)
     status = np.array(statuses)
-    folder = first_with(root, ("", "Img"), names) or ""
+    folder = first_folder_with(root, ("", "Img"), names) or ""
     return Catalog(
         name="inshop",
         root=root,
@@ -45,28 +45,28 @@ def read(root: Path, progress: Progress | None = None) -> Catalog:
 
 
 def _rows(file: Path) -> list[str]:
-    """The lines after the count and the header, which are both looked at."""
+    """Check the count and the header, and return the lines after them."""
     number, *lines = read_lines(file, "inshop")
     header = " ".join(lines[0].split()) if lines else ""
     if other := OTHER_HEADERS.get(header):
         raise DataError(
-            f"inshop: {file} belongs to DeepFashion's benchmark {other}; that of In-shop Clothes Retrieval has the "
-            f"columns {HEADER}"
+            f"inshop: {file} belongs to the DeepFashion benchmark {other}; the list of In-shop Clothes Retrieval has "
+            f"the columns {HEADER}"
         )
     if not number.isdecimal() or header != HEADER:
         raise DataError(
-            f"inshop: {file} must begin with the number of images and a line {HEADER!r}, not with {number!r} and "
+            f"inshop: {file} must start with the number of images and the line {HEADER!r}, not with {number!r} and "
             f"{header!r}"
         )
     rows = lines[1:]
     if len(rows) != int(number):
-        raise DataError(f"inshop: {file} says that it lists {number} images and lists {len(rows)}; download it again")
+        raise DataError(f"inshop: {file} should list {number} images but lists {len(rows)}; download it again")
     return rows
 
 
 BENCHMARK = Benchmark(
     name="inshop",
-    about="In-shop Clothes Retrieval of DeepFashion: 7,982 pieces of clothing in several views",
+    about="In-shop Clothes Retrieval of DeepFashion: 7,982 clothing items in several views",
     read=read,
     protocol="query/gallery",
     k=(1, 10, 20, 30),
@@ -76,10 +76,10 @@ BENCHMARK = Benchmark(
 list_eval_partition.txt            or Eval/list_eval_partition.txt
 img/WOMEN/.../id_00000001/*.jpg    or Img/img/...
 img/MEN/...""",
-    marks=(LIST, f"Eval/{LIST}"),
+    markers=(LIST, f"Eval/{LIST}"),
     counts={"train": Count(25_882, 3_997), "query": Count(14_218, 3_985), "gallery": Count(12_612, 3_985)},
-    confused={
-        "img": f"is there, but {LIST} is not: it comes in Eval/ of the download",
-        "Img": f"is there, but {LIST} is not: it comes in Eval/ of the download",
+    lookalikes={
+        "img": f"exists, but {LIST} does not: it is in Eval/ of the download",
+        "Img": f"exists, but {LIST} does not: it is in Eval/ of the download",
     },
 )

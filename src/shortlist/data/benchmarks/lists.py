@@ -1,8 +1,10 @@
-"""The text files in which benchmarks list their images."""
+"""Read the text and CSV files in which benchmarks list their images."""
 
 from __future__ import annotations
 
+import csv
 from collections.abc import Sequence
+from operator import itemgetter
 from pathlib import Path
 
 import numpy as np
@@ -14,19 +16,25 @@ _LFS = "version https://git-lfs"
 
 
 def read_lines(file: Path, name: str) -> list[str]:
-    """The lines of a list, without blanks at their ends and without empty lines at the end of the file.
+    """Read the stripped lines of a list, without empty lines at the end of the file.
 
-    Takes the line ends of any system, a byte order mark, and a last line without an end.
+    The file may have a byte order mark, the line endings of any system, and a last line without one.
+
+    Args:
+        file: Text file in UTF-8.
+        name: Name of the benchmark, for messages.
 
     Raises:
-        DataError: there is no such file, it is no text, it is empty, or it is what a failed download leaves.
+        DataError: If the file does not exist, is empty, is not a text file, or is the result of a failed download.
     """
     try:
         text = file.read_text(encoding="utf-8-sig")
     except FileNotFoundError as error:
         raise DataError(f"{name}: there is no {file.name} in {file.parent}") from error
     except UnicodeDecodeError as error:
-        raise DataError(f"{name}: {file} is no text file: the download may have failed, or it is packed") from error
+        raise DataError(
+            f"{name}: {file} is not a text file: the download may have failed, or the file is compressed"
+        ) from error
     check_text(file, name, text[:500])
     lines = [line.strip() for line in text.splitlines()]
     while lines and not lines[-1]:
@@ -37,30 +45,35 @@ def read_lines(file: Path, name: str) -> list[str]:
 
 
 def check_text(file: Path, name: str, start: str) -> None:
-    """What a failed download leaves is no list.
+    """Check that a file is not the result of a failed download.
+
+    Args:
+        file: The file, for the message.
+        name: Name of the benchmark, for the message.
+        start: First characters of the file.
 
     Raises:
-        DataError: the file starts like a web page, or like a pointer of Git LFS.
+        DataError: If the file starts like a web page or a Git LFS pointer.
     """
     start = start.lstrip().lower()
     if start.startswith(("<!doctype", "<html", "<?xml", "<head")):
-        raise DataError(f"{name}: {file} is a web page, not a list: its download failed; download it again")
+        raise DataError(f"{name}: {file} is a web page, not a list: the download failed; download it again")
     if start.startswith(_LFS):
-        raise DataError(f"{name}: {file} is a pointer of Git LFS, not a list; fetch the file itself")
+        raise DataError(f"{name}: {file} is a Git LFS pointer, not a list; download the file itself")
 
 
 def columns(file: Path, name: str, lines: Sequence[str], header: str, first_line: int = 1) -> list[tuple[str, ...]]:
-    """The columns of a list whose values are separated by any number of blanks.
+    """Split lines at white space and return the columns.
 
     Args:
-        file: for the message.
-        name: of the benchmark.
-        lines: all that hold values.
-        header: what the columns are called, as many as there must be.
-        first_line: number of the first of them in the file.
+        file: The file, for messages.
+        name: Name of the benchmark, for messages.
+        lines: The lines that hold values.
+        header: Names of the columns, separated by spaces; every line must have as many values.
+        first_line: Line number of the first of these lines in the file.
 
     Raises:
-        DataError: there is no line, or one has more or fewer values; names it.
+        DataError: If there are no lines, or a line has another number of values; the message names the line.
     """
     if not lines:
         raise DataError(f"{name}: {file} lists no images; download it again")
@@ -74,11 +87,18 @@ def columns(file: Path, name: str, lines: Sequence[str], header: str, first_line
     return list(zip(*rows, strict=True))
 
 
-def whole_numbers(file: Path, name: str, values: Sequence[str], what: str, first_line: int = 1) -> NDArray[np.int64]:
-    """(n,) a column of numbers.
+def integers(file: Path, name: str, values: Sequence[str], column: str, first_line: int = 1) -> NDArray[np.int64]:
+    """Convert a column to an array (n,) of integers.
+
+    Args:
+        file: The file, for messages.
+        name: Name of the benchmark, for messages.
+        values: The column.
+        column: Name of the column, for messages.
+        first_line: Line number of the first value in the file.
 
     Raises:
-        DataError: something else is among them; names its line.
+        DataError: If a value is not a whole number; the message names its line.
     """
     try:
         return np.array(values, dtype=np.int64)
@@ -86,6 +106,43 @@ def whole_numbers(file: Path, name: str, values: Sequence[str], what: str, first
         for index, value in enumerate(values):
             if not value.isdecimal() or len(value) > 18:
                 raise DataError(
-                    f"{name}: {file}, line {first_line + index}: the {what} {value!r} is no number"
+                    f"{name}: {file}, line {first_line + index}: the {column} {value!r} is not a number"
                 ) from None
         raise
+
+
+def read_csv(file: Path, name: str, header: Sequence[str], keep: Sequence[str], hint: str) -> list[tuple[str, ...]]:
+    """Read columns of a CSV file; values may be quoted.
+
+    Args:
+        file: CSV file in UTF-8.
+        name: Name of the benchmark, for messages.
+        header: Names of all columns of the file, in order.
+        keep: Names of the columns to return, two or more.
+        hint: Which file is expected, for messages.
+
+    Raises:
+        DataError: If the file has other columns, a row with another number of values, no rows, or is not a text file.
+    """
+    rows: list[tuple[str, ...]] = []
+    try:
+        with file.open(newline="", encoding="utf-8-sig") as lines:
+            check_text(file, name, lines.read(500))
+            lines.seek(0)
+            reader = csv.reader(lines)
+            found = [column.strip() for column in next(reader, [])]
+            if found != list(header):
+                raise DataError(
+                    f"{name}: {file} must have the columns {','.join(header)}, not {','.join(found)[:200]!r}; {hint}"
+                )
+            select = itemgetter(*(found.index(column) for column in keep))
+            for row in reader:
+                if len(row) == len(found):
+                    rows.append(select(row))
+                elif row:
+                    raise DataError(f"{name}: {file}, row {len(rows) + 2}: {len(row)} values for {len(found)} columns")
+    except (UnicodeDecodeError, csv.Error) as error:
+        raise DataError(f"{name}: cannot read {file} as a CSV file in UTF-8: {error}; {hint}") from error
+    if not rows:
+        raise DataError(f"{name}: {file} lists no images; download it again")
+    return list(zip(*rows, strict=True))

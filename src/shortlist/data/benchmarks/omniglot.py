@@ -1,4 +1,4 @@
-"""Omniglot: characters of 50 alphabets, 20 drawings each. The background set trains, the evaluation set tests."""
+"""Omniglot: characters of 50 alphabets, 20 drawings each; background set for training, evaluation set for testing."""
 
 from __future__ import annotations
 
@@ -19,31 +19,31 @@ from shortlist.data.folders import IMAGE_EXTENSIONS
 from shortlist.errors import DataError
 
 PARTS = {"images_background": "train", "images_evaluation": "test"}
-MARKS = tuple(f"{part}{ending}" for part in PARTS for ending in ("", ".npz"))
+MARKERS = tuple(f"{part}{ending}" for part in PARTS for ending in ("", ".npz"))
 EXPECTS = "images_background and images_evaluation, as .npz files or as folders Alphabet/character01/*.png"
 
 
 def read(root: Path, progress: Progress | None = None) -> Catalog:
-    """Omniglot from its folders, or from .npz files, which are unpacked to PNG files in the cache, once.
+    """Read Omniglot from its folders, or from .npz files, which are unpacked once to PNG files in the cache.
 
     Args:
-        root: holds `images_background` and `images_evaluation`, as folders or with the ending `.npz`.
-        progress: called with (done, total) images while unpacking.
+        root: Folder with `images_background` and `images_evaluation`, as folders or as .npz files.
+        progress: Callback that is called with (done, total) while images are unpacked.
 
     Raises:
-        DataError: something of that is missing or cannot be read.
+        DataError: If a file or folder is missing or cannot be read.
     """
     if all((root / part).is_dir() for part in PARTS):
         return _from_folders(root)
     if all((root / f"{part}.npz").is_file() for part in PARTS):
         return _from_arrays(root, progress)
-    found = [name for name in MARKS if (root / name).exists()]
-    raise DataError(f"omniglot: {root} must hold {EXPECTS}; it holds only {' and '.join(found)}")
+    found = [name for name in MARKERS if (root / name).exists()]
+    raise DataError(f"omniglot: {root} must hold {EXPECTS}; it only holds {' and '.join(found)}")
 
 
 def _from_folders(root: Path) -> Catalog:
     paths: list[str] = []
-    names: list[str] = []  # of the class of each image
+    names: list[str] = []  # class of each image
     splits: list[str] = []
     for part, split in PARTS.items():
         images = sorted(
@@ -53,7 +53,7 @@ def _from_folders(root: Path) -> Catalog:
         )
         if not images:
             raise DataError(
-                f"omniglot: no images in {root / part}; expected Alphabet/character01/0001_01.png and so on"
+                f"omniglot: no images in {root / part}; expected files such as Alphabet/character01/0001_01.png"
             )
         paths += [file.relative_to(root).as_posix() for file in images]
         names += [f"{file.parent.parent.name}/{file.parent.name}" for file in images]
@@ -62,17 +62,17 @@ def _from_folders(root: Path) -> Catalog:
 
 
 def _from_arrays(root: Path, progress: Progress | None) -> Catalog:
-    digest = hashlib.sha256()  # of the contents: another file of the same name is another folder in the cache
+    digest = hashlib.sha256()  # of the contents, so that changed files get another cache folder
     for part in PARTS:
         digest.update((root / f"{part}.npz").read_bytes())
     folder = cache_folder("omniglot") / digest.hexdigest()[:16]
-    labels_of = {part: _labels(root / f"{part}.npz") for part in PARTS}
+    labels_of = {part: _read_labels(root / f"{part}.npz") for part in PARTS}
     build_once(folder, lambda partial: _unpack(root, partial, progress))
     paths: list[str] = []
     names: list[str] = []
     splits: list[str] = []
     for part, labels in labels_of.items():
-        paths += _file_names(part, labels)
+        paths += _png_paths(part, labels)
         names += [f"{part.removeprefix('images_')}/{label:04}" for label in labels.tolist()]
         splits += [PARTS[part]] * len(labels)
     return _catalog(folder, paths, names, splits)
@@ -83,43 +83,43 @@ def _catalog(root: Path, paths: list[str], names: list[str], splits: list[str]) 
     return Catalog("omniglot", root, np.array(paths, dtype=object), labels, tuple(class_names), np.array(splits))
 
 
-def _file_names(part: str, labels: NDArray[np.int64]) -> list[str]:
-    """images_background/0007/0133.png: a folder a class, the image's position in the array."""
+def _png_paths(part: str, labels: NDArray[np.int64]) -> list[str]:
+    """Return paths such as images_background/0007/00133.png: one folder per class, then the position in the array."""
     return [f"{part}/{label:04}/{position:05}.png" for position, label in enumerate(labels.tolist())]
 
 
 def _unpack(root: Path, folder: Path, progress: Progress | None) -> None:
-    contents = {part: _images(root / f"{part}.npz") for part in PARTS}
+    contents = {part: _read_images(root / f"{part}.npz") for part in PARTS}
     total, done = sum(len(labels) for _, labels in contents.values()), 0
     for part, (images, labels) in contents.items():
         for label in np.unique(labels):
             (folder / part / f"{label:04}").mkdir(parents=True)
-        for name, image in zip(_file_names(part, labels), images, strict=True):
+        for name, image in zip(_png_paths(part, labels), images, strict=True):
             Image.fromarray(image.astype(np.uint8) * np.uint8(255)).save(folder / name, compress_level=1)
             done += 1
             if progress is not None:
                 progress(done, total)
 
 
-def _images(file: Path) -> tuple[NDArray[np.bool_], NDArray[np.int64]]:
-    """All images (n, height, width), True where the paper is blank, and their labels (n,)."""
-    images, labels = _array(file, "images"), _array(file, "labels")
+def _read_images(file: Path) -> tuple[NDArray[np.bool_], NDArray[np.int64]]:
+    """Return all images (n, height, width), True for blank paper, and their labels (n,)."""
+    images, labels = _read_array(file, "images"), _read_array(file, "labels")
     if images.dtype != np.bool_ or images.ndim < 3 or images.shape[:-2] != labels.shape:
         raise DataError(
             f"omniglot: {file} holds {images.dtype} images of shape {images.shape} and labels of shape {labels.shape}; "
-            "expected black and white images (bool, True = paper) and one label each"
+            "expected black and white images (bool, True = paper) with one label each"
         )
     return images.reshape(-1, *images.shape[-2:]), labels.ravel()
 
 
-def _labels(file: Path) -> NDArray[np.int64]:
-    labels = _array(file, "labels").ravel()
+def _read_labels(file: Path) -> NDArray[np.int64]:
+    labels = _read_array(file, "labels").ravel()
     if not np.issubdtype(labels.dtype, np.integer) or not len(labels) or labels.min() < 0:
-        raise DataError(f"omniglot: the labels of {file} must be whole numbers from 0 up")
+        raise DataError(f"omniglot: the labels of {file} must be non-negative integers")
     return labels.astype(np.int64)
 
 
-def _array(file: Path, key: str) -> NDArray[Any]:
+def _read_array(file: Path, key: str) -> NDArray[Any]:
     try:
         with file.open("rb") as stream, np.load(stream, allow_pickle=False) as arrays:
             content: NDArray[Any] = arrays[key]
@@ -144,6 +144,6 @@ images_evaluation/...
 or
 images_background.npz     images (classes, 20, 105, 105) bool, labels (classes, 20)
 images_evaluation.npz""",
-    marks=MARKS,
+    markers=MARKERS,
     counts={"train": Count(19_280, 964), "test": Count(13_180, 659)},
 )

@@ -1,4 +1,4 @@
-"""Stanford Online Products: photographs of things for sale, a class a thing. One list trains, another one tests."""
+"""Stanford Online Products: photographs of products, one class per product, with a training and a test list."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 
 from shortlist.data.benchmarks.benchmark import Benchmark, Count, Progress
-from shortlist.data.benchmarks.lists import columns, read_lines, whole_numbers
+from shortlist.data.benchmarks.lists import columns, integers, read_lines
 from shortlist.data.catalog import Catalog
 from shortlist.errors import DataError
 
@@ -16,7 +16,7 @@ LISTS = {"Ebay_train.txt": "train", "Ebay_test.txt": "test"}
 
 
 def read(root: Path, progress: Progress | None = None) -> Catalog:
-    """All images of both lists."""
+    """Read all images of both lists."""
     paths: list[str] = []
     numbers = []
     splits: list[str] = []
@@ -24,10 +24,10 @@ def read(root: Path, progress: Progress | None = None) -> Catalog:
         file = root / name
         lines = read_lines(file, "sop")
         if lines[0].split() != HEADER.split():
-            raise DataError(f"sop: {file} must begin with the line {HEADER!r}, not with {lines[0]!r}")
+            raise DataError(f"sop: {file} must start with the line {HEADER!r}, not with {lines[0]!r}")
         _, classes, _, listed = columns(file, "sop", lines[1:], HEADER, first_line=2)
         paths += listed
-        numbers.append(whole_numbers(file, "sop", classes, "class_id", first_line=2))
+        numbers.append(integers(file, "sop", classes, "class_id", first_line=2))
         splits += [split] * len(listed)
     values, labels = np.unique(np.concatenate(numbers), return_inverse=True)
     return Catalog(
@@ -42,7 +42,7 @@ def read(root: Path, progress: Progress | None = None) -> Catalog:
 
 BENCHMARK = Benchmark(
     name="sop",
-    about="Stanford Online Products: 22,634 things for sale, a few photographs each",
+    about="Stanford Online Products: 22,634 products with a few photographs each",
     read=read,
     protocol="leave-one-out",
     k=(1, 10, 100, 1000),
@@ -54,7 +54,7 @@ Ebay_test.txt
 bicycle_final/111085122871_0.JPG, ...
 cabinet_final/...
 ... (12 such folders)""",
-    marks=tuple(LISTS),
+    markers=tuple(LISTS),
     counts={"train": Count(59_551, 11_318), "test": Count(60_502, 11_316)},
-    confused={"Ebay_info.txt": "is the list of all images, without the split"},
+    lookalikes={"Ebay_info.txt": "is the list of all images, without splits"},
 )

@@ -1,4 +1,4 @@
-"""PKU VehicleID: cars as surveillance cameras see them, in three test sets, each with two protocols."""
+"""PKU VehicleID: vehicles in surveillance camera images, with three test sets and two protocols."""
 
 from __future__ import annotations
 
@@ -10,23 +10,23 @@ import numpy as np
 from numpy.typing import NDArray
 
 from shortlist.data.benchmarks.benchmark import Benchmark, Count, Progress
-from shortlist.data.benchmarks.lists import columns, read_lines, whole_numbers
+from shortlist.data.benchmarks.lists import columns, integers, read_lines
 from shortlist.data.catalog import Catalog
 
 SIZES = {"small": Count(6_493, 800), "medium": Count(13_377, 1_600), "large": Count(19_777, 2_400)}
 TRAIN = Count(113_346, 13_164)
 HEADER = "image vehicle"
-GALLERY_SEED = 0  # of the draw of one gallery image a vehicle
+GALLERY_SEED = 0  # of the selection of one gallery image per vehicle
 RE_IDENTIFICATION = "re-identification"
 
 
 def reader(size: str, protocol: str | None = None) -> Callable[[Path, Progress | None], Catalog]:
-    """How to read the training list and one of the test lists.
+    """Return the function that reads the training list and one of the test lists.
 
     Args:
-        size: small, medium or large.
-        protocol: None for leave-one-out, as the paper, or "re-identification": one image a vehicle, drawn by
-            `GALLERY_SEED`, is the gallery, and the others are queries.
+        size: "small", "medium" or "large".
+        protocol: None for leave-one-out, as in the paper, or "re-identification": one image per vehicle, selected by
+            `GALLERY_SEED`, is in the gallery, and the others are queries.
     """
     name = f"vehicleid-{size}" + ("-reid" if protocol else "")
     test = f"test_list_{SIZES[size].classes}.txt"
@@ -52,21 +52,21 @@ def reader(size: str, protocol: str | None = None) -> Callable[[Path, Progress |
 
 
 def _listed(file: Path, name: str) -> tuple[Sequence[str], NDArray[np.int64]]:
-    """Images, 7 digits each, and the number of the vehicle on each."""
+    """Return the names of the images, 7 digits each, and (n,) the number of the vehicle in each."""
     images, vehicles = columns(file, name, read_lines(file, name), HEADER)
-    whole_numbers(file, name, images, "image")
-    return images, whole_numbers(file, name, vehicles, "vehicle")
+    integers(file, name, images, "image")
+    return images, integers(file, name, vehicles, "vehicle")
 
 
 def _roles(images: Sequence[str], labels: NDArray[np.int64], splits: NDArray[np.str_]) -> NDArray[np.str_]:
-    """One image of each tested vehicle is the gallery: the one with the smallest hash, whatever the list's order."""
+    """Return the role of each image: the image of a test vehicle with the smallest hash is its gallery image."""
     roles = np.where(splits == "test", "query", "").astype("<U7")
-    first: dict[int, tuple[str, int]] = {}
+    smallest: dict[int, tuple[str, int]] = {}  # label -> hash, row
     for row in np.flatnonzero(splits == "test").tolist():
-        draw = (hashlib.sha256(f"{GALLERY_SEED}/{images[row]}".encode()).hexdigest(), row)
+        candidate = (hashlib.sha256(f"{GALLERY_SEED}/{images[row]}".encode()).hexdigest(), row)
         label = int(labels[row])
-        first[label] = min(first.get(label, draw), draw)
-    roles[[row for _, row in first.values()]] = "gallery"
+        smallest[label] = min(smallest.get(label, candidate), candidate)
+    roles[[row for _, row in smallest.values()]] = "gallery"
     return roles
 
 
@@ -74,9 +74,9 @@ def _benchmark(size: str, protocol: str | None) -> Benchmark:
     tested = SIZES[size]
     return Benchmark(
         name=f"vehicleid-{size}" + ("-reid" if protocol else ""),
-        about=f"PKU VehicleID: vehicles on surveillance cameras, {size} test set of {tested.classes:,}",
+        about=f"PKU VehicleID: vehicles in surveillance camera images, {size} test set of {tested.classes:,}",
         read=reader(size, protocol),
-        protocol=f"{protocol}: one gallery image a vehicle, drawn by seed {GALLERY_SEED}; the others are queries"
+        protocol=f"{protocol}: one gallery image per vehicle, selected by seed {GALLERY_SEED}; the others are queries"
         if protocol
         else "leave-one-out",
         k=(1, 5),
@@ -86,11 +86,11 @@ def _benchmark(size: str, protocol: str | None) -> Benchmark:
 image/0279029.jpg, ...
 train_test_split/train_list.txt
 train_test_split/test_list_{tested.classes}.txt""",
-        marks=("train_test_split",),
+        markers=("train_test_split",),
         counts={"train": TRAIN, "test": tested},
-        note="The lists were corrected after their first publication: the counts that papers give may differ. Results "
-        "of leave-one-out (the paper's) and of re-identification cannot be compared.",
-        confused={"image": "is there, but the lists are not: train_test_split/ belongs beside it"},
+        note="The lists were corrected after their first publication, so counts in papers may differ. Results of "
+        "leave-one-out (used in the paper) and re-identification are not comparable.",
+        lookalikes={"image": "exists, but the lists do not: put train_test_split/ next to it"},
     )
 
 
