@@ -1,7 +1,7 @@
-"""Every benchmark at a tiny size, in the format that the real one has on disk, with its oddities.
+"""Tiny copies of all benchmarks, in the format of the real ones on disk, including their peculiarities.
 
-`miniature(name, folder)` writes one and gives the folder to be opened. The images are real JPEGs (PNGs and arrays for
-Omniglot): a class has a colour, an image of it a pattern and a size of its own.
+`miniature(name, folder)` writes a benchmark and returns the folder to open. Images are real JPEGs (arrays for Omniglot):
+each class has a colour, and each image has its own pattern and size.
 """
 
 from __future__ import annotations
@@ -19,13 +19,13 @@ Write = Callable[[Path, int, int], None]
 
 
 def miniature(name: str, folder: Path, classes: int = 6, images: int = 5) -> Path:
-    """The benchmark `name` in `folder`.
+    """Write the benchmark `name` to `folder`, and return the folder.
 
     Args:
-        name: any of BENCHMARKS; glyphs need no files and get an empty folder.
-        folder: is made, and given back.
-        classes: of each split that the benchmark has (queries, where it has no classes).
-        images: of each class. A test with queries and a gallery gives about half of them to each.
+        name: Any of BENCHMARKS; glyphs need no files and get an empty folder.
+        folder: Folder that is created.
+        classes: Number of classes per split, or of queries for a benchmark without classes.
+        images: Number of images per class; with queries and a gallery, about half of them have each role.
     """
     folder = Path(folder)
     folder.mkdir(parents=True, exist_ok=True)
@@ -50,7 +50,7 @@ def miniature(name: str, folder: Path, classes: int = 6, images: int = 5) -> Pat
 
 
 def image(file: Path, label: int, number: int, kind: str = "JPEG") -> None:
-    """A picture of class `label`: its colour, with a coarse pattern and a size that are the image's own."""
+    """Write an image of class `label`, which determines its colour; its pattern and size are its own."""
     rng = np.random.default_rng([label, number])
     colour = np.random.default_rng(label).integers(40, 216, 3)
     coarse = np.clip(colour + rng.integers(-40, 41, (4, 5, 3)), 0, 255).astype(np.uint8)
@@ -60,13 +60,13 @@ def image(file: Path, label: int, number: int, kind: str = "JPEG") -> None:
 
 
 def lines(file: Path, rows: list[str], end: str = "\n", last: bool = True) -> None:
-    """A text file with these lines; without an end of the last one, if so wished."""
+    """Write a text file with these lines; `last` is whether the last line has a line ending."""
     file.parent.mkdir(parents=True, exist_ok=True)
     file.write_bytes((end.join(rows) + (end if last else "")).encode())
 
 
 def digest(*parts: object) -> str:
-    """32 letters and digits that look like those of the real names."""
+    """Return 32 hexadecimal digits that look like the names of real images."""
     return hashlib.md5("/".join(map(str, parts)).encode()).hexdigest()
 
 
@@ -74,16 +74,16 @@ def _each(classes: int, images: int) -> Iterator[tuple[int, int]]:
     return ((label, number) for label in range(classes) for number in range(images))
 
 
-# The format of MATLAB
+# MATLAB's format
 
 
 def strings(values: list[str]) -> np.ndarray:
-    """MATLAB's cell array of strings, 1 x n."""
+    """Return a MATLAB cell array of strings, 1 x n."""
     return np.array([np.array([value]) for value in values] + [None], dtype=object)[None, :-1]
 
 
 def annotations(**fields: list[object]) -> np.ndarray:
-    """MATLAB's struct array, 1 x n, with the fields of Cars196."""
+    """Return a MATLAB struct array, 1 x n, with the fields of Cars196."""
     box = ["bbox_x1", "bbox_y1", "bbox_x2", "bbox_y2"]
     number = len(next(iter(fields.values())))
     table = np.empty((1, number), dtype=[(name, object) for name in [*box, *fields]])
@@ -99,7 +99,7 @@ def annotations(**fields: list[object]) -> np.ndarray:
 
 
 def _cars196(root: Path, classes: int, images: int) -> None:
-    """The original layout. Its split for classification goes through every class; its classes are in no order."""
+    """Original layout. The classification split divides every class, and classes are not in order."""
     numbers = [number for number, _ in _each(classes, images)]
     numbers = [1 + number for number in numbers] + [99 + number for number in numbers]
     numbers = [numbers[index] for index in np.random.default_rng(0).permutation(len(numbers))]
@@ -112,7 +112,7 @@ def _cars196(root: Path, classes: int, images: int) -> None:
 
 
 def _sop(root: Path, classes: int, images: int) -> None:
-    """A header, upper-case endings; the second list has the line ends of another system and none at its end."""
+    """A header and upper-case extensions; the second list has CRLF line endings, and none after its last line."""
     index = 0
     for name, first in (("Ebay_train.txt", 1), ("Ebay_test.txt", 11319)):
         rows = ["image_id class_id super_class_id path"]
@@ -127,7 +127,7 @@ def _sop(root: Path, classes: int, images: int) -> None:
 
 
 def _inaturalist(root: Path, classes: int, images: int) -> None:
-    """No header, no end of the last line; the same number occurs under two kingdoms."""
+    """No header and no last line ending; the same number occurs in two kingdoms."""
     for part, first in (("train", 7477), ("test", 100)):
         rows = []
         for label, number in _each(classes, images):
@@ -139,7 +139,7 @@ def _inaturalist(root: Path, classes: int, images: int) -> None:
 
 
 def _vehicleid(root: Path, classes: int, images: int) -> None:
-    """No header; images are numbers of 7 digits with zeros before them. The large lists hold the smaller ones."""
+    """No header; images are numbers of 7 digits with leading zeros. The large lists include the smaller ones."""
     index = 279029
     rows: dict[str, list[str]] = {name: [] for name in ("train_list", "test_list_800", "test_list_1600")}
     rows["test_list_2400"] = []
@@ -154,7 +154,7 @@ def _vehicleid(root: Path, classes: int, images: int) -> None:
 
 
 def _cub(root: Path, classes: int, images: int) -> None:
-    """With the split for classification, which goes through every class."""
+    """Includes the classification split, which divides every class."""
     named, labelled, split = [], [], []
     for first in (1, 101):
         for label, number in _each(classes, images):
@@ -170,7 +170,7 @@ def _cub(root: Path, classes: int, images: int) -> None:
 
 
 def _inshop(root: Path, classes: int, images: int) -> None:
-    """A count, a header, columns padded with blanks; in the test, even images are queries and odd ones the gallery."""
+    """A count, a header, and columns padded with spaces; even test images are queries, and odd ones are gallery."""
     rows = []
     for first, statuses in ((1, ("train", "train")), (5001, ("query", "gallery"))):
         for label, number in _each(classes, images):
@@ -182,7 +182,7 @@ def _inshop(root: Path, classes: int, images: int) -> None:
 
 
 def _gldv1(root: Path, classes: int, images: int) -> None:
-    """Everything in quotes, addresses with commas in them, and a photograph that was withdrawn."""
+    """Quoted values, URLs with commas, and one withdrawn photograph."""
     rows = ['"id","url","landmark_id"']
     for label, number in _each(classes, images):
         name = digest("gldv1", label, number)[:16]
@@ -193,7 +193,7 @@ def _gldv1(root: Path, classes: int, images: int) -> None:
 
 
 def _gldv2(root: Path, classes: int, images: int) -> None:
-    """A landmark a line."""
+    """One landmark per line."""
     rows = ["landmark_id,images"]
     for label in range(classes):
         names = [digest("gldv2", label, number)[:16] for number in range(images)]
@@ -204,7 +204,7 @@ def _gldv2(root: Path, classes: int, images: int) -> None:
 
 
 def _revisited(name: str, root: Path, classes: int, images: int) -> None:
-    """A query a class; of its images in turn easy, hard, easy, junk, and the last class has nothing that is easy."""
+    """One query per class; its images are easy, hard, easy, junk in turn, and all hard for the last class."""
     gnd = []
     names = [
         f"{('ashmolean', 'radcliffe_camera')[label % 2]}_{label:03}{number:03}"
@@ -224,7 +224,7 @@ def _revisited(name: str, root: Path, classes: int, images: int) -> None:
 
 
 def _r1m(root: Path, classes: int, images: int) -> None:
-    """Paths from jpg/ on, some endings in upper case, no end of the last line."""
+    """Paths relative to jpg/, some extensions in upper case, and no last line ending."""
     rows = []
     for label, number in _each(classes, images):
         path = f"{label}/{digest('r1m', label, number)}.{('jpg', 'JPG')[number % 2]}"
@@ -234,7 +234,7 @@ def _r1m(root: Path, classes: int, images: int) -> None:
 
 
 def _sfm120k(root: Path, classes: int, images: int) -> None:
-    """Names without an ending; the first image of each class is a query, and some have no junk."""
+    """Names without an extension; the first image of each class is a query, and some queries have no junk."""
     cids = [digest("sfm", label, number) for label, number in _each(classes, images)]
     for cid, (label, number) in zip(cids, _each(classes, images), strict=True):
         image(root / "ims" / cid[-2:] / cid[-4:-2] / cid[-6:-4] / cid, label, number)
@@ -248,7 +248,7 @@ def _sfm120k(root: Path, classes: int, images: int) -> None:
 
 
 def _omniglot(root: Path, classes: int, images: int) -> None:
-    """Arrays of black and white drawings, True where the paper is blank."""
+    """Arrays of black and white drawings; True is blank paper."""
     for part, first in (("images_background", 0), ("images_evaluation", 1000)):
         drawn = [
             np.random.default_rng([first, label, number]).random((105, 105)) > 0.1

@@ -1,4 +1,4 @@
-"""Pictures and folders of pictures to test with."""
+"""Images and folders of images for tests."""
 
 from __future__ import annotations
 
@@ -8,12 +8,12 @@ from pathlib import Path
 import numpy as np
 from PIL import Image
 
-# Cars196 and Omniglot, for research use only and so not in this repository: the tests that need them are skipped.
+# Cars196 and Omniglot are for research use only and not part of this repository; tests skip if they are not found.
 REAL_IMAGES = Path(os.environ.get("SHORTLIST_REAL_IMAGES", Path(__file__).parents[3] / "shared" / "data"))
 
 
 def picture(width: int = 24, height: int = 18, seed: int = 0) -> Image.Image:
-    """A smooth, colourful picture, no two seeds alike: JPEG keeps it nearly as it is."""
+    """Return a smooth colour image, different for each seed, that JPEG changes very little."""
     rng = np.random.default_rng(seed)
     coarse = Image.fromarray(rng.integers(0, 256, (4, 5, 3), dtype=np.uint8))
     return coarse.resize((width, height), Image.Resampling.BICUBIC)
@@ -30,7 +30,7 @@ def write(file: Path, image: Image.Image | None = None, **options: object) -> Pa
 
 
 def class_folders(root: Path, sizes: dict[str, int], ending: str = "jpg") -> Path:
-    """root/NAME/0.jpg, 1.jpg, ... for each name and number."""
+    """Write root/NAME/0.jpg, 1.jpg, ... for each class name and its number of images, and return the root."""
     seed = 0
     for name, size in sizes.items():
         (root / name).mkdir(parents=True, exist_ok=True)

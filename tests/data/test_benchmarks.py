@@ -1,4 +1,4 @@
-"""Cars196 and Omniglot in all their layouts, in miniature and real."""
+"""Cars196 and Omniglot in all layouts, as miniatures and, if available, the real data."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from tests.miniatures import annotations, strings
 
 # Cars196
 
-CLASSES = [119, 1, 98, 99, 196, 1, 119, 42]  # in no order, as class 119 of the real one
+CLASSES = [119, 1, 98, 99, 196, 1, 119, 42]  # unordered, as in the real benchmark
 NAMES = [f"Maker Model {number} 2012" for number in range(1, 197)]
 
 
@@ -102,22 +102,26 @@ def test_cars_that_are_missing(original: Path, newer: Path):
 
 def test_cars_in_another_place(original: Path, newer: Path):
     for root, inside in ((original, "car_ims"), (newer, "cars_train"), (newer, "devkit")):
-        refused("cars196", root / inside, rf"does not hold cars_annos.mat .*; but {root} looks like it: set `root`")
-    refused("cars196", original.parent, r"does not hold .*; but .*/cars looks like it: set `root` to that")
+        refused(
+            "cars196",
+            root / inside,
+            rf"does not hold cars_annos.mat .*; {root} looks like the right folder: set `root`",
+        )
+    refused("cars196", original.parent, r"does not hold .*; .*/cars looks like the right folder: set `root` to it")
     elsewhere = original / "empty" / "deeper"
     elsewhere.mkdir(parents=True)
-    refused("cars196", elsewhere, r"the devkit's \.mat files; but .*/cars looks like it")
+    refused("cars196", elsewhere, r"the devkit's \.mat files; .*/cars looks like the right folder")
     deeper = elsewhere / "still"
     deeper.mkdir()
-    refused("cars196", deeper, r"the devkit's \.mat files \(shortlist data about cars196\)$")  # too far: no hint
+    refused("cars196", deeper, r"the devkit's \.mat files \(shortlist data about cars196\)$")  # too far away for a hint
 
 
 def test_parts_of_cars_that_are_missing(original: Path, newer: Path):
     shutil.rmtree(original / "car_ims")
-    refused("cars196", original, r"cars_annos.mat is there, but the folder car_ims with the images is not beside it")
+    refused("cars196", original, r"cars_annos.mat exists, but the folder car_ims with the images is not next to it")
     labels = newer / "devkit" / "cars_test_annos_withlabels.mat"
     labels.rename(labels.with_name("cars_test_annos.mat"))
-    refused("cars196", newer, r"no cars_test_annos_withlabels.mat in .* cars_test_annos.mat is not enough")
+    refused("cars196", newer, r"no cars_test_annos_withlabels.mat in .* cars_test_annos.mat is not sufficient")
     shutil.rmtree(newer / "cars_train")
     refused("cars196", newer, r"no folder cars_train in")
 
@@ -137,7 +141,7 @@ def test_damaged_annotations(original: Path):
     savemat(file, {"annotations": annotations(relative_im_path=["car_ims/000001.jpg"], **{"class": ["Audi"]})})
     refused("cars196", original, r"must be numbers from 1 to 196")
     savemat(file, {"annotations": annotations(relative_im_path=[1, 2], **{"class": [1, 2]})})
-    refused("cars196", original, r"the field 'relative_im_path' of .* must hold names of images")
+    refused("cars196", original, r"the field 'relative_im_path' of .* must hold image names")
     savemat(file, {"annotations": 5})
     refused("cars196", original, r"it has: no annotations")
     twice = annotations(relative_im_path=["car_ims/000001.jpg"] * 2, **{"class": [1, 2]})
@@ -148,14 +152,14 @@ def test_damaged_annotations(original: Path):
         "class_names": strings(["a"]),
     }
     savemat(file, few)
-    refused("cars196", original, r"names 1 classes, but there is a class 3")
+    refused("cars196", original, r"names 1 classes, but an image has class 3")
 
 
 @pytest.mark.skipif(not (REAL_IMAGES / "cars196").is_dir(), reason="no cars196 in SHORTLIST_REAL_IMAGES")
 def test_the_real_cars():
     refused("cars196", REAL_IMAGES / "cars196", r"29 of 16185 images are missing in .* and 26 more")
     catalog = open_catalog("cars196", root=REAL_IMAGES / "cars196", on_missing="skip")
-    assert catalog.remarks == ()  # it lists what it should, although 29 are missing
+    assert catalog.remarks == ()  # the list is complete, although 29 files are missing
     assert len(catalog) == 16156
     assert len(catalog.missing) == 29
     assert len(catalog.class_names) == 196
@@ -248,7 +252,7 @@ def test_an_interrupted_unpacking_leaves_nothing(arrays: Path, cache: Path):
     assert len(open_catalog("omniglot", root=arrays)) == 20
 
 
-def test_a_plundered_cache(arrays: Path):
+def test_a_cache_with_missing_files(arrays: Path):
     catalog = open_catalog("omniglot", root=arrays)
     catalog.file(3).unlink()
     refused("omniglot", arrays, "1 of 20 images are missing in .*cache")
@@ -263,7 +267,7 @@ def folders(tmp_path: Path) -> Path:
             for number in (1, 2):
                 image = Image.fromarray(drawing(number)).convert("1")
                 write(root / part / alphabet / character / f"0001_0{number}.png", image)
-    (root / "images_background" / "Greek" / "character01" / "._0001_01.png").touch()  # macOS leaves such files
+    (root / "images_background" / "Greek" / "character01" / "._0001_01.png").touch()  # macOS creates such files
     return root
 
 
@@ -284,17 +288,17 @@ def test_omniglot_from_folders(folders: Path):
 
 
 def test_omniglot_in_another_place(arrays: Path, folders: Path):
-    refused("omniglot", folders.parent, r"does not hold images_background .*; but .* looks like it")
-    refused("omniglot", folders / "images_background", r"does not hold .*; but .*folders looks like it")
+    refused("omniglot", folders.parent, r"does not hold images_background .*; .* looks like the right folder")
+    refused("omniglot", folders / "images_background", r"does not hold .*; .*folders looks like the right folder")
     (arrays / "images_evaluation.npz").unlink()
-    refused("omniglot", arrays, r"it holds only images_background.npz")
+    refused("omniglot", arrays, r"it only holds images_background.npz")
     shutil.rmtree(folders / "images_evaluation" / "Ge_ez")
-    refused("omniglot", folders, r"no images in .*images_evaluation; expected Alphabet/character01")
+    refused("omniglot", folders, r"no images in .*images_evaluation; expected files such as Alphabet/character01")
 
 
-def test_a_character_on_both_sides(folders: Path):
+def test_a_class_in_both_splits(folders: Path):
     shutil.copytree(folders / "images_background" / "Greek", folders / "images_evaluation" / "Greek")
-    refused("omniglot", folders, r"class Greek/character01 both trains and tests \(2 such classes\)")
+    refused("omniglot", folders, r"2 classes, such as Greek/character01, are in both the training and the test list")
 
 
 def test_damaged_arrays(arrays: Path, cache: Path):
@@ -310,15 +314,15 @@ def test_damaged_arrays(arrays: Path, cache: Path):
     np.savez(file, images=np.zeros((2, 4, 105, 105)), labels=labels)
     refused("omniglot", arrays, r"holds float64 images")
     np.savez(file, images=np.zeros((2, 4, 105, 105), dtype=bool), labels=labels - 1)
-    refused("omniglot", arrays, "must be whole numbers from 0 up")
+    refused("omniglot", arrays, "must be non-negative integers")
     np.savez(file, images=np.array([{}], dtype=object), labels=np.array([{}], dtype=object))
-    refused("omniglot", arrays, "cannot read")  # pickles are not opened
+    refused("omniglot", arrays, "cannot read")  # pickled arrays are not loaded
     assert [left for left in cache.rglob("*") if left.is_file()] == []
 
 
 @pytest.mark.skipif(not (REAL_IMAGES / "omniglot").is_dir(), reason="no omniglot in SHORTLIST_REAL_IMAGES")
 def test_the_real_omniglot(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    """Without the half minute of writing 32,460 files: the rest of the way is the same."""
+    """The images are not unpacked, since writing 32,460 files takes half a minute."""
     unpacked: list[Path] = []
     monkeypatch.setattr(omniglot, "_unpack", lambda root, folder, progress: unpacked.append(folder))
     monkeypatch.setattr(benchmark, "without_missing", lambda catalog, on_missing: catalog)
@@ -329,7 +333,7 @@ def test_the_real_omniglot(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     assert len(catalog.split("train").classes()) == 964
     assert len(catalog.split("test").classes()) == 659
     assert set(catalog.class_sizes().tolist()) == {20}
-    images, labels = omniglot._images(REAL_IMAGES / "omniglot" / "images_background.npz")
+    images, labels = omniglot._read_images(REAL_IMAGES / "omniglot" / "images_background.npz")
     assert images.shape == (19280, 105, 105)
     assert 0.9 < images[:100].mean() < 1  # mostly paper
     assert labels[[0, 19, 20]].tolist() == [0, 0, 1]

@@ -1,4 +1,4 @@
-"""The list of benchmarks, and what each says of itself: to the command line, to a program, and in the docs."""
+"""The list of benchmarks, and their descriptions as text, as JSON and in the docs."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from shortlist.data import BENCHMARKS, Catalog, open_catalog
 from shortlist.data.benchmarks import glyphs
 
 PAGE = Path(__file__).parents[2] / "docs" / "benchmarks.md"
-PAPER_K = {  # the r@k that the paper's tables have, and CUB's usual ones
+PAPER_K = {  # the cut-offs of the paper's tables, and the usual ones for CUB
     "cars196": (1, 2, 4, 8),
     "cub": (1, 2, 4, 8),
     "sop": (1, 10, 100, 1000),
@@ -23,7 +23,7 @@ PAPER_K = {  # the r@k that the paper's tables have, and CUB's usual ones
 }
 
 
-def test_the_list_is_complete_and_cannot_be_changed():
+def test_the_list_is_complete_and_immutable():
     sizes = [f"vehicleid-{size}{protocol}" for size in ("small", "medium", "large") for protocol in ("", "-reid")]
     landmarks = ["gldv1", "gldv2-clean", "roxford5k", "rparis6k", "r1m", "sfm120k-val"]
     others = ["cars196", "sop", "inaturalist", "cub", "inshop", "omniglot", "glyphs"]
@@ -34,7 +34,7 @@ def test_the_list_is_complete_and_cannot_be_changed():
 
 
 @pytest.mark.parametrize("name", BENCHMARKS)
-def test_each_says_what_it_is(name: str):
+def test_descriptions_are_complete(name: str):
     benchmark = BENCHMARKS[name]
     assert benchmark.name == name
     facts = benchmark.facts()
@@ -48,19 +48,19 @@ def test_each_says_what_it_is(name: str):
     assert max(map(len, text.splitlines())) <= 120
     assert f"shortlist data show {name}" in text
     if benchmark.expects is not None:
-        assert benchmark.marks
-        assert any(mark.split("/")[-1] in benchmark.tree for mark in benchmark.marks)
+        assert benchmark.markers
+        assert any(marker.split("/")[-1] in benchmark.tree for marker in benchmark.markers)
         assert "http" in benchmark.download
 
 
-def test_what_is_reported():
+def test_reported_metrics():
     assert BENCHMARKS["sop"].reported == ("r@1", "r@10", "r@100", "r@1000")
     assert BENCHMARKS["rparis6k"].reported == ("mAP", "mP@1", "mP@5", "mP@10")
     assert BENCHMARKS["gldv1"].reported == BENCHMARKS["r1m"].reported == ()
 
 
-def test_the_page_says_the_same():
-    """Blocks of the page are what `shortlist data about` prints, and its table names every benchmark."""
+def test_the_docs_page_matches_the_descriptions():
+    """Text blocks of the page equal the output of `shortlist data about`, and its table has every benchmark."""
     page = PAGE.read_text(encoding="utf-8")
     blocks = re.findall(r"^```text\n(.*?)\n```$", page, re.MULTILINE | re.DOTALL)
     shown = {block.partition(":")[0]: block for block in blocks}
@@ -87,12 +87,12 @@ def test_the_page_says_the_same():
 
 
 def test_glyphs_need_no_folder(monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
-    """They are kept in the cache, or in a folder that is given."""
+    """Images are kept in the cache, or in a given folder."""
     monkeypatch.setenv("SHORTLIST_CACHE", str(tmp_path / "cache"))
-    asked: list[Path] = []
+    roots: list[Path] = []
 
     def read(root: Path, progress: object) -> Catalog:
-        asked.append(root)
+        roots.append(root)
         (tmp_path / "a.bmp").touch()
         return Catalog("glyphs", tmp_path, np.array(["a.bmp"], dtype=object), [0], ("a",), ["train"])
 
@@ -100,4 +100,4 @@ def test_glyphs_need_no_folder(monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
     monkeypatch.setattr("shortlist.data.sources.BENCHMARKS", {"glyphs": small})
     assert len(open_catalog("glyphs")) == 1
     open_catalog("glyphs", root=tmp_path / "mine")
-    assert asked == [tmp_path / "cache", tmp_path / "mine"]
+    assert roots == [tmp_path / "cache", tmp_path / "mine"]

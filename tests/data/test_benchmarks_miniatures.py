@@ -1,4 +1,4 @@
-"""Every benchmark from a miniature of its own format: what becomes of each row, and the oddities of each list."""
+"""Every benchmark, opened from a miniature in its own format."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from shortlist.data.benchmarks import Count
 from tests.evaluation.revisited import GROUND_TRUTH
 from tests.miniatures import digest, lines, miniature
 
-NAMES = sorted(set(BENCHMARKS) - {"glyphs"})  # which has tests of its own
+NAMES = sorted(set(BENCHMARKS) - {"glyphs"})  # it has its own tests
 
 
 @pytest.fixture(autouse=True)
@@ -29,7 +29,7 @@ def opened(name: str, folder: Path, classes: int = 3, images: int = 4) -> Catalo
 
 
 def part(catalog: Catalog, split: str) -> list[tuple[str, str]]:
-    """Path and class of each image of a split."""
+    """Return the path and class of each image of a split."""
     return [(path, catalog.class_names[n]) for path, n, s in _rows(catalog) if s == split]
 
 
@@ -51,26 +51,26 @@ def test_every_image_can_be_opened(name: str, tmp_path: Path):
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_counts_that_differ_are_said(name: str, tmp_path: Path):
+def test_different_counts_are_reported(name: str, tmp_path: Path):
     benchmark, catalog = BENCHMARKS[name], opened(name, tmp_path)
-    expected = [f"{part}: lists " for part in benchmark.counts]
-    said = [remark for remark in catalog.remarks if ": lists " in remark]
-    assert [remark[: len(start)] for remark, start in zip(said, expected, strict=True)] == expected
-    for remark, count in zip(said, benchmark.counts.values(), strict=True):
-        assert f"where {name} has {count.images:,} images" in remark
+    expected = [f"{part}: the lists have " for part in benchmark.counts]
+    found = [remark for remark in catalog.remarks if ": the lists have " in remark]
+    assert [remark[: len(start)] for remark, start in zip(found, expected, strict=True)] == expected
+    for remark, count in zip(found, benchmark.counts.values(), strict=True):
+        assert f"but {name} has {count.images:,} images" in remark
     assert catalog.subset([0]).remarks == catalog.remarks
     assert summary(catalog)["remarks"] == list(catalog.remarks)
 
 
-def test_counts_that_agree_are_not_said(tmp_path: Path):
+def test_equal_counts_are_not_reported(tmp_path: Path):
     root = miniature("sop", tmp_path, 3, 4)
     exact = replace(BENCHMARKS["sop"], counts={"train": Count(12, 3), "test": Count(12, 3)})
     assert exact.load(root).remarks == ()
     (root / "sofa_final" / "111085122872_0.JPG").unlink()
-    assert exact.load(root, "skip").remarks == ()  # it is listed, if not there
+    assert exact.load(root, "skip").remarks == ()  # it is listed, although the file does not exist
     other = replace(exact, counts={**exact.counts, "test": Count(13, 3)})
     assert other.load(root, "skip").remarks == (
-        "test: lists 12 images of 3 classes, where sop has 13 images of 3 classes",
+        "test: the lists have 12 images of 3 classes, but sop has 13 images of 3 classes",
     )
 
 
@@ -94,8 +94,8 @@ def test_sop(tmp_path: Path):
         ("bicycle_final/111085122871_3.JPG", "1"),
         ("sofa_final/111085122872_0.JPG", "2"),
     ]
-    assert test[-1] == ("bicycle_final/2111085122873_3.JPG", "11321")  # the last line, which has no end
-    assert catalog.class_names == ("1", "2", "3", "11319", "11320", "11321")  # in the order of numbers
+    assert test[-1] == ("bicycle_final/2111085122873_3.JPG", "11321")  # the last line has no line ending
+    assert catalog.class_names == ("1", "2", "3", "11319", "11320", "11321")  # in numerical order
     assert (catalog.roles, catalog.protocol) == (None, None)
 
 
@@ -104,7 +104,9 @@ def test_inaturalist(tmp_path: Path):
     assert part(catalog, "train")[0] == (f"train_val2018/Plantae/7477/{digest('train', 0, 0)}.jpg", "Plantae/7477")
     assert part(catalog, "test")[-1] == (f"train_val2018/Plantae/101/{digest('test', 2, 3)}.jpg", "Plantae/101")
     train, test = "Aves/7477 Plantae/7477 Plantae/7478", "Aves/100 Plantae/100 Plantae/101"
-    assert Counter(name for _, name in part(catalog, "train")) == dict.fromkeys(train.split(), 4)  # two of number 7477
+    assert Counter(name for _, name in part(catalog, "train")) == dict.fromkeys(
+        train.split(), 4
+    )  # two classes have the number 7477
     assert Counter(name for _, name in part(catalog, "test")) == dict.fromkeys(test.split(), 4)
 
 
@@ -142,10 +144,10 @@ def test_vehicleid_as_re_identification(tmp_path: Path):
     for label in test.classes():
         mine = test.subset(test.labels == label)
         assert Counter(mine.roles.tolist()) == {"gallery": 1, "query": 4}
-        hashes = [hashlib.sha256(f"0/{path[6:13]}".encode()).hexdigest() for path in mine.paths]  # seed and image
+        hashes = [hashlib.sha256(f"0/{path[6:13]}".encode()).hexdigest() for path in mine.paths]  # seed/image
         assert mine.roles[int(np.argmin(np.array(hashes)))] == "gallery"
     drawn = [int(np.flatnonzero(test.roles[test.labels == label] == "gallery")[0]) for label in test.classes()]
-    assert len(set(drawn)) > 1  # not always the first
+    assert len(set(drawn)) > 1  # not always the first image
 
 
 def test_the_gallery_does_not_depend_on_the_order_of_the_list(tmp_path: Path):
@@ -170,7 +172,7 @@ def test_cub(tmp_path: Path):
     assert catalog.split("train").classes().tolist() == [0, 1, 2]
     assert catalog.split("test").classes().tolist() == [100, 101, 102]
     (tmp_path / "cub" / "train_test_split.txt").unlink()
-    assert open_catalog("cub", root=tmp_path / "cub").fingerprint() == catalog.fingerprint()  # it is not needed
+    assert open_catalog("cub", root=tmp_path / "cub").fingerprint() == catalog.fingerprint()  # the file is not needed
 
 
 def test_cub_with_labels_in_another_order(tmp_path: Path):
@@ -206,7 +208,7 @@ def test_inshop_as_it_is_downloaded(tmp_path: Path):
 def test_gldv1(tmp_path: Path):
     catalog = opened("gldv1", tmp_path)
     assert part(catalog, "train")[4] == (f"train/{digest('gldv1', 1, 0)[:16]}.jpg", "6348")
-    assert catalog.remarks[0] == "images of train.csv without a landmark, left out: 1"
+    assert catalog.remarks[0] == "images of train.csv without a landmark, which were left out: 1"
     assert set(catalog.splits.tolist()) == {"train"}
 
 
@@ -247,7 +249,7 @@ def test_r1m(tmp_path: Path):
     assert (set(catalog.splits.tolist()), set(catalog.roles.tolist())) == ({"test"}, {"gallery"})
     assert (catalog.class_names, catalog.judgements, catalog.boxes) == (("unlabelled",), None, None)
     file = tmp_path / "r1m" / "revisitop1m.txt"
-    file.write_text("\n".join(f"jpg/{path}" for path in file.read_text().split()))  # some mirrors list it so
+    file.write_text("\n".join(f"jpg/{path}" for path in file.read_text().split()))  # some mirrors have such a list
     assert open_catalog("r1m", root=tmp_path / "r1m").fingerprint() == catalog.fingerprint()
 
 
@@ -270,7 +272,7 @@ def test_revisited(name: str, tmp_path: Path):
         setup: [(sorted(one.positives.tolist()), sorted(one.junk.tolist())) for one in each]
         for setup, each in catalog.judgements.items()
     }
-    # of the images 0, 1, 2, 3 of a class: 0 and 2 easy, 1 hard, 3 junk; of the last class all are hard
+    # Images 0 and 2 of a class are easy, 1 is hard and 3 is junk; all images of the last class are hard.
     first, second, last = range(3, 7), range(7, 11), list(range(11, 15))
     assert found == {
         "easy": [([f[0], f[2]], [f[1], f[3]]) for f in (first, second)] + [([], last)],
@@ -279,7 +281,7 @@ def test_revisited(name: str, tmp_path: Path):
     }
 
 
-def test_what_is_missing_leaves_the_judgements_right(tmp_path: Path):
+def test_judgements_are_right_without_the_missing_images(tmp_path: Path):
     catalog = opened("roxford5k", tmp_path, 3, 4)
     catalog.file(3).unlink()  # easy for the first query
     catalog.file(1).unlink()  # the second query
@@ -302,14 +304,14 @@ def test_the_real_ground_truth(name: str, images: int, easy: int):
     with (GROUND_TRUTH / f"gnd_{name}.pkl").open("rb") as file:
         real = pickle.load(file)
     for query in (0, 33, 69):
-        said = real["gnd"][query]
-        assert catalog.boxes[query].tolist() == said["bbx"]
+        truth = real["gnd"][query]
+        assert catalog.boxes[query].tolist() == truth["bbx"]
         assert catalog.paths[query] == f"jpg/{real['qimlist'][query]}.jpg"
         medium = catalog.judgements["medium"][query]
         assert set(catalog.paths[medium.positives]) == {
-            f"jpg/{real['imlist'][i]}.jpg" for i in said["easy"] + said["hard"]
+            f"jpg/{real['imlist'][i]}.jpg" for i in truth["easy"] + truth["hard"]
         }
-        assert set(catalog.paths[medium.junk]) == {f"jpg/{real['imlist'][i]}.jpg" for i in said["junk"]}
+        assert set(catalog.paths[medium.junk]) == {f"jpg/{real['imlist'][i]}.jpg" for i in truth["junk"]}
 
 
 def test_sfm120k(tmp_path: Path):
@@ -320,12 +322,12 @@ def test_sfm120k(tmp_path: Path):
     name = digest("sfm", 1, 0)
     assert catalog.paths[1] == f"ims/{name[-2:]}/{name[-4:-2]}/{name[-6:-4]}/{name}"
     judged = [(one.positives.tolist(), one.junk.tolist()) for one in catalog.judgements[""]]
-    # itself is junk, also for the first query, of which the file does not say so
+    # A query is junk for itself, even for the first query, for which the file does not list it.
     assert judged == [([4, 5], [3]), ([8, 9], [7, 10]), ([12, 13], [11, 14])]
     assert (catalog.boxes, catalog.remarks) == (None, ())
 
 
-def test_a_query_is_never_its_own_answer(tmp_path: Path):
+def test_a_query_is_never_its_own_positive(tmp_path: Path):
     root = miniature("sfm120k-val", tmp_path, 2, 3)
     file = root / "retrieval-SfM-120k-val-eccv2020.pkl"
     content = pickle.loads(file.read_bytes())

@@ -1,4 +1,4 @@
-"""The cache's place, and folders that are there whole or not at all."""
+"""The location of the cache, and folders that are built completely or not at all."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from shortlist.data.loader import process_context
 from shortlist.errors import DataError
 
 
-def test_the_place_can_be_chosen(monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
+def test_the_location_can_be_set(monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
     monkeypatch.setenv("SHORTLIST_CACHE", str(tmp_path / "mine"))
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "usual"))
     assert cache_folder("x") == tmp_path / "mine" / "x"
@@ -65,7 +65,7 @@ def test_a_killed_build_is_built_again_and_swept(tmp_path: Path):
     assert left[0].name.startswith(".thing.partial-")
     build_once(folder, fill)
     assert sorted(entry.name for entry in folder.iterdir()) == ["sub"]
-    assert left[0].exists()  # it could belong to a process that is at work
+    assert left[0].exists()  # it could belong to a running process
     long_ago = time.time() - 2 * 24 * 3600
     os.utime(left[0], (long_ago, long_ago))
     (folder / "sub" / "file").unlink()
@@ -79,7 +79,7 @@ def test_two_at_once(tmp_path: Path):
     folder = tmp_path / "thing"
 
     def slower(partial: Path) -> None:
-        build_once(folder, fill)  # another process finishes first
+        build_once(folder, fill)  # simulates another process that finishes first
         (partial / "late").touch()
 
     build_once(folder, slower)

@@ -1,4 +1,4 @@
-"""The table: what it refuses, subsets, fingerprints, and the two rules that split it."""
+"""Catalogs: validation, subsets, fingerprints, and the two rules that assign splits."""
 
 from __future__ import annotations
 
@@ -30,14 +30,14 @@ def catalog(labels: list[int], class_names: list[str], splits: list[str] | None 
 TOYS = catalog([0, 1, 1, 3, 3, 3], ["ball", "car", "doll", "kite"], ["train"] * 3 + ["test"] * 3)
 
 
-def test_knows_its_files_and_sizes():
+def test_files_and_class_sizes():
     assert len(TOYS) == 6
     assert TOYS.file(2) == Path("somewhere/2.jpg")
-    assert TOYS.classes().tolist() == [0, 1, 3]  # nobody has a doll
+    assert TOYS.classes().tolist() == [0, 1, 3]  # there is no image of a doll
     assert TOYS.class_sizes().tolist() == [1, 2, 3]
 
 
-def test_a_subset_keeps_labels_of_the_whole():
+def test_a_subset_keeps_the_labels():
     test = TOYS.split("test")
     assert test.paths.tolist() == ["3.jpg", "4.jpg", "5.jpg"]
     assert test.labels.tolist() == [3, 3, 3]
@@ -46,20 +46,20 @@ def test_a_subset_keeps_labels_of_the_whole():
     assert len(TOYS.subset([])) == 0
 
 
-def test_roles_go_along():
+def test_a_subset_keeps_the_roles():
     with_roles = replace(TOYS, roles=np.array(["", "", "", "query", "gallery", "gallery"]))
     assert with_roles.split("test").roles.tolist() == ["query", "gallery", "gallery"]
     assert TOYS.split("test").roles is None
 
 
-def test_an_empty_split_says_which_there_are():
-    with pytest.raises(DataError, match=r"toys has no validation images \(splits that it has: train, test\)"):
+def test_the_error_for_an_empty_split_lists_the_available_ones():
+    with pytest.raises(DataError, match=r"toys has no validation images \(available splits: train, test\)"):
         TOYS.split("validation")
     with pytest.raises(ValueError, match="not 'tset'"):
         TOYS.split("tset")
 
 
-def test_cannot_be_written_to():
+def test_arrays_are_read_only():
     for values in (TOYS.paths, TOYS.labels, TOYS.splits):
         with pytest.raises(ValueError, match="read-only"):
             values[0] = values[1]
@@ -76,12 +76,12 @@ def test_cannot_be_written_to():
         ({"class_names": ("ball", "car", "car", "kite")}, "same name"),
     ],
 )
-def test_refuses_what_does_not_fit(change: dict[str, object], message: str):
+def test_invalid_fields_are_rejected(change: dict[str, object], message: str):
     with pytest.raises(ValueError, match=message):
         replace(TOYS, **change)
 
 
-def test_the_fingerprint_is_of_the_content_alone():
+def test_the_fingerprint_depends_on_the_content_only():
     same = replace(TOYS, root=Path("elsewhere"), name="other", missing=("x.jpg",))
     assert same.fingerprint() == TOYS.fingerprint() != ""
     different = [
@@ -98,7 +98,7 @@ def test_the_fingerprint_is_of_the_content_alone():
     assert TOYS.fingerprint() not in prints
 
 
-def test_the_fingerprint_stays():
+def test_the_fingerprint_is_stable():
     assert TOYS.fingerprint() == "c6ee873b3278a5b5cdc7f6b5c93be39dbe4a408d0166346c82d840092ab73f23"
 
 
@@ -109,14 +109,14 @@ def training_names(split: Catalog) -> list[str]:
     return sorted(split.class_names[label] for label in split.subset(split.splits == "train").classes())
 
 
-def test_the_first_half_by_name_trains():
+def test_the_first_half_by_name_is_for_training():
     five = catalog([0, 1, 2, 3, 4, 4], ["e", "b", "d", "a", "c"])
     split = open_set_split(five)
     assert training_names(split) == ["a", "b", "c"]  # rounded up
     assert split.splits.tolist() == ["test", "train", "test", "train", "train", "train"]
 
 
-def test_a_seed_shuffles_for_ever_the_same():
+def test_shuffling_by_seed_is_stable():
     many = catalog(list(range(20)), [f"{number:02}" for number in range(20)])
     by_seed = {seed: training_names(open_set_split(many, seed=seed)) for seed in (None, 0, 1)}
     assert by_seed[None] == [f"{number:02}" for number in range(10)]
@@ -124,7 +124,7 @@ def test_a_seed_shuffles_for_ever_the_same():
     assert by_seed[0] == ["01", "05", "06", "08", "10", "11", "13", "14", "16", "18"]
 
 
-def test_does_not_depend_on_the_order_of_images_or_classes():
+def test_the_split_does_not_depend_on_the_order_of_classes():
     forth = catalog([0, 1, 2, 3], ["a", "b", "c", "d"])
     back = catalog([0, 1, 2, 3], ["d", "c", "b", "a"])
     for seed in (None, 7):
@@ -132,11 +132,13 @@ def test_does_not_depend_on_the_order_of_images_or_classes():
 
 
 @given(
-    sizes=st.lists(st.integers(1, 4), min_size=2, max_size=12).map(lambda sizes: [0, *sizes]),  # and an empty class
+    sizes=st.lists(st.integers(1, 4), min_size=2, max_size=12).map(
+        lambda sizes: [0, *sizes]
+    ),  # with an empty class first
     share=st.integers(0, 20).map(lambda part: part / 20),
     seed=st.none() | st.integers(0, 5),
 )
-def test_whole_classes_and_the_share_that_was_asked_for(sizes: list[int], share: float, seed: int | None):
+def test_classes_stay_whole_and_the_share_is_right(sizes: list[int], share: float, seed: int | None):
     labels = [label for label, size in enumerate(sizes) for _ in range(size)]
     split = open_set_split(catalog(labels, [f"c{label}" for label in range(len(sizes))]), share, seed)
     train, test = (set(split.labels[split.splits == name].tolist()) for name in ("train", "test"))
@@ -148,24 +150,24 @@ def test_whole_classes_and_the_share_that_was_asked_for(sizes: list[int], share:
     assert bool(test) == (share < 1)
 
 
-def test_a_share_that_is_a_number_of_classes_is_not_rounded_up():
+def test_a_whole_number_of_classes_is_not_rounded_up():
     ten = catalog(list(range(10)), [str(number) for number in range(10)])
-    assert len(training_names(open_set_split(ten, 0.7))) == 7  # 0.7 * 10 is a little more
+    assert len(training_names(open_set_split(ten, 0.7))) == 7  # 0.7 * 10 is slightly more than 7
 
 
 def test_one_class_cannot_be_split():
-    with pytest.raises(DataError, match=r"toys has 1 class: .* `train_share=1`"):
+    with pytest.raises(DataError, match=r"toys has 1 class, but at least two .* `train_share=1`"):
         open_set_split(catalog([0, 0], ["only"]))
     assert training_names(open_set_split(catalog([0, 0], ["only"]), 1)) == ["only"]
 
 
 @pytest.mark.parametrize("share", [-0.1, 1.1, float("nan")])
-def test_a_share_is_between_0_and_1(share: float):
+def test_the_share_must_be_between_0_and_1(share: float):
     with pytest.raises(ConfigError, match="`train_share` is the share"):
         open_set_split(TOYS, share)
 
 
-def test_half_of_the_training_classes_validate():
+def test_half_of_the_training_classes_become_validation():
     seven = catalog([0, 0, 1, 2, 3, 4, 5, 6], list("gfedcba"), ["train"] * 6 + ["test"] * 2)
     split = half_validation(seven)
     assert split.splits.tolist() == ["train"] * 4 + ["validation"] * 2 + ["test"] * 2  # in class order: g f e, d c
@@ -174,12 +176,12 @@ def test_half_of_the_training_classes_validate():
 def test_half_validation_needs_two_classes_and_no_validation():
     with pytest.raises(DataError, match="1 training class"):
         half_validation(catalog([0, 1], ["a", "b"], ["train", "test"]))
-    with pytest.raises(DataError, match="validation split of its own"):
+    with pytest.raises(DataError, match="already has a validation split"):
         half_validation(half_validation(TOYS))
 
 
 class TestJudgements:
-    """Rows 0 and 3 ask; 1, 2, 4, 5 are the gallery."""
+    """Rows 0 and 3 are queries; 1, 2, 4 and 5 are the gallery."""
 
     ROLES = ("query", "gallery", "gallery", "query", "gallery", "gallery")
 
@@ -202,20 +204,20 @@ class TestJudgements:
         )
 
     @given(st.lists(st.integers(0, 5), unique=True))
-    def test_a_subset_judges_the_same_images(self, rows: list[int]) -> None:
+    def test_a_subset_keeps_the_judgements_of_its_images(self, rows: list[int]) -> None:
         whole = self.catalog()
         part = whole.subset(rows)
-        asking = [row for row in rows if self.ROLES[row] == "query"]
+        queries = [row for row in rows if self.ROLES[row] == "query"]
         expected = {0: ({"1.jpg", "4.jpg"}, {"5.jpg"}), 3: ({"2.jpg"}, set())}
         left = {f"{row}.jpg" for row in rows}
-        assert len(part.judgements["easy"]) == len(asking)
-        for row, judged in zip(asking, part.judgements["easy"], strict=True):
+        assert len(part.judgements["easy"]) == len(queries)
+        for row, judged in zip(queries, part.judgements["easy"], strict=True):
             assert set(part.paths[judged.positives]) == expected[row][0] & left
             assert set(part.paths[judged.junk]) == expected[row][1] & left
         assert part.boxes.tolist() == whole.boxes[np.array(rows, dtype=int)].tolist()
 
     @pytest.mark.parametrize(
-        ("judgements", "says"),
+        ("judgements", "message"),
         [
             ({"easy": ()}, "judges 0 queries, but 2 images"),
             ({"easy": (([0], []), ([], []))}, "must be rows of the gallery"),  # a query
@@ -223,16 +225,16 @@ class TestJudgements:
             ({"easy": (([-1], []), ([], []))}, "must be rows of the gallery"),
         ],
     )
-    def test_what_is_no_judgement_is_refused(self, judgements: dict[str, tuple[object, ...]], says: str) -> None:
-        with pytest.raises(ValueError, match=says):
+    def test_invalid_judgements_are_rejected(self, judgements: dict[str, tuple[object, ...]], message: str) -> None:
+        with pytest.raises(ValueError, match=message):
             self.catalog({setup: tuple(self.judged(*each) for each in all_) for setup, all_ in judgements.items()})
 
-    def test_the_fingerprint_knows_them(self) -> None:
+    def test_the_fingerprint_depends_on_judgements_and_boxes(self) -> None:
         other = self.catalog({"easy": (self.judged([1], [5]), self.judged([2], []))})
         assert self.catalog().fingerprint() == self.catalog().fingerprint() != other.fingerprint()
         moved = replace(self.catalog(), boxes=np.zeros((6, 4)))
         assert moved.fingerprint() != self.catalog().fingerprint()
 
-    def test_boxes_have_four_sides(self) -> None:
+    def test_boxes_must_have_four_values(self) -> None:
         with pytest.raises(ValueError, match="boxes has shape"):
             replace(self.catalog(), boxes=np.zeros((6, 3)))

@@ -1,4 +1,4 @@
-"""Images to be searched: any folder, a table without labels, one file, a benchmark."""
+"""`open_collection` opens images with or without labels: any folder, a table, an image file, a benchmark."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from tests.data.pictures import class_folders, write
 
 
 def found(catalog: Catalog) -> dict[str, str]:
-    """Label of each path."""
+    """Return the label of each path."""
     return {path: catalog.class_names[label] for path, label in zip(catalog.paths, catalog.labels, strict=True)}
 
 
-def test_a_sub_folder_a_class(tmp_path: Path) -> None:
+def test_one_sub_folder_per_class(tmp_path: Path) -> None:
     class_folders(tmp_path, {"bolt": 2, "nut": 1})
     catalog = open_collection(tmp_path)
     assert found(catalog) == {"bolt/0.jpg": "bolt", "bolt/1.jpg": "bolt", "nut/0.jpg": "nut"}
@@ -25,7 +25,7 @@ def test_a_sub_folder_a_class(tmp_path: Path) -> None:
     assert set(catalog.splits) == {""}
 
 
-def test_anywhere_below_a_folder(tmp_path: Path) -> None:
+def test_images_at_any_depth(tmp_path: Path) -> None:
     for name in ("a.png", "bolt/b.PNG", "bolt/deep/er/c.png", ".hidden/d.png", "bolt/.e.png"):
         write(tmp_path / name, format="PNG")
     (tmp_path / "bolt" / "notes.txt").touch()
@@ -34,11 +34,11 @@ def test_anywhere_below_a_folder(tmp_path: Path) -> None:
     assert found(open_collection(str(tmp_path))) == expected
     (tmp_path / "bolt" / "loop").symlink_to(tmp_path)
     assert found(open_collection(tmp_path)) == expected
-    with pytest.raises(DataError, match="directly in"):  # to train on, they must be in order
+    with pytest.raises(DataError, match="directly in"):  # training needs one sub-folder per class
         open_catalog(tmp_path)
 
 
-def test_splits_as_elsewhere(tmp_path: Path) -> None:
+def test_split_folders(tmp_path: Path) -> None:
     class_folders(tmp_path / "train", {"bolt": 2})
     class_folders(tmp_path / "val", {"nut": 1})
     catalog = open_collection(tmp_path)
@@ -50,18 +50,18 @@ def test_splits_as_elsewhere(tmp_path: Path) -> None:
         open_collection(tmp_path, split="tests")
 
 
-def test_a_folder_called_train_with_images_right_in_it(tmp_path: Path) -> None:
+def test_images_directly_in_a_folder_named_train(tmp_path: Path) -> None:
     write(tmp_path / "train" / "0.png")
     assert found(open_collection(tmp_path)) == {"train/0.png": "train"}
 
 
-def test_a_name_that_is_no_text_is_left_out(tmp_path: Path) -> None:
+def test_names_that_are_not_utf8_are_left_out(tmp_path: Path) -> None:
     file = tmp_path / os.fsdecode(b"\xff.png")
     try:
         write(tmp_path / "a.png", format="PNG").rename(file)
     except OSError:
-        pytest.skip("this file system takes no such names")
-    with pytest.raises(DataError, match="is not text in UTF-8"):
+        pytest.skip("the file system does not allow such names")
+    with pytest.raises(DataError, match="is not valid UTF-8"):
         open_collection(tmp_path)
     write(tmp_path / "é.png", format="PNG")
     catalog = open_collection(tmp_path)
@@ -85,7 +85,7 @@ def test_one_image(tmp_path: Path) -> None:
 )
 def test_a_table_needs_no_labels(tmp_path: Path, text: str, labels: list[str]) -> None:
     (tmp_path / "table.csv").write_text(text)
-    catalog = open_collection(tmp_path / "table.csv")  # whether the files are there is seen when they are read
+    catalog = open_collection(tmp_path / "table.csv")  # files are not checked until they are read
     assert list(found(catalog).values()) == labels
     assert open_collection(tmp_path / "table.csv", root=tmp_path / "x").file(0) == tmp_path / "x" / "a.png"
     if "" in labels:
@@ -99,12 +99,12 @@ def test_a_benchmark(tmp_path: Path) -> None:
     assert len(test) == 2400
 
 
-def test_mistakes(tmp_path: Path) -> None:
+def test_errors(tmp_path: Path) -> None:
     with pytest.raises(DataError, match="no images in"):
         open_collection(tmp_path)
     with pytest.raises(DataError, match="did you mean 'glyphs'"):
         open_collection("glyps")
-    with pytest.raises(DataError, match=r"there is no .*nothing/here"):
+    with pytest.raises(DataError, match=r"nothing/here does not exist"):
         open_collection("nothing/here")
     with pytest.raises(ConfigError, match="`root` has no meaning"):
         open_collection(tmp_path, root=tmp_path)

@@ -1,21 +1,29 @@
-"""The embedded benchmark: its shapes, that it is the same everywhere, and its place in the cache."""
+"""The embedded benchmark: shapes, reproducibility, and the cache."""
 
 from __future__ import annotations
 
 import hashlib
-import io
 from pathlib import Path
 
 import numpy as np
 import pytest
 from PIL import Image, ImageFont
 
-from shortlist.data import glyph_outlines, glyphs
+from shortlist.data.benchmarks import glyph_outlines, glyphs
+from shortlist.data.benchmarks.glyph_outlines import (
+    UNITS,
+    Face,
+    bounds,
+    dilate,
+    distinct_characters,
+    fill,
+    font_files,
+    open_faces,
+)
 from shortlist.data.catalog import Catalog
-from shortlist.data.glyph_outlines import UNITS, Face, bounds, distinct_characters, fill, font_files, grown, open_faces
 from shortlist.errors import DataError
 
-FONTS = "3cd0a79b"  # of matplotlib 3.8 to 3.11; with others the pinned pixels are others too
+FONTS = "3cd0a79b"  # digest of the fonts of matplotlib 3.8 to 3.11; other fonts give other pixels
 
 
 @pytest.fixture(scope="module")
@@ -30,7 +38,7 @@ def alphabet(faces: dict[str, Face]) -> list[str]:
 
 @pytest.fixture
 def quick(monkeypatch: pytest.MonkeyPatch, alphabet: list[str]) -> None:
-    """The alphabet is found once for all tests."""
+    """Compute the alphabet only once for all tests."""
     monkeypatch.setattr(glyphs, "distinct_characters", lambda faces: alphabet)
 
 
@@ -46,7 +54,7 @@ def content(catalog: Catalog) -> str:
 
 
 def winding_number(edges: np.ndarray, x: float, y: float) -> int:
-    """How often the edges go round a point: literal, one edge at a time."""
+    """Return the winding number of a point: the literal definition, one edge at a time."""
     turns = 0
     for (x0, y0), (x1, y1) in edges.tolist():
         if (y0 <= y) != (y1 <= y) and x0 + (y - y0) * (x1 - x0) / (y1 - y0) < x:
@@ -60,14 +68,14 @@ def square(low: int, high: int, *, reverse: bool = False) -> np.ndarray:
     return np.stack((corners, np.roll(corners, -1, axis=0)), axis=1)
 
 
-def test_fill_is_the_winding_rule():
+def test_fill_follows_the_winding_rule():
     for seed in range(5):
-        points = np.random.default_rng(seed).integers(0, 20 * UNITS, (9, 2))  # crosses itself
+        points = np.random.default_rng(seed).integers(0, 20 * UNITS, (9, 2))  # intersects itself
         edges = np.stack((points, np.roll(points, -1, axis=0)), axis=1)
         middles = (np.arange(20) + 0.5) * UNITS
         expected = [[winding_number(edges, x - 0.01, y) != 0 for x in middles] for y in middles]
         filled = fill(edges, 20)
-        assert (filled != expected).sum() <= 1  # a crossing within a hair of a sample's middle
+        assert (filled != expected).sum() <= 1  # a crossing very close to the centre of a sample
         assert filled.any()
 
 
@@ -79,20 +87,20 @@ def test_counters_are_holes_and_overlaps_are_not():
     assert fill(np.concatenate((square(2, 10), square(4, 8))), 12).sum() == 64
 
 
-def test_grown_is_round():
+def test_dilation_is_round():
     mask = np.zeros((21, 21), dtype=bool)
     mask[10, 10] = True
-    octagon = grown(mask, 6)
+    octagon = dilate(mask, 6)
     assert octagon[10, 4:17].all()
     assert octagon[10].sum() == octagon[:, 10].sum() == 13
-    assert not octagon[4, 4]  # a square would have it
+    assert not octagon[4, 4]  # a square would include it
     assert octagon[7, 7]
     assert (octagon == octagon[::-1]).all()
     assert (octagon == octagon.T).all()
 
 
 @pytest.mark.parametrize("name", ["DejaVuSans-Bold", "DejaVuSerif-Italic", "STIXGeneral"])
-def test_outlines_match_another_rasteriser(faces: dict[str, Face], name: str):
+def test_outlines_match_freetype(faces: dict[str, Face], name: str):
     file = next(file for file in font_files() if file.stem == name)
     font = ImageFont.truetype(file, 300, layout_engine=ImageFont.Layout.BASIC)
     for character in "AB8g€Жøi":
@@ -105,12 +113,12 @@ def test_outlines_match_another_rasteriser(faces: dict[str, Face], name: str):
         scale = drawn.shape[0] / (high - low)[1]
         ours = fill(np.rint((outline - low) * scale * UNITS).astype(np.int64), 512)
         ours = ours[: drawn.shape[0], : drawn.shape[1]]
-        assert (ours != drawn).sum() < 0.08 * drawn.sum(), character  # the other one hints
-        if character in "B€":  # control: mirrored it does not match
+        assert (ours != drawn).sum() < 0.08 * drawn.sum(), character  # FreeType applies hinting
+        if character in "B€":  # control: the mirrored character does not match
             assert (ours != drawn[:, ::-1]).sum() > 0.08 * drawn.sum()
 
 
-def test_hundreds_of_characters_that_differ(faces: dict[str, Face], alphabet: list[str]):
+def test_hundreds_of_distinct_characters(faces: dict[str, Face], alphabet: list[str]):
     assert len(alphabet) == len(set(alphabet)) >= 300
     for name in ("DejaVuSans", "STIXGeneral"):
         shared = [one for one in alphabet if ord(one) in faces[name].characters]
@@ -119,20 +127,20 @@ def test_hundreds_of_characters_that_differ(faces: dict[str, Face], alphabet: li
 
 
 def overlaps(face: Face, characters: list[str]) -> np.ndarray:
-    """Intersection over union of every two shapes of the same size."""
+    """Return the intersection over union of every pair of shapes at the same size."""
     ink = glyph_outlines._shapes(face, characters)[0].reshape(len(characters), -1).astype(float)
     both = ink @ ink.T
     return both / (ink.sum(axis=1)[:, None] + ink.sum(axis=1) - both)
 
 
 @pytest.mark.parametrize("pair", ["A\u0391", "A\u0410", "Oo", "Cc", "Xx", "Zz"])
-def test_of_two_that_look_the_same_one_stays(alphabet: list[str], pair: str):
+def test_only_one_of_two_similar_characters_is_kept(alphabet: list[str], pair: str):
     assert pair[0] in alphabet
     assert pair[1] not in alphabet
 
 
-def test_the_measure_of_overlap_sees_two_that_are_the_same(faces: dict[str, Face]):
-    assert overlaps(faces["DejaVuSans"], ["A", "\u0391"])[0, 1] > 0.95  # control for the two tests above
+def test_the_overlap_detects_similar_characters(faces: dict[str, Face]):
+    assert overlaps(faces["DejaVuSans"], ["A", "\u0391"])[0, 1] > 0.95  # control of the two tests above
     assert overlaps(faces["DejaVuSans"], ["A", "B"])[0, 1] < 0.5
 
 
@@ -140,9 +148,9 @@ def test_no_bars_and_no_accents(alphabet: list[str]):
     assert not set("Il|i\u00c4\u00e9\u00f1").intersection(alphabet)
 
 
-def test_pinned(tmp_path: Path, quick: None, faces: dict[str, Face], alphabet: list[str]):
+def test_pixels_are_pinned(tmp_path: Path, quick: None, faces: dict[str, Face], alphabet: list[str]):
     if glyph_outlines.fonts_digest() != FONTS:
-        pytest.skip("matplotlib's fonts here are not those of PyPI, so the pixels differ")
+        pytest.skip("the installed fonts of matplotlib are not those of PyPI, so the pixels differ")
     digest = hashlib.sha256("".join(alphabet).encode())
     assert digest.hexdigest()[:16] == "ba0c7d529e21630f"
     pixels = b"".join(image.tobytes() for one in "AB\u20ac" for image in glyphs.images(one, faces, seed=0, count=4))
@@ -168,27 +176,27 @@ def test_catalog(tmp_path: Path, quick: None):
             assert (image.format, image.mode, image.size) == ("BMP", "RGB", (48, 48))
 
 
-def test_same_seed_same_bytes_another_seed_others(tmp_path: Path, quick: None):
+def test_bytes_depend_on_the_seed_only(tmp_path: Path, quick: None):
     first, again, other = tiny(tmp_path / "a"), tiny(tmp_path / "b"), tiny(tmp_path / "a", seed=1)
     assert content(first) == content(again) != content(other)
     assert first.fingerprint() == again.fingerprint() != other.fingerprint()
 
 
-def test_more_classes_and_images_keep_the_ones_before(faces: dict[str, Face], alphabet: list[str]):
+def test_more_classes_and_images_extend_the_first_ones(faces: dict[str, Face], alphabet: list[str]):
     few, many = (glyphs.images("R", faces, seed=3, count=count) for count in (2, 4))
     assert all(np.array_equal(a, b) for a, b in zip(few, many, strict=False))
     assert not np.array_equal(many[2], many[3])
-    small, large = (glyphs.choose(alphabet, 3, classes) for classes in (10, 20))
+    small, large = (glyphs.choose_characters(alphabet, 3, classes) for classes in (10, 20))
     assert list(small) == list(large)[:10]
 
 
-def test_each_image_in_another_font(faces: dict[str, Face], monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(glyphs, "draw", lambda outline, random: outline.tobytes())
+def test_each_image_has_another_font(faces: dict[str, Face], monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(glyphs, "render", lambda outline, random: outline.tobytes())
     for character in "A\u20a3":
         able = sum(ord(character) in face.characters for face in faces.values())
         assert able >= 12
         drawn = glyphs.images(character, faces, seed=0, count=able + 1)
-        assert len(set(drawn[:able])) >= able - 1  # STIX's symbols may be one drawing in two styles
+        assert len(set(drawn[:able])) >= able - 1  # STIX may use one drawing of a symbol in two styles
         assert drawn[able] == drawn[0]
 
 
@@ -200,36 +208,33 @@ def test_every_image_shows_its_character(faces: dict[str, Face], alphabet: list[
     for character in alphabet[::6]:
         for image in glyphs.images(character, faces, seed=0, count=4):
             assert 0.02 < dark_share(image) < 0.6
-            assert np.percentile(image.mean(axis=2), 75) > 145  # the paper is light
+            assert np.percentile(image.mean(axis=2), 75) > 145  # the background is light
     monkeypatch.setattr(glyphs, "stroke", lambda mask, random: np.zeros_like(mask))
     blank = [dark_share(image) for image in glyphs.images("A", faces, seed=0, count=16)]
-    assert max(blank) == 0  # control: without ink nothing is dark
+    assert max(blank) == 0  # control: without ink, no pixel is dark
 
 
 def test_characters_stay_inside_and_nearly_upright(faces: dict[str, Face]):
     bar = faces["DejaVuSans"].outline("l")  # an upright rectangle
     steepest = []
     for number in range(200):
-        edges = glyphs.placed(bar, glyphs.stream(number))
+        edges = glyphs.place(bar, glyphs.random_state(number))
         pixels = edges / (glyphs.SAMPLES * UNITS)
         assert pixels.min() > glyphs.MARGIN - 0.01
         assert pixels.max() < glyphs.SIZE - glyphs.MARGIN + 0.01
-        assert glyphs.SMALLEST - 0.1 < np.ptp(pixels, axis=(0, 1)).max() < glyphs.LARGEST + 0.1
+        assert glyphs.MIN_GLYPH - 0.1 < np.ptp(pixels, axis=(0, 1)).max() < glyphs.MAX_GLYPH + 0.1
         dx, dy = max((edges[:, 1] - edges[:, 0]).tolist(), key=lambda edge: abs(edge[1]))
         steepest.append(abs(np.degrees(np.arctan2(dx, abs(dy)))))
     assert 17 < max(steepest) < 20.5
-
-
-def test_bmp_is_read_back():
-    pixels = np.random.default_rng(0).integers(0, 256, (6, 8, 3), dtype=np.uint8)
-    assert np.array_equal(np.asarray(Image.open(io.BytesIO(glyphs.bmp(pixels)))), pixels)
 
 
 def test_rendered_once(tmp_path: Path, quick: None, monkeypatch: pytest.MonkeyPatch):
     first = tiny(tmp_path)
     monkeypatch.setattr(glyphs, "_render", lambda *_: pytest.fail("rendered again"))
     assert tiny(tmp_path).fingerprint() == first.fingerprint()
-    with pytest.raises(pytest.fail.Exception, match="rendered again"):  # control: other options are another cache
+    with pytest.raises(
+        pytest.fail.Exception, match="rendered again"
+    ):  # control: other options use another cache folder
         tiny(tmp_path, per_class=2)
 
 
@@ -244,7 +249,7 @@ def test_an_interrupted_render_leaves_nothing(tmp_path: Path, quick: None):
     assert len(tiny(tmp_path)) == 15
 
 
-def test_two_render_at_once(tmp_path: Path, quick: None):
+def test_two_processes_render_at_once(tmp_path: Path, quick: None):
     others: list[Catalog] = []
 
     def meanwhile(done: int, total: int) -> None:
@@ -257,10 +262,10 @@ def test_two_render_at_once(tmp_path: Path, quick: None):
     assert len(list(tmp_path.iterdir())) == 1
 
 
-def test_a_damaged_cache_is_told(tmp_path: Path, quick: None):
+def test_a_damaged_cache_is_reported(tmp_path: Path, quick: None):
     catalog = tiny(tmp_path)
     catalog.file(4).unlink()
-    with pytest.raises(DataError, match=r"should hold 15 images and holds 14. Delete it"):
+    with pytest.raises(DataError, match=r"should hold 15 images but holds 14. Delete it"):
         tiny(tmp_path)
 
 
@@ -271,7 +276,7 @@ def test_impossible_sizes(tmp_path: Path, quick: None, options: dict[str, int]):
     assert not [entry for entry in tmp_path.iterdir() if not entry.name.startswith(".")]
 
 
-def test_fonts_that_are_missing_are_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+def test_missing_fonts_are_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr("matplotlib.get_data_path", lambda: str(tmp_path))
-    with pytest.raises(DataError, match=r"lack DejaVuSans.ttf"):
+    with pytest.raises(DataError, match=r"do not include DejaVuSans.ttf"):
         tiny(tmp_path)

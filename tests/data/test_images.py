@@ -1,4 +1,4 @@
-"""Whatever a file holds is decoded upright and in RGB, or refused by name."""
+"""Image files are decoded upright and in RGB, or rejected with an error that names them."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import pytest
 from PIL import Image
 
 from shortlist.data import ImageError, load_image
-from shortlist.data.images import opened, upright_size
+from shortlist.data.images import open_image, upright_size
 from shortlist.errors import DataError
 from tests.data.pictures import picture, pixels, write
 
@@ -35,10 +35,12 @@ def difference(file: Path, expected: np.ndarray) -> float:
 # Modes
 
 
-def test_rgb_as_it_is(tmp_path: Path):
+def test_rgb_is_unchanged(tmp_path: Path):
     assert difference(write(tmp_path / "a.png", RGB), pixels(RGB)) == 0
     assert difference(write(tmp_path / "a.jpg", RGB, quality=95, subsampling=0), pixels(RGB)) < 12
-    assert difference(write(tmp_path / "b.png", RGB), pixels(picture(seed=1))) > 50  # the measure can tell
+    assert (
+        difference(write(tmp_path / "b.png", RGB), pixels(picture(seed=1))) > 50
+    )  # control: the measure detects another image
 
 
 def test_grey_and_black_and_white(tmp_path: Path):
@@ -58,7 +60,7 @@ def test_transparent_becomes_white(tmp_path: Path):
     assert difference(write(tmp_path / "rgba.webp", rgba, lossless=True, exact=True), expected) <= 1
     grey = on_white(np.repeat(pixels(GREY)[..., None], 3, axis=2), pixels(ALPHA))
     assert difference(write(tmp_path / "la.png", la), grey) <= 1
-    assert np.abs(expected - pixels(RGB)).max() > 100  # dropping the alpha would be seen
+    assert np.abs(expected - pixels(RGB)).max() > 100  # control: without alpha, pixels would differ
 
 
 def test_palette(tmp_path: Path):
@@ -96,7 +98,7 @@ def test_16_bits_are_scaled(tmp_path: Path, ending: str):
     file = write(tmp_path / f"deep.{ending}", Image.fromarray(values))
     expected = np.repeat((values / 257).round()[..., None], 3, axis=2)
     assert difference(file, expected) <= 1
-    assert len(np.unique(pixels(load_image(file)))) > 200  # clipped, nearly all would be 255
+    assert len(np.unique(pixels(load_image(file)))) > 200  # with clipping, almost all values would be 255
 
 
 def test_16_bits_of_the_other_byte_order(tmp_path: Path):
@@ -111,7 +113,7 @@ def test_floats(tmp_path: Path):
     assert difference(write(tmp_path / "unit.tif", Image.fromarray(unit)), expected) == 0
     assert difference(write(tmp_path / "bytes.tif", Image.fromarray(unit * 255)), expected) == 0
     for name, values in {"wide": unit * 1e6, "negative": unit - 0.5, "nan": unit * np.float32("nan")}.items():
-        with pytest.raises(ImageError, match=rf"{name}\.tif: its values go from"):
+        with pytest.raises(ImageError, match=rf"{name}\.tif: its values range from"):
             load_image(write(tmp_path / f"{name}.tif", Image.fromarray(values)))
 
 
@@ -119,7 +121,7 @@ def test_cmyk(tmp_path: Path):
     cmyk = RGB.convert("CMYK")
     assert difference(write(tmp_path / "c.tif", cmyk), pixels(RGB)) <= 1
     assert difference(write(tmp_path / "c.jpg", cmyk, quality=95, subsampling=0), pixels(RGB)) < 30
-    assert np.abs(255 - 2 * pixels(RGB)).max() > 60  # inverted, as it is stored, would be seen
+    assert np.abs(255 - 2 * pixels(RGB)).max() > 60  # control: inverted values, as stored, would differ
 
 
 def test_other_colour_spaces(tmp_path: Path):
@@ -131,7 +133,7 @@ def test_other_colour_spaces(tmp_path: Path):
 # Orientation
 
 SMALL = np.arange(2 * 3 * 3, dtype=np.uint8).reshape(2, 3, 3) * 12
-STORED = {  # how a camera stores the upright picture under each EXIF orientation
+STORED = {  # how a camera stores the upright image for each EXIF orientation
     1: SMALL,
     2: SMALL[:, ::-1],
     3: SMALL[::-1, ::-1],
@@ -155,7 +157,7 @@ def test_upright_whatever_the_orientation(tmp_path: Path, orientation: int, endi
     options = {"lossless": True, "exact": True} if ending == "webp" else {}
     file = oriented(tmp_path / f"o.{ending}", STORED[orientation], orientation, **options)
     assert difference(file, SMALL) == 0
-    with opened(file) as image:
+    with open_image(file) as image:
         assert upright_size(image) == (3, 2)
 
 
@@ -165,9 +167,9 @@ def test_an_upright_jpeg(tmp_path: Path, orientation: int):
     stored = np.kron(STORED[orientation], np.ones((16, 16, 1), dtype=np.uint8))
     file = oriented(tmp_path / "o.jpg", stored, orientation, quality=95, subsampling=0)
     assert difference(file, big) < 12
-    with opened(file) as image:
+    with open_image(file) as image:
         assert upright_size(image) == (48, 32)
-    if orientation != 1:  # the same pixels without the mark are not upright
+    if orientation != 1:  # control: without the tag, the image is not upright
         plain = pixels(load_image(write(tmp_path / "plain.jpg", Image.fromarray(stored), quality=95, subsampling=0)))
         assert plain.shape != big.shape or np.abs(plain - big).max() > 50
 
@@ -178,15 +180,15 @@ def test_orientations_that_do_not_exist_are_ignored(tmp_path: Path):
 
 
 @pytest.mark.filterwarnings("ignore:.*EXIF")
-def test_damaged_metadata_do_not_spoil_the_picture(tmp_path: Path):
+def test_images_with_damaged_metadata_are_decoded(tmp_path: Path):
     write(tmp_path / "a.jpg", RGB, exif=b"Exif\0\0II*\0\xff\xff\xff\xff nonsense", quality=95, subsampling=0)
     assert difference(tmp_path / "a.jpg", pixels(RGB)) < 12
 
 
-# Smaller decoding
+# Decoding at reduced size
 
 
-def test_a_jpeg_is_decoded_no_smaller_than_asked(tmp_path: Path):
+def test_a_jpeg_keeps_the_minimum_size(tmp_path: Path):
     file = write(tmp_path / "big.jpg", picture(400, 300))
     assert load_image(file).size == (400, 300)
     assert load_image(file, at_least=150).size == (200, 150)
@@ -196,7 +198,7 @@ def test_a_jpeg_is_decoded_no_smaller_than_asked(tmp_path: Path):
     assert load_image(write(tmp_path / "big.png", picture(400, 300)), at_least=10).size == (400, 300)
 
 
-# Files that are no images
+# Files that are not images
 
 
 def reason(file: Path) -> str:
@@ -210,12 +212,12 @@ def reason(file: Path) -> str:
     return error.reason
 
 
-def test_missing(tmp_path: Path):
+def test_a_missing_file(tmp_path: Path):
     assert reason(tmp_path / "ä ö.jpg") == "there is no such file"
     assert "directory" in reason(tmp_path)
 
 
-def test_text_and_nothing(tmp_path: Path):
+def test_text_files_and_empty_files(tmp_path: Path):
     (tmp_path / "text.jpg").write_text("this is a text")
     (tmp_path / "empty.jpg").touch()
     assert reason(tmp_path / "text.jpg").startswith("it is not an image")
@@ -223,7 +225,7 @@ def test_text_and_nothing(tmp_path: Path):
 
 
 @pytest.mark.parametrize("ending", ["jpg", "png", "gif", "tif", "webp", "bmp"])
-def test_truncated(tmp_path: Path, ending: str):
+def test_truncated_files(tmp_path: Path, ending: str):
     file = write(tmp_path / f"cut.{ending}", picture(200, 150))
     load_image(file)
     file.write_bytes(file.read_bytes()[: file.stat().st_size // 2])
@@ -238,7 +240,7 @@ def test_a_damaged_png(tmp_path: Path):
     assert reason(file)
 
 
-def test_the_error_survives_pickling(tmp_path: Path):
+def test_the_error_can_be_pickled(tmp_path: Path):
     error = ImageError(tmp_path / "a b.jpg", "it is broken")
     again = pickle.loads(pickle.dumps(error))
     assert type(again) is ImageError

@@ -1,4 +1,4 @@
-"""What is in a catalog, and what is wrong with its files."""
+"""Summaries of catalogs, and checks of their files."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from tests.displays import Told
 
 @pytest.fixture
 def toys(tmp_path: Path) -> Catalog:
-    """Classes of 5, 4, 3 and 1 images: the first two train."""
+    """Classes of 5, 4, 3 and 1 images, of which the first two are for training."""
     root = class_folders(tmp_path / "toys", {"a": 5, "b": 4, "c": 3, "d": 1})
     write(root / "a" / "0.jpg", picture(100, 20))
     write(root / "a" / "1.jpg", picture(10, 200))
@@ -38,28 +38,28 @@ def test_a_summary(toys: Catalog):
     json.dumps(found)
 
 
-def test_a_summary_of_a_sample_says_so(toys: Catalog):
+def test_a_summary_reports_the_sample_size(toys: Catalog):
     assert summary(toys, per_class=5)["too_small"] == 3
     assert summary(toys, sample=3)["sampled"] == 3
     nothing = summary(toys, sample=0)
     assert (nothing["sampled"], nothing["width"]) == (0, None)
 
 
-def test_a_summary_counts_what_it_cannot_read(toys: Catalog):
+def test_a_summary_counts_unreadable_images(toys: Catalog):
     toys.file(2).write_text("no image")
     toys.file(3).unlink()
     found = summary(toys)
     assert (found["sampled"], found["unreadable"]) == (13, 2)
 
 
-def test_nothing_to_find(toys: Catalog):
+def test_a_check_without_problems(toys: Catalog):
     report = check(toys)
     assert report.ok
     assert (report.images, report.missing, report.unreadable, report.duplicates, report.copies) == (13, (), (), (), 0)
 
 
 @pytest.mark.parametrize("workers", [1, 3, None])
-def test_finds_what_is_wrong(toys: Catalog, workers: int | None):
+def test_a_check_finds_all_problems(toys: Catalog, workers: int | None):
     toys.file(1).unlink()
     toys.file(2).write_text("a text")
     truncated = toys.file(3)
@@ -79,7 +79,7 @@ def test_finds_what_is_wrong(toys: Catalog, workers: int | None):
     assert told.of("opening toys") == [(number, 13) for number in range(1, 14)]
 
 
-def test_what_was_left_out_is_missing(tmp_path: Path):
+def test_skipped_files_are_reported_as_missing(tmp_path: Path):
     class_folders(tmp_path, {"a": 2})
     (tmp_path / "t.csv").write_text("path,label\na/0.jpg,x\na/1.jpg,y\na/2.jpg,y\n")
     report = check(open_catalog(tmp_path / "t.csv", on_missing="skip"))
@@ -87,7 +87,7 @@ def test_what_was_left_out_is_missing(tmp_path: Path):
     assert not report.ok
 
 
-def test_equal_broken_files_are_no_duplicates(toys: Catalog):
+def test_equal_unreadable_files_are_not_duplicates(toys: Catalog):
     for index in (0, 12):
         toys.file(index).write_bytes(b"")
     report = check(toys)

@@ -129,7 +129,7 @@ def test_a_broken_image_arrives_as_our_error(tmp_path: Path, workers: int):
     assert caught.value.path == broken
     assert (
         str(caught.value)
-        == f"cannot read the image {broken}: it is not an image, or of a kind that Pillow does not know"
+        == f"cannot read the image {broken}: it is not an image, or Pillow does not support its format"
     )
 
 
@@ -149,7 +149,7 @@ def test_a_killed_worker_is_reported(catalog: Catalog, monkeypatch: pytest.Monke
     monkeypatch.setattr(_MultiProcessingDataLoaderIter._try_get_data, "__defaults__", (0.2,))  # torch looks every 5 s
     with pytest.raises(
         DataError,
-        match=r"has ended, often because memory ran out: use fewer; `workers=0` .*DataLoader worker \(pid",
+        match=r"has ended, often because memory ran out\. Use fewer workers; .*`workers=0` \(DataLoader worker \(pid",
     ):
         list(image_chunks(ImageDataset(catalog, Deadly()), KEYS, workers=1))
 
@@ -257,7 +257,7 @@ def test_scripts(catalog: Catalog, end: str, imported: list[str], code: int, com
     assert found == code, error
     assert re.findall("imported as (.*)", out) == imported
     if code:
-        assert re.search(r'DataError: .* under `if __name__ == "__main__":`; `workers=0`', error)
+        assert re.search(r'DataError: .* under `if __name__ == "__main__":`; .* `workers=0`', error)
     else:
         assert out.splitlines()[-1] == "1 1"
 

@@ -1,4 +1,4 @@
-"""Folders, tables and names become catalogs, or one error that says what is wrong, where, and what to do."""
+"""`open_catalog` opens folders, tables and benchmarks, or raises an error that says what is wrong and what to do."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ import pyarrow.parquet as pq
 import pytest
 
 from shortlist.data import open_catalog
-from shortlist.data.presence import absent_files
+from shortlist.data.missing_files import absent_files
 from shortlist.errors import ConfigError, DataError
 from tests.data.pictures import class_folders, write
 
 # Folders
 
 
-def test_one_folder_a_class(tmp_path: Path):
+def test_one_folder_per_class(tmp_path: Path):
     catalog = open_catalog(class_folders(tmp_path / "toys", {"car": 2, "ball": 3, "kite": 1}))
     assert catalog.name == "toys"
     assert catalog.class_names == ("ball", "car", "kite")
@@ -38,7 +38,7 @@ def test_spaces_umlauts_and_upper_case(tmp_path: Path):
     assert all(catalog.file(i).is_file() for i in range(2))
 
 
-def test_hidden_and_other_files_do_not_count(tmp_path: Path):
+def test_hidden_and_other_files_are_ignored(tmp_path: Path):
     root = class_folders(tmp_path, {"a": 1, "b": 1, ".thumbnails": 1})
     (root / "a" / ".DS_Store").touch()
     (root / "a" / "notes.txt").touch()
@@ -48,7 +48,7 @@ def test_hidden_and_other_files_do_not_count(tmp_path: Path):
     assert catalog.ignored == ("a/notes.txt",)
 
 
-def test_linked_folders_and_files_count(tmp_path: Path):
+def test_symbolic_links_are_followed(tmp_path: Path):
     root = class_folders(tmp_path / "toys", {"a": 2})
     elsewhere = class_folders(tmp_path / "elsewhere", {"b": 2})
     (root / "b").symlink_to(elsewhere / "b")
@@ -56,7 +56,7 @@ def test_linked_folders_and_files_count(tmp_path: Path):
     assert open_catalog(root).labels.tolist() == [0, 0, 0, 1, 1]
 
 
-def test_the_split_of_a_folder_can_be_set(tmp_path: Path):
+def test_share_and_seed_of_the_split(tmp_path: Path):
     root = class_folders(tmp_path, {"a": 1, "b": 1, "c": 1, "d": 1})
     assert open_catalog(root, train_share=0.75).splits.tolist() == ["train"] * 3 + ["test"]
     splits = {tuple(open_catalog(root, split_seed=seed).splits.tolist()) for seed in range(8)}
@@ -81,7 +81,7 @@ def test_train_and_test_folders_are_splits(tmp_path: Path):
     }
 
 
-def test_a_class_may_be_called_train(tmp_path: Path):
+def test_a_class_may_be_named_train(tmp_path: Path):
     catalog = open_catalog(class_folders(tmp_path, {"train": 2, "bus": 2}))
     assert catalog.class_names == ("bus", "train")
     assert catalog.paths.tolist() == ["bus/0.jpg", "bus/1.jpg", "train/0.jpg", "train/1.jpg"]
@@ -94,23 +94,21 @@ def refused(source: Path | str, message: str, **options: object) -> None:
 
 
 def test_an_empty_folder(tmp_path: Path):
-    refused(tmp_path, r"no class folders in .*: it is empty; expected one sub-folder a class")
+    refused(tmp_path, r"no class folders in .*: it is empty; expected one sub-folder per class")
 
 
 def test_images_without_class_folders(tmp_path: Path):
     write(tmp_path / "1.jpg")
-    refused(tmp_path, r"1 images lie directly in it; expected one sub-folder a class")
+    refused(tmp_path, r"1 images lie directly in it; expected one sub-folder per class")
     class_folders(tmp_path, {"a": 1, "b": 1})
     refused(tmp_path, r"1 images lie directly in .*, beside the class folders")
 
 
 def test_folders_too_deep(tmp_path: Path):
     class_folders(tmp_path / "vehicles", {"a": 1, "b": 1})
-    refused(
-        tmp_path, r"the class folder 'vehicles' .* has folders of its own \(a, b\); expected one sub-folder a class"
-    )
+    refused(tmp_path, r"the class folder 'vehicles' .* contains folders \(a, b\); expected one sub-folder per class")
     class_folders(tmp_path / "train", {"c": 1})
-    refused(tmp_path, r"has folders of its own")  # train/ counts as a split only beside other splits
+    refused(tmp_path, r"contains folders")  # train/ is a split only if all other folders are splits
 
 
 def test_images_directly_in_a_split(tmp_path: Path):
@@ -127,7 +125,7 @@ def test_val_and_validation(tmp_path: Path):
 
 def test_one_class_cannot_be_split(tmp_path: Path):
     root = class_folders(tmp_path / "toys", {"only": 3})
-    refused(root, "toys has 1 class: it takes at least two")
+    refused(root, "toys has 1 class, but at least two are needed")
     assert open_catalog(root, train_share=1).splits.tolist() == ["train"] * 3
 
 
@@ -137,11 +135,11 @@ def test_classes_without_images(tmp_path: Path):
     catalog = open_catalog(root, on_missing="skip")
     assert catalog.class_names == ("a", "b")
     assert catalog.missing == ("nothing/",)
-    refused(class_folders(tmp_path / "x", {"a": 0, "b": 0}), r"no images in .*: its folders \(a/, b/\) hold none")
+    refused(class_folders(tmp_path / "x", {"a": 0, "b": 0}), r"no images in .*: its folders \(a/, b/\) contain none")
 
 
-def test_a_folder_needs_no_root(tmp_path: Path):
-    with pytest.raises(ConfigError, match="`root` has no meaning for a folder"):
+def test_root_is_rejected_for_a_folder(tmp_path: Path):
+    with pytest.raises(ConfigError, match="`root` has no meaning for"):
         open_catalog(class_folders(tmp_path, {"a": 1, "b": 1}), root=tmp_path)
 
 
@@ -180,7 +178,7 @@ def test_a_csv_file(toys: Path):
     assert all(catalog.file(i).is_file() for i in range(4))
 
 
-def test_without_splits_whole_classes_are_split(toys: Path):
+def test_a_table_without_splits_is_split_by_class(toys: Path):
     file = csv_file(toys, "path,label", *(f"pics/{i}.jpg,{'ba'[i % 2]}" for i in range(4)))
     assert open_catalog(file).splits.tolist() == ["test", "train", "test", "train"]
     assert open_catalog(file, train_share=1).splits.tolist() == ["train"] * 4
@@ -203,7 +201,7 @@ def test_paths_may_be_relative_to_a_root_or_absolute(tmp_path: Path, toys: Path)
     refused(file, "1 of 2 images are missing in .*lists: pics/0.jpg")
 
 
-def test_parquet_and_csv_are_the_same(toys: Path):
+def test_parquet_and_csv_give_the_same_catalog(toys: Path):
     columns = {
         "path": [f"pics/{i}.jpg" for i in range(4)],
         "label": ["7", "7", "12", "ü"],
@@ -221,7 +219,7 @@ def test_parquet_and_csv_are_the_same(toys: Path):
     assert other.fingerprint() != from_parquet.fingerprint()
 
 
-def test_numbers_are_labels_too(toys: Path):
+def test_labels_may_be_numbers(toys: Path):
     pq.write_table(pa.table({"path": ["pics/0.jpg", "pics/1.jpg"], "label": [3, 5]}), toys / "table.parquet")
     assert open_catalog(toys / "table.parquet").class_names == ("3", "5")
 
@@ -239,8 +237,8 @@ def test_numbers_are_labels_too(toys: Path):
         (["path,label", "pics/0.jpg, "], r"table.csv, line 2: the label is empty"),
         (["path,label,split", "pics/0.jpg,a,tset"], r"line 2: split 'tset' is not one of .*; did you mean 'test'\?"),
         (["path,label,role", "pics/0.jpg,a,querry"], r"line 2: role 'querry' .* did you mean 'query'\?"),
-        (["path,label,split", "pics/0.jpg,a,test", "pics/1.jpg,a,"], r"line 3: no split, .* \(1 such rows\)"),
-        (["path,label", "pics/0.jpg,a", "./pics/0.jpg,b"], r"line 3: pics/0.jpg is listed before, in line 2"),
+        (["path,label,split", "pics/0.jpg,a,test", "pics/1.jpg,a,"], r"line 3: the split is empty, .* \(1 such rows\)"),
+        (["path,label", "pics/0.jpg,a", "./pics/0.jpg,b"], r"line 3: pics/0.jpg is already listed in line 2"),
     ],
 )
 def test_a_bad_csv_file(toys: Path, lines: list[str], message: str):
@@ -261,7 +259,7 @@ def test_bad_parquet_files(toys: Path):
     refused(file, r"has no column label; its columns: path, klass")
 
 
-def test_missing_files_stop_or_are_left_out_by_name(toys: Path):
+def test_missing_files_are_an_error_or_skipped(toys: Path):
     rows = [f"pics/{i}.jpg,{'ab'[i % 2]}" for i in range(10)]
     file = csv_file(toys, "path,label", *rows)
     refused(
@@ -271,10 +269,12 @@ def test_missing_files_stop_or_are_left_out_by_name(toys: Path):
     catalog = open_catalog(file, on_missing="skip")
     assert catalog.paths.tolist() == [f"pics/{i}.jpg" for i in range(4)]
     assert catalog.missing == tuple(f"pics/{i}.jpg" for i in range(4, 10))
-    refused(file, r"none of its 10 images is in .*Is `root` right\?", root=toys / "pics", on_missing="skip")
+    refused(
+        file, r"none of its 10 images exists in .*Check that `root` is right", root=toys / "pics", on_missing="skip"
+    )
 
 
-def test_a_folder_or_a_dead_link_is_not_a_file(toys: Path):
+def test_folders_and_broken_links_are_not_files(toys: Path):
     (toys / "pics" / "dir.jpg").mkdir()
     (toys / "pics" / "dead.jpg").symlink_to(toys / "nowhere.jpg")
     (toys / "pics" / "link.jpg").symlink_to(toys / "pics" / "0.jpg")
@@ -296,15 +296,15 @@ def test_on_missing_is_error_or_skip(toys: Path):
 
 def test_unknown_names(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.chdir(tmp_path)
-    refused("cars169", r"unknown source 'cars169', did you mean 'cars196'\? \(a source is a benchmark")
-    refused("xyz", r"unknown source 'xyz', known: cars196, cub, .*omniglot, .* \(a source is")
-    refused("./cars196", r"there is no .*cars196; a source is a benchmark, a folder")
-    refused("list.csv", r"there is no .*list.csv; a source is")
+    refused("cars169", r"unknown source 'cars169', did you mean 'cars196'\? \(expected a benchmark")
+    refused("xyz", r"unknown source 'xyz', known: cars196, cub, .*omniglot, .* \(expected")
+    refused("./cars196", r"cars196 does not exist; expected a benchmark's name, a folder")
+    refused("list.csv", r"list.csv does not exist; expected")
     (tmp_path / "notes.txt").touch()
-    refused("notes.txt", "notes.txt is none of these: a benchmark, a folder")
+    refused("notes.txt", "notes.txt cannot be opened as images; expected a benchmark's name, a folder")
 
 
-def test_what_the_system_refuses_is_one_line_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+def test_errors_of_the_operating_system(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     refused("x" * 5000, "cannot open x+: File name too long")
     refused("cars196", "cannot open cars196: File name too long", root="x" * 5000)
 
@@ -313,7 +313,7 @@ def test_what_the_system_refuses_is_one_line_too(tmp_path: Path, monkeypatch: py
 
     root = class_folders(tmp_path / "toys", {"a": 1, "b": 1})
     monkeypatch.setattr("os.scandir", denied)
-    refused(root, r"cannot look into the folder .*toys: Permission denied")
+    refused(root, r"cannot list the folder .*toys: Permission denied")
 
 
 def test_a_benchmark_needs_its_folder(tmp_path: Path):
@@ -321,7 +321,7 @@ def test_a_benchmark_needs_its_folder(tmp_path: Path):
     refused("omniglot", r"omniglot: there is no folder .*nowhere; `root` must hold", root=tmp_path / "nowhere")
 
 
-def test_a_folder_named_like_a_benchmark(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+def test_a_benchmark_takes_precedence_over_a_folder_of_the_same_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.chdir(tmp_path)
     class_folders(tmp_path / "cars196", {"a": 1, "b": 1})
     refused("cars196", "cars196 needs its folder")
@@ -330,7 +330,7 @@ def test_a_folder_named_like_a_benchmark(tmp_path: Path, monkeypatch: pytest.Mon
     assert open_catalog("mine").class_names == ("c", "d")
 
 
-def test_opening_many_files_asks_the_disk_once_a_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+def test_each_folder_is_listed_only_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     rows = [f"{c}/{i}.jpg" for c in range(20) for i in range(100)]
     for c in range(20):
         (tmp_path / str(c)).mkdir()
@@ -338,7 +338,7 @@ def test_opening_many_files_asks_the_disk_once_a_folder(tmp_path: Path, monkeypa
         (tmp_path / row).touch()
 
     def refuse(self: Path, *args: object, **options: object) -> None:
-        raise AssertionError(f"a question for a single file: {self}")
+        raise AssertionError(f"a system call for a single file: {self}")
 
     file = csv_file(tmp_path, "path,label", *(f"{row},{row.partition('/')[0]}" for row in rows))
     from_table = open_catalog(file)

@@ -1,4 +1,4 @@
-"""Crops are torchvision's in law and in pixels; their randomness is a function of seed, epoch and image."""
+"""Crops match torchvision in distribution and in pixels; they are a function of seed, epoch and image."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from shortlist.data import (
     augmentation_rng,
 )
 from shortlist.data.images import load_crop, load_image
-from shortlist.data.transforms import Crop, cut
+from shortlist.data.transforms import Crop, apply_crop
 from shortlist.errors import ConfigError
 from tests.data.pictures import class_folders, picture, write
 
@@ -46,12 +46,12 @@ def test_random_numbers_are_a_function_of_seed_epoch_and_index():
     assert len({augmentation_rng(*key).random() for key in keys}) == len(keys)
 
 
-def test_random_numbers_stay_the_same_for_ever():
+def test_random_numbers_are_stable():
     rng = augmentation_rng(0, 1, 2)
     assert [round(rng.random(), 12) for _ in range(3)] == [0.71376185533, 0.947779446908, 0.060679805068]
 
 
-def test_numpy_numbers_are_the_same_numbers():
+def test_numpy_integers_give_the_same_random_numbers():
     expected = augmentation_rng(1, 2, 3).random()
     assert augmentation_rng(np.int64(1), np.int32(2), np.uint8(3)).random() == expected
 
@@ -67,7 +67,7 @@ def test_neighbouring_images_are_unrelated():
 
 
 def crops(transform: TrainTransform, width: int, height: int, number: int) -> np.ndarray:
-    """(number, 5): left, top, right, bottom, flip."""
+    """Return (number, 5): left, top, right, bottom, flip."""
     found = [transform.crop(width, height, augmentation_rng(0, 0, index)) for index in range(number)]
     return np.array([(*crop.box, crop.flip) for crop in found])
 
@@ -82,7 +82,7 @@ def torchvision_crops(width: int, height: int, number: int) -> np.ndarray:
 
 
 @pytest.mark.parametrize(("width", "height"), [(120, 90), (90, 120), (300, 40)])
-def test_crops_have_torchvisions_distribution(width: int, height: int):
+def test_crops_have_the_distribution_of_torchvision(width: int, height: int):
     number = 3000
     ours, theirs = crops(TrainTransform(10), width, height, number), torchvision_crops(width, height, number)
     for name, measure in {
@@ -105,10 +105,10 @@ def test_crops_keep_to_scale_and_ratio():
     assert 0.48 < share.max() < 0.505
     assert 0.49 < ratio.min() < 0.55
     assert 1.85 < ratio.max() < 2.02
-    assert abs(np.log(ratio).mean()) < 0.08  # uniform in its logarithm: as often wide as high
+    assert abs(np.log(ratio).mean()) < 0.08  # the logarithm is uniform: wide and high crops are equally frequent
 
 
-def test_half_of_the_crops_are_mirrored():
+def test_the_probability_of_a_flip():
     for flip in (0.0, 0.5, 1.0):
         share = crops(TrainTransform(10, flip=flip), 40, 30, 1000)[:, 4].mean()
         assert abs(share - flip) < 0.06 * (0 < flip < 1) + 1e-9
@@ -122,7 +122,7 @@ def test_crops_are_inside_the_image(width: int, height: int, index: int):
 
 
 @pytest.mark.parametrize(("width", "height"), [(1000, 20), (20, 1000), (999, 7)])
-def test_a_very_long_image_gives_its_middle(width: int, height: int):
+def test_a_very_long_image_gives_its_centre(width: int, height: int):
     boxes = crops(TrainTransform(10, scale=(0.5, 1)), width, height, 20)[:, :4]
     assert (boxes == torchvision_fallback(width, height)).all()
 
@@ -135,10 +135,10 @@ def torchvision_fallback(width: int, height: int) -> np.ndarray:
 
 @pytest.mark.parametrize("interpolation", MODES)
 @pytest.mark.parametrize("flip", [False, True])
-def test_the_pixels_of_a_crop_are_torchvisions(interpolation: str, flip: bool):
+def test_the_pixels_of_a_crop_match_torchvision(interpolation: str, flip: bool):
     image = picture(140, 110)
     box = (20, 10, 116, 90)  # 96 x 80 -> 64 x 64
-    ours = cut(image, Crop(box, (64, 64), flip), interpolation)
+    ours = apply_crop(image, Crop(box, (64, 64), flip), interpolation)
     theirs = v2.functional.resized_crop(
         image, 10, 20, 80, 96, [64, 64], interpolation=MODES[interpolation], antialias=True
     )
@@ -146,10 +146,10 @@ def test_the_pixels_of_a_crop_are_torchvisions(interpolation: str, flip: bool):
     assert ours.shape == (3, 64, 64)
     assert ours.dtype == torch.uint8
     assert ours.is_contiguous()
-    # At the border we resample from pixels around the crop, where torchvision has none.
+    # At the border, pixels outside of the crop contribute here, but not in torchvision.
     assert distance(ours[:, 2:-2, 2:-2], theirs[:, 2:-2, 2:-2]) <= 1
     assert distance(ours, theirs) < 16
-    assert distance(ours.flip(2), theirs) > 50  # the measure can tell
+    assert distance(ours.flip(2), theirs) > 50  # control: the measure detects a flip
 
 
 def test_upscaling_a_tiny_image():
@@ -159,7 +159,7 @@ def test_upscaling_a_tiny_image():
     assert TrainTransform(16)(Image.new("RGB", (1, 1), (9, 8, 7)), Random(0))[:, 5, 5].tolist() == [9, 8, 7]
 
 
-def test_other_numbers_other_crops(tmp_path: Path):
+def test_crops_depend_on_seed_epoch_and_index(tmp_path: Path):
     from shortlist.data import open_catalog
 
     catalog = open_catalog(class_folders(tmp_path, {"a": 2, "b": 2}))
@@ -180,13 +180,13 @@ def test_other_numbers_other_crops(tmp_path: Path):
 @pytest.mark.parametrize("interpolation", MODES)
 @pytest.mark.parametrize("image", [(300, 200), (131, 177), (64, 64), (40, 33), (257, 64), (20, 90)])
 @pytest.mark.parametrize(("size", "resize"), [(56, 64), (64, 64), (33, 64)])
-def test_resize_and_centre_crop_are_torchvisions(image: tuple[int, int], size: int, resize: int, interpolation: str):
+def test_resize_and_centre_crop_match_torchvision(image: tuple[int, int], size: int, resize: int, interpolation: str):
     whole = picture(*image)
     mode = MODES[interpolation]
     theirs = v2.Compose([v2.Resize(resize, interpolation=mode, antialias=True), v2.CenterCrop(size), v2.PILToTensor()])
     ours = TestTransform(size, resize, interpolation)(whole)
     assert ours.shape == (3, size, size)
-    # Large ones are shrunk coarsely first (COARSE); the rest may round a half the other way.
+    # Large images are first reduced by an integer factor (REDUCING_GAP); others may differ by rounding.
     assert distance(ours, theirs(whole)) <= (1 if min(image) < 1.5 * 2 * resize else 3)
     if image != (64, 64):
         assert distance(ours, theirs(picture(*image, seed=1))) > 50
@@ -208,7 +208,7 @@ def test_every_size_gives_a_square(width: int, height: int, size: int, more: int
         assert (pixels == torch.tensor([10, 200, 30]).view(3, 1, 1)).all()
 
 
-# Images that keep their shapes
+# Images that keep their aspect ratio
 
 
 @pytest.mark.parametrize(
@@ -217,12 +217,12 @@ def test_every_size_gives_a_square(width: int, height: int, size: int, more: int
         ((300, 200), (100, 67)),
         ((200, 300), (67, 100)),
         ((100, 100), (100, 100)),
-        ((99, 40), (99, 40)),  # none grows
+        ((99, 40), (99, 40)),  # smaller images are not enlarged
         ((101, 101), (100, 100)),
     ],
 )
 @pytest.mark.parametrize("interpolation", MODES)
-def test_the_longer_side_shrinks_and_the_shape_stays(
+def test_the_longer_side_shrinks_and_the_aspect_ratio_is_kept(
     image: tuple[int, int], output: tuple[int, int], interpolation: str
 ):
     whole = picture(*image)
@@ -232,10 +232,10 @@ def test_the_longer_side_shrinks_and_the_shape_stays(
     theirs = v2.functional.pil_to_tensor(v2.functional.resize(whole, list(output[::-1]), mode, antialias=True))
     assert distance(ours, theirs) <= (0 if image == output else 3)
     assert distance(ours, theirs.flip(1)) > 50
-    assert FitTransform(100)(picture(1000, 2), Random(0)).shape == (3, 1, 100)  # no side vanishes
+    assert FitTransform(100)(picture(1000, 2), Random(0)).shape == (3, 1, 100)  # a side has at least one pixel
 
 
-def test_flips_are_all_that_is_random_of_them():
+def test_only_flips_are_random():
     image = picture(60, 40)
     still, mirrored = (FitTransform(30, flip=flip)(image, Random(0)) for flip in (0.0, 1.0))
     assert torch.equal(mirrored, still.flip(2))
@@ -246,7 +246,7 @@ def test_flips_are_all_that_is_random_of_them():
 
 
 @given(width=sides, height=sides, max_side=st.integers(1, 100))
-def test_no_side_is_longer(width: int, height: int, max_side: int):
+def test_no_side_exceeds_the_maximum(width: int, height: int, max_side: int):
     crop = FitTransform(max_side).crop(width, height, Random(0))
     assert 1 <= min(crop.size) <= max(crop.size) == min(max_side, max(width, height))
     assert crop.box == (0, 0, width, height)
@@ -266,11 +266,11 @@ def test_a_box_is_cut_out_first(tmp_path: Path, transform: FitTransform | TestTr
     found = load_crop(file, transform, Random(1), (100.4, 50, 339.6, 210))  # rounded to 100 ... 340
     whole = load_image(file)
     part = whole.crop((100, 50, 340, 210))
-    if isinstance(transform, FitTransform):  # as the whole image shrinks, by 10
+    if isinstance(transform, FitTransform):  # shrunk by 10, the factor of the whole image
         assert found.shape == (3, 16, 24)
         exact = v2.functional.pil_to_tensor(part.resize((24, 16), Image.Resampling.BILINEAR))
         assert distance(found, exact) <= 3
-        assert transform(part, Random(1)).shape == (3, 40, 60)  # by its own size it would be this
+        assert transform(part, Random(1)).shape == (3, 40, 60)  # the size without the larger image
     else:
         assert torch.equal(found, transform(part, Random(1)))
     if isinstance(transform, FitTransform):
@@ -278,7 +278,7 @@ def test_a_box_is_cut_out_first(tmp_path: Path, transform: FitTransform | TestTr
     assert distance(found, load_crop(file, transform, Random(1), (10, 220, 250, 380))) > 20
 
 
-def test_nothing_outside_a_box_is_seen(tmp_path: Path):
+def test_pixels_outside_a_box_have_no_influence(tmp_path: Path):
     image = Image.new("RGB", (400, 400), "white")
     image.paste((0, 0, 0), (100, 100, 300, 300))
     file = write(tmp_path / "a.png", image)
@@ -289,8 +289,8 @@ def test_nothing_outside_a_box_is_seen(tmp_path: Path):
 
 @pytest.mark.parametrize("orientation", range(1, 9))
 @pytest.mark.parametrize("size", [300, 20])
-def test_a_box_counts_in_upright_pixels(tmp_path: Path, orientation: int, size: int):
-    """Also where the JPEG, without a box, would be decoded at a fraction of its size."""
+def test_a_box_is_in_pixels_of_the_upright_image(tmp_path: Path, orientation: int, size: int):
+    """This also holds for a JPEG that would be decoded at a fraction of its size without a box."""
     exif = Image.Exif()
     exif[0x0112] = orientation
     file = write(tmp_path / "big.jpg", picture(601, 457), quality=95, subsampling=0, exif=exif)
@@ -306,7 +306,7 @@ def test_a_box_counts_in_upright_pixels(tmp_path: Path, orientation: int, size: 
     assert distance(found, moved) > 3
 
 
-def test_a_box_over_the_edge_ends_there(tmp_path: Path):
+def test_a_box_is_clipped_to_the_image(tmp_path: Path):
     file = write(tmp_path / "a.png", picture(50, 40))
     assert load_crop(file, FitTransform(100), Random(0), (-3.2, 20, 30, 77)).shape == (3, 20, 30)
     whole = load_crop(file, FitTransform(100), Random(0))
@@ -314,9 +314,9 @@ def test_a_box_over_the_edge_ends_there(tmp_path: Path):
 
 
 @pytest.mark.parametrize("box", [(50, 0, 60, 10), (5, 5, 5, 9), (0, -8, 10, 0), (9, 9, 4, 20)])
-def test_a_box_with_nothing_in_it_is_refused(tmp_path: Path, box: tuple[int, int, int, int]):
+def test_a_box_outside_of_the_image_is_rejected(tmp_path: Path, box: tuple[int, int, int, int]):
     file = write(tmp_path / "a.jpg", picture(50, 40))
-    with pytest.raises(ImageError, match=r"a\.jpg: nothing of it is inside its box .*: it has 50 x 40"):
+    with pytest.raises(ImageError, match=r"a\.jpg: it has 50 x 40 pixels, none of them in its box"):
         load_crop(file, FitTransform(100), Random(0), box)
 
 
@@ -329,14 +329,14 @@ def test_boxes_of_a_catalog(tmp_path: Path):
     assert torch.equal(dataset[0, 1], v2.functional.pil_to_tensor(load_image(catalog.file(1)).crop((2, 3, 12, 10))))
 
 
-# From the file
+# Loading from files
 
 
 @pytest.mark.parametrize(
     "transform", [TestTransform(32, 36), TestTransform(100, 110), TrainTransform(32), FitTransform(60, flip=0.5)]
 )
 @pytest.mark.parametrize("orientation", range(1, 9))
-def test_a_jpeg_decoded_small_gives_the_same_picture(
+def test_a_jpeg_decoded_at_reduced_size_gives_the_same_image(
     tmp_path: Path, transform: TestTransform | TrainTransform | FitTransform, orientation: int
 ):
     exif = Image.Exif()
@@ -352,9 +352,11 @@ def test_a_jpeg_decoded_small_gives_the_same_picture(
     assert distance(small, transform(load_image(other), augmentation_rng(0, 0, index))) > 50
 
 
-def test_a_large_jpeg_is_decoded_small(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+def test_a_large_jpeg_is_decoded_at_reduced_size(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     sizes: list[tuple[int, int]] = []
-    monkeypatch.setattr("shortlist.data.images.cut", lambda image, *_: sizes.append(image.size) or torch.zeros(1))
+    monkeypatch.setattr(
+        "shortlist.data.images.apply_crop", lambda image, *_: sizes.append(image.size) or torch.zeros(1)
+    )
     file = write(tmp_path / "big.jpg", picture(800, 600))
     for size in (500, 200, 90, 20):
         load_crop(file, TestTransform(size, size), Random(0))
@@ -370,7 +372,7 @@ def test_a_png_is_the_same_from_the_file(tmp_path: Path):
         assert torch.equal(load_crop(file, transform, Random(3)), transform(picture(90, 70), Random(3)))
 
 
-# What is refused
+# Invalid arguments
 
 
 @pytest.mark.parametrize(
@@ -392,6 +394,6 @@ def test_a_png_is_the_same_from_the_file(tmp_path: Path):
         (lambda: FitTransform(8, interpolation="bilineal"), "did you mean 'bilinear'"),
     ],
 )
-def test_impossible_transforms(make: object, message: str):
+def test_invalid_transforms_are_rejected(make: object, message: str):
     with pytest.raises(ConfigError, match=message):
         make()

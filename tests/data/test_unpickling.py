@@ -1,4 +1,4 @@
-"""Pickles of others are read as plain data, and nothing that they ask for is done."""
+"""Pickles are read as plain data, and nothing that they name is imported or called."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def written(folder: Path, content: bytes) -> Path:
 
 
 class Calls:
-    """Pickled, it asks the reader to call a function."""
+    """Object whose pickle requests a function call."""
 
     def __init__(self, function: object, *arguments: object):
         self.call = (function, arguments)
@@ -34,7 +34,7 @@ class Calls:
 
 @pytest.mark.parametrize("protocol", range(6))
 def test_plain_data_of_every_protocol(tmp_path: Path, protocol: int):
-    if protocol < 3:  # they have no bytes and no sets
+    if protocol < 3:  # these protocols have neither bytes nor sets
         plain = {"names": PLAIN["names"], "box": PLAIN["box"]}
     else:
         plain = {**PLAIN, "nested": PLAIN["nested"][:3]} if protocol == 3 else PLAIN
@@ -42,7 +42,7 @@ def test_plain_data_of_every_protocol(tmp_path: Path, protocol: int):
 
 
 def test_strings_of_python_2(tmp_path: Path):
-    """'all_souls' and 'caf\\xe9' as Python 2 wrote them: bytes that it called strings."""
+    """'all_souls' and 'caf\\xe9' as written by Python 2, whose strings are bytes."""
     binary = b"\x80\x02]q\x00(U\x09all_soulsq\x01U\x04caf\xe9q\x02e."
     assert read_plain_pickle(written(tmp_path, binary)) == ["all_souls", "café"]
     assert read_plain_pickle(written(tmp_path, b"(lp0\nS'all_souls'\np1\naS'caf\\xe9'\np2\na.")) == [
@@ -64,10 +64,10 @@ def test_a_malicious_pickle_does_nothing(tmp_path: Path, protocol: int, deep: bo
     ]
     for call, name in evil:
         content = pickle.dumps({"imlist": ["a"], "gnd": [call]} if deep else call, protocol)
-        with pytest.raises(DataError, match=rf"gnd.pkl asks for \S+\.{name}; only numbers, strings, lists"):
+        with pytest.raises(DataError, match=rf"gnd.pkl requests \S+\.{name}; only numbers, strings, lists"):
             read_plain_pickle(written(tmp_path, content))
         assert not mark.exists()
-        if name != "getattr":  # the control: it would have done something
+        if name != "getattr":  # control: pickle.loads does execute it
             result = pickle.loads(content)
             if name == "open":
                 (result["gnd"][0] if deep else result).close()
@@ -81,14 +81,14 @@ def test_a_malicious_pickle_does_nothing(tmp_path: Path, protocol: int, deep: bo
     ids=lambda each: type(each).__name__,
 )
 def test_every_class_and_function_is_refused(tmp_path: Path, content: object):
-    with pytest.raises(DataError, match="asks for "):
+    with pytest.raises(DataError, match="requests "):
         read_plain_pickle(written(tmp_path, pickle.dumps(content, 2)))
 
 
-def test_arrays_come_with_advice(tmp_path: Path):
-    with pytest.raises(DataError, match=r"asks for numpy\S+; .* turn its NumPy arrays into lists$"):
+def test_the_error_for_arrays_gives_advice(tmp_path: Path):
+    with pytest.raises(DataError, match=r"requests numpy\S+; .* convert its NumPy arrays to lists$"):
         read_plain_pickle(written(tmp_path, pickle.dumps({"cids": ["a"], "qidx": np.arange(3)})))
-    with pytest.raises(DataError, match="Is it the original file"):
+    with pytest.raises(DataError, match="Check that it is the original file"):
         read_plain_pickle(written(tmp_path, pickle.dumps(Path())))
 
 
@@ -104,8 +104,8 @@ OPCODES = {
 
 
 @pytest.mark.parametrize("content", OPCODES.values(), ids=OPCODES)
-def test_every_way_to_ask_is_refused(tmp_path: Path, content: bytes):
-    with pytest.raises(DataError, match=r"gnd\.pkl asks for "):
+def test_every_opcode_for_globals_is_refused(tmp_path: Path, content: bytes):
+    with pytest.raises(DataError, match=r"gnd\.pkl requests "):
         read_plain_pickle(written(tmp_path, content))
 
 
@@ -114,7 +114,7 @@ def test_registered_extensions_are_refused(tmp_path: Path):
 
     copyreg.add_extension("os", "system", 240)
     try:
-        with pytest.raises(DataError, match=r"asks for os\.system"):
+        with pytest.raises(DataError, match=r"requests os\.system"):
             read_plain_pickle(written(tmp_path, b"\x80\x02\x82\xf0(U\x04truetR."))
     finally:
         copyreg.remove_extension("os", "system", 240)
@@ -125,7 +125,7 @@ def test_registered_extensions_are_refused(tmp_path: Path):
     [b"", b"<!DOCTYPE html><html>quota exceeded</html>", pickle.dumps(PLAIN)[:-9], b"\x80\x02R.", b"\xff" * 50, b"0."],
     ids=["empty", "web page", "truncated", "nothing to call", "noise", "empty stack"],
 )
-def test_damage(tmp_path: Path, content: bytes):
+def test_damaged_pickles(tmp_path: Path, content: bytes):
     with pytest.raises(DataError, match=r"gnd.pkl cannot be read as a pickle \(\w+\): the download may have failed"):
         read_plain_pickle(written(tmp_path, content))
 
