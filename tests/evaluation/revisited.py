@@ -51,7 +51,7 @@ def catalog(queries: list[dict[str, list[int]]], database: int, *, last: bool = 
 def descriptors(
     queries: list[dict[str, list[int]]], database: int, *, noise: float, seed: int = 0, dimensions: int = 32
 ) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-    """Return descriptors of the queries and of the database, in integers: all products are exact, also in half precision.
+    """Return integer descriptors of the queries and the database, whose products are exact, also in half precision.
 
     Easy images are near their queries, hard images are farther away, junk is in between. Noise makes retrieval harder.
     """

@@ -204,7 +204,7 @@ class TestByHand:
 
 
 class TestInsideTheDatabase:
-    """As in the validation set of Tolias et al., the image of a query is also in the gallery, and is junk for the query."""
+    """As in the validation set of Tolias et al., the image of a query is also in the gallery, and is junk for it."""
 
     queries = ({"right": [2], "neither": [0]}, {"right": [3], "neither": [1]})
     known = np.array([[4.0, 0.0], [0.0, 4.0], [3.0, 1.0], [1.0, 3.0]])

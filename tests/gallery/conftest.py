@@ -1,4 +1,4 @@
-"""Galleries in a folder and in Milvus, and images for them."""
+"""Fixtures: galleries in a folder and in Milvus, and images for them."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from shortlist.gallery import Gallery
 from tests.encoding.conftest import encoder, images
 from tests.gallery.galleries import Open
 
-__all__ = ["encoder", "images"]  # fixtures of the tests here
+__all__ = ["encoder", "images"]  # fixtures
 
 
 @pytest.fixture(params=["folder", "milvus"])
@@ -22,7 +22,7 @@ def place(request: pytest.FixtureRequest, tmp_path: Path) -> str:
 
 @pytest.fixture
 def new(place: str, encoder: Encoder, tmp_path: Path) -> Iterator[Open]:
-    """Makes an empty gallery at the place; or opens the one that is there."""
+    """A function that creates an empty gallery at the location, or opens the existing one."""
     opened: list[Gallery] = []
 
     def gallery(at: str = place, **options: object) -> Gallery:

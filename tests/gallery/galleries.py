@@ -1,4 +1,4 @@
-"""Galleries to test with, in a folder and in Milvus."""
+"""Constants of the galleries that the tests create."""
 
 from __future__ import annotations
 

@@ -275,7 +275,7 @@ class TestMistakes:
     def test_something_else_is_there(self, encoder: Encoder, tmp_path: Path) -> None:
         (tmp_path / "thesis.tex").touch()
         for place in (tmp_path, tmp_path / "thesis.tex"):
-            with pytest.raises(GalleryError, match="is there already, and is no gallery"):
+            with pytest.raises(GalleryError, match="exists and is not a gallery"):
                 Gallery.create(place, encoder)
         assert [each.name for each in tmp_path.iterdir()] == ["thesis.tex"]
 
@@ -315,13 +315,13 @@ class TestMistakes:
         from shortlist.model import Embedder
 
         Embedder("test_efficientnet", dim=DIM).save(tmp_path / "gallery" / folder_store.MODEL)
-        with pytest.raises(GalleryError, match="is not the one that gave"):
+        with pytest.raises(GalleryError, match="is not the one that computed the vectors"):
             Gallery.open(tmp_path / "gallery").search(images.file(0))
 
 
 def test_a_label_of_many(gallery: Gallery, images: Catalog, monkeypatch: pytest.MonkeyPatch) -> None:
     found = [gallery.search(images.file(0), 3, label=label) for label in CLASSES]
-    monkeypatch.setattr(folder_store, "COPIED", 0)
+    monkeypatch.setattr(folder_store, "MAX_COPIED_VECTORS", 0)
     for label, hits in zip(CLASSES, found, strict=True):
         again = gallery.search(images.file(0), 3, label=label)
         assert [hit.item for hit in again] == [hit.item for hit in hits]

@@ -1,4 +1,4 @@
-"""What only galleries in Milvus have: an address, a connection, and a model that lies elsewhere."""
+"""Galleries in Milvus: addresses, connections, and models that are stored elsewhere."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ class TestAddresses:
             ("https://cluster.example/parts_2/", "https://cluster.example", "parts_2"),
         ],
     )
-    def test_read(self, text: str, uri: str, collection: str) -> None:
+    def test_valid(self, text: str, uri: str, collection: str) -> None:
         place = MilvusAddress.parse(text)
         assert place == MilvusAddress(uri, collection)
         assert MilvusAddress.parse(str(place)) == place
@@ -45,7 +45,7 @@ class TestAddresses:
         assert MilvusAddress.parse("milvus:a.db").uri == str(tmp_path / "a.db")
 
     @pytest.mark.parametrize(
-        ("text", "said"),
+        ("text", "message"),
         [
             ("milvus:gallery", "ends with .db"),
             ("milvus:a.db#2 parts", "a collection's name"),
@@ -58,10 +58,10 @@ class TestAddresses:
             ("http://[::1/parts", "is not an address"),
         ],
     )
-    def test_mistakes(self, text: str, said: str) -> None:
-        with pytest.raises(ConfigError, match=said) as told:
+    def test_invalid(self, text: str, message: str) -> None:
+        with pytest.raises(ConfigError, match=message) as error:
             Gallery.open(text)
-        assert "secret" not in str(told.value)
+        assert "secret" not in str(error.value)
 
 
 class TestOpening:
@@ -72,19 +72,19 @@ class TestOpening:
     def test_no_file(self, place: str, tmp_path: Path) -> None:
         with pytest.raises(GalleryError, match=r"there is no .*gallery.db"):
             Gallery.open(place)
-        assert list(tmp_path.iterdir()) == []  # and none was made
+        assert list(tmp_path.iterdir()) == []  # and none was created
 
     def test_no_such_collection(self, new: Open, place: str) -> None:
         new()
-        with pytest.raises(GalleryError, match=r"no such collection \(collections that are there: shortlist\)"):
+        with pytest.raises(GalleryError, match=r"no such collection \(existing collections: shortlist\)"):
             Gallery.open(f"{place}#parts")
 
-    def test_a_collection_of_others(self, tmp_path: Path) -> None:
+    def test_a_collection_of_another_program(self, tmp_path: Path) -> None:
         place = MilvusAddress.parse(f"milvus:{tmp_path}/other.db")
         client = place.connect()
         client.create_collection("shortlist", dimension=4)
         client.close()
-        with pytest.raises(GalleryError, match="is a collection, but no gallery of shortlist"):
+        with pytest.raises(GalleryError, match="was not created by shortlist"):
             Gallery.open(str(place))
 
     def test_open_in_another_process(self, new: Open, place: str, commands: Commands, tmp_path: Path) -> None:
@@ -117,16 +117,18 @@ class TestModel:
         new().add(images)
         shutil.move(tmp_path / "run", tmp_path / "elsewhere")
         gallery = new()
-        assert len(gallery.similar(0, 3)) == 3  # which needs no model
-        with pytest.raises(GalleryError, match=r"the run .*run, .* is not there: say where it is with `model`"):
+        assert len(gallery.similar(0, 3)) == 3  # without a model
+        with pytest.raises(
+            GalleryError, match=r"the run .*run, .* does not exist: if it was moved, give its folder with `model`"
+        ):
             gallery.search(images.file(0))
         assert new(model=tmp_path / "elsewhere").search(images.file(0), 1)[0].item.id == 0
 
-    def test_must_be_said(self, place: str, encoder: Encoder) -> None:
-        with pytest.raises(GalleryError, match="needs the folder of the model"):
+    def test_is_required(self, place: str, encoder: Encoder) -> None:
+        with pytest.raises(GalleryError, match="needs `model`, the folder of the model"):
             Gallery.create(place, encoder)
 
-    def test_no_token_is_kept(
+    def test_the_token_is_not_stored(
         self, new: Open, images: Catalog, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         monkeypatch.setenv("MILVUS_TOKEN", "root:hush")
@@ -141,27 +143,27 @@ def test_lite_is_exact(place: str, encoder: Encoder, tmp_path: Path) -> None:
         Gallery.create(place, encoder, model=tmp_path, kind="hnsw")
 
 
-def test_rows_in_several_messages(new: Open, images: Catalog, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(milvus_store, "ROWS", 2)
-    monkeypatch.setattr(milvus_store.MilvusStore, "at_once", 5)
+def test_several_requests(new: Open, images: Catalog, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(milvus_store, "ROWS_PER_REQUEST", 2)
+    monkeypatch.setattr(milvus_store.MilvusStore, "images_per_change", 5)
     gallery = new()
     display = Told()
     assert gallery.add(images, display=display).added == NUMBER
-    told = display.of(f"embedding {images.name}")
-    assert told[-1] == (NUMBER, NUMBER)
-    assert told == sorted(told)
+    calls = display.of(f"embedding {images.name}")
+    assert calls[-1] == (NUMBER, NUMBER)
+    assert calls == sorted(calls)
     assert [item.id for item in gallery.items()] == list(range(NUMBER))
     assert gallery.add(images).unchanged == NUMBER
     assert gallery.remove([tmp_path / "images"]) == NUMBER
     assert len(gallery) == 0
 
 
-def test_killed_between_the_new_and_the_old(new: Open, images: Catalog) -> None:
-    """A changed image is there twice then; the next call puts that right."""
+def test_killed_while_an_image_is_replaced(new: Open, images: Catalog) -> None:
+    """The image is then stored twice. The next call removes the duplicate."""
     gallery = new()
     gallery.add(images)
-    known = gallery.store.known([str(images.file(0))])[str(images.file(0))][0]
-    gallery.store.change([known.row._replace(modified=1)], gallery.store.vectors([0]))
+    stored = gallery.store.stored_rows([str(images.file(0))])[str(images.file(0))][0]
+    gallery.store.change([stored.row._replace(modified=1)], gallery.store.vectors([0]))
     assert len(gallery) == NUMBER + 1
     gallery.add(images)
     assert [item.id for item in gallery.items()] == list(range(NUMBER))

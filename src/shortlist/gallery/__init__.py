@@ -1,4 +1,4 @@
-"""Collections of images that are searched by image: in a folder with FAISS, or in Milvus."""
+"""Image collections that are searched by image: in a folder with FAISS, or in Milvus."""
 
 from shortlist.extras import extra
 

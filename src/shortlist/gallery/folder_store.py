@@ -1,7 +1,7 @@
-"""A gallery in a folder: items, vectors, a FAISS index, and the model that gave the vectors.
+"""A gallery in a folder: items, vectors, a FAISS index, and the model that computed the vectors.
 
-A change writes new files and then replaces gallery.json, which names them. So whoever is killed in the middle leaves
-the gallery as it was, and whoever has it open goes on with what they opened.
+A change writes new files and then replaces gallery.json, which names them. If the process is killed before that, the
+gallery is unchanged. Processes that have the gallery open continue to use the files that they opened.
 """
 
 from __future__ import annotations
@@ -9,34 +9,34 @@ from __future__ import annotations
 import json
 import shutil
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 from typing import Any
 
-import filelock
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.typing import NDArray
 
 from shortlist.encoding.encoder import ENCODER_FILE, Encoder
+from shortlist.files import exclusive_lock
 from shortlist.gallery import generation
 from shortlist.gallery.generation import Generation
-from shortlist.gallery.store import Floats, GalleryError, Hit, Ids, Item, Known, Row
+from shortlist.gallery.store import Floats, GalleryError, Hit, Ids, Item, Row, StoredRow
 from shortlist.progress import Progress
 from shortlist.search import faiss_index
 from shortlist.search.exact import nearest
 
 MODEL, WORK = "model", ".adding"
-REMOVED_SHARE = 0.2  # of the rows may be of removed images before an approximate index is built anew
-COPIED = 65_536  # vectors of one label to take out and search; more are searched where they are
-GROWN = 2.0  # times the images that IVF-PQ learned its codes from: then it learns again
+MAX_REMOVED_SHARE = 0.2  # of the rows of an approximate index; above, it is rebuilt
+MAX_COPIED_VECTORS = 65_536  # vectors of one label to copy for a search; more are searched in place
+RETRAIN_FACTOR = 2.0  # IVF-PQ is trained again when the gallery has grown by this factor
 
 
 class FolderStore:
-    """A gallery's folder, as `Store` says. Searches may run in several threads, also while it changes."""
+    """A gallery's folder; see `Store`. Several threads may search it, also while it changes."""
 
-    at_once = None  # a change writes whole files
+    images_per_change = None  # a change writes complete files
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
@@ -44,17 +44,16 @@ class FolderStore:
 
     @classmethod
     def create(cls, folder: Path, encoder: Encoder, kind: str = "auto") -> FolderStore:
-        """An empty gallery.
+        """Create an empty gallery.
 
         Raises:
-            GalleryError: the folder holds something else.
-            ConfigError: there is no such kind of index.
+            GalleryError: The folder has other contents, or another process is changing it.
+            ConfigError: There is no such kind of index.
         """
         faiss_index.check_kind(kind)
-        if folder.is_file() or (folder.is_dir() and any(not _ours(each) for each in folder.iterdir())):
-            raise GalleryError(f"{folder} is there already, and is no gallery: choose another place")
-        folder.mkdir(parents=True, exist_ok=True)
-        with _locked(folder):
+        if folder.is_file() or (folder.is_dir() and any(not _is_gallery_file(each) for each in folder.iterdir())):
+            raise GalleryError(f"{folder} exists and is not a gallery: choose another location")
+        with _lock(folder):
             encoder.save(folder / MODEL)
             note = {
                 "format": generation.FORMAT,
@@ -72,7 +71,7 @@ class FolderStore:
         return cls(folder)
 
     def close(self) -> None:
-        """Nothing: files that are mapped go with it."""
+        """Do nothing: memory maps are released with the object."""
 
     def refresh(self) -> None:
         if generation.read_note(self.folder)["generation"] != self.now.note["generation"]:
@@ -91,7 +90,7 @@ class FolderStore:
         return str(self.now.note["fingerprint"])
 
     @property
-    def asked_kind(self) -> str:
+    def requested_kind(self) -> str:
         return str(self.now.note["asked_kind"])
 
     def encoder(self, model: Path | None) -> Encoder:
@@ -128,40 +127,41 @@ class FolderStore:
         if not k:
             return [[] for _ in vectors]
         if label is None:
-            everything = len(rows) == len(now.table)
-            scores, found = faiss_index.search(now.index, now.vectors, vectors, k, None if everything else now.alive)
+            alive = None if len(rows) == len(now.table) else now.alive
+            scores, found = faiss_index.search(now.index, now.vectors, vectors, k, alive)
             if (found >= 0).all():
                 return _hits(now, scores, found)
-        # Exactly: an approximate index finds little among few of its vectors, and does not reach very many.
-        if len(rows) <= COPIED:
-            best, within = nearest(vectors, now.vectors[rows], k)
-            return _hits(now, best.numpy(), rows[within.numpy()])
-        best, whole = nearest(vectors, now.vectors, k, searchable=np.isin(np.arange(len(now.table)), rows))
-        return _hits(now, best.numpy(), whole.numpy())
+        # Exact search: an approximate index has a low recall among few of its vectors, and cannot find very many.
+        if len(rows) <= MAX_COPIED_VECTORS:
+            scores_of_copies, positions = nearest(vectors, now.vectors[rows], k)
+            return _hits(now, scores_of_copies.numpy(), rows[positions.numpy()])
+        best, best_rows = nearest(vectors, now.vectors, k, searchable=np.isin(np.arange(len(now.table)), rows))
+        return _hits(now, best.numpy(), best_rows.numpy())
 
-    def known(self, paths: Sequence[str]) -> Mapping[str, list[Known]]:
-        there = pc.is_in(self.now.table["path"], value_set=pa.array(paths, pa.string()))
-        found: dict[str, list[Known]] = {}
-        for each in self.now.table.filter(pc.and_not(there, self.now.table["removed"])).to_pylist():
+    def stored_rows(self, paths: Sequence[str]) -> Mapping[str, list[StoredRow]]:
+        table = self.now.table
+        chosen = pc.is_in(table["path"], value_set=pa.array(paths, pa.string()))
+        found: dict[str, list[StoredRow]] = {}
+        for each in table.filter(pc.and_not(chosen, table["removed"])).to_pylist():
             row = Row(each["path"], each["label"], each["size"], each["modified"])
-            found.setdefault(row.path, []).append(Known(each["id"], row))
+            found.setdefault(row.path, []).append(StoredRow(each["id"], row))
         return found
 
-    def below(self, folder: str) -> list[int]:
-        paths = self.now.table["path"]
-        there = pc.or_(pc.equal(paths, folder), pc.starts_with(paths, folder.rstrip("/") + "/"))
-        found: list[int] = self.now.table.filter(pc.and_not(there, self.now.table["removed"]))["id"].to_pylist()
+    def ids_under(self, path: str) -> list[int]:
+        table = self.now.table
+        chosen = pc.or_(pc.equal(table["path"], path), pc.starts_with(table["path"], path.rstrip("/") + "/"))
+        found: list[int] = table.filter(pc.and_not(chosen, table["removed"]))["id"].to_pylist()
         return found
 
     @contextmanager
     def changing(self) -> Iterator[Path]:
-        """Raises GalleryError where another process holds it."""
-        with _locked(self.folder):
+        """Lock the folder, or raise a GalleryError if another process holds the lock; see `Store.changing`."""
+        with _lock(self.folder):
             self.refresh()
-            generation.sweep(self.folder, self.now.note["files"])  # of someone who was killed
+            generation.delete_unused(self.folder, self.now.note["files"])  # left behind by a killed process
             work = self.folder / WORK
             yield work
-            shutil.rmtree(work, ignore_errors=True)  # what failed or was killed is kept, to go on with
+            shutil.rmtree(work, ignore_errors=True)  # after an error it is kept, to resume from it
 
     def change(
         self,
@@ -172,52 +172,52 @@ class FolderStore:
         labels: Mapping[int, str | None] | None = None,
         progress: Progress | None = None,
     ) -> None:
-        now, first = self.now, self.now.note["next_id"]
-        gone = ~now.alive
-        gone[[now.row(each) for each in removed]] = True
-        table = _with_column(now.table, "removed", pa.array(gone))
+        now, first_id = self.now, self.now.note["next_id"]
+        is_removed = ~now.alive
+        is_removed[[now.row(each) for each in removed]] = True
+        table = _with_column(now.table, "removed", pa.array(is_removed))
         if labels:
-            named = now.table["label"].to_pylist()
+            new_labels = now.table["label"].to_pylist()
             for each, label in labels.items():
-                named[now.row(each)] = label
-            table = _with_column(table, "label", pa.array(named, pa.string()))
-        table = pa.concat_tables([table, generation.new_rows(rows, first)])
+                new_labels[now.row(each)] = label
+            table = _with_column(table, "label", pa.array(new_labels, pa.string()))
+        table = pa.concat_tables([table, generation.new_rows(rows, first_id)])
         new = np.empty((0, self.dim), dtype=np.float32) if vectors is None else vectors
-        self._become(table, new, len(rows), progress)
+        self._write_next(table, new, len(rows), progress)
 
-    def _become(self, table: pa.Table, new: Floats, rows: int, progress: Progress | None) -> None:
-        """Write the next generation, of the rows that are there already and of new ones at the end."""
-        now, gone = self.now, table["removed"].to_numpy()
-        left = len(table) - int(gone.sum())
-        kind = faiss_index.choose_kind(self.asked_kind, left, self.dim)
-        note = {**now.note, "generation": now.note["generation"] + 1, "next_id": now.note["next_id"] + rows}
-        serves = self._serves(kind, gone)
-        if not serves:
+    def _write_next(self, table: pa.Table, new: Floats, added: int, progress: Progress | None) -> None:
+        """Write the next generation, whose table has the present rows and then the `added` new ones."""
+        now, removed = self.now, table["removed"].to_numpy()
+        images = len(table) - int(removed.sum())
+        kind = faiss_index.choose_kind(self.requested_kind, images, self.dim)
+        note = {**now.note, "generation": now.note["generation"] + 1, "next_id": now.note["next_id"] + added}
+        extends = self._can_extend_index(kind, removed)
+        if not extends:
             table = table.filter(pc.invert(table["removed"]))
-        kept = np.arange(len(now.table)) if serves else np.flatnonzero(~gone[: len(now.table)])
+        kept = np.arange(len(now.table)) if extends else np.flatnonzero(~removed[: len(now.table)])
         vectors = generation.write_vectors(self.folder, note["generation"], now.vectors, kept, new)
-        if serves:
-            index = faiss_index.read(self.folder / now.note["files"]["index"])  # others search the one in memory
+        if extends:
+            index = faiss_index.read(self.folder / now.note["files"]["index"])  # other threads search the one in memory
             faiss_index.extend(index, new, progress)
         else:
             index = faiss_index.build(kind, vectors, progress)
-            note |= _index_facts(kind, left)
+            note |= _index_facts(kind, images)
         if kind != "flat":
             note["recall"] = faiss_index.tune(index, vectors, ~table["removed"].to_numpy())
-        generation.write(self.folder, {**note, "images": left}, table, index)
+        generation.write(self.folder, {**note, "images": images}, table, index)
         self.now = generation.read(self.folder)
 
-    def _serves(self, kind: str, gone: NDArray[np.bool_]) -> bool:
-        """Whether the present index goes on, with rows of removed images in it. Exact ones are cheap to build anew."""
+    def _can_extend_index(self, kind: str, removed: NDArray[np.bool_]) -> bool:
+        """Return whether the index is kept, including rows of removed images. Exact indexes are cheap to rebuild."""
         note = self.now.note
-        grown = kind == "ivfpq" and len(gone) > GROWN * note["built_of"]
-        return kind == note["kind"] != "flat" and not grown and gone.sum() <= REMOVED_SHARE * len(gone)
+        outgrown = kind == "ivfpq" and len(removed) > RETRAIN_FACTOR * note["built_of"]
+        return kind == note["kind"] != "flat" and not outgrown and removed.sum() <= MAX_REMOVED_SHARE * len(removed)
 
 
-def _ours(file: Path) -> bool:
-    """Whether a gallery that was killed while it was made may have left this."""
-    known = (".*", MODEL, *(name.format("*") for name in generation.PARTS.values()))
-    return any(file.match(each) for each in known)
+def _is_gallery_file(file: Path) -> bool:
+    """Return whether a process that was killed while creating a gallery may have left this file behind."""
+    patterns = (".*", MODEL, *(name.format("*") for name in generation.PARTS.values()))
+    return any(file.match(each) for each in patterns)
 
 
 def _with_column(table: pa.Table, name: str, values: pa.Array) -> pa.Table:
@@ -225,28 +225,18 @@ def _with_column(table: pa.Table, name: str, values: pa.Array) -> pa.Table:
 
 
 def _index_facts(kind: str, images: int) -> dict[str, Any]:
-    """`recall` stays None for an exact index."""
+    """Return what the note says about a new index. The recall of an exact index stays None."""
     return {"kind": kind, "recall": None, "built_of": images}
 
 
-@contextmanager
-def _locked(folder: Path) -> Iterator[None]:
-    lock = filelock.FileLock(folder / ".lock", is_singleton=True)
-    try:
-        lock.acquire(timeout=0)
-    except filelock.Timeout:
-        raise GalleryError(f"Another process is changing the gallery {folder}. Wait for it.") from None
-    except OSError as error:
-        raise GalleryError(f"The gallery {folder} cannot be written to: {error.strerror}.") from None
-    try:
-        yield
-    finally:
-        lock.release()
+def _lock(folder: Path) -> AbstractContextManager[None]:
+    in_use = GalleryError(f"Another process is changing the gallery {folder}. Wait until it has finished.")
+    return exclusive_lock(folder / ".lock", in_use)
 
 
 def _hits(now: Generation, scores: NDArray[np.float32], rows: Ids) -> list[list[Hit]]:
-    """Of (q, k) scores and rows."""
+    """Return the hits of (q, k) scores and rows, best first, ties sorted by id."""
     hits = [Hit(*each) for each in zip(now.items(rows.ravel()), scores.ravel().tolist(), strict=True)]
     k = rows.shape[1]
-    found = [hits[start : start + k] for start in range(0, len(hits), k)]
-    return [sorted(each, key=lambda hit: (-hit.score, hit.item.id)) for each in found]
+    per_query = [hits[start : start + k] for start in range(0, len(hits), k)]
+    return [sorted(each, key=lambda hit: (-hit.score, hit.item.id)) for each in per_query]

@@ -1,4 +1,4 @@
-"""A collection of images that can be searched by an image."""
+"""A collection of images that is searched by image."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ from shortlist.encoding.encoder import Encoder, ImageLike
 from shortlist.errors import ConfigError, DataError
 from shortlist.extras import extra
 from shortlist.files import absolute_path
-from shortlist.gallery.adding import Added, Adding
+from shortlist.gallery.adding import Added, ImageAdder
 from shortlist.gallery.milvus_address import MilvusAddress, is_milvus
-from shortlist.gallery.store import NOTE, GalleryError, Hit, Item, NoSuchItem, Store
+from shortlist.gallery.store import GALLERY_FILE, GalleryError, Hit, Item, NoSuchItem, Store
 from shortlist.progress import Display, default_display
 from shortlist.search.faiss_index import check_kind
 from shortlist.search.vectors import Vectors
@@ -26,111 +26,110 @@ __all__ = ["Added", "Gallery", "GalleryError", "Hit", "Item", "NoSuchItem"]
 
 
 class Gallery:
-    """Images, their vectors, and what gives an image its vector. Searches may run in several threads.
+    """Images, their vectors, and the encoder that computes vectors. Several threads may search a gallery.
 
     Args:
-        store: where it is kept.
-        model: a folder with the embedder, in place of the gallery's own.
+        store: Storage of the gallery.
+        model: Folder with an embedder to use instead of the gallery's own.
     """
 
     def __init__(self, store: Store, model: Path | None = None) -> None:
         self.store, self._model = store, model
 
     @classmethod
-    def open(cls, place: Path | str, model: Path | str | None = None) -> Gallery:
-        """A gallery that is there.
+    def open(cls, location: Path | str, model: Path | str | None = None) -> Gallery:
+        """Open an existing gallery.
 
         Args:
-            place: its folder, or a collection of Milvus: milvus:FILE.db or http://HOST:19530/COLLECTION.
-            model: a run's folder, to be used in place of the gallery's own model. It must be the same model.
+            location: Folder, or Milvus collection: milvus:FILE.db or http://HOST:19530/COLLECTION.
+            model: Folder of a run whose model to use instead of the gallery's own. It must be the same model.
 
         Raises:
-            GalleryError: there is none, it is damaged, or the model is another.
+            GalleryError: There is no gallery, it is damaged, or the model is not the gallery's.
         """
-        gallery = cls(_opened(place), None if model is None else Path(model))
+        gallery = cls(_open_store(location), None if model is None else Path(model))
         if model is not None:
-            _ = gallery.encoder  # is it the same?
+            _ = gallery.encoder  # checks that it is the same model
         return gallery
 
     @classmethod
     def create(
-        cls, place: Path | str, encoder: Encoder, *, model: Path | str | None = None, kind: str = "auto"
+        cls, location: Path | str, encoder: Encoder, *, model: Path | str | None = None, kind: str = "auto"
     ) -> Gallery:
-        """An empty gallery.
+        """Create an empty gallery.
 
         Args:
-            place: as of `open`.
-            encoder: what gives images their vectors; a folder keeps a copy of it.
-            model: the folder that the encoder's embedder is in, a run's mostly; a collection of Milvus keeps its
-                place, and no copy.
-            kind: of the index: flat, hnsw, ivfpq, or auto, which goes by the number of images.
+            location: See `open`.
+            encoder: Encoder that computes the vectors. A folder keeps a copy of it.
+            model: Folder with the encoder's embedder, usually that of a run. A Milvus collection stores its path, and
+                no copy.
+            kind: Kind of index: flat, hnsw, ivfpq, or auto, which depends on the number of images.
 
         Raises:
-            GalleryError: something else is there.
-            ConfigError: there is no such kind.
+            GalleryError: The location is in use.
+            ConfigError: There is no such kind of index.
         """
-        if not is_milvus(place):
+        if not is_milvus(location):
             with extra("search", "A gallery in a folder"):
                 from shortlist.gallery.folder_store import FolderStore
-            return cls(FolderStore.create(Path(place), encoder, kind))
+            return cls(FolderStore.create(Path(location), encoder, kind))
         if model is None:
-            raise GalleryError(
-                f"{place} needs the folder of the model, `model`: a collection of Milvus keeps its place only"
-            )
+            raise GalleryError(f"{location} needs `model`, the folder of the model: a Milvus collection holds no copy")
         from shortlist.gallery.milvus_store import MilvusStore
 
-        return cls(MilvusStore.create(MilvusAddress.parse(str(place)), encoder, Path(model), kind), Path(model))
+        return cls(MilvusStore.create(MilvusAddress.parse(str(location)), encoder, Path(model), kind), Path(model))
 
     @staticmethod
-    def exists(place: Path | str) -> bool:
-        """Whether there is a gallery.
+    def exists(location: Path | str) -> bool:
+        """Return whether there is a gallery.
 
         Raises:
-            GalleryError: a server that does not answer, or something is there and is no gallery.
+            GalleryError: The Milvus server does not answer, or the Milvus Lite file cannot be opened.
         """
-        if not is_milvus(place):
-            return (Path(place) / NOTE).is_file()
+        if not is_milvus(location):
+            return (Path(location) / GALLERY_FILE).is_file()
         from shortlist.gallery.milvus_store import exists
 
-        return exists(MilvusAddress.parse(str(place)))
+        return exists(MilvusAddress.parse(str(location)))
 
     def close(self) -> None:
-        """Let go of files and connections; a file of Milvus Lite can then be opened by others."""
+        """Release files and connections, so that another process can open a Milvus Lite file."""
         self.store.close()
 
     def refresh(self) -> None:
-        """See what other processes have added or removed since; until then, searches go on with what was opened.
+        """Load the changes that other processes have made. Until then, searches use the state that was opened.
 
         Raises:
-            GalleryError: it cannot be read any more.
+            GalleryError: The gallery cannot be read any more.
         """
         self.store.refresh()
 
     @cached_property
     def encoder(self) -> Encoder:
-        """What gives an image its vector; loaded when it is first asked for.
+        """The encoder that computes vectors, loaded on first use.
 
         Raises:
-            GalleryError: it is not the one that gave the gallery its vectors.
-            ModelError: it cannot be read.
+            GalleryError: It is not the encoder that computed the vectors of the gallery.
+            ModelError: It cannot be read.
         """
         from accelerate import Accelerator
 
         found = self.store.encoder(self._model)
         if found.fingerprint != self.store.fingerprint:
             raise GalleryError(
-                f"the model in {self._model or self.name} is not the one that gave the gallery {self.name} its vectors "
-                f"(fingerprint {found.fingerprint[:12]}, not {self.store.fingerprint[:12]})"
+                f"the model in {self._model or self.name} is not the one that computed the vectors of the gallery "
+                f"{self.name} (fingerprint {found.fingerprint[:12]}, expected {self.store.fingerprint[:12]})"
             )
         found.embedder.to(Accelerator().device)
         return found
 
     @property
     def name(self) -> str:
+        """Name of the folder or collection."""
         return self.store.name
 
     def facts(self) -> dict[str, Any]:
-        """All that can be said of it, ready for JSON."""
+        """Return a description of the gallery as JSON-serializable values."""
         store = self.store
         return {
             "name": self.name,
@@ -143,49 +142,61 @@ class Gallery:
     def __len__(self) -> int:
         return len(self.store)
 
-    def item(self, id: int) -> Item:  # noqa: A002 - what it is
-        """One image.
+    def item(self, id: int) -> Item:  # noqa: A002 - the name of the field
+        """Return an image by its id.
 
         Raises:
-            NoSuchItem: there is none of this id.
+            NoSuchItem: There is no image with this id.
         """
         return self.store.item(id)
 
     def items(self, *, label: str | None = None, offset: int = 0, limit: int = 50) -> list[Item]:
-        """Some of the images, in the order of their ids; of one label where that is given."""
+        """Return images in the order of their ids, optionally only those with a label."""
         return self.store.items(label, offset, limit)
 
     def labels(self) -> dict[str, int]:
-        """Every label, by name, and how many images have it."""
+        """Return the number of images per label, sorted by label."""
         return self.store.labels()
 
     def search(self, image: ImageLike, k: int = 10, *, label: str | None = None) -> list[Hit]:
-        """The k images that are most like an image, the best first.
+        """Find the k images that are most similar to an image.
 
         Args:
-            image: a file, what is in a file, or a PIL image.
-            k: how many; fewer if there are fewer.
-            label: only images of this label.
+            image: Path, file contents or PIL image.
+            k: Number of results. If the gallery has fewer images, all are returned.
+            label: Find only images with this label.
+
+        Returns:
+            Hits in descending order of their scores.
 
         Raises:
-            ImageError: it cannot be read.
+            ImageError: The image cannot be read.
         """
         return self.search_vectors(self.encoder.encode([image]), k, label=label)[0]
 
     def search_vectors(self, vectors: Vectors, k: int = 10, *, label: str | None = None) -> list[list[Hit]]:
-        """The k images that are nearest to each vector of unit length, (q, d)."""
-        wanted = np.ascontiguousarray(torch.as_tensor(vectors).detach().cpu().float().numpy())
-        if wanted.ndim != 2 or wanted.shape[1] != self.store.dim:
-            raise DataError(f"vectors to search {self.name} with are (q, {self.store.dim}), not {wanted.shape}")
+        """Find the k nearest images of each vector.
+
+        Args:
+            vectors: Unit vectors, (q, d).
+            k: Number of results per vector. If the gallery has fewer images, all are returned.
+            label: Find only images with this label.
+
+        Returns:
+            Hits per vector, in descending order of their scores.
+        """
+        queries = np.ascontiguousarray(torch.as_tensor(vectors).detach().cpu().float().numpy())
+        if queries.ndim != 2 or queries.shape[1] != self.store.dim:
+            raise DataError(f"vectors to search {self.name} must have shape (q, {self.store.dim}), not {queries.shape}")
         if k < 1:
-            raise ConfigError(f"`k` is how many images to find, 1 or more, not {k}")
-        return self.store.search(wanted, k, label) if len(wanted) else []
+            raise ConfigError(f"`k`, the number of results, must be at least 1, not {k}")
+        return self.store.search(queries, k, label) if len(queries) else []
 
     def similar(self, id: int, k: int = 10, *, label: str | None = None) -> list[Hit]:  # noqa: A002
-        """The k images that are most like one of the gallery's own, without itself.
+        """Find the k images that are most similar to an image of the gallery, without that image itself.
 
         Raises:
-            NoSuchItem: there is none of this id.
+            NoSuchItem: There is no image with this id.
         """
         (found,) = self.search_vectors(self.store.vectors([id]), k + 1, label=label)
         return [hit for hit in found if hit.item.id != id][:k]
@@ -197,35 +208,39 @@ class Gallery:
         workers: int = 0,
         display: Display | None = None,
     ) -> Added:
-        """Put images in; those that are there, and whose files have not changed since, are not looked at again.
+        """Add images. Those that the gallery has, and whose files have not changed, are not embedded again.
 
-        What was embedded before a kill is not embedded again. Where the images have roles, queries stay outside.
+        If the process is killed, the next call continues with the embeddings that are done. Queries of a catalog with
+        roles are not added.
 
         Args:
-            catalog: the images; the class "" stands for no label, as of `open_collection`.
-            workers: processes that decode.
-            display: for progress.
+            catalog: The images. The class name "" means that an image has no label, as in `open_collection`.
+            workers: Number of processes that decode images.
+            display: Shows the progress.
 
         Raises:
-            DataError: none can be read, or some are parts of images.
-            GalleryError: another process is changing the gallery.
+            DataError: No image can be read, or an image is cropped to a box.
+            GalleryError: Another process is changing the gallery.
         """
         display = display or default_display()
         with (
-            display.task(f"embedding {catalog.name}", "images") as progress,
+            display.task(f"embedding {catalog.name}", "images") as embedding,
             display.task("building the index", "vectors", later=True) as indexing,
         ):
-            return Adding(self.store, self.encoder, catalog).run(workers, progress, indexing)
+            return ImageAdder(self.store, self.encoder, catalog).run(workers, embedding, indexing)
 
     def remove(self, which: Iterable[int | Path | str], *, display: Display | None = None) -> int:
-        """Take images out by id, by path, or all that lie in a folder; gives how many.
+        """Remove images by id, by path, or all images in a folder. Their files are not deleted.
 
         Args:
-            which: ids, or paths of files and folders.
-            display: for progress.
+            which: Ids, or paths of files and folders.
+            display: Shows the progress.
+
+        Returns:
+            Number of images that were removed.
 
         Raises:
-            NoSuchItem: there is nothing of the kind.
+            NoSuchItem: There is no image with an id or path.
         """
         display = display or default_display()
         with (
@@ -235,55 +250,57 @@ class Gallery:
         ):
             ids: dict[int, None] = {}
             for each in which:
-                ids.update(dict.fromkeys([self.store.item(each).id] if isinstance(each, int) else self._below(each)))
+                found = [self.store.item(each).id] if isinstance(each, int) else self._ids_under(each)
+                ids.update(dict.fromkeys(found))
             if ids:
                 self.store.change(removed=list(ids), progress=indexing)
         return len(ids)
 
-    def _below(self, place: Path | str) -> list[int]:
-        found = self.store.below(absolute_path(place))
+    def _ids_under(self, path: Path | str) -> list[int]:
+        found = self.store.ids_under(absolute_path(path))
         if not found:
-            raise NoSuchItem(f"the gallery {self.name} has nothing at {absolute_path(place)}")
+            raise NoSuchItem(f"the gallery {self.name} has no image at {absolute_path(path)}")
         return found
 
 
 def index(
     encoder: Encoder,
     catalog: Catalog,
-    place: Path | str,
+    location: Path | str,
     *,
     model: Path | str | None = None,
     kind: str = "auto",
     workers: int = 0,
     display: Display | None = None,
 ) -> tuple[Gallery, Added]:
-    """Put images into a gallery, which is made if there is none: what `Gallery.create`, `open` and `add` do.
+    """Add images to a gallery, which is created if it does not exist; see `Gallery.create`, `open` and `add`.
 
     Raises:
-        GalleryError: the gallery that is there is of another model, or its index of another kind.
+        GalleryError: The existing gallery has vectors of another model, or an index of another kind.
     """
     check_kind(kind)
-    if not Gallery.exists(place):
-        gallery = Gallery.create(place, encoder, model=model, kind=kind)
+    if not Gallery.exists(location):
+        gallery = Gallery.create(location, encoder, model=model, kind=kind)
     else:
-        gallery = Gallery.open(place)
+        gallery = Gallery.open(location)
         if gallery.store.fingerprint != encoder.fingerprint:
             raise GalleryError(
-                f"{place} holds vectors of another model: choose another place, or add to it with the model that it has"
+                f"{location} holds vectors of another model: choose another location, or use the gallery's own model"
             )
-        if kind not in ("auto", gallery.store.asked_kind):
+        if kind not in ("auto", gallery.store.requested_kind):
             raise GalleryError(
-                f"{place} was made with the kind {gallery.store.asked_kind}, for {kind} choose another place"
+                f"{location} was created with the kind {gallery.store.requested_kind}: "
+                f"choose another location for {kind}"
             )
-    gallery.encoder = encoder  # it is here already
+    gallery.encoder = encoder  # already loaded
     return gallery, gallery.add(catalog, workers=workers, display=display)
 
 
-def _opened(place: Path | str) -> Store:
-    if is_milvus(place):
+def _open_store(location: Path | str) -> Store:
+    if is_milvus(location):
         from shortlist.gallery.milvus_store import MilvusStore
 
-        return MilvusStore(MilvusAddress.parse(str(place)))
+        return MilvusStore(MilvusAddress.parse(str(location)))
     with extra("search", "A gallery in a folder"):
         from shortlist.gallery.folder_store import FolderStore
-    return FolderStore(Path(place))
+    return FolderStore(Path(location))

@@ -1,4 +1,4 @@
-"""A Milvus collection named by one argument: a file of Milvus Lite, or a server's address."""
+"""The address of a Milvus collection: a Milvus Lite file or the URL of a server."""
 
 from __future__ import annotations
 
@@ -12,20 +12,21 @@ from urllib.parse import urlsplit
 
 from shortlist.errors import ConfigError
 from shortlist.extras import extra
+from shortlist.files import absolute_path
 from shortlist.gallery.store import GalleryError
 
-COLLECTION = "shortlist"
-TOKEN = "MILVUS_TOKEN"  # the environment variable; a secret has no place in an address
-PATIENCE = 10.0  # seconds until a server has answered
+DEFAULT_COLLECTION = "shortlist"
+TOKEN_VARIABLE = "MILVUS_TOKEN"
+CONNECTION_TIMEOUT = 10.0  # seconds
 
 
 @dataclass(frozen=True)
 class MilvusAddress:
-    """Where a collection is.
+    """Address of a Milvus collection.
 
     Args:
-        uri: of a server, or the path of a file that ends with .db.
-        collection: its name there.
+        uri: URL of a server, or path of a Milvus Lite file, which ends with .db.
+        collection: Name of the collection.
     """
 
     uri: str
@@ -33,68 +34,74 @@ class MilvusAddress:
 
     @property
     def lite(self) -> bool:
+        """Whether the address is a Milvus Lite file."""
         return "://" not in self.uri
 
     def __str__(self) -> str:
         return f"milvus:{self.uri}#{self.collection}" if self.lite else f"{self.uri}/{self.collection}"
 
     @classmethod
-    def parse(cls, place: str) -> MilvusAddress:
-        """From `milvus:PATH.db`, `milvus:PATH.db#COLLECTION` or `http(s)://HOST:PORT/COLLECTION`.
+    def parse(cls, text: str) -> MilvusAddress:
+        """Parse `milvus:PATH.db`, `milvus:PATH.db#COLLECTION` or `http(s)://HOST:PORT/COLLECTION`.
 
         >>> MilvusAddress.parse("http://localhost:19530/parts")
         MilvusAddress(uri='http://localhost:19530', collection='parts')
 
         Raises:
-            ConfigError: it is not written like that.
+            ConfigError: The text is not a valid address.
         """
-        if place.startswith("milvus:"):
-            path, _, collection = place.removeprefix("milvus:").partition("#")
+        if text.startswith("milvus:"):
+            path, _, collection = text.removeprefix("milvus:").partition("#")
             if not path.endswith(".db"):
-                raise ConfigError(f"{place}: the file of a Milvus gallery ends with .db, as in milvus:parts.db")
-            return cls(os.path.abspath(Path(path).expanduser()), _name(place, collection))  # noqa: PTH100
+                raise ConfigError(f"{text}: the file of a Milvus gallery ends with .db, as in milvus:parts.db")
+            return cls(absolute_path(path), _collection_name(text, collection))
         try:
-            parts = urlsplit(place)
-            whole = bool(parts.hostname) and parts.port != 0 and not parts.query and not parts.fragment
-        except ValueError:  # a port that is no number, a bracket that is not closed
-            whole = False
-        if not whole:
-            raise ConfigError(f"{place} is not an address like http://HOST:19530/COLLECTION")
+            parts = urlsplit(text)
+            valid = bool(parts.hostname) and parts.port != 0 and not parts.query and not parts.fragment
+        except ValueError:  # an invalid port or an unclosed bracket
+            valid = False
+        if not valid:
+            raise ConfigError(f"{text} is not an address like http://HOST:19530/COLLECTION")
         if parts.username or parts.password:
-            raise ConfigError(f"a password has no place in a gallery's address: put USER:PASSWORD into ${TOKEN}")
-        return cls(f"{parts.scheme}://{parts.netloc}", _name(place, parts.path.strip("/")))
+            raise ConfigError(
+                f"the address of a gallery must not contain a password: set {TOKEN_VARIABLE} to USER:PASSWORD"
+            )
+        return cls(f"{parts.scheme}://{parts.netloc}", _collection_name(text, parts.path.strip("/")))
 
     def connect(self) -> Any:
-        """A pymilvus client.
+        """Return a pymilvus client.
 
         Raises:
             MissingExtraError: pymilvus is not installed.
-            GalleryError: there is no server, or another process has the file open.
+            GalleryError: The server does not answer, or another process has opened the file.
         """
         with extra("milvus", f"The gallery {self}"):
             from pymilvus import MilvusClient
         if self.lite:
             Path(self.uri).parent.mkdir(parents=True, exist_ok=True)
-        with translate_errors(self, " (one process at a time can have it open)" if self.lite else ""):
-            return MilvusClient(self.uri, token=os.environ.get(TOKEN, ""), timeout=PATIENCE)
+        with translate_errors(self, " (only one process at a time can open the file)" if self.lite else ""):
+            return MilvusClient(self.uri, token=os.environ.get(TOKEN_VARIABLE, ""), timeout=CONNECTION_TIMEOUT)
 
 
-def is_milvus(place: Path | str) -> bool:
-    return isinstance(place, str) and place.startswith(("milvus:", "http://", "https://"))
+def is_milvus(location: Path | str) -> bool:
+    """Return whether the location of a gallery is a Milvus address rather than a folder."""
+    return isinstance(location, str) and location.startswith(("milvus:", "http://", "https://"))
 
 
 @contextmanager
-def translate_errors(place: MilvusAddress, hint: str = "") -> Iterator[None]:
-    """What goes wrong between here and Milvus becomes one sentence."""
+def translate_errors(address: MilvusAddress, hint: str = "") -> Iterator[None]:
+    """Turn errors of Milvus into a GalleryError whose message is one line, followed by the hint."""
     from pymilvus.exceptions import MilvusException
 
     try:
         yield
     except MilvusException as error:
-        raise GalleryError(f"{place}: {' '.join(str(error.message).split())}{hint}") from error
+        raise GalleryError(f"{address}: {' '.join(str(error.message).split())}{hint}") from error
 
 
-def _name(place: str, collection: str) -> str:
-    if collection and not (collection.isidentifier() and collection.isascii()):
-        raise ConfigError(f"{place}: a collection's name has letters, digits and _, and begins with no digit")
-    return collection or COLLECTION
+def _collection_name(text: str, name: str) -> str:
+    if name and not (name.isidentifier() and name.isascii()):
+        raise ConfigError(
+            f"{text}: a collection's name consists of letters, digits and _, and does not start with a digit"
+        )
+    return name or DEFAULT_COLLECTION

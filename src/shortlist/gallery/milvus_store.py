@@ -1,4 +1,4 @@
-"""A gallery in a collection of Milvus: where one machine is not enough, or a vector database is there already."""
+"""A gallery in a Milvus collection: for more images than fit one machine, or to use an existing vector database."""
 
 from __future__ import annotations
 
@@ -16,15 +16,15 @@ import numpy as np
 from shortlist.encoding.encoder import Encoder
 from shortlist.errors import ConfigError
 from shortlist.gallery.milvus_address import MilvusAddress, translate_errors
-from shortlist.gallery.store import Floats, GalleryError, Hit, Item, Known, NoSuchItem, Row
+from shortlist.gallery.store import Floats, GalleryError, Hit, Item, NoSuchItem, Row, StoredRow
 from shortlist.progress import Progress
 from shortlist.search.faiss_index import BYTES_PER_VECTOR, HNSW_CONSTRUCTION_CANDIDATES, HNSW_LINKS, check_kind
 
 FORMAT = 1
 FACTS, NEXT_ID = "shortlist.facts", "shortlist.next_id"  # properties of the collection
-MOST = 16_384  # rows that Milvus gives at once
-ROWS = 1_000  # to insert, or to ask for by path, at once: below the 64 MB of a message at 4,096 dimensions
-INDEXES: dict[str, tuple[str, dict[str, Any], dict[str, Any]]] = {  # Milvus's name, how to build it, how to search it
+MAX_ROWS_PER_QUERY = 16_384  # a limit of Milvus
+ROWS_PER_REQUEST = 1_000  # stays below the 64 MB of a message with 4,096 dimensions
+INDEXES: dict[str, tuple[str, dict[str, Any], dict[str, Any]]] = {  # name in Milvus, build and search parameters
     "flat": ("FLAT", {}, {}),
     "hnsw": ("HNSW", {"M": HNSW_LINKS, "efConstruction": HNSW_CONSTRUCTION_CANDIDATES}, {"ef": 128}),
     "ivfpq": ("IVF_PQ", {"nlist": 1024, "m": BYTES_PER_VECTOR, "nbits": 8}, {"nprobe": 64}),
@@ -32,50 +32,50 @@ INDEXES: dict[str, tuple[str, dict[str, Any], dict[str, Any]]] = {  # Milvus's n
 
 
 class MilvusStore:
-    """A collection, as `Store` says. One process at a time may change it."""
+    """A Milvus collection; see `Store`. Only one process at a time may change it."""
 
-    at_once = 8 * ROWS  # what a kill may cost
+    images_per_change = 8 * ROWS_PER_REQUEST  # the most work that a killed process loses
 
-    def __init__(self, place: MilvusAddress, client: Any = None) -> None:
-        if place.lite and client is None and not Path(place.uri).exists():
-            raise GalleryError(f"there is no {place.uri}. Make a gallery: shortlist index")
-        self.place = place
-        self.client = client or place.connect()
+    def __init__(self, address: MilvusAddress, client: Any = None) -> None:
+        if address.lite and client is None and not Path(address.uri).exists():
+            raise GalleryError(f"there is no {address.uri}. Create a gallery with shortlist index")
+        self.address = address
+        self.client = client or address.connect()
         try:
-            with translate_errors(place):
-                if not self.client.has_collection(place.collection):
-                    there = ", ".join(sorted(self.client.list_collections())) or "none"
-                    raise GalleryError(f"{place}: there is no such collection (collections that are there: {there})")
-                self._properties = dict(self.client.describe_collection(place.collection)["properties"])
-                if FACTS not in self._properties:
-                    raise GalleryError(f"{place} is a collection, but no gallery of shortlist: choose another name")
-                self._facts: dict[str, Any] = json.loads(self._properties[FACTS])
+            with translate_errors(address):
+                if not self.client.has_collection(address.collection):
+                    existing = ", ".join(sorted(self.client.list_collections())) or "none"
+                    raise GalleryError(f"{address}: there is no such collection (existing collections: {existing})")
+                properties = dict(self.client.describe_collection(address.collection)["properties"])
+                if FACTS not in properties:
+                    raise GalleryError(f"{address} was not created by shortlist: choose another name")
+                self._facts: dict[str, Any] = json.loads(properties[FACTS])
                 if self._facts["format"] > FORMAT:
-                    raise GalleryError(f"{place} was written by a later version of shortlist: update shortlist")
-                self.client.load_collection(place.collection)
+                    raise GalleryError(f"{address} was written by a later version of shortlist: update shortlist")
+                self.client.load_collection(address.collection)
         except GalleryError:
             self.close()
             raise
         self._labels: dict[str, int] | None = None
 
     @classmethod
-    def create(cls, place: MilvusAddress, encoder: Encoder, model: Path, kind: str = "auto") -> MilvusStore:
-        """An empty gallery.
+    def create(cls, address: MilvusAddress, encoder: Encoder, model: Path, kind: str = "auto") -> MilvusStore:
+        """Create an empty gallery.
 
         Args:
-            place: where.
-            encoder: what gives its vectors.
-            model: the folder with the encoder's embedder, which is not copied.
-            kind: of the index; Milvus Lite's is always exact.
+            address: Address of the collection.
+            encoder: Encoder that computes the vectors.
+            model: Folder with the encoder's embedder, which is not copied.
+            kind: Kind of index. Milvus Lite supports exact search only.
 
         Raises:
-            ConfigError: there is no such kind, or Milvus Lite has not.
+            ConfigError: There is no such kind of index, or Milvus Lite does not support it.
         """
         check_kind(kind)
-        if place.lite and kind in ("hnsw", "ivfpq"):
-            raise ConfigError(f"the index of a gallery in a file of Milvus Lite is flat, not {kind}: leave `kind` out")
+        if address.lite and kind in ("hnsw", "ivfpq"):
+            raise ConfigError(f"the index of a Milvus Lite file is flat, not {kind}: omit `kind`")
         if kind == "auto":
-            kind = "flat" if place.lite else "hnsw"  # who runs a server has many images
+            kind = "flat" if address.lite else "hnsw"  # a server is used for many images
         facts = {
             "format": FORMAT,
             "fingerprint": encoder.fingerprint,
@@ -84,12 +84,16 @@ class MilvusStore:
             "model": str(model.absolute()),
             "encoder": encoder.settings(),
         }
-        client = place.connect()
-        with translate_errors(place):
+        client, name = address.connect(), address.collection
+        with translate_errors(address):
             schema, indexes = _schema(client, encoder.dim, kind)
-            client.create_collection(place.collection, schema=schema, index_params=indexes, consistency_level="Strong")
-            client.alter_collection_properties(place.collection, {FACTS: json.dumps(facts), NEXT_ID: "0"})
-        return cls(place, client)
+            client.create_collection(name, schema=schema, index_params=indexes, consistency_level="Strong")
+            client.alter_collection_properties(name, {FACTS: json.dumps(facts), NEXT_ID: "0"})
+        return cls(address, client)
+
+    @property
+    def _collection(self) -> str:
+        return self.address.collection
 
     def close(self) -> None:
         self.client.close()
@@ -99,7 +103,7 @@ class MilvusStore:
 
     @property
     def name(self) -> str:
-        return self.place.collection
+        return self._collection
 
     @property
     def dim(self) -> int:
@@ -110,31 +114,33 @@ class MilvusStore:
         return str(self._facts["fingerprint"])
 
     @property
-    def asked_kind(self) -> str:
+    def requested_kind(self) -> str:
         return str(self._facts["kind"])
 
     def encoder(self, model: Path | None) -> Encoder:
         folder = Path(self._facts["model"]) if model is None else model
         if not folder.is_dir():
             raise GalleryError(
-                f"the run {folder}, whose model gave {self.place} its vectors, is not there: say where it is with "
-                "`model`"
+                f"the run {folder}, whose model computed the vectors of {self.address}, does not exist: if it was "
+                "moved, give its folder with `model`"
             )
         return Encoder.load(folder, self._facts["encoder"])
 
     def facts(self) -> dict[str, Any]:
-        return {"place": str(self.place), "kind": self._facts["kind"], "recall": None}
+        return {"place": str(self.address), "kind": self._facts["kind"], "recall": None}
 
     def __len__(self) -> int:
-        with translate_errors(self.place):
-            (found,) = self.client.query(self.place.collection, filter="", output_fields=["count(*)"])
+        with translate_errors(self.address):
+            (found,) = self.client.query(self._collection, filter="", output_fields=["count(*)"])
         return int(found["count(*)"])
 
     def item(self, id: int) -> Item:  # noqa: A002
         return _item(self._get([id], ["path", "label"])[0])
 
     def items(self, label: str | None, offset: int, limit: int) -> list[Item]:
-        found = self._scan(_labelled(label), ["path", "label"], batch=min(MOST, max(1, offset + limit)))
+        found = self._scan(
+            _label_filter(label), ["path", "label"], batch=min(MAX_ROWS_PER_QUERY, max(1, offset + limit))
+        )
         return [_item(each) for each in islice(found, offset, offset + limit)]
 
     def labels(self) -> dict[str, int]:
@@ -148,35 +154,41 @@ class MilvusStore:
         return np.array([each["vector"] for each in found], dtype=np.float32).reshape(len(ids), self.dim)
 
     def search(self, vectors: Floats, k: int, label: str | None) -> list[list[Hit]]:
-        with translate_errors(self.place):
+        with translate_errors(self.address):
             found = self.client.search(
-                self.place.collection,
+                self._collection,
                 list(vectors),
-                filter=_labelled(label),
-                limit=min(k, MOST),
+                filter=_label_filter(label),
+                limit=min(k, MAX_ROWS_PER_QUERY),
                 output_fields=["path", "label"],
                 search_params={"metric_type": "IP", "params": INDEXES[self._facts["kind"]][2]},
             )
-        hits = [[Hit(_item({"id": each["id"], **each["entity"]}), each["distance"]) for each in some] for some in found]
+        hits = [
+            [Hit(_item({"id": each["id"], **each["entity"]}), each["distance"]) for each in results]
+            for results in found
+        ]
         return [sorted(each, key=lambda hit: (-hit.score, hit.item.id)) for each in hits]
 
-    def known(self, paths: Sequence[str]) -> Mapping[str, list[Known]]:
-        found: dict[str, list[Known]] = {}
-        for start in range(0, len(paths), ROWS):
-            some = f"path in {json.dumps(list(paths[start : start + ROWS]), ensure_ascii=False)}"
-            for each in self._scan(some, list(Row._fields)):
+    def stored_rows(self, paths: Sequence[str]) -> Mapping[str, list[StoredRow]]:
+        found: dict[str, list[StoredRow]] = {}
+        for start in range(0, len(paths), ROWS_PER_REQUEST):
+            group = list(paths[start : start + ROWS_PER_REQUEST])
+            for each in self._scan(f"path in {json.dumps(group, ensure_ascii=False)}", list(Row._fields)):
                 row = Row(*(each[name] for name in Row._fields))
-                found.setdefault(row.path, []).append(Known(each["id"], row))
+                found.setdefault(row.path, []).append(StoredRow(each["id"], row))
         return found
 
-    def below(self, folder: str) -> list[int]:
-        inside = folder.rstrip("/")
-        ends = (_quoted(each) for each in (folder, f"{inside}/", f"{inside}0"))  # 0 comes after /
-        return [each["id"] for each in self._scan("path == {} or (path >= {} and path < {})".format(*ends), [])]
+    def ids_under(self, path: str) -> list[int]:
+        folder = path.rstrip("/")
+        bounds = (_quoted(each) for each in (path, f"{folder}/", f"{folder}0"))  # "0" is the character after "/"
+        return [each["id"] for each in self._scan("path == {} or (path >= {} and path < {})".format(*bounds), [])]
 
     @contextmanager
     def changing(self) -> Iterator[Path]:
-        """A file of Milvus Lite is open in one process only; on a server, nothing keeps others from changing it."""
+        """Yield a folder for unfinished work, without a lock.
+
+        Only one process can open a Milvus Lite file. On a server, other processes are not prevented from changes.
+        """
         with tempfile.TemporaryDirectory() as work:
             yield Path(work)
 
@@ -192,46 +204,46 @@ class MilvusStore:
         self._labels = None
         if rows and vectors is not None:
             self._insert(rows, vectors, progress)
-        for start in range(0, len(labels or {}), ROWS):
-            some = dict(islice((labels or {}).items(), start, start + ROWS))
-            whole = self._get(list(some), ["vector", *Row._fields])
-            with translate_errors(self.place):
-                self.client.upsert(self.place.collection, [{**each, "label": some[each["id"]]} for each in whole])
-        for start in range(0, len(removed), ROWS):
-            with translate_errors(self.place):
-                self.client.delete(self.place.collection, ids=list(removed[start : start + ROWS]))
+        for start in range(0, len(labels or {}), ROWS_PER_REQUEST):
+            group = dict(islice((labels or {}).items(), start, start + ROWS_PER_REQUEST))
+            entities = self._get(list(group), ["vector", *Row._fields])
+            with translate_errors(self.address):
+                self.client.upsert(self._collection, [{**each, "label": group[each["id"]]} for each in entities])
+        for start in range(0, len(removed), ROWS_PER_REQUEST):
+            with translate_errors(self.address):
+                self.client.delete(self._collection, ids=list(removed[start : start + ROWS_PER_REQUEST]))
 
     def _insert(self, rows: Sequence[Row], vectors: Floats, progress: Progress | None) -> None:
-        with translate_errors(self.place):
-            properties = self.client.describe_collection(self.place.collection)["properties"]
+        with translate_errors(self.address):
+            properties = self.client.describe_collection(self._collection)["properties"]
             first = int(properties[NEXT_ID])
-            # Before the rows: a kill may waste ids, but never lets one be used twice.
-            self.client.alter_collection_properties(self.place.collection, {NEXT_ID: str(first + len(rows))})
-            for start in range(0, len(rows), ROWS):
-                some = enumerate(rows[start : start + ROWS], start)
-                data = [{"id": first + at, "vector": vectors[at], **row._asdict()} for at, row in some]
-                self.client.insert(self.place.collection, data)
+            # Before the rows are inserted: a killed process may waste ids, but no id is ever used twice.
+            self.client.alter_collection_properties(self._collection, {NEXT_ID: str(first + len(rows))})
+            for start in range(0, len(rows), ROWS_PER_REQUEST):
+                group = enumerate(rows[start : start + ROWS_PER_REQUEST], start)
+                data = [{"id": first + i, "vector": vectors[i], **row._asdict()} for i, row in group]
+                self.client.insert(self._collection, data)
                 if progress is not None:
                     progress(start + len(data), len(rows))
 
     def _get(self, ids: Sequence[int], fields: list[str]) -> list[dict[str, Any]]:
-        """Rows in the order of the ids."""
+        """Return rows in the order of the ids, or raise NoSuchItem."""
         found: dict[int, dict[str, Any]] = {}
-        for start in range(0, len(ids), ROWS):
-            some = list(ids[start : start + ROWS])
-            with translate_errors(self.place):
-                got = self.client.get(self.place.collection, ids=some, output_fields=["id", *fields])
-            found.update({each["id"]: dict(each) for each in got})
+        for start in range(0, len(ids), ROWS_PER_REQUEST):
+            group = list(ids[start : start + ROWS_PER_REQUEST])
+            with translate_errors(self.address):
+                rows = self.client.get(self._collection, ids=group, output_fields=["id", *fields])
+            found.update({each["id"]: dict(each) for each in rows})
         for each in ids:
             if each not in found:
                 raise NoSuchItem(f"the gallery has no image {each}")
         return [found[each] for each in ids]
 
-    def _scan(self, chosen: str, fields: list[str], batch: int = MOST) -> Iterator[dict[str, Any]]:
-        """All rows that a filter lets through, in the order of ids."""
-        with translate_errors(self.place):
+    def _scan(self, condition: str, fields: list[str], batch: int = MAX_ROWS_PER_QUERY) -> Iterator[dict[str, Any]]:
+        """Yield all rows that satisfy a filter expression, in the order of their ids."""
+        with translate_errors(self.address):
             pages = self.client.query_iterator(
-                self.place.collection, batch_size=batch, filter=chosen, output_fields=["id", *fields]
+                self._collection, batch_size=batch, filter=condition, output_fields=["id", *fields]
             )
             try:
                 while page := pages.next():
@@ -240,19 +252,20 @@ class MilvusStore:
                 pages.close()
 
 
-def exists(place: MilvusAddress) -> bool:
-    """Whether there is such a collection."""
-    if place.lite and not Path(place.uri).exists():
+def exists(address: MilvusAddress) -> bool:
+    """Return whether the collection exists."""
+    if address.lite and not Path(address.uri).exists():
         return False
-    client = place.connect()
+    client = address.connect()
     try:
-        with translate_errors(place):
-            return bool(client.has_collection(place.collection))
+        with translate_errors(address):
+            return bool(client.has_collection(address.collection))
     finally:
         client.close()
 
 
 def _schema(client: Any, dim: int, kind: str) -> tuple[Any, Any]:
+    """Return the schema and the index parameters of a collection."""
     from pymilvus import DataType
 
     schema = client.create_schema(auto_id=False, enable_dynamic_field=False)
@@ -270,7 +283,7 @@ def _schema(client: Any, dim: int, kind: str) -> tuple[Any, Any]:
     return schema, indexes
 
 
-def _labelled(label: str | None) -> str:
+def _label_filter(label: str | None) -> str:
     return "" if label is None else f"label == {_quoted(label)}"
 
 

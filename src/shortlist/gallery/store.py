@@ -1,4 +1,4 @@
-"""Where a gallery keeps what it knows: in a folder, or in a vector database."""
+"""The interface of gallery storage, which a folder and a vector database implement."""
 
 from __future__ import annotations
 
@@ -15,27 +15,27 @@ from shortlist.encoding.encoder import Encoder
 from shortlist.errors import DataError, RunError
 from shortlist.progress import Progress
 
-NOTE = "gallery.json"  # by which a folder is known as a gallery
+GALLERY_FILE = "gallery.json"  # its presence makes a folder a gallery
 Ids = NDArray[np.int64]
 Floats = NDArray[np.float32]
 
 
 class GalleryError(RunError):
-    """A gallery that cannot be opened, searched or changed."""
+    """A gallery cannot be opened, searched or changed."""
 
 
-class NoSuchItem(DataError):  # noqa: N818 - says what is asked for
-    """A gallery has no image of this id."""
+class NoSuchItem(DataError):  # noqa: N818 - public name
+    """The gallery has no image with this id or path."""
 
 
 @dataclass(frozen=True)
 class Item:
-    """What a gallery knows of one image.
+    """An image of a gallery.
 
     Args:
-        id: stays the same for the life of the gallery, and is never used twice.
-        path: absolute; the file may have gone since.
-        label: None where it is not known.
+        id: Identifier that never changes and is never reused.
+        path: Absolute path of the file, which may have been deleted since.
+        label: Label, or None if it is unknown.
     """
 
     id: int
@@ -45,14 +45,14 @@ class Item:
 
 @dataclass(frozen=True)
 class Hit:
-    """An item that was found, and its cosine similarity to what was searched with."""
+    """A search result: an image and its cosine similarity to the query."""
 
     item: Item
     score: float
 
 
 class Row(NamedTuple):
-    """An image to be added: where it is, what it is, and by what one sees that its file has changed."""
+    """An image to add. Its size and modification time tell later whether the file has changed."""
 
     path: str
     label: str | None
@@ -60,67 +60,74 @@ class Row(NamedTuple):
     modified: int  # nanoseconds
 
 
-class Known(NamedTuple):
-    """A row that a store has already."""
+class StoredRow(NamedTuple):
+    """An image that a store already has."""
 
     id: int
     row: Row
 
 
 class Store(Protocol):
-    """What differs between galleries. Vectors are (n, dim) float32 of unit length."""
+    """Storage of a gallery. Vectors are (n, dim) float32 of unit length."""
 
     @property
-    def name(self) -> str: ...
+    def name(self) -> str:
+        """Name of the gallery."""
 
     @property
-    def dim(self) -> int: ...
+    def dim(self) -> int:
+        """Dimension of the vectors."""
 
     @property
     def fingerprint(self) -> str:
-        """Of the encoder that gave it its vectors."""
+        """Fingerprint of the encoder that computed the vectors."""
 
     @property
-    def asked_kind(self) -> str:
-        """Of its index, as it was asked for: maybe auto."""
+    def requested_kind(self) -> str:
+        """Kind of index that was requested when the gallery was created; may be auto."""
 
     @property
-    def at_once(self) -> int | None:
-        """Images to embed between two calls of `change`, where those are cheap; None: all of them."""
+    def images_per_change(self) -> int | None:
+        """Number of images to embed between two calls of `change`; None: all of them."""
 
     def encoder(self, model: Path | None) -> Encoder:
-        """Its own, or with the weights in another folder; the caller compares fingerprints."""
+        """Load the encoder, or one with the weights in another folder. The caller compares the fingerprints."""
 
-    def close(self) -> None: ...
+    def close(self) -> None:
+        """Release files and connections."""
 
     def refresh(self) -> None:
-        """See what other processes have changed since."""
+        """Load the changes that other processes have made."""
 
-    def facts(self) -> dict[str, Any]: ...
+    def facts(self) -> dict[str, Any]:
+        """Return the location, the kind of index and its recall, as JSON-serializable values."""
 
-    def __len__(self) -> int: ...
+    def __len__(self) -> int:
+        """Number of images."""
 
-    def item(self, id: int) -> Item:  # noqa: A002 - what it is
-        """Raises NoSuchItem."""
+    def item(self, id: int) -> Item:  # noqa: A002 - the name of the field
+        """Return an image by its id, or raise NoSuchItem."""
 
-    def items(self, label: str | None, offset: int, limit: int) -> list[Item]: ...
+    def items(self, label: str | None, offset: int, limit: int) -> list[Item]:
+        """Return images in the order of their ids, optionally of one label."""
 
-    def labels(self) -> dict[str, int]: ...
+    def labels(self) -> dict[str, int]:
+        """Return the number of images per label, sorted by label."""
 
     def vectors(self, ids: Sequence[int]) -> Floats:
-        """In the order of the ids. Raises NoSuchItem."""
+        """Return vectors in the order of the ids, or raise NoSuchItem."""
 
     def search(self, vectors: Floats, k: int, label: str | None) -> list[list[Hit]]:
-        """The k nearest of each, the best first, ties by id."""
+        """Return the k nearest images of each vector in descending order of their scores; ties are sorted by id."""
 
-    def known(self, paths: Sequence[str]) -> Mapping[str, list[Known]]:
-        """What it has of these paths, by path."""
+    def stored_rows(self, paths: Sequence[str]) -> Mapping[str, list[StoredRow]]:
+        """Return the images that the store has of these paths, by path."""
 
-    def below(self, folder: str) -> list[int]:
-        """The ids of what lies in a folder, at any depth, or is this file."""
+    def ids_under(self, path: str) -> list[int]:
+        """Return the ids of the images in a folder, at any depth, or of the image with this path."""
 
     def changing(self) -> AbstractContextManager[Path]:
-        """Hold it for this process alone, in its newest state; gives a folder for unfinished work."""
+        """Lock the store for this process and load its newest state. Yields a folder for unfinished work."""
 
     def change(
         self,
@@ -131,4 +138,12 @@ class Store(Protocol):
         labels: Mapping[int, str | None] | None = None,
         progress: Progress | None = None,
     ) -> None:
-        """Within `changing`: add rows, which get new ids, take others out, and give others another label."""
+        """Add, remove and relabel images, within the context of `changing`.
+
+        Args:
+            rows: Images to add, which get new ids.
+            vectors: Vectors of the added images, (len(rows), dim).
+            removed: Ids of images to remove.
+            labels: New labels by id.
+            progress: Called with the number of vectors indexed and the total number.
+        """
