@@ -1,7 +1,7 @@
 """Tiny copies of all benchmarks, in the format of the real ones on disk, including their peculiarities.
 
-`miniature(name, folder)` writes a benchmark and returns the folder to open. Images are real JPEGs (arrays for Omniglot):
-each class has a colour, and each image has its own pattern and size.
+`miniature(name, folder)` writes a benchmark and returns the folder to open. Images are real JPEGs (arrays for
+Omniglot): each class has a colour, and each image has its own pattern and size.
 """
 
 from __future__ import annotations

@@ -268,7 +268,7 @@ class TestData:
         root = miniature("vehicleid-small", tmp_path / "vehicles", 2, 2)
         code, out, err = call("data", "show", "vehicleid-small-reid", "--root", root)
         assert (code, err) == (0, "")
-        assert "note: train: lists 4 images of 2 classes, where vehicleid-small-reid has 113,346 images" in out
+        assert "note: train: the lists have 4 images of 2 classes, but vehicleid-small-reid has 113,346 images" in out
         facts = json.loads(call("data", "show", "vehicleid-small", "--root", root, "--json")[1])
         assert len(facts["remarks"]) == 2
         assert_error(call("data", "show", "vehicleid-small", "--root", tmp_path), f"but {root} looks like it")
@@ -360,7 +360,7 @@ class TestErrors:
 
     def test_an_empty_folder(self, call: Call, tmp_path: Path) -> None:
         (tmp_path / "images").mkdir()
-        assert_error(self.train(call), "no class folders in", "it is empty", "one sub-folder a class")
+        assert_error(self.train(call), "no class folders in", "it is empty", "one sub-folder per class")
         assert_error(call("data", "show", "images"), "it is empty")
         assert_error(call("data", "check", "images"), "it is empty")
         assert not (tmp_path / "runs" / "tiny").exists()

@@ -104,9 +104,8 @@ def test_inaturalist(tmp_path: Path):
     assert part(catalog, "train")[0] == (f"train_val2018/Plantae/7477/{digest('train', 0, 0)}.jpg", "Plantae/7477")
     assert part(catalog, "test")[-1] == (f"train_val2018/Plantae/101/{digest('test', 2, 3)}.jpg", "Plantae/101")
     train, test = "Aves/7477 Plantae/7477 Plantae/7478", "Aves/100 Plantae/100 Plantae/101"
-    assert Counter(name for _, name in part(catalog, "train")) == dict.fromkeys(
-        train.split(), 4
-    )  # two classes have the number 7477
+    # Two training classes have the number 7477.
+    assert Counter(name for _, name in part(catalog, "train")) == dict.fromkeys(train.split(), 4)
     assert Counter(name for _, name in part(catalog, "test")) == dict.fromkeys(test.split(), 4)
 
 

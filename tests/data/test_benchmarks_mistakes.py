@@ -79,9 +79,8 @@ def test_one_or_two_folders_too_deep(name: str, tmp_path: Path):
     deeper.mkdir(parents=True)
     for folder in (inside, deeper.parent):
         refused(name, folder, "does not hold", f"; {root} looks like the right folder: set `root` to it")
-    refused(
-        name, deeper, f"does not hold {BENCHMARKS[name].expects} (shortlist data about {name})"
-    )  # too far away for a hint
+    # The right folder is too far away for a hint.
+    refused(name, deeper, f"does not hold {BENCHMARKS[name].expects} (shortlist data about {name})")
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -360,9 +359,8 @@ def test_birds_without_a_class(tmp_path: Path):
     refused("cub", root, "has no class for 2 images of images.txt, such as number 7")
     lines(file, [f"{number} 0" for number in range(1, 9)])
     refused("cub", root, "must be numbers from 1 to 200")
-    lines(
-        file, [f"{number} 900000000000" for number in range(1, 9)]
-    )  # names for all classes up to this number would fill the memory
+    # Names for all classes up to this number would fill the memory.
+    lines(file, [f"{number} 900000000000" for number in range(1, 9)])
     refused("cub", root, "must be numbers from 1 to 200")
 
 

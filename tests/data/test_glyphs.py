@@ -232,9 +232,7 @@ def test_rendered_once(tmp_path: Path, quick: None, monkeypatch: pytest.MonkeyPa
     first = tiny(tmp_path)
     monkeypatch.setattr(glyphs, "_render", lambda *_: pytest.fail("rendered again"))
     assert tiny(tmp_path).fingerprint() == first.fingerprint()
-    with pytest.raises(
-        pytest.fail.Exception, match="rendered again"
-    ):  # control: other options use another cache folder
+    with pytest.raises(pytest.fail.Exception, match="rendered again"):  # control: other options are rendered
         tiny(tmp_path, per_class=2)
 
 

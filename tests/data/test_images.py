@@ -38,9 +38,7 @@ def difference(file: Path, expected: np.ndarray) -> float:
 def test_rgb_is_unchanged(tmp_path: Path):
     assert difference(write(tmp_path / "a.png", RGB), pixels(RGB)) == 0
     assert difference(write(tmp_path / "a.jpg", RGB, quality=95, subsampling=0), pixels(RGB)) < 12
-    assert (
-        difference(write(tmp_path / "b.png", RGB), pixels(picture(seed=1))) > 50
-    )  # control: the measure detects another image
+    assert difference(write(tmp_path / "b.png", RGB), pixels(picture(seed=1))) > 50  # control: another image
 
 
 def test_grey_and_black_and_white(tmp_path: Path):
