@@ -105,7 +105,7 @@ class TestInPython:
         with pytest.raises(ValueError, match=r"^`license` is written to the model card: use it with `package`"):
             export(tmp_path, onnx=tmp_path / "x.onnx", license="MIT")
         for argument in ("root", "distractors"):
-            with pytest.raises(ValueError, match=f"^`{argument}` says where other images are: it goes with `data`"):
+            with pytest.raises(ValueError, match=f"^`{argument}` requires `data`"):
                 evaluate_run(tmp_path, **{argument: tmp_path})
         with pytest.raises(ValueError, match=r"^`k`, the number of results, must be at least 1, not 0"):
             nearest(torch.ones(1, 2), torch.ones(3, 2), 0)
@@ -155,7 +155,7 @@ class TestOfAConfiguration:
 
     def test_weights(self, tmp_path: Path) -> None:
         images = class_folders(tmp_path / "images")
-        with pytest.raises(ValueError, match=r"no weights file at .*; model.weights may name a file"):
+        with pytest.raises(ValueError, match=r"no weights file at .*; model.weights can be a file"):
             train(config(images, "model.weights=no/such.pth"), tmp_path / "run")
 
     def test_the_first_run_error_is_a_runtime_error(self, tmp_path: Path) -> None:

@@ -59,7 +59,7 @@ def test_backbones_of_recipes(
 
 def test_patches_of_14_refuse_other_sizes_and_say_what_to_do() -> None:
     embedder = Embedder("vit_base_patch14_dinov2.lvd142m", dim=4, image_size=224, backbone_args=VIT).eval()
-    with pytest.raises(ModelError, match="multiples of 14, or let it fill up the last patches"):
+    with pytest.raises(ModelError, match="multiples of 14, or pad the last patches"):
         embedder(torch.zeros(1, 3, 224, 225, dtype=torch.uint8))
     padded = {**VIT, "dynamic_img_pad": True}
     filled = Embedder("vit_base_patch14_dinov2.lvd142m", dim=4, image_size=224, backbone_args=padded).eval()

@@ -112,7 +112,7 @@ def test_images_of_different_sizes(backbone):
 
 def test_an_impossible_size_is_said():
     embedder = Embedder("test_vit", dim=8)
-    with pytest.raises(ModelError, match=r"'test_vit' cannot take images of 70 x 64 .* multiples of 16"):
+    with pytest.raises(ModelError, match=r"'test_vit' does not support images of 70 x 64 .* multiples of 16"):
         embedder(pixels(1, 70, 64))
     with pytest.raises(ModelError, match=r"100 x 100 .* multiples of 16"):
         Embedder("test_vit", image_size=100)
@@ -124,7 +124,7 @@ def test_a_backbone_of_one_size_is_built_for_the_size_given():
     embedder = Embedder("mixer_s32_224", dim=8, image_size=64)
     assert embedder.data_config.input_size == (3, 64, 64)
     assert embedder(pixels()).shape == (3, 8)
-    with pytest.raises(ModelError, match=r"cannot take images of 96 x 64 .* made for 64 x 64"):
+    with pytest.raises(ModelError, match=r"does not support images of 96 x 64 .* built for 64 x 64"):
         embedder(pixels(1, 96, 64))
 
 
@@ -242,9 +242,9 @@ def test_convolutions_are_channels_last():
 
 def test_wrong_tensors_are_said():
     embedder = Embedder("test_resnet", dim=8)
-    with pytest.raises(ValueError, match=r"must be \(B, 3, H, W\)"):
+    with pytest.raises(ValueError, match=r"must be a non-empty tensor \(B, 3, H, W\)"):
         embedder(pixels()[0])
-    with pytest.raises(ValueError, match="not empty"):
+    with pytest.raises(ValueError, match="non-empty"):
         embedder(pixels(0))
     with pytest.raises(TypeError, match=r"not torch.int64"):
         embedder(pixels().long())
@@ -253,7 +253,7 @@ def test_wrong_tensors_are_said():
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ({"backbone": "resnet5O"}, r"no backbone 'resnet5O'; the nearest names: .*resnet50"),
+        ({"backbone": "resnet5O"}, r"no backbone 'resnet5O'; the nearest names are: .*resnet50"),
         ({"backbone": "resnet50.a9_in1k"}, r"no weights 'a9_in1k' for 'resnet50'; known: .*a1_in1k"),
         ({"backbone": "hf-hub:timm/resnet50"}, r"no backbone 'hf-hub"),
         ({"pooling": "gme"}, r"no pooling 'gme'; did you mean 'gem'\?"),

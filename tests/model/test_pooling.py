@@ -90,5 +90,5 @@ def test_bad_input_is_said():
         GeM(p=0)
     with pytest.raises(ValueError, match="not features of shape"):
         Average()(torch.zeros(2, 3))
-    with pytest.raises(ValueError, match="needs tokens"):
+    with pytest.raises(ValueError, match="requires tokens"):
         ClassToken()(torch.zeros(2, 3, 4, 4))

@@ -1,5 +1,8 @@
+import copy
 import json
 import os
+from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -55,6 +58,61 @@ def test_precision_is_kept(tmp_path, embedder):
     loaded = Embedder.load(embedder.double().save(tmp_path))
     assert loaded.linear.weight.dtype == torch.float64
     assert same(loaded, embedder)
+
+
+class TestDigest:
+    """The digest that loading verifies is reused, but only as long as the embedder is unchanged."""
+
+    @pytest.fixture
+    def loaded(self, tmp_path: Path, embedder: Embedder) -> Embedder:
+        return Embedder.load(embedder.save(tmp_path))
+
+    def test_it_is_that_of_the_file(self, tmp_path: Path, embedder: Embedder) -> None:
+        saved = json.loads((embedder.save(tmp_path) / "embedder.json").read_text())["sha256"]
+        assert saved == embedder.digest() == Embedder.load(tmp_path).digest()
+
+    def test_weights_are_hashed_once(self, loaded: Embedder, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr(serialization, "digest", lambda *_: pytest.fail("hashed again"))
+        loaded.digest()
+        loaded.train().eval()(pixels())
+        loaded.digest()
+
+    @pytest.mark.parametrize(
+        "change",
+        [
+            lambda embedder: torch.nn.init.zeros_(embedder.linear.bias),
+            lambda embedder: embedder.load_state_dict({"linear.bias": torch.zeros(8)}, strict=False),
+            lambda embedder: setattr(embedder, "linear", torch.nn.Linear(embedder.layout.channels, 8)),
+            lambda embedder: next(embedder.backbone.buffers()).add_(1),
+            lambda embedder: embedder.double(),
+            lambda embedder: setattr(embedder, "config", replace(embedder.config, image_size=32)),
+        ],
+    )
+    def test_changes_are_noticed(self, loaded: Embedder, change: Callable[[Embedder], object]) -> None:
+        before = loaded.digest()
+        change(loaded)
+        state = {name: tensor.detach() for name, tensor in loaded.state_dict().items()}
+        assert before != loaded.digest() == serialization.digest(state, loaded.config.to_dict())
+
+    def test_an_optimizer_step_is_noticed(self, loaded: Embedder) -> None:
+        before = loaded.digest()
+        loaded(pixels()).sum().backward()
+        torch.optim.Adam(loaded.parameters()).step()
+        assert loaded.digest() != before
+
+    def test_a_copy_has_its_own_digest(self, loaded: Embedder) -> None:
+        copied = copy.deepcopy(loaded)
+        assert copied.digest() == loaded.digest()
+        torch.nn.init.zeros_(copied.linear.bias)
+        assert copied.digest() != loaded.digest()
+
+    def test_in_inference_mode(self, tmp_path: Path, embedder: Embedder) -> None:
+        embedder.save(tmp_path)
+        with torch.inference_mode():
+            loaded = Embedder.load(tmp_path)
+            assert loaded.digest() == embedder.digest()
+            loaded.linear.bias.zero_()
+            assert loaded.digest() != embedder.digest()
 
 
 def test_where_weights_came_from_is_kept_and_not_needed(tmp_path):
@@ -127,14 +185,16 @@ def test_another_architecture_is_refused(tmp_path, embedder):
     rewrite(tmp_path)
     assert same(Embedder.load(tmp_path), embedder)  # the control: rewriting alone harms nothing
     rewrite(tmp_path, config={"backbone": "test_efficientnet", "backbone_args": {}})
-    with pytest.raises(ModelError, match=r"not of 'test_efficientnet' .* missing \(.*unexpected \(.*of another shape"):
+    with pytest.raises(
+        ModelError, match=r"not those of 'test_efficientnet' .* missing \(.*unexpected \(.*of another shape"
+    ):
         Embedder.load(tmp_path)
 
 
 def test_a_newer_format_is_refused(tmp_path, embedder):
     embedder.save(tmp_path)
     rewrite(tmp_path, format=99)
-    with pytest.raises(ModelError, match=r"format 99; .* update shortlist"):
+    with pytest.raises(ModelError, match=r"format 99, .* update shortlist"):
         Embedder.load(tmp_path)
 
 

@@ -66,7 +66,7 @@ def test_the_usual_wrappings_are_taken_off(tmp_path, wrap):
 def test_another_backbones_file_is_refused_with_names(tmp_path):
     file = tmp_path / "w.safetensors"
     safetensors.torch.save_file(whole("test_efficientnet"), file)
-    with pytest.raises(ModelError, match=r"not of 'test_resnet': \d+ missing \(.*, \.\.\.\), \d+ unexpected"):
+    with pytest.raises(ModelError, match=r"not those of 'test_resnet': \d+ missing \(.*, \.\.\.\), \d+ unexpected"):
         Embedder("test_resnet", pretrained=file)
 
 
@@ -131,7 +131,7 @@ def test_a_saved_embedder_gives_its_backbone_and_nothing_else(tmp_path):
     assert all(
         torch.equal(taken.backbone.state_dict()[name], value) for name, value in saved.backbone.state_dict().items()
     )
-    with pytest.raises(ModelError, match=r"are not of 'test_vit'"):
+    with pytest.raises(ModelError, match=r"are not those of 'test_vit'"):
         Embedder("test_vit", pretrained=tmp_path)
     with pytest.raises(ModelError, match=r"no embedder\.json in"):
         Embedder("test_resnet", pretrained=tmp_path.parent)
@@ -160,7 +160,7 @@ def test_without_a_connection_the_file_is_named_at_once(monkeypatch):
     monkeypatch.setattr(weights, "_reachable", lambda _: False)
     monkeypatch.setattr(weights.huggingface_hub, "hf_hub_download", pytest.fail)  # which would try again and again
     address = r"https://\S+/timm/test_resnet.r160_in1k/resolve/main/model.safetensors"
-    with pytest.raises(ModelError, match=rf"no connection .* download {address}, .* `pretrained=FILE`"):
+    with pytest.raises(ModelError, match=rf"cannot connect .* download {address} .* `pretrained=FILE`"):
         Embedder("test_resnet", pretrained=True)
 
 

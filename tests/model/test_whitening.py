@@ -155,18 +155,20 @@ def test_features_fewer_than_channels_need_shrinkage() -> None:
         assert white.isfinite().all()
         assert (white.norm(dim=1) > 1e-3).all()
     assert applied(features, pca_whitening(features, 4, 0)).isfinite().all()  # 15 features do for 4 directions
-    with pytest.raises(ModelError, match="vary in 10 directions, and 20 are needed; use more images, or shrinkage"):
+    with pytest.raises(
+        ModelError, match="vary in 10 directions only, but 20 are required; use more images, or shrinkage"
+    ):
         pair_whitening(features, labels, 4, 0)
 
 
 @pytest.mark.parametrize(
     ("change", "dim", "message"),
     [
-        (lambda x: x, 7, "6 channels into at most as many dimensions, not into 7"),
-        (lambda x: x[:5], 5, "needs more than 5 images, and there are 5"),
+        (lambda x: x, 7, "6 channels into 7 dimensions"),
+        (lambda x: x[:5], 5, "requires more than 5 images, but there are 5"),
         (lambda x: x / 0, 3, "not finite"),
         (lambda x: x * 0, 3, "vary in 0 directions"),
-        (lambda x: x[:, :1].expand(-1, 6), 3, "vary in 1 directions, and 3 are needed"),
+        (lambda x: x[:, :1].expand(-1, 6), 3, "vary in 1 directions only, but 3 are required"),
     ],
 )
 def test_what_cannot_be_learned_from(change: object, dim: int, message: str) -> None:

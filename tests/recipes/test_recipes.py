@@ -84,7 +84,7 @@ class TestInheritance:
                 "duplicate key 'loss' .*line 3",
             ),
             ("inherits: cars196-resnet50-rsk\nloss: {k: [1], k: [2]}\n", "duplicate key 'k'"),
-            ("inherits: parts\n", "no recipe and no file"),
+            ("inherits: parts\n", "no such recipe or file"),
         ],
     )
     def test_mistakes(self, here: Path, text: str, says: str) -> None:

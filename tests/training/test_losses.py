@@ -96,11 +96,14 @@ class TestOurs:
     @pytest.mark.parametrize(
         ("settings", "message"),
         [
-            (["loss.name=binned_ap", "loss.simix=true"], "simix is for recall_at_k and smooth_ap only, not for binned"),
-            (["loss.name=blackbox_ap", "loss.simix=true"], "simix is for recall_at_k and smooth_ap only"),
+            (
+                ["loss.name=binned_ap", "loss.simix=true"],
+                "simix works with recall_at_k and smooth_ap only, not with binned",
+            ),
+            (["loss.name=blackbox_ap", "loss.simix=true"], "simix works with recall_at_k and smooth_ap only"),
             (
                 ["loss.name=pml.NCALoss", "loss.simix=true"],
-                "simix is for recall_at_k and smooth_ap only, not for pml.N",
+                "simix works with recall_at_k and smooth_ap only, not with pml.N",
             ),
             (["loss.name=pml.NCALoss", "loss.k=[1]"], "loss: k has no effect with pml.NCALoss"),
             (["loss.name=smooth_ap", "loss.bins=7"], "loss: bins has no effect with smooth_ap"),
@@ -108,8 +111,8 @@ class TestOurs:
             (["loss.args.alpha=1"], "loss: args has no effect with recall_at_k"),
             (["loss.memory.size=9"], "loss: memory has no effect with recall_at_k"),
             (["loss.name=smoothap"], "loss.name: unknown loss; did you mean 'smooth_ap'?"),
-            (["loss.name=MultiSimilarityLoss"], "is named pml.MultiSimilarityLoss"),
-            (["loss.name=pml."], "is named pml.MultiSimilarityLoss"),
+            (["loss.name=MultiSimilarityLoss"], "write for example pml.MultiSimilarityLoss"),
+            (["loss.name=pml."], "write for example pml.MultiSimilarityLoss"),
             (["loss.name=pml.NCALoss", "loss.miner.nam=X"], "loss.miner.nam: unknown key; did you mean 'name'?"),
             (["loss.name=pml.NCALoss", "loss.memory.size=0"], "loss.memory.size: should be greater than or equal to 1"),
         ],
@@ -284,13 +287,13 @@ REFUSALS = [
     (
         "MultiSimilarityLoss",
         ["args.alpa=1"],
-        "loss.args.alpa: unknown for pml.MultiSimilarityLoss; did you mean 'alpha'?",
+        "loss.args.alpa: unknown argument of pml.MultiSimilarityLoss; did you mean 'alpha'?",
     ),
     ("MultiSimilarityLoss", ["args.mat_based_loss=true"], "loss.args.mat_based_loss: unknown"),
     ("RankedListLoss", ["args.margin=1"], "loss.args.Tn: is required by pml.RankedListLoss"),
     ("MultiSimilarityLoss", ["args.alpha=much"], "arguments {'alpha': 'much'} does not work: "),
-    ("ArcFaceLoss", ["args.margin=wide"], "loss.args: pml.ArcFaceLoss does not take {'margin': 'wide'}"),
-    ("ProxyNCALoss", ["args.num_classes=3"], "loss.args.num_classes: this run has 4, not 3; leave it out"),
+    ("ArcFaceLoss", ["args.margin=wide"], "loss.args: pml.ArcFaceLoss does not accept {'margin': 'wide'}"),
+    ("ProxyNCALoss", ["args.num_classes=3"], "loss.args.num_classes: this run has 4, not 3; remove it"),
     ("ProxyNCALoss", ["args.num_classes=all"], "loss.args.num_classes: this run has 4, not 'all'"),
     ("ProxyNCALoss", ["args.embedding_size=16"], "loss.args.embedding_size: this run has 8, not 16"),
     (
@@ -301,16 +304,24 @@ REFUSALS = [
     (
         "NCALoss",
         ["args.distance={name: SNRDistance, args: {q: 2}}"],
-        "loss.args.distance.args.q: unknown for SNRDistance",
+        "loss.args.distance.args.q: unknown argument of SNRDistance",
     ),
-    ("NCALoss", ["args.distance={nam: LpDistance}"], "loss.args.distance: give a name, or a name and args"),
+    ("NCALoss", ["args.distance={nam: LpDistance}"], "loss.args.distance: set it to a name, or to a name and args"),
     ("NCALoss", ["args.distance=BaseDistance"], "has no BaseDistance"),
-    ("FastAPLoss", ["args.distance=CosineSimilarity"], "FastAPLoss does not take {'distance': 'CosineSimilarity'}"),
-    ("NCALoss", ["args.reducer=DoNothingReducer"], "its reducer should be another one"),
-    ("NCALoss", ["args.distance={name: LpDistance, args: 5}"], "loss.args.distance: give a name, or a name and args"),
-    ("NCALoss", ["args.distance={name: LpDistance, args: {1: 2}}"], "loss.args.distance.args.1: unknown for LpDist"),
+    ("FastAPLoss", ["args.distance=CosineSimilarity"], "FastAPLoss does not accept {'distance': 'CosineSimilarity'}"),
+    ("NCALoss", ["args.reducer=DoNothingReducer"], "use another reducer"),
+    (
+        "NCALoss",
+        ["args.distance={name: LpDistance, args: 5}"],
+        "loss.args.distance: set it to a name, or to a name and args",
+    ),
+    (
+        "NCALoss",
+        ["args.distance={name: LpDistance, args: {1: 2}}"],
+        "loss.args.distance.args.1: unknown argument of LpDist",
+    ),
     ("ProxyNCALoss", ["args.weight_init_func=normal"], "torch.nn.init has no normal; did you mean 'normal_'?"),
-    ("NormalizedSoftmaxLoss", ["args.temperature=0"], "does not work: for four vectors it gives nan"),
+    ("NormalizedSoftmaxLoss", ["args.temperature=0"], "does not work: its value for four vectors is nan"),
     ("TripletMarginLoss", ["args.margin=.nan"], "loss.args.margin: should be a finite number, not nan"),
     ("TripletMarginLoss", ["args.margin=true"], "loss.args.margin: should be a number, not true"),
     ("TripletMarginLoss", ["args.swap=1"], "loss.args.swap: should be true or false, not 1"),
@@ -322,7 +333,7 @@ REFUSALS = [
     (
         "NCALoss",
         ["miner={name: PairMarginMiner, args: {margin: 1}}"],
-        "loss.miner.args.margin: unknown for PairMarginMin",
+        "loss.miner.args.margin: unknown argument of PairMarginMin",
     ),
     ("PNPLoss", ["miner.name=MultiSimilarityMiner"], "pml.PNPLoss with the miner MultiSimilarityMiner does not work: "),
     (
@@ -368,10 +379,10 @@ class TestMemory:
             torch.testing.assert_close(loss(vectors, labels).detach(), literal, atol=1e-4, rtol=1e-4)
 
     def test_too_small_for_a_batch(self) -> None:
-        with pytest.raises(ConfigError, match=r"memory.size 5 is too small for batch.size 6: it must hold one"):
+        with pytest.raises(ConfigError, match=r"memory.size 5 is smaller than batch.size 6; it must hold a batch"):
             config("loss.name=pml.ContrastiveLoss", "loss.memory.size=5")
         loss = build("pml.ContrastiveLoss", "loss.memory.size=5", "batch.size=auto")  # a size that is found later
-        with pytest.raises(ConfigError, match=r"loss.memory.size=5 is too small for batches of 12"):
+        with pytest.raises(ConfigError, match=r"loss.memory.size=5 is smaller than the batch of 12"):
             loss(*some_vectors())
 
     def test_its_counters_are_state(self) -> None:
@@ -488,7 +499,7 @@ class TestLearner:
         assert same is rewinds
 
     def test_a_loss_with_classes_needs_them(self) -> None:
-        with pytest.raises(ValueError, match="needs the training classes"):
+        with pytest.raises(ValueError, match="requires the labels of the training classes"):
             Learner(config("loss.name=pml.NCALoss"), CPU)
 
 

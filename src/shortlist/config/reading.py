@@ -77,7 +77,7 @@ def validate_config(values: dict[str, Any], where: str, overrides: Iterable[str]
         for problem in error.errors():
             key, message = _describe(dict(problem))
             problems.setdefault(key, []).append(message)
-        lines = [f"  {key}: {', or '.join(messages)}" for key, messages in problems.items()]
+        lines = [f"  {key + ': ' if key else ''}{', or '.join(messages)}" for key, messages in problems.items()]
         raise ConfigError("\n".join([f"{where} is not a valid configuration:", *lines])) from None
 
 
