@@ -73,10 +73,10 @@ def report(folder: Path) -> None:
 
     assert len(open_faces()["DejaVuSans"].outline("R"))
 
-    from shortlist.report import ablation, sheet
+    from shortlist.report import ablation, contact_sheet
 
     query = next(images(folder).glob("*/*.png"))
-    assert sheet.draw_hits([(query, [])], folder / "sheet.png").is_file()
+    assert contact_sheet.draw_hits([(query, [])], folder / "sheet.png").is_file()
     case = {"method": "RS@k", "value": "[1]", "metrics": {"r@1": 0.5}}
     results = {"study": "k", "config": {"name": "tiny"}, "cases": [case]}
     assert ablation.draw(results, folder / "plot.png").is_file()

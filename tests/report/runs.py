@@ -1,4 +1,4 @@
-"""Runs to look at, and how to read a page about them."""
+"""Small trained runs, and a parser for the pages about them."""
 
 from __future__ import annotations
 
@@ -6,14 +6,14 @@ import csv
 from pathlib import Path
 
 from shortlist.training import RunFolder, train
-from tests.report.test_markup import Texts
+from tests.report.test_pages import Texts
 from tests.training.runs import class_folders, config
 
-NASTY = "z </script><img src=x onerror=alert(1)>"  # a test class
+NASTY = "z </script><img src=x onerror=alert(1)>"  # name of a test class
 
 
 def images_with_a_nasty_class(root: Path) -> Path:
-    """A table of the images of 12 classes, the last of which is called something that a page must not run."""
+    """Write a table of images of 12 classes, the last of which has a name that a page must not execute."""
     folders = sorted(class_folders(root / "images").iterdir())
     with (root / "images.csv").open("w", newline="", encoding="utf-8") as file:
         writer = csv.writer(file)
@@ -29,6 +29,6 @@ def trained(source: Path, path: Path, *overrides: str) -> RunFolder:
 
 
 def read(file: Path) -> tuple[str, Texts]:
-    """A page's text without its style and script, and its elements."""
+    """Return the text of a page with normalised white space, and its elements."""
     page = Texts(file.read_text(encoding="utf-8"))
     return " ".join(" ".join(page.texts).split()), page

@@ -1,4 +1,4 @@
-"""The table and the plot of a study."""
+"""The table and the plot of an ablation study."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import pytest
 from PIL import Image
 
 from shortlist.errors import RunError
-from shortlist.report.ablation import PAPER, curves, draw, metric, read_results, table
+from shortlist.report.ablation import PAPER, curves, draw, read_results, shown_metric, table
 
 SCORES = {("SAP", "16", 0): 0.5, ("SAP", "16", 1): 0.6, ("RS@k", "128", 0): 0.9, ("RS@k", "16", 0): 0.25}
 
@@ -59,7 +59,7 @@ def test_without_r_at_1_another_metric_is_shown(measured: list[str], shown: str,
     for case in found["cases"]:
         if "metrics" in case:
             case["metrics"] = {name: case["metrics"]["r@1"] if name == shown else 0.0 for name in measured}
-    assert metric(found) == shown
+    assert shown_metric(found) == shown
     assert curves(found) == curves(results())
     draw(found, tmp_path / "plot.png")
 
@@ -71,7 +71,7 @@ def test_numbers_in_any_spelling_are_in_order() -> None:
 
 def test_nothing_to_show(tmp_path: Path) -> None:
     (tmp_path / "results.json").write_text(json.dumps({"study": "k", "cases": []}))
-    with pytest.raises(RunError, match="no case of this study is finished"):
+    with pytest.raises(RunError, match="no case of this study is finished yet"):
         read_results(tmp_path / "results.json")
 
 

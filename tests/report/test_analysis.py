@@ -1,4 +1,4 @@
-"""What each query finds, against one query and one image at a time."""
+"""The analysis of queries, compared with a literal reference."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ from shortlist.data import Catalog, Judgement
 from shortlist.errors import DataError
 from shortlist.evaluation import evaluate
 from shortlist.report import analysis as module
-from shortlist.report.analysis import BINS, analyse
+from shortlist.report.analysis import NUM_BINS, analyse
 from tests.evaluation.test_evaluate import catalog, points
 from tests.processes import Commands
 from tests.reference_search import ranking
 
 
 def judged() -> Catalog:
-    """Three queries after nine images of the gallery; the second has nothing to find."""
+    """Nine gallery images and three queries, the second of which has no positive."""
     rows = np.array
 
     def judgement(positives: list[int], junk: list[int]) -> Judgement:
@@ -53,29 +53,29 @@ CATALOGS = {
 
 
 def check(vectors: Tensor, which: Catalog) -> None:
-    """Every part of an analysis against the literal rankings."""
+    """Compare every field of an analysis with the reference."""
     found = analyse(vectors, which)
     right, wrong = [], []
     for number, query in enumerate(found.queries.tolist()):
         expected = ranking(vectors, which, query)
         shown = [row for row in found.results[number].tolist() if row >= 0]
         assert len(shown) == min(10, len(expected))
-        assert found.right[number, : len(shown)].tolist() == [each[1] for each in expected[:10]]
+        assert found.correct[number, : len(shown)].tolist() == [each[1] for each in expected[:10]]
         np.testing.assert_allclose(
             found.similarities[number, : len(shown)], [each[0] for each in expected[:10]], atol=1e-5
         )
         places = [place for place, each in enumerate(expected, 1) if each[1]]
-        assert found.to_find[number] == len(places)
-        assert found.first[number] == (places[0] if places else 0)
+        assert found.num_positives[number] == len(places)
+        assert found.first_rank[number] == (places[0] if places else 0)
         best = {kind: [each[0] for each in expected if each[1] is kind][:1] for kind in (True, False)}
         margin = best[True][0] - best[False][0] if best[True] and best[False] else 0
         assert found.margin[number] == pytest.approx(margin, abs=1e-5)
         right += [each[0] for each in expected if each[1]]
         wrong += [each[0] for each in expected if not each[1]]
-    assert (found.right_pairs.sum(), found.wrong_pairs.sum()) == (len(right), len(wrong))
-    middles = np.linspace(-1, 1, BINS + 1)[:-1] + 1 / BINS
-    assert found.right_pairs @ middles == pytest.approx(sum(right), abs=len(right) / BINS)
-    assert found.wrong_pairs @ middles == pytest.approx(sum(wrong), abs=len(wrong) / BINS)
+    assert (found.positive_pairs.sum(), found.negative_pairs.sum()) == (len(right), len(wrong))
+    middles = np.linspace(-1, 1, NUM_BINS + 1)[:-1] + 1 / NUM_BINS
+    assert found.positive_pairs @ middles == pytest.approx(sum(right), abs=len(right) / NUM_BINS)
+    assert found.negative_pairs @ middles == pytest.approx(sum(wrong), abs=len(wrong) / NUM_BINS)
 
 
 @pytest.mark.parametrize("which", CATALOGS.values(), ids=CATALOGS)
@@ -101,33 +101,33 @@ class TestAgainstTheReference:
 @settings(deadline=None, max_examples=60)
 @given(labels=st.lists(st.integers(0, 4), min_size=3, max_size=24), seed=st.integers(0, 99), copies=st.booleans())
 def test_first_ranks_are_those_of_the_metrics(labels: list[int], seed: int, copies: bool) -> None:
-    labels = [*labels, labels[0]]  # somebody has something to find
+    labels = [*labels, labels[0]]  # at least one query has a positive
     vectors = points(len(labels), seed)
     if copies:
         vectors[1::2] = vectors[0]
     found = analyse(vectors, catalog(labels))
     measured = evaluate(vectors, catalog(labels), k=(1, 2, 4), bootstrap=0).values
-    first = found.first[found.answerable]
+    first = found.first_rank[found.answerable]
     for cut in (1, 2, 4):
         assert (first <= cut).mean() == pytest.approx(measured[f"r@{cut}"])
-    shown = found.right[found.answerable]
-    for cut in (1, 2, 4):  # what a page shows agrees with what it says
+    shown = found.correct[found.answerable]
+    for cut in (1, 2, 4):  # the shown results agree with the ranks
         assert ((first <= cut) == shown[:, :cut].any(1)).all()
 
 
 def test_a_copy_with_another_label_counts_against() -> None:
     vectors = torch.tensor([[1.0, 0.0], [1.0, 0.0], [1.0, 0.0], [0.0, 1.0]])
     found = analyse(vectors, catalog([0, 0, 1, 1]))
-    assert found.first[:2].tolist() == [2, 2]
+    assert found.first_rank[:2].tolist() == [2, 2]
     assert found.results[0].tolist()[0] == 2
 
 
 def test_opposite_vectors_are_counted() -> None:
     vectors = points(40, seed=0)
-    vectors[20:] = -vectors[:20] * (1 + 1e-6)  # a rounding beyond -1
+    vectors[20:] = -vectors[:20] * (1 + 1e-6)  # a rounding error below -1
     found = analyse(vectors, catalog([0] * 20 + [1] * 20))
-    assert found.right_pairs.sum() == 2 * 20 * 19
-    assert found.wrong_pairs.sum() == 2 * 20 * 20
+    assert found.positive_pairs.sum() == 2 * 20 * 19
+    assert found.negative_pairs.sum() == 2 * 20 * 20
 
 
 def test_vectors_of_other_images_are_refused() -> None:
@@ -143,13 +143,13 @@ from tests.evaluation.test_evaluate import catalog, points
 torch.set_num_threads(1)
 which = catalog([number // 4 for number in range(9_000)])
 vectors = points(len(which))
-analyse(vectors[:400], which.subset(range(400)))  # what is loaded once
+analyse(vectors[:400], which.subset(range(400)))  # warm up
 before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
 analyse(vectors, which)
 print((resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) // 1024)
 """
 
 
-@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="memory is measured in Linux's units")
+@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="ru_maxrss has another unit elsewhere")
 def test_memory_is_that_of_a_tile(commands: Commands) -> None:
     assert int(commands.python(MEASURED)) < 150  # MB; all similarities would take 324

@@ -1,4 +1,4 @@
-"""`shortlist report` and `shortlist compare`, and what `train` says at its end."""
+"""`shortlist report` and `shortlist compare`, and the report that `train` writes."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def messages(out: str) -> list[dict[str, object]]:
 
 
 class TestReport:
-    def test_where_it_is(self, call: Call, folders: Path, tmp_path: Path) -> None:  # noqa: F811
+    def test_path_of_the_file(self, call: Call, folders: Path, tmp_path: Path) -> None:  # noqa: F811
         code, out, err = call("report", folders / "run", "--json")
         assert (code, err) == (0, "")
         assert messages(out)[-1]["report"] == str(folders / "run" / "report.html")
@@ -35,7 +35,7 @@ class TestReport:
         assert_error(call("report", "nowhere"), "There is no run in nowhere")
         assert_error(call("report", folders / "run", "-o", tmp_path), "is a folder")
 
-    def test_train_writes_it(self, call: Call, folders: Path, tmp_path: Path) -> None:  # noqa: F811
+    def test_train_writes_the_report(self, call: Call, folders: Path, tmp_path: Path) -> None:  # noqa: F811
         code, out, _ = call("train", "tiny.yaml", f"data.source={folders / 'images'}", "--run", "run", *FAST, "--json")
         assert code == 0
         assert [each["report"] for each in messages(out) if "report" in each] == ["run/report.html"]
@@ -43,7 +43,7 @@ class TestReport:
         assert call("train", "--resume", "run")[0] == 0
         assert (tmp_path / "run" / "report.html").is_file()
 
-    def test_train_is_none_the_worse_without_it(
+    def test_train_succeeds_if_the_report_fails(
         self,
         call: Call,  # noqa: F811
         folders: Path,  # noqa: F811

@@ -1,4 +1,4 @@
-"""Runs on the same queries: the statistics, what is printed, and the page."""
+"""Comparison of runs: statistics, printed tables and the page."""
 
 from __future__ import annotations
 
@@ -16,8 +16,7 @@ from hypothesis import strategies as st
 from shortlist.errors import ConfigError, RunError
 from shortlist.evaluation.intervals import paired_differences
 from shortlist.report.analysis import analyse
-from shortlist.report.comparing import Comparison, compare_runs
-from shortlist.report.comparison_page import choose_pairs, write_comparison
+from shortlist.report.comparison import Comparison, choose_differing, compare_runs, write_comparison
 from shortlist.report.tables import print_comparison
 from shortlist.training import RunFolder
 from tests.evaluation.test_evaluate import catalog, points
@@ -34,11 +33,11 @@ class TestStatistics:
         found = paired_differences(["r@1"], first[:, None], second[:, None], resamples=4000)["r@1"]
         value, low, high, p = paired_bootstrap(first.tolist(), second.tolist(), 4000, seed=5)
         assert found.value == pytest.approx(value)
-        assert (found.low, found.high) == pytest.approx((low, high), abs=0.02)  # other draws
+        assert (found.low, found.high) == pytest.approx((low, high), abs=0.02)  # other random draws
         assert found.p == pytest.approx(p, abs=0.04)
 
     def test_pairing_counts(self) -> None:
-        """Two that differ on few queries of very different difficulty: alone, their intervals hide it."""
+        """A small difference on queries of very different difficulty is found only by pairing."""
         base = torch.linspace(0, 1, 200).double()
         second = base + 0.01 + 0.01 * torch.sin(torch.arange(200))
         together = paired_differences(["mAP"], base[:, None], second[:, None])["mAP"]
@@ -49,7 +48,7 @@ class TestStatistics:
         assert not apart.real
 
     def test_covers_the_truth(self) -> None:
-        """The interval of a 95 % misses in about one of twenty samples; none of 200 would be no interval at all."""
+        """A 95 % interval misses the true value in about one of twenty samples, but not in none of 200."""
         random = torch.Generator().manual_seed(0)
         first = (torch.rand(200, 80, generator=random) < 0.5).double()
         second = torch.where(torch.rand(200, 80, generator=random) < 0.2, 1.0, first)  # 0.1 more
@@ -64,7 +63,7 @@ class TestStatistics:
 
     @settings(deadline=None, max_examples=30)
     @given(st.lists(st.tuples(st.floats(0, 1), st.floats(0, 1)), min_size=1, max_size=30), st.integers(0, 9))
-    def test_the_other_way_round_is_the_opposite(self, pairs: list[tuple[float, float]], seed: int) -> None:
+    def test_swapping_the_runs_negates_the_difference(self, pairs: list[tuple[float, float]], seed: int) -> None:
         one, other = torch.tensor(pairs).double().T[..., None]
         there = paired_differences(["x"], one, other, 200, seed)["x"]
         back = paired_differences(["x"], other, one, 200, seed)["x"]
@@ -74,7 +73,7 @@ class TestStatistics:
         assert 2 / 201 <= there.p <= 1
         assert there.real == back.real
 
-    def test_the_same_twice_is_no_difference(self) -> None:
+    def test_equal_scores_give_no_difference(self) -> None:
         table = torch.rand(20, 2)
         for found in paired_differences(["a", "b"], table, table).values():
             assert (found.value, found.low, found.high, found.p, found.real) == (0, 0, 0, 1, False)
@@ -88,12 +87,12 @@ class TestChoice:
     def test_where_they_differ_most(self) -> None:
         which = catalog([number // 4 for number in range(40)])
         analyses = {name: analyse(points(40, seed), which) for seed, name in enumerate(("one", "other"))}
-        chosen = choose_pairs(analyses, each=5)
+        chosen = choose_differing(analyses, group_size=5)
         ahead = {
-            group: [1 / analyses["other"].first[n] - 1 / analyses["one"].first[n] for n in numbers]
+            group: [1 / analyses["other"].first_rank[n] - 1 / analyses["one"].first_rank[n] for n in numbers]
             for group, numbers in chosen.items()
         }
-        every = 1 / analyses["other"].first - 1 / analyses["one"].first
+        every = 1 / analyses["other"].first_rank - 1 / analyses["one"].first_rank
         assert ahead["other better"][0] == max(every)
         assert ahead["other worse"][0] == min(every)
         assert min(ahead["other better"]) >= 0 >= max(ahead["other worse"])
@@ -102,7 +101,7 @@ class TestChoice:
     def test_nothing_differs(self) -> None:
         which = catalog([0, 0, 1, 1])
         same = analyse(points(4), which)
-        chosen = choose_pairs({"one": same, "other": same})
+        chosen = choose_differing({"one": same, "other": same})
         assert chosen["other better"] == chosen["other worse"] == []
         assert sorted(chosen["random"]) == [0, 1, 2, 3]
 
@@ -164,7 +163,7 @@ class TestRuns:
         (test,) = comparison.tests
         real = test.differences["two"]["r@1"].real
         assert ("is better than" in said or "is worse than" in said) == real
-        assert ("do not tell two from one" in said) == (not real)
+        assert ("no significant difference between two and one" in said) == (not real)
 
 
 class TestOutput:
@@ -180,7 +179,7 @@ class TestOutput:
         rows = [line.replace("│", " ").split() for line in out.splitlines()]
         found = {row[0]: row[1:3] for row in rows if len(row) > 2}
         (test,) = comparison.tests
-        assert f"{comparison.verdicts()[0]}." in out.splitlines()  # a sentence is for the terminal to wrap
+        assert f"{comparison.verdicts()[0]}." in out.splitlines()  # not wrapped: the terminal does that
         for name in test.means["one"]:
             assert found[name] == [f"{100 * test.means[run][name]:.1f}" for run in ("one", "two")]
 
@@ -196,7 +195,7 @@ class TestOutput:
         (said,) = comparison.verdicts()
         assert "too few" not in said
         (said,) = replace(comparison, tests=[replace(test, queries=dict.fromkeys(test.queries, 3))]).verdicts()
-        assert "but 3 queries are too few to rely on that" in said
+        assert "but 3 queries are too few for a reliable interval" in said
 
     def test_page(self, comparison: Comparison, tmp_path: Path) -> None:
         text, found = read(write_comparison(comparison, tmp_path / "sub" / "page.html"))

@@ -1,4 +1,4 @@
-"""Which queries are shown, and what is said of failures."""
+"""Chosen queries, confusions, distributions and duplicates."""
 
 from __future__ import annotations
 
@@ -14,7 +14,14 @@ from sklearn.metrics import roc_auc_score
 from shortlist.data import Catalog
 from shortlist.report import findings
 from shortlist.report.analysis import Analysis, analyse
-from shortlist.report.findings import by_size, choose, confusions, duplicates, first_ranks, separation
+from shortlist.report.findings import (
+    choose_queries,
+    confusions,
+    duplicates,
+    first_rank_histogram,
+    recall_by_class_size,
+    separation,
+)
 from tests.evaluation.test_evaluate import catalog, points
 from tests.report.test_analysis import judged
 
@@ -33,41 +40,41 @@ class TestChoice:
 
     def test_worst_and_best(self) -> None:
         found, which = self.analysed()
-        chosen = choose(found, which, each=5)
-        assert found.first[chosen["worst"][0]] == found.first.max()
-        assert (np.diff(found.first[chosen["worst"]]) <= 0).all()
+        chosen = choose_queries(found, which, group_size=5)
+        assert found.first_rank[chosen["worst"][0]] == found.first_rank.max()
+        assert (np.diff(found.first_rank[chosen["worst"]]) <= 0).all()
         assert found.margin[chosen["best"][0]] == found.margin.max()
         assert not set(chosen["worst"]) & set(chosen["best"])
 
     def test_at_most_two_of_a_class(self) -> None:
         found, which = self.analysed()
-        hard = replace(found, first=np.where(which.labels == 3, 70, found.first))
-        worst = choose(hard, which, each=8)["worst"]
+        hard = replace(found, first_rank=np.where(which.labels == 3, 70, found.first_rank))
+        worst = choose_queries(hard, which, group_size=8)["worst"]
         assert [self.labels[number] for number in worst[:2]] == [3, 3]
         assert max(np.bincount([self.labels[number] for number in worst])) == 2
 
     def test_one_of_every_class_by_name(self) -> None:
         found, which = self.analysed()
-        names = [which.class_names[self.labels[number]] for number in choose(found, which)["every class"]]
+        names = [which.class_names[self.labels[number]] for number in choose_queries(found, which)["every class"]]
         assert names == sorted(which.class_names)
-        assert len(choose(found, which, classes=7)["every class"]) == 7
+        assert len(choose_queries(found, which, max_classes=7)["every class"]) == 7
 
     def test_one_of_two_classes(self) -> None:
         which = catalog([0, 0, 0, 1, 1, 1])
-        chosen = choose(analyse(points(6), which), which)
+        chosen = choose_queries(analyse(points(6), which), which)
         assert [which.labels[number] for number in chosen["every class"]] == [0, 1]
         assert sorted(chosen["worst"]) == list(range(6))
 
     def test_random_ones_are_repeatable_and_answerable(self) -> None:
-        which = catalog([0, 0, 1, 2, 3, 3])  # two have nothing to find
+        which = catalog([0, 0, 1, 2, 3, 3])  # two have no positive
         found = analyse(points(6), which)
-        for group in choose(found, which).values():
+        for group in choose_queries(found, which).values():
             assert set(group) <= {0, 1, 4, 5}
-        assert choose(found, which) == choose(found, which)
+        assert choose_queries(found, which) == choose_queries(found, which)
 
     def test_judged_queries_have_no_classes(self) -> None:
         found = analyse(points(12), judged())
-        assert sorted(choose(found, judged())["every class"]) == [0, 2]
+        assert sorted(choose_queries(found, judged())["every class"]) == [0, 2]
 
 
 class TestConfusions:
@@ -75,10 +82,10 @@ class TestConfusions:
         # class 0 lies on class 1, whose images are nearer to each other; class 2 is far away
         which = catalog([0, 0, 1, 1, 2, 2])
         (found,) = confusions(analyse(on_a_circle([0, 60, 4, 5, 180, 181]), which), which)
-        assert (found.asked, found.found, found.times, found.queries) == (0, 1, 2, 2)
-        assert found.examples == [0, 1]  # the most certain mistake first
+        assert (found.query_label, found.result_label, found.count, found.total) == (0, 1, 2, 2)
+        assert found.examples == [0, 1]  # the most negative margin first
 
-    def test_none_where_all_is_right(self) -> None:
+    def test_none_if_all_results_are_correct(self) -> None:
         which = catalog([0, 0, 1, 1])
         assert confusions(analyse(on_a_circle([0, 1, 90, 91]), which), which) == []
 
@@ -90,12 +97,12 @@ class TestDistributions:
     def test_bins_hold_every_query_once(self) -> None:
         which = catalog([number % 5 for number in range(60)] + [5, 5])
         found = analyse(points(62), which)
-        sizes, ranks = by_size(found, (1, 4)), first_ranks(found)
+        sizes, ranks = recall_by_class_size(found, (1, 4)), first_rank_histogram(found)
         assert sum(each.queries for each in sizes) == sum(each.queries for each in ranks) == 62
         assert [(each.low, each.high) for each in sizes] == [(1, 1), (11, 11)]
         assert [(each.low, each.high) for each in ranks[:4]] == [(1, 1), (2, 2), (3, 4), (5, 8)]
         mean = sum(each.queries * each.r_at_k[0] for each in sizes) / 62
-        assert mean == pytest.approx((found.first == 1).mean())
+        assert mean == pytest.approx((found.first_rank == 1).mean())
 
     def test_separation_is_the_area_under_the_roc(self) -> None:
         which = catalog([number % 3 for number in range(40)])
@@ -120,12 +127,12 @@ class TestDuplicates:
 
     def test_equal_pixels_in_two_classes(self, copies: Catalog) -> None:
         found = duplicates(analyse(self.vectors, copies), copies)
-        assert (found.pairs, found.unchecked) == ([(0, 2)], 0)
+        assert (found.pairs, found.num_unchecked) == ([(0, 2)], 0)
 
     def test_files_that_are_gone_are_no_duplicates(self, copies: Catalog, tmp_path: Path) -> None:
         (tmp_path / "0.png").unlink()
         assert duplicates(analyse(self.vectors, copies), copies).pairs == []
 
     def test_what_is_not_compared_is_counted(self, copies: Catalog, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setattr(findings, "CHECKED", 1)
-        assert duplicates(analyse(torch.ones(6, 1), copies), copies).unchecked == 7  # 2 x 4 pairs
+        monkeypatch.setattr(findings, "MAX_COMPARED", 1)
+        assert duplicates(analyse(torch.ones(6, 1), copies), copies).num_unchecked == 7  # 2 x 4 pairs

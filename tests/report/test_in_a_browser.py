@@ -8,8 +8,7 @@ from pathlib import Path
 import pytest
 from playwright.sync_api import Browser, Page
 
-from shortlist.report.comparing import compare_runs
-from shortlist.report.comparison_page import write_comparison
+from shortlist.report.comparison import compare_runs, write_comparison
 from shortlist.report.run_report import write_report
 from tests.browser import started_browser
 from tests.report.runs import NASTY, images_with_a_nasty_class, trained

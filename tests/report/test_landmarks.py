@@ -1,4 +1,4 @@
-"""Pages about judged queries, several tests and distractors, on miniatures of the benchmarks."""
+"""Pages for judged queries, several tests and distractors, with miniatures of the benchmarks."""
 
 from __future__ import annotations
 
@@ -7,8 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from shortlist.report.comparing import Comparison, compare_runs
-from shortlist.report.comparison_page import write_comparison
+from shortlist.report.comparison import Comparison, compare_runs, write_comparison
 from shortlist.report.run_report import write_report
 from shortlist.training import RunFolder, train
 from tests.report.runs import read
@@ -27,23 +26,23 @@ class TestReport:
     def test_a_section_for_each_test(self, runs: list[RunFolder]) -> None:
         text, found = read(write_report(runs[0].path))
         for name in ("roxford5k", "rparis6k"):
-            assert f"What it looks like: {name}" in text
-            assert f"Why it fails: {name}" in text
+            assert f"Queries and results: {name}" in text
+            assert f"Failures: {name}" in text
         cards = [each for name, each in found.elements if name == "article"]
-        assert len(cards) == 6 + 6  # every query that has anything to find
-        assert "Classes confused most" not in text
+        assert len(cards) == 6 + 6  # every query with a positive
+        assert "Most frequent confusions" not in text
 
-    def test_the_papers_figures(self, runs: list[RunFolder]) -> None:
+    def test_results_of_the_paper(self, runs: list[RunFolder]) -> None:
         text, _ = read(write_report(runs[0].path))
         without, with_distractors, _ = json.loads(runs[0].evaluation_file.read_text())
         for each, paper in ((without, 60.0), (with_distractors, 40.0)):
             difference = 100 * each["metrics"]["mAP medium"]["value"] - paper
             assert f"paper {paper} ({difference:+.1f})" in text
         assert "roxford5k+r1m: revisited" in text
-        assert "mP@7 hard" in text  # not measured, and says so
+        assert "mP@7 hard" in text  # listed as not measured
         assert "Distractors are not searched here." in text
 
-    def test_only_what_was_tested_before_is_called_before(self, runs: list[RunFolder]) -> None:
+    def test_without_a_test_before_training(self, runs: list[RunFolder]) -> None:
         assert "before training" not in read(write_report(runs[1].path))[0]
 
 
@@ -52,7 +51,7 @@ class TestComparison:
     def comparison(self, runs: list[RunFolder]) -> Comparison:
         return compare_runs([run.path for run in runs])
 
-    def test_only_what_they_have_in_common(self, comparison: Comparison) -> None:
+    def test_only_common_tests_are_compared(self, comparison: Comparison) -> None:
         assert [test.catalog.name for test in comparison.tests] == ["rparis6k"]
 
     def test_every_setup(self, comparison: Comparison, runs: list[RunFolder]) -> None:

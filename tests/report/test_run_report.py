@@ -1,4 +1,4 @@
-"""The report of a run: what it says, and what it does where something is missing."""
+"""The report of a run: its content, and its behaviour if something is missing."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ import pytest
 
 from shortlist.errors import RunError
 from shortlist.model import Embedder
-from shortlist.report import opening, run_report
-from shortlist.report.results import results
-from shortlist.report.run_report import report_after_training, write_report
-from shortlist.report.thumbnails import Album
+from shortlist.report import run_report
+from shortlist.report.analysis import EmbeddedTest
+from shortlist.report.pages import Thumbnails
+from shortlist.report.run_report import report_after_training, result_sections, write_report
 from shortlist.training import Display, RunFolder, evaluation
 from tests.evaluation.test_evaluate import catalog, points
 from tests.report.runs import NASTY, images_with_a_nasty_class, read, trained
@@ -40,7 +40,7 @@ def finished(source: Path, tmp_path_factory: pytest.TempPathFactory) -> RunFolde
 
 @pytest.fixture
 def run(finished: RunFolder, tmp_path: Path) -> RunFolder:
-    """A copy, to be spoilt."""
+    """A copy of the run that a test may change."""
     copy = shutil.copytree(finished.path, tmp_path / "run", ignore=shutil.ignore_patterns("report.html"))
     return RunFolder(Path(copy))
 
@@ -69,10 +69,10 @@ class TestPage:
     def test_every_curve_is_drawn(self, page: Path) -> None:
         _, found = read(page)
         plots = [each["aria-label"] or "" for name, each in found.elements if name == "svg" and "data-points" in each]
-        for title in ("loss", "validation r@1", "learning rate", "images a second", "GeM's p"):
+        for title in ("loss", "validation r@1", "learning rate", "images per second", "GeM's p"):
             assert any(label.startswith(f"{title}:") for label in plots), title
-        assert any(label.startswith("Rank of the first right result") for label in plots)
-        assert any(label.startswith("Similarities of right and wrong pairs") for label in plots)
+        assert any(label.startswith("Rank of the first correct result") for label in plots)
+        assert any(label.startswith("Similarities of positive and negative pairs") for label in plots)
 
     def test_every_class_is_there_with_its_results(self, page: Path) -> None:
         _, found = read(page)
@@ -85,7 +85,7 @@ class TestPage:
         assert len(results) >= 10 * len(cards)
         assert set(results) == {"right", "wrong"}
 
-    def test_each_thumbnail_is_inside_once(self, page: Path) -> None:
+    def test_each_thumbnail_is_stored_once(self, page: Path) -> None:
         content = page.read_text(encoding="utf-8")
         (data,) = re.findall(r'id="pictures">(.*?)</script>', content)
         pictures = json.loads(data)
@@ -101,7 +101,7 @@ class TestPage:
         assert all(each.get("alt") for name, each in found.elements if name == "img")
         assert all(each.get("aria-label") or "aria-hidden" in each for name, each in found.elements if name == "svg")
 
-    def test_names_are_text(self, page: Path) -> None:
+    def test_names_are_escaped(self, page: Path) -> None:
         _, found = read(page)
         assert [name for name, _ in found.elements].count("script") == 2
         assert not [each for _, each in found.elements if "onerror" in each or "src" in each]
@@ -112,12 +112,12 @@ class TestPage:
         text, _ = read(page)
         facts = json.loads(finished.facts_file.read_text())
         assert f"torch {facts['versions']['torch']}" in text
-        assert "18 images of 3 classes, 6 a class" in text  # training, and validation
-        assert "36 images of 6 classes, 6 a class" in text
+        assert "18 images of 3 classes, 6 per class" in text  # training, and validation
+        assert "36 images of 6 classes, 6 per class" in text
         assert "backbone: test_efficientnet" in text
         assert f"shortlist train '{finished.config_file}' --run NEW" in text
 
-    def test_asks_no_network(self, page: Path) -> None:
+    def test_loads_nothing_from_the_network(self, page: Path) -> None:
         _, found = read(page)
         targets = [each[key] or "" for _, each in found.elements for key in ("src", "href") if key in each]
         assert targets
@@ -126,7 +126,7 @@ class TestPage:
         assert {target[1:] for target in targets} <= ids
 
 
-class TestElsewhere:
+class TestVariants:
     def test_another_file(self, run: RunFolder, tmp_path: Path) -> None:
         file = write_report(run.path, tmp_path / "new folder" / "page.html")
         assert file == tmp_path / "new folder" / "page.html"
@@ -136,13 +136,13 @@ class TestElsewhere:
     def test_left_out_classes_and_images(self, source: Path, tmp_path: Path) -> None:
         images = Path(shutil.copytree(source.parent, tmp_path / "images"))
         for number in range(1, 6):
-            (images / "images" / "class 00" / f"{number}.png").unlink()  # one is left: too few
+            (images / "images" / "class 00" / f"{number}.png").unlink()  # one image left is too few
         (images / "images" / "class 03" / "0.png").write_text("no image")
         run = trained(images / "images.csv", tmp_path / "run", "data.on_missing=skip", "data.validation=none")
         text, _ = read(write_report(run.path))
         assert "1 (too few images for a batch): class 00" in text
-        assert "5 (left out as data.on_missing=skip says): images/class 00/1.png" in text
-        assert "1 (left out): images/class 03/0.png" in text
+        assert "5 (skipped because of data.on_missing=skip): images/class 00/1.png" in text
+        assert "1 (skipped): images/class 03/0.png" in text
 
     def test_the_same_picture_in_two_classes(self, source: Path, tmp_path: Path) -> None:
         images = Path(shutil.copytree(source.parent, tmp_path / "images")) / "images"
@@ -153,12 +153,12 @@ class TestElsewhere:
         assert "images/class 08/3.png" in text
 
     def test_more_classes_than_are_shown(self) -> None:
-        tested = opening.Tested(catalog([number // 2 for number in range(50)]), (1,), points(50))
-        sections = results(Album(), tested, 10, Display())
-        assert "one of each of 20 classes" in sections[f"Results: {tested.catalog.name}"]
+        test = EmbeddedTest(catalog([number // 2 for number in range(50)]), (1,), points(50))
+        groups = result_sections(Thumbnails(), test, 10, Display()).queries.groups
+        assert groups[-1] == ("every class", "one of each of 20 classes", 20)
 
 
-class TestWhereSomethingIsMissing:
+class TestMissingParts:
     def test_no_test_images(self, source: Path, tmp_path: Path) -> None:
         run = trained(source, tmp_path / "run", "data.train_share=1", "data.validation=none")
         text, found = read(write_report(run.path))
@@ -171,7 +171,7 @@ class TestWhereSomethingIsMissing:
         text = run.config_file.read_text(encoding="utf-8")
         run.config_file.write_text(text.replace(str(source), str(tmp_path / "gone.csv")), encoding="utf-8")
         said, found = read(write_report(run.path))
-        assert "The images cannot be opened any more" in said
+        assert "The images cannot be opened, so no results are shown" in said
         assert "gone.csv" in said
         assert "r@1" in said
         assert "for all steps, without validation and tests" in said
@@ -181,9 +181,9 @@ class TestWhereSomethingIsMissing:
         images = Path(shutil.copytree(source.parent / "images", tmp_path / "images"))
         run = trained(images, tmp_path / "run")
         vectors = {file.name: file.read_bytes() for file in run.vectors.glob("*.npy")}
-        shutil.rmtree(images / "class 00")  # half of the classes are tested: now others, and some of the training's
+        shutil.rmtree(images / "class 00")  # changes the split, so that training classes would be tested
         said, found = read(write_report(run.path))
-        assert "The images have changed since, so no results are shown." in said
+        assert "The images have changed since the training, so no results are shown." in said
         assert "r@1" in said
         assert not [each for name, each in found.elements if name == "article"]
         assert {file.name: file.read_bytes() for file in run.vectors.glob("*.npy")} == vectors
@@ -200,14 +200,14 @@ class TestWhereSomethingIsMissing:
         run.facts_file.write_text(json.dumps(facts), encoding="utf-8")
         assert "shortlist None" not in read(write_report(run.path))[0]
 
-    def test_a_folder_of_others_is_not_embedded_again(
+    def test_a_read_only_run_is_not_embedded_again(
         self, run: RunFolder, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         def embeds(*_: object, **__: object) -> None:
             raise AssertionError("an image was embedded")
 
         monkeypatch.setattr(Embedder, "forward", embeds)
-        # Root may write everywhere.
+        # The superuser may write everywhere.
         monkeypatch.setattr(evaluation.os, "access", lambda path, _: Path(path) != run.path)
         assert write_report(run.path, tmp_path / "page.html").is_file()
         shutil.rmtree(run.vectors)
@@ -229,13 +229,13 @@ class TestWhereSomethingIsMissing:
 
 
 class TestAfterTraining:
-    def test_says_where_it_is(self, run: RunFolder) -> None:
+    def test_prints_the_path(self, run: RunFolder) -> None:
         display = Listener()
         report_after_training(run, display)
         assert display.messages == [f"The report is {run.path / 'report.html'}."]
 
     def test_a_failure_is_a_message(self, run: RunFolder, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setattr(run_report, "results", lambda *_: 1 / 0)
+        monkeypatch.setattr(run_report, "result_sections", lambda *_: 1 / 0)
         display = Listener()
         report_after_training(run, display)
         (said,) = display.messages

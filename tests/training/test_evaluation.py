@@ -362,7 +362,7 @@ class TestTables:
         assert rows["r@8"] == ["-", "not measured", "91.0", ""]
         assert rows["mAP@R"] == ["10.0", "", "", ""]
         assert "cars196, test: leave-one-out" in text
-        assert "1,200 queries, each against 1,199 images; left out, for want of anything to find: 3" in text
+        assert "1,200 queries, each against 1,199 images; excluded (no positive in the gallery): 3" in text
 
     def test_without_a_paper(self) -> None:
         rows, text = printed(self.measured({}))
@@ -371,12 +371,12 @@ class TestTables:
 
     def test_what_the_paper_has_and_nobody_tested(self) -> None:
         _, text = printed(self.measured({"r@1": 1}), paper=("cars196", "cars196+r1m"))
-        assert "The paper has figures for cars196+r1m as well, which was not tested here." in text
+        assert "The paper also reports results on cars196+r1m, not tested here." in text
 
     def test_what_we_measured_and_what_nobody_did(self) -> None:
-        assert "nobody has measured this recipe" in printed(self.measured({}), ours={})[1]
+        assert "have not been reproduced with shortlist yet" in printed(self.measured({}), ours={})[1]
         _, text = printed(self.measured({}), ours={"cars196": {"r@1": 48.6}})
-        assert "We measured with this recipe: cars196 r@1 48.6." in text
+        assert "Our own results with this recipe: cars196 r@1 48.6." in text
 
     def test_setups(self) -> None:
         _, text = printed(self.measured({}, setups={"easy": 68, "hard": 70}))

@@ -43,8 +43,7 @@ def compare(
     Prints a table of every metric, and writes a page of the same queries side by side.
     """
     from shortlist.progress import display_for
-    from shortlist.report.comparing import compare_runs
-    from shortlist.report.comparison_page import write_comparison
+    from shortlist.report.comparison import compare_runs, write_comparison
     from shortlist.report.tables import print_comparison
 
     display = display_for(sys.stderr, as_json=as_json)

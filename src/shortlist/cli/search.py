@@ -134,7 +134,7 @@ def search(
     from shortlist.gallery import Gallery
 
     if sheet is not None:
-        from shortlist.report.sheet import draw_hits  # before the search: it may have to be installed
+        from shortlist.report.contact_sheet import draw_hits  # fails before the search if an extra is missing
     gallery = Gallery.open(place, model)
     vectors = gallery.encoder.encode(images)
     found = list(zip(images, gallery.search_vectors(vectors, k, label=label), strict=True))

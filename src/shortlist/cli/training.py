@@ -87,7 +87,7 @@ def evaluate(
     else:
         config = RunFolder.open(run).config()
         packaged = config.name in recipe_names() and data is None
-        print_evaluations(measured, () if data else config.paper, ours=config.measured if packaged else None)
+        print_evaluations(measured, () if data else config.paper, reproduced=config.measured if packaged else None)
         if packaged and (others := differences(config)):
             print(f"This run is not what the recipe {config.name} says. It has {', '.join(others)}")
 
@@ -122,7 +122,7 @@ def ablate(
 
     from shortlist import training  # takes seconds: a mistake is told before
     from shortlist.progress import display_for
-    from shortlist.report.ablation import draw, metric, read_results, table
+    from shortlist.report.ablation import draw, read_results, shown_metric, table
 
     _reuse_freed_memory()
     display = display_for(sys.stdout, as_json=as_json)
@@ -140,7 +140,7 @@ def ablate(
     results = read_results(file)
     if not as_json:
         header, rows = table(results)
-        shown = Table(*header, title=f"{metric(results)} in %, mean ± standard deviation over the seeds")
+        shown = Table(*header, title=f"{shown_metric(results)} in %, mean ± standard deviation over the seeds")
         for row in rows:
             shown.add_row(*row)
         Console().print(shown)

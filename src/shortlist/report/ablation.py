@@ -1,4 +1,4 @@
-"""A study's results as a table and as the paper's plot, beside the paper's own numbers."""
+"""The results of an ablation study as a table and a plot, next to the results of the paper."""
 
 from __future__ import annotations
 
@@ -9,23 +9,23 @@ from typing import Any
 
 from shortlist.errors import RunError
 from shortlist.extras import extra
-from shortlist.files import read_json
+from shortlist.files import atomic_replace, read_json
 from shortlist.training.ablation import STUDIES
 
 with extra("report", "The plot of a study"):
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-METRICS = ("r@1", "mAP medium")  # what a study is shown by: the first that was measured
-# Okabe and Ito's palette: told apart with any kind of colour vision.
-LOOKS = {
+METRICS = ("r@1", "mAP medium")  # the first of these that was measured is shown
+# Colours of Okabe and Ito, which are distinguishable with any colour vision, and line styles.
+STYLES = {
     "RS@k": ("#D55E00", "-"),
     "RS@k + SiMix": ("#D55E00", "--"),
     "SAP": ("#0072B2", "-"),
 }
-Curve = Mapping[str, Sequence[float]]  # value -> the metric in %, one for each seed
+Curve = Mapping[str, Sequence[float]]  # value of the varied setting -> metric in % of each seed
 
-# The right plot of the paper's figure of the two studies; of the left one its source has no numbers.
+# The right plot of the paper's figure of the two studies; the source of the paper has no numbers for the left plot.
 PAPER: Mapping[str, Mapping[str, Mapping[str, Curve]]] = {
     "batch-size": {
         "Cars196, ResNet-50": {
@@ -44,89 +44,92 @@ PAPER: Mapping[str, Mapping[str, Mapping[str, Curve]]] = {
     },
 }  # fmt: skip
 CLAIMS = {
-    "rank-temperature": "The paper: 1 is best, with and without SiMix",
-    "k": "The paper: not very sensitive to k (its supplement has the numbers)",
+    "rank-temperature": "Paper: 1 is best, with and without SiMix",
+    "k": "Paper: not very sensitive to k (numbers in its supplement)",
 }
 
 
 def read_results(file: Path) -> dict[str, Any]:
-    """A study's `results.json`.
+    """Read the `results.json` of a study.
 
     Raises:
-        RunError: no case is finished.
+        RunError: No case is finished.
     """
     results: dict[str, Any] = read_json(file)
     if not any("metrics" in case for case in results["cases"]):
-        raise RunError(f"{file}: no case of this study is finished, so there is nothing to show yet.")
+        raise RunError(f"{file}: no case of this study is finished yet, so there are no results to show.")
     return results
 
 
-def metric(results: dict[str, Any]) -> str:
-    """What the study is shown by: r@1 or, where that was not measured, another one that was."""
+def shown_metric(results: dict[str, Any]) -> str:
+    """Return the metric to show: r@1 or, if it was not measured, another one."""
     measured: list[str] = next(list(case["metrics"]) for case in results["cases"] if "metrics" in case)
     return next((name for name in METRICS if name in measured), measured[0])
 
 
 def curves(results: dict[str, Any]) -> dict[str, dict[str, list[float]]]:
-    """By method and value, the metric in % of every seed; methods and values in their order."""
+    """Return the metric in % of every seed, by method and value, both in their order."""
     found: dict[str, dict[str, list[float]]] = {}
-    shown = metric(results)
+    metric = shown_metric(results)
     for case in results["cases"]:
         if "metrics" in case:
             by_value = found.setdefault(case["method"], {})
-            by_value.setdefault(case["value"], []).append(100 * case["metrics"][shown])
+            by_value.setdefault(case["value"], []).append(100 * case["metrics"][metric])
     return {
-        method: dict(sorted(found[method].items(), key=lambda item: _order(item[0])))
-        for method in LOOKS
+        method: dict(sorted(found[method].items(), key=lambda item: _sort_key(item[0])))
+        for method in STYLES
         if method in found
     }
 
 
 def table(results: dict[str, Any]) -> tuple[list[str], list[list[str]]]:
-    """Header and rows: a value, and for each method the mean and the standard deviation over the seeds."""
+    """Return the header and the rows of a table: a value, and mean and standard deviation over the seeds per method."""
     by_method = curves(results)
-    values = sorted({value for curve in by_method.values() for value in curve}, key=_order)
-    rows = [[value, *(_mean(curve.get(value, [])) for curve in by_method.values())] for value in values]
+    values = sorted({value for curve in by_method.values() for value in curve}, key=_sort_key)
+    rows = [[value, *(_format_seeds(curve.get(value, [])) for curve in by_method.values())] for value in values]
     return [STUDIES[results["study"]].label, *by_method], rows
 
 
 def draw(results: dict[str, Any], path: Path) -> Path:
-    """The plot of a study, and those of the paper beside it, as a PNG."""
+    """Draw the plot of a study, next to those of the paper, as a PNG file.
+
+    Returns:
+        `path`.
+    """
     study = results["study"]
-    panels: dict[str, Mapping[str, Curve]] = {f"here: {results['config']['name']}": curves(results)}
-    labels = [metric(results)]
-    panels |= {f"the paper: {name}": figure for name, figure in PAPER.get(study, {}).items()}
+    panels: dict[str, Mapping[str, Curve]] = {f"this study: {results['config']['name']}": curves(results)}
+    labels = [shown_metric(results)]
+    panels |= {f"paper: {name}": figure for name, figure in PAPER.get(study, {}).items()}
     labels += ["r@1"] * (len(panels) - 1)
     figure = Figure(figsize=(4.6 * len(panels), 4.2), dpi=150, layout="constrained")
-    places = figure.subplots(1, len(panels), squeeze=False)[0]
-    for axes, label, (title, panel) in zip(places, labels, panels.items(), strict=True):
-        _panel(axes, panel)
+    subplots = figure.subplots(1, len(panels), squeeze=False)[0]
+    for axes, label, (title, panel) in zip(subplots, labels, panels.items(), strict=True):
+        _draw_panel(axes, panel)
         axes.set_title(title, loc="left", fontsize=10.5, fontweight="bold")
         axes.set_xlabel(STUDIES[study].label)
         axes.set_ylabel(f"{label} (%)")
         axes.legend(frameon=False, fontsize=9)
     if study in CLAIMS:
         figure.supxlabel(CLAIMS[study], fontsize=9)
-    temporary = path.with_name(f".{path.name}")
-    figure.savefig(temporary, format="png")
-    temporary.replace(path)
+    with atomic_replace(path) as temporary:
+        figure.savefig(temporary, format="png")
     return path
 
 
-def _panel(axes: Axes, panel: Mapping[str, Curve]) -> None:
-    values = sorted({value for curve in panel.values() for value in curve}, key=_order)
+def _draw_panel(axes: Axes, panel: Mapping[str, Curve]) -> None:
+    values = sorted({value for curve in panel.values() for value in curve}, key=_sort_key)
     numbers = all(_is_number(value) for value in values)
-    at = {value: float(value) if numbers else float(index) for index, value in enumerate(values)}
+    position = {value: float(value) if numbers else float(index) for index, value in enumerate(values)}
     for method, curve in panel.items():
-        x = [at[value] for value in curve]
-        colour, line = LOOKS[method]
+        x = [position[value] for value in curve]
+        colour, line = STYLES[method]
         means = [statistics.mean(each) for each in curve.values()]
         axes.plot(x, means, label=method, linewidth=2, color=colour, linestyle=line)
-        for place, seeds in zip(x, curve.values(), strict=True):
-            axes.plot([place] * len(seeds), seeds, "o", markersize=4, alpha=0.7, color=colour)
+        for value, seeds in zip(x, curve.values(), strict=True):
+            axes.plot([value] * len(seeds), seeds, "o", markersize=4, alpha=0.7, color=colour)
     if numbers:
         axes.set_xscale("log", base=2)
-    axes.set_xticks(list(at.values()), list(at), rotation=0 if numbers else 30, fontsize=8.5)
+    axes.set_xticks(list(position.values()), list(position), rotation=0 if numbers else 30, fontsize=8.5)
     axes.minorticks_off()
     axes.grid(axis="y", color="#ECECEC")
     axes.spines[["top", "right"]].set_visible(False)
@@ -140,12 +143,12 @@ def _is_number(text: str) -> bool:
     return True
 
 
-def _order(value: str) -> tuple[float, str]:
-    """Numbers by size, lists of numbers by length."""
+def _sort_key(value: str) -> tuple[float, str]:
+    """Sort numbers by value, and lists of numbers by length."""
     return (float(value), "") if _is_number(value) else (value.count(","), value)
 
 
-def _mean(seeds: Sequence[float]) -> str:
+def _format_seeds(seeds: Sequence[float]) -> str:
     if not seeds:
         return "-"
     spread = f" ± {statistics.stdev(seeds):.1f}" if len(seeds) > 1 else ""

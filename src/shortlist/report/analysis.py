@@ -1,9 +1,10 @@
-"""What every query of a test finds: its first results, the rank of the first right one, and all similarities."""
+"""Analysis of a run's test: the results of every query, the rank of its first correct result, and all similarities."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
@@ -11,70 +12,119 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from shortlist.config import CONFIG_KEYS, RunConfig
 from shortlist.data import Catalog, Judgement
-from shortlist.errors import DataError
+from shortlist.encoding import Encoder
+from shortlist.errors import DataError, RunError, translate_arguments
 from shortlist.evaluation.protocols import gallery_rows, leave_one_out, query_rows
+from shortlist.progress import Display
 from shortlist.ranking.count_at_least import count_at_least
 from shortlist.ranking.metrics import rounding
 from shortlist.ranking.precision import full_precision
 from shortlist.ranking.relevance import HIDDEN
 from shortlist.ranking.scratch import Scratch
+from shortlist.training import RunFolder, open_encoder
+from shortlist.training.datasets import EvalSet
+from shortlist.training.plan import decoding_workers
+from shortlist.training.run_evaluation import embed_test
 
-SHOWN = 10  # results of a query
-BINS = 100  # of the similarities, from -1 to 1
-_TILE = 2**22  # similarities alive at once
+NUM_RESULTS = 10  # results per query
+NUM_BINS = 100  # of the histograms of similarities, from -1 to 1
+_TILE = 2**22  # maximum number of similarities in memory
+
+
+@dataclass(frozen=True, eq=False)
+class EmbeddedTest:
+    """Images that a run was tested on, and their vectors.
+
+    Args:
+        catalog: The images.
+        k: Cut-offs of r@k.
+        vectors: Vectors in the order of the catalog, (n, d) on the run's device.
+    """
+
+    catalog: Catalog
+    k: tuple[int, ...]
+    vectors: Tensor
 
 
 @dataclass(frozen=True, eq=False)
 class Analysis:
-    """What each query finds, all of a catalog's queries in their order. Images are rows of the catalog.
+    """Results of all queries of a catalog, in the order of the catalog. Images are given as rows of the catalog.
 
     Args:
-        queries: (Q,) the images that query.
-        results: (Q, 10) the most similar images, the best first; -1 where there are no more.
-        similarities: (Q, 10) to the query.
-        right: (Q, 10) whether a result is what the query should find.
-        to_find: (Q,) how many images it should find; 0: the query counts in no metric.
-        first: (Q,) rank of the first right image, from 1; 0 where there is none.
-        margin: (Q,) the best right similarity less the best wrong one; 0 where there are not both.
-        right_pairs: (100,) how many pairs of a query and a right image have which similarity, from -1 to 1.
-        wrong_pairs: (100,) the same of wrong ones.
+        queries: Images used as queries, (Q,).
+        results: The most similar images, best first, (Q, 10); -1 if there are fewer than 10.
+        similarities: Similarities of the results to the query, (Q, 10).
+        correct: Whether a result is a positive of the query, (Q, 10).
+        num_positives: Number of positives in the gallery, (Q,). Queries with 0 count in no metric.
+        first_rank: Rank of the first positive, starting at 1, (Q,); 0 without a positive.
+        margin: Similarity of the best positive minus that of the best negative, (Q,); 0 if either is missing.
+        positive_pairs: Histogram of the similarities of queries and positives from -1 to 1, (100,).
+        negative_pairs: Histogram of the similarities of queries and negatives from -1 to 1, (100,).
     """
 
     queries: NDArray[np.int64]
     results: NDArray[np.int64]
     similarities: NDArray[np.float32]
-    right: NDArray[np.bool_]
-    to_find: NDArray[np.int64]
-    first: NDArray[np.int64]
+    correct: NDArray[np.bool_]
+    num_positives: NDArray[np.int64]
+    first_rank: NDArray[np.int64]
     margin: NDArray[np.float32]
-    right_pairs: NDArray[np.int64]
-    wrong_pairs: NDArray[np.int64]
+    positive_pairs: NDArray[np.int64]
+    negative_pairs: NDArray[np.int64]
 
     @property
     def answerable(self) -> NDArray[np.int64]:
-        """The numbers of the queries that have anything to find."""
-        return np.flatnonzero(self.to_find)
+        """Indices of the queries that have a positive."""
+        return np.flatnonzero(self.num_positives)
+
+
+def open_finished_run(path: Path | str) -> tuple[RunFolder, RunConfig, Encoder]:
+    """Open a finished run.
+
+    Returns:
+        The run's folder, its configuration and its encoder.
+
+    Raises:
+        RunError: There is no run, or it is not finished.
+    """
+    folder = RunFolder.open(Path(path))
+    config = folder.config()
+    if not folder.evaluation_file.exists():
+        raise RunError(f"The run in {folder.path} is not finished. To finish it: {folder.resume_command}")
+    return folder, config, open_encoder(folder.path)
+
+
+@translate_arguments(CONFIG_KEYS)
+def open_test(
+    folder: RunFolder, config: RunConfig, encoder: Encoder, eval_set: EvalSet, display: Display
+) -> EmbeddedTest:
+    """Load the vectors that the run saved when it was tested. Images that have changed since are embedded again."""
+    with display.task(f"embedding {eval_set.name}", "images") as progress:
+        vectors = embed_test(encoder, eval_set.catalog, decoding_workers(config), folder, progress)
+    return EmbeddedTest(eval_set.catalog, eval_set.k, vectors.to(next(encoder.embedder.parameters()).device))
 
 
 def analyse(vectors: Tensor, catalog: Catalog, progress: Callable[[int, int], None] | None = None) -> Analysis:
-    """Rank the images of a catalog for each of its queries, in memory for the vectors and a tile of similarities.
+    """Rank the gallery for every query of a catalog. Memory is needed for the vectors and one tile of similarities.
 
-    By class, or as judged: what is right in any setup is right, and what is junk in all of them is left out. Ties count
-    against the query, as in the metrics, so that `first` <= k is its r@k.
+    Positives are images of the same class. For judged queries, they are the positives of any setup; images that are
+    junk in a setup and positive in none are ignored. Ties count against the query, as in the metrics, so that
+    `first_rank <= k` is the query's r@k.
 
     Args:
-        vectors: (n, d) in the order of the catalog, on any device.
-        catalog: labels, and roles and judgements where there are any.
-        progress: called with the number of queries done and of all.
+        vectors: Vectors in the order of the catalog, (n, d) on any device.
+        catalog: Images with labels, and roles and judgements if any.
+        progress: Called with the number of queries done and the total number.
 
     Raises:
-        DataError: the vectors are not those of the catalog.
+        DataError: The number of vectors is not the number of images.
     """
     if len(vectors) != len(catalog):
         raise DataError(f"{len(vectors)} embeddings for the {len(catalog)} images of {catalog.name}")
     queries, gallery = query_rows(catalog), gallery_rows(catalog)
-    answers = _Answers(catalog, queries, gallery)
+    relevance = _Relevance(catalog, queries, gallery)
     database = vectors if len(gallery) == len(vectors) else vectors[torch.from_numpy(gallery).to(vectors.device)]
     lengths = rounding(vectors.shape[1], vectors.dtype) * database.norm(dim=1)
     size, tiles = max(1, _TILE // max(1, len(gallery))), []
@@ -82,112 +132,113 @@ def analyse(vectors: Tensor, catalog: Catalog, progress: Callable[[int, int], No
     with full_precision(vectors.device):
         for start in range(0, len(queries), size):
             stop = min(start + size, len(queries))
-            asking = vectors[torch.from_numpy(queries[start:stop]).to(vectors.device)]
-            similarities = torch.matmul(asking, database.T, out=scratch("similarities", len(asking), len(database)))
-            similarities[answers.hidden(start, stop, vectors.device)] = HIDDEN
-            right = answers.right(start, stop, vectors.device)
-            # A right image is behind what it ties with.
-            similarities[right] -= asking.norm(dim=1)[right[0]] * lengths[right[1]]
-            tiles.append(_Tile.of(similarities, right, scratch))
+            query_vectors = vectors[torch.from_numpy(queries[start:stop]).to(vectors.device)]
+            shape = len(query_vectors), len(database)
+            similarities = torch.matmul(query_vectors, database.T, out=scratch("similarities", *shape))
+            similarities[relevance.ignored(start, stop, vectors.device)] = HIDDEN
+            positives = relevance.positives(start, stop, vectors.device)
+            # Rank positives behind negatives whose similarity is equal up to rounding.
+            similarities[positives] -= query_vectors.norm(dim=1)[positives[0]] * lengths[positives[1]]
+            tiles.append(_Tile.of(similarities, positives, scratch))
             if progress is not None:
                 progress(stop, len(queries))
-    found = {name: [getattr(tile, name).cpu() for tile in tiles] for name in _Tile._fields}
-    pairs = {name: torch.stack(found.pop(name)).sum(0).numpy() for name in ("right_pairs", "wrong_pairs")}
-    rows = {name: torch.cat(values).numpy() for name, values in found.items()}
+    fields = {name: [getattr(tile, name).cpu() for tile in tiles] for name in _Tile._fields}
+    pairs = {name: torch.stack(fields.pop(name)).sum(0).numpy() for name in ("positive_pairs", "negative_pairs")}
+    rows = {name: torch.cat(values).numpy() for name, values in fields.items()}
     rows["results"] = np.where(rows["results"] < 0, -1, gallery[rows["results"]])
     return Analysis(queries, **rows, **pairs)
 
 
-Places = tuple[Tensor, Tensor]  # rows and columns of a tile
+Cells = tuple[Tensor, Tensor]  # rows and columns of a tile
 
 
-class _Answers:
-    """What is right for a query, and what is not in its ranking at all: the query itself, and junk."""
+class _Relevance:
+    """The positives of each query, and the images that are not part of its ranking: the query itself, and junk."""
 
     def __init__(self, catalog: Catalog, queries: NDArray[np.int64], gallery: NDArray[np.int64]) -> None:
-        self.itself = leave_one_out(catalog)
-        self.judged = None if not catalog.judgements else _any_setup(catalog, gallery)
+        self.leave_one_out = leave_one_out(catalog)
+        self.judgements = None if not catalog.judgements else _merge_setups(catalog, gallery)
         labels = catalog.labels[gallery]
-        self.members = np.argsort(labels, kind="stable")  # places in the gallery, class by class
+        self.by_class = np.argsort(labels, kind="stable")  # gallery positions, class by class
         self.first, self.last = (
-            np.searchsorted(labels[self.members], catalog.labels[queries], side) for side in ("left", "right")
+            np.searchsorted(labels[self.by_class], catalog.labels[queries], side) for side in ("left", "right")
         )
 
-    def right(self, start: int, stop: int, device: torch.device) -> Places:
-        """Where a tile of the queries from `start` to `stop` against the gallery holds right images."""
-        if self.judged is not None:
-            return _places([each.positives for each in self.judged[start:stop]], device)
-        found = [self.members[self.first[query] : self.last[query]] for query in range(start, stop)]
-        if self.itself:
-            found = [places[places != start + row] for row, places in enumerate(found)]
-        return _places(found, device)
+    def positives(self, start: int, stop: int, device: torch.device) -> Cells:
+        """Return the cells of positives in the tile of queries `start` to `stop` against the gallery."""
+        if self.judgements is not None:
+            return _cells([each.positives for each in self.judgements[start:stop]], device)
+        members = [self.by_class[self.first[query] : self.last[query]] for query in range(start, stop)]
+        if self.leave_one_out:
+            members = [columns[columns != start + row] for row, columns in enumerate(members)]
+        return _cells(members, device)
 
-    def hidden(self, start: int, stop: int, device: torch.device) -> Places:
-        """Where it holds what is not in the ranking."""
-        if self.judged is not None:
-            return _places([each.junk for each in self.judged[start:stop]], device)
-        own = torch.arange(start, stop if self.itself else start, device=device)
-        return own - start, own
+    def ignored(self, start: int, stop: int, device: torch.device) -> Cells:
+        """Return the cells of images that are not part of the ranking."""
+        if self.judgements is not None:
+            return _cells([each.junk for each in self.judgements[start:stop]], device)
+        itself = torch.arange(start, stop if self.leave_one_out else start, device=device)
+        return itself - start, itself
 
 
-def _places(columns: Sequence[NDArray[np.int64]], device: torch.device) -> Places:
-    """From the columns of each row."""
+def _cells(columns: Sequence[NDArray[np.int64]], device: torch.device) -> Cells:
+    """Convert a list of columns per row to cells."""
     rows = np.repeat(np.arange(len(columns)), [len(each) for each in columns])
-    joined = np.concatenate(columns)
-    return torch.from_numpy(rows).to(device), torch.from_numpy(joined).to(device)
+    return torch.from_numpy(rows).to(device), torch.from_numpy(np.concatenate(columns)).to(device)
 
 
-def _any_setup(catalog: Catalog, gallery: NDArray[np.int64]) -> list[Judgement]:
-    """For each query, what is right in any setup, and what is junk in some and right in none: places in the gallery."""
+def _merge_setups(catalog: Catalog, gallery: NDArray[np.int64]) -> list[Judgement]:
+    """Return for each query the gallery positions of images positive in any setup, and of junk positive in none."""
     assert catalog.judgements is not None
-    place = np.full(len(catalog), -1)
-    place[gallery] = np.arange(len(gallery))
-    found = []
-    for each in zip(*catalog.judgements.values(), strict=True):
-        right = np.unique(np.concatenate([one.positives for one in each]))
-        junk = np.setdiff1d(np.concatenate([one.junk for one in each]), right)
-        found.append(Judgement(place[right], place[junk]))
-    return found
+    position = np.full(len(catalog), -1)
+    position[gallery] = np.arange(len(gallery))
+    merged = []
+    for setups in zip(*catalog.judgements.values(), strict=True):
+        positives = np.unique(np.concatenate([setup.positives for setup in setups]))
+        junk = np.setdiff1d(np.concatenate([setup.junk for setup in setups]), positives)
+        merged.append(Judgement(position[positives], position[junk]))
+    return merged
 
 
 class _Tile(NamedTuple):
-    """Of some queries: as in `Analysis`, with places in the gallery."""
+    """The fields of `Analysis` for a tile of queries, with gallery positions as results."""
 
     results: Tensor
     similarities: Tensor
-    right: Tensor
-    to_find: Tensor
-    first: Tensor
+    correct: Tensor
+    num_positives: Tensor
+    first_rank: Tensor
     margin: Tensor
-    right_pairs: Tensor
-    wrong_pairs: Tensor
+    positive_pairs: Tensor
+    negative_pairs: Tensor
 
     @classmethod
-    def of(cls, similarities: Tensor, right: Places, scratch: Scratch) -> _Tile:
-        """Spoils the (T, N) similarities: a pass over them costs, and a copy more."""
-        at = similarities[right]
-        to_find = torch.bincount(right[0], minlength=len(similarities))
-        best = torch.full_like(similarities[:, 0], HIDDEN).scatter_reduce_(0, right[0], at, "amax")
-        top = similarities.topk(min(SHOWN, similarities.shape[1]))
-        similarities[right] = HIDDEN  # only wrong ones are left
-        found = similarities.gather(1, top.indices) < top.values  # what has just been hidden
-        there = top.values > HIDDEN
+    def of(cls, similarities: Tensor, positives: Cells, scratch: Scratch) -> _Tile:
+        """Analyse a tile of similarities (T, N), which is overwritten because a copy would cost time and memory."""
+        of_positives = similarities[positives]
+        num_positives = torch.bincount(positives[0], minlength=len(similarities))
+        best = torch.full_like(similarities[:, 0], HIDDEN).scatter_reduce_(0, positives[0], of_positives, "amax")
+        top = similarities.topk(min(NUM_RESULTS, similarities.shape[1]))
+        similarities[positives] = HIDDEN  # only negatives are left
+        correct = similarities.gather(1, top.indices) < top.values  # those that have just been hidden
+        exists = top.values > HIDDEN
         margin = best - similarities.amax(1)
-        first = 1 + count_at_least(similarities, best[:, None])[:, 0]
+        first_rank = 1 + count_at_least(similarities, best[:, None])[:, 0]
         return cls(
-            top.indices.masked_fill(~there, -1),
-            top.values.masked_fill(~there, 0),
-            found & there,
-            to_find,
-            first.masked_fill(to_find == 0, 0),
+            top.indices.masked_fill(~exists, -1),
+            top.values.masked_fill(~exists, 0),
+            correct & exists,
+            num_positives,
+            first_rank.masked_fill(num_positives == 0, 0),
             margin.masked_fill(~margin.isfinite(), 0),
-            _histogram(at, scratch),
+            _histogram(of_positives, scratch),
             _histogram(similarities, scratch),
         )
 
 
 def _histogram(similarities: Tensor, scratch: Scratch) -> Tensor:
-    """How many of the similarities, which are spoilt, are in each bin from -1 to 1; what is hidden is in none."""
-    places = similarities.add_(1 + 1e-5).mul_(BINS / 2).add_(1).clamp_(0, BINS)  # 0: hidden, and no rounding below -1
-    whole = scratch("bins", *places.shape, dtype=torch.int32).copy_(places)
-    return torch.bincount(whole.view(-1), minlength=BINS + 1)[1:]
+    """Count the similarities per bin from -1 to 1, without hidden ones. Overwrites `similarities`."""
+    # Bin 0 takes hidden similarities; the 1e-5 keeps -1 with a rounding error out of it.
+    bins = similarities.add_(1 + 1e-5).mul_(NUM_BINS / 2).add_(1).clamp_(0, NUM_BINS)
+    indices = scratch("bins", *bins.shape, dtype=torch.int32).copy_(bins)
+    return torch.bincount(indices.view(-1), minlength=NUM_BINS + 1)[1:]

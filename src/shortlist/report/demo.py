@@ -1,4 +1,4 @@
-"""The demonstration: train on glyphs, and show what was learned."""
+"""The demonstration: train on glyphs, and draw results before and after training."""
 
 from __future__ import annotations
 
@@ -9,43 +9,45 @@ from shortlist.config import RunConfig
 from shortlist.encoding import embed_images
 from shortlist.files import read_json
 from shortlist.progress import Display
-from shortlist.report.pictures import Column, draw_results, sample_queries
+from shortlist.report.contact_sheet import Column, draw_rankings, sample_queries
 from shortlist.report.run_report import report_after_training
 from shortlist.training import open_embedder, train
-from shortlist.training.datasets import open_images
 from shortlist.training.components import build_embedder, build_transforms
+from shortlist.training.datasets import open_images
 from shortlist.training.plan import decoding_workers
 
-QUERIES = 10
+NUM_QUERIES = 10
 
 
 def run_demo(config: RunConfig, path: Path, display: Display) -> Path:
-    """Train `config` in a new folder, say r@1 before and after, and draw random queries with their results.
+    """Train in a new folder, print r@1 before and after training, and draw random queries with their results.
+
+    Args:
+        config: Configuration of the run.
+        path: Folder of the run.
+        display: Where progress and messages are shown.
 
     Returns:
         The picture.
     """
     started = time.perf_counter()
     folder = train(config, path, display)
-    catalog, _ = open_images(config, display, folder)
-    test = catalog.split("test")
-    after = open_embedder(folder)
-    _, transform = build_transforms(config, after)
+    test = open_images(config, display, folder).catalog.split("test")
+    trained = open_embedder(folder)
+    _, transform = build_transforms(config, trained)
     r1 = [read_json(file)[0]["metrics"]["r@1"]["value"] for file in (folder.before_file, folder.evaluation_file)]
     workers = decoding_workers(config)
     columns = [
-        Column(f"{when} training: r@1 {100 * value:.1f} %", embed_images(each, test, transform, workers=workers))
-        for when, value, each in zip(("before", "after"), r1, (build_embedder(config), after), strict=True)
+        Column(f"{when} training: r@1 {100 * value:.1f} %", embed_images(embedder, test, transform, workers=workers))
+        for when, value, embedder in zip(("before", "after"), r1, (build_embedder(config), trained), strict=True)
     ]
-    title = (
-        f"Characters that the network never saw in training: random queries, and their nearest of {len(test):,} images"
-    )
-    picture = draw_results(
-        test, sample_queries(test, QUERIES), columns, folder.path / "before-and-after.png", title=title
+    title = f"Characters not used in training: random queries, and their nearest images among {len(test):,}"
+    picture = draw_rankings(
+        test, sample_queries(test, NUM_QUERIES), columns, folder.path / "before-and-after.png", title=title
     )
     display.message(
-        f"r@1 on {len(test.classes())} characters never seen in training: {100 * r1[0]:.1f} % before, "
-        f"{100 * r1[1]:.1f} % after ({time.perf_counter() - started:.0f} s). Look at {picture}",
+        f"r@1 on {len(test.classes())} characters not used in training: {100 * r1[0]:.1f} % before, "
+        f"{100 * r1[1]:.1f} % after ({time.perf_counter() - started:.0f} s). The picture is {picture}.",
         before=r1[0],
         after=r1[1],
         picture=str(picture),

@@ -1,4 +1,4 @@
-"""What an analysis says to a person: which queries to look at, and why a search fails."""
+"""What an analysis shows: queries worth looking at, confused classes, distributions and duplicates."""
 
 from __future__ import annotations
 
@@ -11,78 +11,106 @@ from numpy.typing import NDArray
 from shortlist.data import Catalog
 from shortlist.data.images import ImageError
 from shortlist.report.analysis import Analysis
-from shortlist.report.thumbnails import pixels
+from shortlist.report.pages import load_pixels
 
-EQUAL = 1 - 1e-4  # similarity from which two images may be one: the same pixels give the same vector but for roundings
-CHECKED = 2000  # pairs of that kind that are looked at: all, unless the embeddings have collapsed
+MIN_SIMILARITY = 1 - 1e-4  # of two images with equal pixels: their vectors are equal except for rounding
+MAX_COMPARED = 2000  # pairs of images whose pixels are compared; only collapsed embeddings have more
 
 
-def choose(analysis: Analysis, catalog: Catalog, each: int = 12, classes: int = 150) -> dict[str, list[int]]:
-    """Numbers of queries to show: a random sample, the worst, the best, and one of every class (of at most `classes`).
+def choose_queries(
+    analysis: Analysis, catalog: Catalog, group_size: int = 12, max_classes: int = 150
+) -> dict[str, list[int]]:
+    """Choose queries to show: a random sample, the worst, the best, and one per class.
 
-    The worst have their first right result farthest behind, the best the widest margin before the first wrong one; at
-    most two of a class, so that they show more than one thing, unless there are only one or two classes.
+    The worst queries have the highest rank of their first correct result, the best queries the largest margin. At most
+    two queries per class are among the worst and the best, unless there are only one or two classes.
+
+    Args:
+        analysis: The analysis.
+        catalog: The images.
+        group_size: Number of queries in each of the first three groups.
+        max_classes: Maximum number of classes in the last group.
+
+    Returns:
+        Indices of queries by group: "random", "worst", "best" and "every class".
     """
     answerable = analysis.answerable
     labels = catalog.labels[analysis.queries]
-    order = np.random.default_rng(0).permutation(answerable)
+    shuffled = np.random.default_rng(0).permutation(answerable)
     by_margin = answerable[np.argsort(-analysis.margin[answerable], kind="stable")]
-    by_rank = by_margin[::-1][np.argsort(-analysis.first[by_margin[::-1]], kind="stable")]
-    ranked = {"worst": by_rank, "best": by_margin}
-    most = 2 if len(np.unique(labels)) > 2 else len(labels)
-    few = {name: _at_most(queries.tolist(), labels, most)[:each] for name, queries in ranked.items()}
-    every = _at_most(order.tolist(), labels, 1) if not catalog.judgements else order.tolist()
-    every = sorted(every[:classes], key=lambda query: (catalog.class_names[labels[query]], query))
-    return {"random": order[:each].tolist(), **few, "every class": every}
+    by_rank = by_margin[::-1][np.argsort(-analysis.first_rank[by_margin[::-1]], kind="stable")]
+    per_class = 2 if len(np.unique(labels)) > 2 else len(labels)
+    ranked = {
+        name: _limit_per_class(queries.tolist(), labels, per_class)[:group_size]
+        for name, queries in {"worst": by_rank, "best": by_margin}.items()
+    }
+    every = shuffled.tolist() if catalog.judgements else _limit_per_class(shuffled.tolist(), labels, 1)
+    every = sorted(every[:max_classes], key=lambda query: (catalog.class_names[labels[query]], query))
+    return {"random": shuffled[:group_size].tolist(), **ranked, "every class": every}
 
 
-def _at_most(queries: Sequence[int], labels: NDArray[np.int64], number: int) -> list[int]:
-    """The queries without those of a class that has had so many."""
-    seen: dict[int, int] = {}
+def _limit_per_class(queries: Sequence[int], labels: NDArray[np.int64], limit: int) -> list[int]:
+    """Return the first `limit` queries of each class, in the given order."""
+    counts: dict[int, int] = {}
     kept = []
     for query in queries:
         label = int(labels[query])
-        seen[label] = seen.get(label, 0) + 1
-        if seen[label] <= number:
+        counts[label] = counts.get(label, 0) + 1
+        if counts[label] <= limit:
             kept.append(query)
     return kept
 
 
 @dataclass(frozen=True)
 class Confusion:
-    """A class whose queries find another class first: labels, how many queries of how many, and some of them."""
+    """Queries of one class whose first result is of another class.
 
-    asked: int
-    found: int
-    times: int
-    queries: int
-    examples: list[int]  # numbers of queries, the most certain mistakes first
+    Args:
+        query_label: Label of the queries.
+        result_label: Label of their first results.
+        count: Number of such queries.
+        total: Number of queries of the class.
+        examples: Indices of some of the queries, the largest negative margin first.
+    """
+
+    query_label: int
+    result_label: int
+    count: int
+    total: int
+    examples: list[int]
 
 
-def confusions(analysis: Analysis, catalog: Catalog, most: int = 12, examples: int = 4) -> list[Confusion]:
-    """The pairs of classes confused most, by the first results of queries; none where answers are judged."""
+def confusions(analysis: Analysis, catalog: Catalog, limit: int = 12, num_examples: int = 4) -> list[Confusion]:
+    """Return the pairs of classes that are confused most often; none for judged queries."""
     if catalog.judgements:
         return []
     answerable = analysis.answerable
     labels = catalog.labels[analysis.queries]
-    of_class = np.bincount(labels[answerable], minlength=len(catalog.class_names))
-    wrong = answerable[~analysis.right[answerable, 0]]
-    found = catalog.labels[analysis.results[wrong, 0]]
-    pairs, which, times = np.unique(
-        np.column_stack((labels[wrong], found)), axis=0, return_inverse=True, return_counts=True
+    totals = np.bincount(labels[answerable], minlength=len(catalog.class_names))
+    wrong = answerable[~analysis.correct[answerable, 0]]
+    result_labels = catalog.labels[analysis.results[wrong, 0]]
+    pairs, pair_of, counts = np.unique(
+        np.column_stack((labels[wrong], result_labels)), axis=0, return_inverse=True, return_counts=True
     )
-    certain = np.argsort(analysis.margin[wrong], kind="stable")
-    confused = []
-    for number in np.argsort(-times, kind="stable")[:most].tolist():
-        asked, instead = (int(label) for label in pairs[number])
-        mine = wrong[certain[which.reshape(-1)[certain] == number]]
-        confused.append(Confusion(asked, instead, int(times[number]), int(of_class[asked]), mine[:examples].tolist()))
-    return confused
+    by_margin = np.argsort(analysis.margin[wrong], kind="stable")
+    found = []
+    for pair in np.argsort(-counts, kind="stable")[:limit].tolist():
+        query_label, result_label = (int(label) for label in pairs[pair])
+        examples = wrong[by_margin[pair_of.reshape(-1)[by_margin] == pair]][:num_examples].tolist()
+        found.append(Confusion(query_label, result_label, int(counts[pair]), int(totals[query_label]), examples))
+    return found
 
 
 @dataclass(frozen=True)
-class Share:
-    """Some of the queries: from one number to another, how many, and which share of them each cut-off satisfies."""
+class Bin:
+    """Queries with a number from `low` to `high`.
+
+    Args:
+        low: Smallest number.
+        high: Largest number.
+        queries: Number of queries.
+        r_at_k: Their r@k for each cut-off.
+    """
 
     low: int
     high: int
@@ -91,78 +119,85 @@ class Share:
 
     @property
     def name(self) -> str:
+        """The range as text."""
         return f"{self.low:,}" if self.low == self.high else f"{self.low:,} - {self.high:,}"
 
 
-def by_size(analysis: Analysis, k: Sequence[int]) -> list[Share]:
-    """r@k by the number of images that a query should find, in bins that double, as far as they are filled."""
-    first = analysis.first[analysis.answerable]
-    numbers = analysis.to_find[analysis.answerable]
+def recall_by_class_size(analysis: Analysis, k: Sequence[int]) -> list[Bin]:
+    """Return r@k by the number of positives of a query, in bins 1, 2, 3 - 4, 5 - 8, ... without empty ones."""
+    ranks = analysis.first_rank[analysis.answerable]
+    sizes = analysis.num_positives[analysis.answerable]
     return [
-        Share(int(numbers[mine].min()), int(numbers[mine].max()), int(mine.sum()), _r_at_k(first[mine], k))
-        for _, _, mine in _doubling(numbers)
+        Bin(
+            int(sizes[inside].min()),
+            int(sizes[inside].max()),
+            int(inside.sum()),
+            tuple(float((ranks[inside] <= cutoff).mean()) for cutoff in k),
+        )
+        for _, _, inside in _doubling_bins(sizes)
+        if inside.any()
     ]
 
 
-def _r_at_k(first: NDArray[np.int64], k: Sequence[int]) -> tuple[float, ...]:
-    return tuple(float((first <= cut).mean()) for cut in k)
+def first_rank_histogram(analysis: Analysis) -> list[Bin]:
+    """Return the number of queries by the rank of their first correct result, in bins 1, 2, 3 - 4, 5 - 8, ..."""
+    ranks = analysis.first_rank[analysis.answerable]
+    return [Bin(low, high, int(inside.sum())) for low, high, inside in _doubling_bins(ranks)]
 
 
-def first_ranks(analysis: Analysis) -> list[Share]:
-    """How many queries have their first right result at which rank, in bins that double."""
-    ranks = analysis.first[analysis.answerable]
-    return [Share(low, high, int(mine.sum())) for low, high, mine in _doubling(ranks, gaps=True)]
-
-
-def _doubling(numbers: NDArray[np.int64], gaps: bool = False) -> list[tuple[int, int, NDArray[np.bool_]]]:
-    """Bins 1, 2, 3 - 4, 5 - 8, ...: their ends, and which of the numbers are inside; empty ones where `gaps`."""
+def _doubling_bins(numbers: NDArray[np.int64]) -> list[tuple[int, int, NDArray[np.bool_]]]:
+    """Return the first and last number of each bin, and which of the numbers are inside."""
     bins, low, high = [], 1, 1
     while low <= numbers.max(initial=0):
-        inside = (numbers >= low) & (numbers <= high)
-        if gaps or inside.any():
-            bins.append((low, high, inside))
+        bins.append((low, high, (numbers >= low) & (numbers <= high)))
         low, high = high + 1, 2 * high
     return bins
 
 
 def separation(analysis: Analysis) -> float | None:
-    """How often a right pair is more similar than a wrong one, whatever their queries (ties half)."""
-    right, wrong = analysis.right_pairs.astype(float), analysis.wrong_pairs.astype(float)
-    if not right.sum() or not wrong.sum():
+    """Return how often a positive pair is more similar than a negative pair of any query (AUC; ties count half)."""
+    positives, negatives = analysis.positive_pairs.astype(float), analysis.negative_pairs.astype(float)
+    if not positives.sum() or not negatives.sum():
         return None
-    below = np.cumsum(wrong) - wrong / 2
-    return float((right * below).sum() / right.sum() / wrong.sum())
+    below = np.cumsum(negatives) - negatives / 2
+    return float((positives * below).sum() / positives.sum() / negatives.sum())
 
 
 @dataclass(frozen=True)
 class Duplicates:
-    """Pairs of rows of the catalog with equal pixels and different classes, and how many pairs were not looked at."""
+    """Images with equal pixels and different labels.
+
+    Args:
+        pairs: Pairs of rows of the catalog.
+        num_unchecked: Number of candidate pairs whose pixels were not compared.
+    """
 
     pairs: list[tuple[int, int]]
-    unchecked: int
+    num_unchecked: int
 
 
 def duplicates(analysis: Analysis, catalog: Catalog, progress: Callable[[int, int], None] | None = None) -> Duplicates:
-    """The same picture in two classes: at least one label is wrong, and no embedder can tell which.
+    """Find images with equal pixels and different labels among the results: at least one label is wrong.
 
-    Equal pixels give equal vectors, so only pairs of equal vectors are opened and compared. Judged answers have none.
+    Equal pixels give equal vectors, so only the pixels of pairs with equal vectors are compared. Judged queries have no
+    duplicates.
     """
     if catalog.judgements:
         return Duplicates([], 0)
-    query, place = np.nonzero((analysis.similarities >= EQUAL) & (analysis.results >= 0))
-    pairs = np.column_stack((analysis.queries[query], analysis.results[query, place]))
+    query, rank = np.nonzero((analysis.similarities >= MIN_SIMILARITY) & (analysis.results >= 0))
+    pairs = np.column_stack((analysis.queries[query], analysis.results[query, rank]))
     pairs = np.unique(np.sort(pairs[catalog.labels[pairs[:, 0]] != catalog.labels[pairs[:, 1]]], axis=1), axis=0)
     found = []
-    for number, (one, other) in enumerate(pairs[:CHECKED].tolist()):
-        if _same(catalog, one, other):
+    for number, (one, other) in enumerate(pairs[:MAX_COMPARED].tolist()):
+        if _have_equal_pixels(catalog, one, other):
             found.append((one, other))
         if progress is not None:
-            progress(number + 1, min(len(pairs), CHECKED))
-    return Duplicates(found, max(0, len(pairs) - CHECKED))
+            progress(number + 1, min(len(pairs), MAX_COMPARED))
+    return Duplicates(found, max(0, len(pairs) - MAX_COMPARED))
 
 
-def _same(catalog: Catalog, one: int, other: int) -> bool:
+def _have_equal_pixels(catalog: Catalog, one: int, other: int) -> bool:
     try:
-        return pixels(catalog, one).equal(pixels(catalog, other))
+        return load_pixels(catalog, one).equal(load_pixels(catalog, other))
     except ImageError:
         return False

@@ -1,172 +1,219 @@
-"""Plots as SVG inside a page: axes with units, and values for whoever points at them or uses the arrow keys."""
+"""Plots of the HTML pages: the coordinates and texts that a template draws as SVG."""
 
 from __future__ import annotations
 
-import json
 import math
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-
-from shortlist.report.markup import Html, tag
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
 
 WIDTH, HEIGHT = 440, 220
 LEFT, RIGHT, TOP, BOTTOM = 52, 12, 12, 36
-POINTS = 240  # of a line: about what a screen can show
+MAX_POINTS = 240  # of a line: about what a screen can show
 
 Point = tuple[float, float]
-Said = tuple[float, float, str]  # where a value is drawn, and what to say of it
+Label = tuple[float, str]  # position and text
+Tooltip = tuple[float, float, str]  # x, y and text
+
+
+@dataclass(frozen=True)
+class Plot:
+    """A plot in SVG coordinates.
+
+    Args:
+        title: Title of the plot.
+        summary: Description for screen readers.
+        x_name: Name of the horizontal axis.
+        x_labels: Labels of the horizontal axis.
+        y_labels: Labels of the vertical axis, with grid lines.
+        tooltips: Values to show at the pointer, by position.
+        line: SVG path of a line.
+        dots: Positions of dots on the line.
+        bars: Bars as (x, y, width, height).
+        areas: SVG paths of distributions by CSS class.
+        key: Names of the distributions by CSS class.
+    """
+
+    title: str
+    summary: str
+    x_name: str
+    x_labels: Sequence[Label]
+    y_labels: Sequence[Label]
+    tooltips: Sequence[Tooltip]
+    line: str = ""
+    dots: Sequence[Point] = ()
+    bars: Sequence[tuple[float, float, float, float]] = ()
+    areas: Mapping[str, str] = field(default_factory=dict)
+    key: Mapping[str, str] = field(default_factory=dict)
+
+    width, height, left, right, bottom = WIDTH, HEIGHT, LEFT, WIDTH - RIGHT, HEIGHT - BOTTOM
 
 
 @dataclass(frozen=True)
 class Axis:
-    """From values to places in the picture."""
+    """Linear map from values to SVG coordinates: `low` to `start`, `high` to `stop`."""
 
     low: float
     high: float
-    start: float  # where `low` is drawn
+    start: float
     stop: float
 
     def __call__(self, value: float) -> float:
         return round(self.start + (value - self.low) / (self.high - self.low) * (self.stop - self.start), 1)
 
 
-def ticks(low: float, high: float, number: int = 5) -> list[float]:
-    """Round values about `number` steps apart that enclose everything from low to high.
+def training_curves(records: Sequence[dict[str, Any]]) -> list[Plot]:
+    """Plot the metrics that a run logged at each step and at each validation."""
+    steps = [record for record in records if record["kind"] == "step"]
+    plots = []
+    for name, (title, number_format) in _STEP_METRICS.items():
+        points = [(float(record["step"]), float(record[name])) for record in steps if name in record]
+        if points:
+            plots.append(line_plot(title, points, x_name="step", show=number_format.format))
+    validations = [record for record in records if record["kind"] == "validation"]
+    if validations:
+        metric = next(name for name in validations[0] if name not in ("kind", "step", "epoch"))
+        points = [(float(record["epoch"]), 100 * record[metric]) for record in validations]
+        plots.insert(1, line_plot(f"validation {metric}", points, x_name="epoch", unit=" %", show="{:.1f}".format))
+    return plots
 
-    >>> ticks(0.13, 0.92)
-    [0.0, 0.2, 0.4, 0.6, 0.8, 1.0]
+
+_STEP_METRICS = {  # key of a step's record: title of its plot, and format of its values
+    "loss": ("loss", "{:.4f}"),
+    "lr": ("learning rate", "{:.3g}"),
+    "images_per_second": ("images per second", "{:,.0f}"),
+    "gem_p": ("GeM's p", "{:.3f}"),
+    "gradient_norm": ("gradient norm", "{:.3g}"),
+}
+
+
+def line_plot(
+    title: str, points: Sequence[Point], *, x_name: str, unit: str = "", show: Callable[[float], str] = "{:.4g}".format
+) -> Plot:
+    """Plot a line. If it has more than `MAX_POINTS` points, neighbours are averaged.
+
+    Args:
+        title: Title of the plot.
+        points: Points (x, y) with ascending x.
+        x_name: Name of the horizontal axis.
+        unit: Unit of y.
+        show: Formats a y value.
+    """
+    drawn = average_neighbours(points)
+    marks = ticks(min(y for _, y in drawn), max(y for _, y in drawn), 4)
+    x = Axis(points[0][0], max(points[-1][0], points[0][0] + 1), LEFT + 6, WIDTH - RIGHT - 6)
+    y = Axis(marks[0], marks[-1], HEIGHT - BOTTOM, TOP)
+    positions = [(x(a), y(b)) for a, b in drawn]
+    means = f" Each point is the mean of {math.ceil(len(points) / MAX_POINTS)}." if len(drawn) < len(points) else ""
+    whole = [tick for tick in ticks(points[0][0], points[-1][0], 5) if tick == round(tick)]
+    return Plot(
+        title,
+        f"{title}: from {show(points[0][1])}{unit} to {show(points[-1][1])}{unit}.{means}",
+        x_name,
+        [(x(tick), f"{tick:,.0f}") for tick in whole if x.low <= tick <= x.high],
+        [(y(mark), text) for mark, text in zip(marks, format_ticks(marks), strict=True)],
+        [(x(a), y(b), f"{x_name} {a:,.0f}: {show(b)}{unit}") for a, b in drawn],
+        line="M" + " L".join(f"{a} {b}" for a, b in positions),
+        dots=positions if len(positions) <= 30 else (),
+    )
+
+
+def bar_plot(title: str, bars: Sequence[tuple[str, float, str]], *, x_name: str, summary: str) -> Plot:
+    """Plot bars of percentages.
+
+    Args:
+        title: Title of the plot.
+        bars: Name, value in % and tooltip of each bar.
+        x_name: Name of the horizontal axis.
+        summary: Description for screen readers.
+    """
+    marks = ticks(0, max(value for _, value, _ in bars), 4)
+    y = Axis(0, marks[-1], HEIGHT - BOTTOM, TOP)
+    width = (WIDTH - LEFT - RIGHT) / len(bars)
+    every = math.ceil(len(bars) / 8)  # label at most 8 bars
+    middles = [round(LEFT + (number + 0.5) * width, 1) for number in range(len(bars))]
+    boxes = [
+        (round(x - 0.38 * width, 1), y(value), round(0.76 * width, 1), round(y(0) - y(value), 1))
+        for x, (_, value, _) in zip(middles, bars, strict=True)
+    ]
+    labels = [(x, name) for x, (name, _, _) in zip(middles, bars, strict=True)]
+    tooltips = [(x, y(value), text) for x, (_, value, text) in zip(middles, bars, strict=True)]
+    y_labels = [(y(mark), f"{mark:g} %") for mark in marks]
+    return Plot(title, summary, x_name, labels[::every], y_labels, tooltips, bars=boxes)
+
+
+def distributions_plot(title: str, edges: Sequence[float], shares: Mapping[str, Sequence[float]], summary: str) -> Plot:
+    """Plot the outlines of two distributions over the same bins, the first filled and the second dashed.
+
+    Args:
+        title: Title of the plot.
+        edges: Edges of the bins.
+        shares: Share of each bin, by name of the distribution.
+        summary: Description for screen readers.
+    """
+    used = [index for index in range(len(edges) - 1) if any(each[index] > 5e-4 for each in shares.values())]
+    first, last = used[0], used[-1] + 1
+    marks = ticks(0, max(max(each) for each in shares.values()) * 100, 4)
+    x = Axis(edges[first], edges[last], LEFT, WIDTH - RIGHT)
+    y = Axis(0, marks[-1], HEIGHT - BOTTOM, TOP)
+    areas = {}
+    for css_class, each in zip(("right", "wrong"), shares.values(), strict=True):
+        corners = [f"{x(edges[first])} {y(0)}"]
+        for index in range(first, last):
+            corners += [f"{x(edges[side])} {y(100 * each[index])}" for side in (index, index + 1)]
+        areas[css_class] = "M" + " L".join([*corners, f"{x(edges[last])} {y(0)}"])
+    tooltips = []
+    for index in range(first, last):
+        values = ", ".join(f"{100 * each[index]:.1f} % of the {name}" for name, each in shares.items())
+        middle, top = (edges[index] + edges[index + 1]) / 2, max(each[index] for each in shares.values())
+        tooltips.append((x(middle), y(100 * top), f"{edges[index]:.2f} to {edges[index + 1]:.2f}: {values}"))
+    x_ticks = [tick for tick in ticks(edges[first], edges[last], 6) if x.low - 1e-9 <= tick <= x.high + 1e-9]
+    return Plot(
+        title,
+        summary,
+        "cosine similarity",
+        [(x(tick), f"{tick:g}") for tick in x_ticks],
+        [(y(mark), f"{mark:g} %") for mark in marks],
+        tooltips,
+        areas=areas,
+        key=dict(zip(("right", "wrong"), shares, strict=True)),
+    )
+
+
+def ticks(low: float, high: float, number: int = 5) -> list[float]:
+    """Return round values, about `number` intervals, that enclose everything from `low` to `high`.
+
+    Example:
+        >>> ticks(0.13, 0.92)
+        [0.0, 0.2, 0.4, 0.6, 0.8, 1.0]
     """
     if not high > low:
         low, high = low - (abs(low) / 10 or 1), high + (abs(high) / 10 or 1)
     rough = (high - low) / number
     power = 10.0 ** math.floor(math.log10(rough))
-    step = next(by * power for by in (1, 2, 2.5, 5, 10) if by * power >= rough * (1 - 1e-9))
+    step = next(factor * power for factor in (1, 2, 2.5, 5, 10) if factor * power >= rough * (1 - 1e-9))
     first, last = math.floor(low / step + 1e-9), math.ceil(high / step - 1e-9)
     return [round(index * step, 12) for index in range(first, last + 1)]
 
 
-def thinned(points: Sequence[Point], most: int = POINTS) -> list[Point]:
-    """Means of neighbours, so that at most so many are left."""
-    by = math.ceil(len(points) / most) or 1
-    parts = [points[start : start + by] for start in range(0, len(points), by)]
-    return [(sum(x for x, _ in part) / len(part), sum(y for _, y in part) / len(part)) for part in parts]
+def format_ticks(marks: Sequence[float]) -> list[str]:
+    """Format tick values with as many digits as needed to distinguish them, in exponent notation if small or large.
 
-
-def line_plot(
-    title: str, points: Sequence[Point], *, x_name: str, unit: str = "", show: Callable[[float], str] = "{:.4g}".format
-) -> Html:
-    """A line over steps or epochs; long ones as means of neighbours.
-
-    Args:
-        title: what is drawn.
-        points: (x, y), x ascending.
-        x_name: of the axis.
-        unit: of y.
-        show: a y as text.
+    Example:
+        >>> format_ticks([0, 2.5e-4, 5e-4]), format_ticks([9.5e-5, 1e-4, 1.05e-4])
+        (['0', '2.5e-4', '5.0e-4'], ['9.50e-5', '1.00e-4', '1.05e-4'])
     """
-    drawn = thinned(points)
-    marks = ticks(min(y for _, y in drawn), max(y for _, y in drawn), 4)
-    across = ticks(points[0][0], points[-1][0], 5)
-    x = Axis(points[0][0], max(points[-1][0], points[0][0] + 1), LEFT + 6, WIDTH - RIGHT - 6)
-    y = Axis(marks[0], marks[-1], HEIGHT - BOTTOM, TOP)
-    said = [(x(a), y(b), f"{x_name} {a:,.0f}: {show(b)}{unit}") for a, b in drawn]
-    path = "M" + " L".join(f"{a} {b}" for a, b, _ in said)
-    shapes = [tag("path", d=path, class_="line")]
-    if len(said) <= 30:
-        shapes += [tag("circle", cx=a, cy=b, r=3, class_="dot") for a, b, _ in said]
-    shown = [tick for tick in across if x.low <= tick <= x.high and tick == round(tick)]
-    means = f" Each point is the mean of {math.ceil(len(points) / POINTS)}." if len(drawn) < len(points) else ""
-    summary = f"{title}: from {show(points[0][1])}{unit} to {show(points[-1][1])}{unit}.{means}"
-    axes = [
-        *_rows(y, marks, show_ticks(marks)),
-        *_columns([(x(tick), f"{tick:,.0f}") for tick in shown]),
-        _below(x_name),
-    ]
-    return _figure(title, summary, [*axes, *shapes], said)
-
-
-def bar_plot(title: str, bars: Sequence[tuple[str, float, str]], *, x_name: str, summary: str) -> Html:
-    """Bars of shares in %: of each its name, its value, and what to say of it."""
-    marks = ticks(0, max(value for _, value, _ in bars), 4)
-    y = Axis(0, marks[-1], HEIGHT - BOTTOM, TOP)
-    width = (WIDTH - LEFT - RIGHT) / len(bars)
-    said, shapes, names = [], [], []
-    every = math.ceil(len(bars) / 8)  # a name for each, or for every second
-    for number, (name, value, text) in enumerate(bars):
-        middle = round(LEFT + (number + 0.5) * width, 1)
-        box = {"x": round(middle - 0.38 * width, 1), "y": y(value), "width": round(0.76 * width, 1)}
-        shapes.append(tag("rect", **box, height=round(y(0) - y(value), 1), class_="bar"))
-        said.append((middle, y(value), text))
-        names += [(middle, name)] if number % every == 0 else []
-    axes = [*_rows(y, marks, [f"{mark:g} %" for mark in marks]), *_columns(names), _below(x_name)]
-    return _figure(title, summary, [*axes, *shapes], said)
-
-
-def distributions_plot(title: str, edges: Sequence[float], shares: dict[str, Sequence[float]], summary: str) -> Html:
-    """Outlines of two distributions over the same bins, the first filled and the second dashed, each with its name."""
-    used = [index for index in range(len(edges) - 1) if any(each[index] > 5e-4 for each in shares.values())]
-    first, last = used[0], used[-1] + 1
-    across = ticks(edges[first], edges[last], 6)
-    marks = ticks(0, max(max(each) for each in shares.values()) * 100, 4)
-    x = Axis(edges[first], edges[last], LEFT, WIDTH - RIGHT)
-    y = Axis(0, marks[-1], HEIGHT - BOTTOM, TOP)
-    shapes = []
-    for kind, (_, each) in zip(("right", "wrong"), shares.items(), strict=True):
-        corners = [f"{x(edges[first])} {y(0)}"]
-        for index in range(first, last):
-            corners += [f"{x(edges[side])} {y(100 * each[index])}" for side in (index, index + 1)]
-        shapes.append(tag("path", d="M" + " L".join([*corners, f"{x(edges[last])} {y(0)}"]), class_=f"area {kind}"))
-    said = []
-    for index in range(first, last):
-        values = ", ".join(f"{100 * each[index]:.1f} % of the {name}" for name, each in shares.items())
-        middle, top = (edges[index] + edges[index + 1]) / 2, max(each[index] for each in shares.values())
-        said.append((x(middle), y(100 * top), f"{edges[index]:.2f} to {edges[index + 1]:.2f}: {values}"))
-    shown = [(x(tick), f"{tick:g}") for tick in across if x.low - 1e-9 <= tick <= x.high + 1e-9]
-    key = [tag("span", name, class_=f"key {kind}") for kind, name in zip(("right", "wrong"), shares, strict=True)]
-    axes = [*_rows(y, marks, [f"{mark:g} %" for mark in marks]), *_columns(shown), _below("cosine similarity")]
-    return _figure(title, summary, [*axes, *shapes], said, key)
-
-
-def show_ticks(marks: Sequence[float]) -> list[str]:
-    """With as many digits as they need to be read as what they are; small and large ones as powers of ten.
-
-    >>> show_ticks([0, 2.5e-4, 5e-4]), show_ticks([9.5e-5, 1e-4, 1.05e-4])
-    (['0', '2.5e-4', '5.0e-4'], ['9.50e-5', '1.00e-4', '1.05e-4'])
-    """
-    largest, near = max(abs(mark) for mark in marks), 1e-3 * (marks[-1] - marks[0])
+    largest, tolerance = max(abs(mark) for mark in marks), 1e-3 * (marks[-1] - marks[0])
     form = "{:.{}e}" if largest and not 1e-3 <= largest < 1e5 else "{:,.{}g}"
     for digits in range(1 if "e" in form else 6, 16):
         texts = [form.format(mark, digits) for mark in marks]
-        if all(abs(float(text.replace(",", "")) - mark) <= near for text, mark in zip(texts, marks, strict=True)):
+        if all(abs(float(text.replace(",", "")) - mark) <= tolerance for text, mark in zip(texts, marks, strict=True)):
             break
     return [text.replace("e-0", "e-").replace("e+0", "e") if float(text.replace(",", "")) else "0" for text in texts]
 
 
-def _rows(y: Axis, marks: Sequence[float], texts: Sequence[str]) -> list[Html]:
-    rows = []
-    for mark, text in zip(marks, texts, strict=True):
-        rows.append(tag("line", x1=LEFT, x2=WIDTH - RIGHT, y1=y(mark), y2=y(mark), class_="grid"))
-        rows.append(tag("text", text, x=LEFT - 6, y=y(mark) + 4, text_anchor="end"))
-    return rows
-
-
-def _columns(names: Sequence[tuple[float, str]]) -> list[Html]:
-    return [tag("text", name, x=x, y=HEIGHT - BOTTOM + 15, text_anchor="middle") for x, name in names]
-
-
-def _below(name: str) -> Html:
-    return tag("text", name, x=(LEFT + WIDTH - RIGHT) / 2, y=HEIGHT - 4, text_anchor="middle", class_="name")
-
-
-def _figure(title: str, summary: str, shapes: Sequence[Html], said: Sequence[Said], key: Sequence[Html] = ()) -> Html:
-    picture = tag(
-        "svg",
-        shapes,
-        viewBox=f"0 0 {WIDTH} {HEIGHT}",
-        role="img",
-        aria_label=summary,
-        tabindex=0,
-        data_points=json.dumps(said),
-    )
-    head = tag("figcaption", tag("span", title, class_="title"), key or None, tag("output", aria_live="polite"))
-    return tag("figure", head, picture, class_="plot")
+def average_neighbours(points: Sequence[Point], limit: int = MAX_POINTS) -> list[Point]:
+    """Average groups of neighbouring points so that at most `limit` points are left."""
+    size = math.ceil(len(points) / limit) or 1
+    groups = [points[start : start + size] for start in range(0, len(points), size)]
+    return [(sum(x for x, _ in group) / len(group), sum(y for _, y in group) / len(group)) for group in groups]

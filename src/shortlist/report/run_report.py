@@ -1,97 +1,246 @@
-"""The report of a run: one page that says what its model does well and badly."""
+"""The report of a run: an HTML page with its metrics, training curves, results and failures."""
 
 from __future__ import annotations
 
 import shlex
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
-from shortlist.errors import DataError
+import numpy as np
+
+from shortlist.config import RunConfig
+from shortlist.data import Catalog
+from shortlist.errors import MAX_NAMES, DataError
 from shortlist.evaluation import Evaluation
-from shortlist.files import check_writable, write_text_atomically
-from shortlist.progress import Display, default_display
-from shortlist.report.curves import curves
-from shortlist.report.facts import what_was_run
-from shortlist.report.headline import gauge_key, lead, numbers
-from shortlist.report.markup import Html, document, page_body, tag
-from shortlist.report.opening import Tested, open_finished, open_test, read_evaluations
-from shortlist.report.results import results
-from shortlist.report.thumbnails import Album
+from shortlist.files import check_writable, read_json
+from shortlist.progress import Display, default_display, format_duration
+from shortlist.report import findings
+from shortlist.report.analysis import NUM_BINS, Analysis, EmbeddedTest, analyse, open_finished_run, open_test
+from shortlist.report.pages import Picture, QueryBrowser, Thumbnails, browse_queries, write_page
+from shortlist.report.plots import Plot, bar_plot, distributions_plot, training_curves
+from shortlist.report.tables import counts
 from shortlist.training import Plan, RunFolder, make_plan
 from shortlist.training.folder import ImagesChangedError
+
+MAX_CLASSES = 150  # that are shown with a query, over all tests: together with the other groups a few MB of thumbnails
+MAX_DUPLICATES = 24  # pairs that are shown
+
+
+@dataclass(frozen=True)
+class ResultSections:
+    """The sections of the report about one test."""
+
+    name: str
+    judged: bool
+    queries: QueryBrowser
+    plots: list[Plot]
+    separation: float | None
+    k: tuple[int, ...]
+    sizes: list[findings.Bin]
+    confusions: list[tuple[findings.Confusion, list[tuple[Picture, Picture]]]]
+    duplicates: list[tuple[Picture, Picture]]
+    num_duplicates: int
+    num_unchecked: int
 
 
 def write_report(path: Path | str, out: Path | str | None = None, display: Display | None = None) -> Path:
     """Write the report of a finished run.
 
-    Where its images can no longer be opened, or have changed, it says so, and shows the rest: numbers, curves, and what
-    was run.
+    If the run's images cannot be opened or have changed, the report says so and omits the results.
 
     Args:
-        path: the run's folder.
-        out: the file; by default report.html in the run's folder.
-        display: for progress.
+        path: Folder of the run.
+        out: File to write; report.html in the run's folder by default.
+        display: Where progress is shown.
 
     Returns:
         The file.
 
     Raises:
-        RunError: there is no run, or it is not finished.
-        ConfigError: the file cannot be written.
+        RunError: There is no run, or it is not finished.
+        ConfigError: The file cannot be written.
     """
     display = display or default_display()
-    folder, config, encoder = open_finished(path)
+    folder, config, encoder = open_finished_run(path)
     file = folder.path / "report.html" if out is None else Path(out)
     check_writable(file)
     plan: Plan | None = None
-    tested: list[Tested] = []
+    tests: list[EmbeddedTest] = []
     problem = "The run had no test images, so there are no results to show."
     try:
         plan = make_plan(config, display, folder)
-        tested = [open_test(folder, config, encoder, eval_set, display) for eval_set in plan.eval_sets]
+        tests = [open_test(folder, config, encoder, eval_set, display) for eval_set in plan.eval_sets]
     except ImagesChangedError as error:
-        problem = f"The images have changed since, so no results are shown. {error}"
+        problem = f"The images have changed since the training, so no results are shown. {error}"
     except DataError as error:
-        problem = f"The images cannot be opened any more, so no results are shown: {error}"
-    after, before = read_evaluations(folder.evaluation_file), read_evaluations(folder.before_file)
-    album, records = Album(), folder.metrics()
-    sections = {"Numbers": _numbers(after, before), "Curves": curves(records)}
-    for each in tested:
-        sections |= results(album, each, len(tested), display)
-    if not tested:
-        sections["Results"] = tag("section", tag("h2", "Results"), tag("p", problem))
-    sections["What was run"] = what_was_run(folder, plan, records)
-    body = page_body(_head(folder, config.name, after, before), sections, "shortlist report")
-    file.parent.mkdir(parents=True, exist_ok=True)
-    write_text_atomically(file, document(f"{folder.path.absolute().name}: report", body, album.pictures))
-    return file
+        problem = f"The images cannot be opened, so no results are shown: {error}"
+    before = {each.data: each for each in _read_evaluations(folder.before_file)}
+    evaluations = [(each, before.get(each.data)) for each in _read_evaluations(folder.evaluation_file)]
+    thumbnails, records = Thumbnails(), folder.metrics()
+    suffixes = [f": {test.catalog.name}" if len(tests) > 1 else "" for test in tests]
+    results = [f"{part}{suffix}" for suffix in suffixes for part in ("Results", "Failures")] or ["Results"]
+    return write_page(
+        file,
+        "report.html",
+        thumbnails,
+        title=folder.path.absolute().name,
+        sections=["Numbers", "Curves", *results, "What was run"],
+        recipe=config.name,
+        evaluations=evaluations,
+        counts=counts,
+        curves=training_curves(records),
+        validated=any(record["kind"] == "validation" for record in records),
+        tests=[result_sections(thumbnails, test, len(tests), display) for test in tests],
+        problem=problem,
+        facts=_run_facts(folder, config, plan, records),
+        command=f"shortlist train {shlex.quote(str(folder.config_file.absolute()))} --run NEW",
+        config=folder.config_file.read_text(encoding="utf-8"),
+    )
 
 
 def report_after_training(folder: RunFolder, display: Display) -> None:
-    """Write the report of a run that was just trained, and say where it is. If that fails, the run is still whole."""
+    """Write the report of a run that was just trained. A failure is only a message: the run itself is complete."""
     try:
         file = write_report(folder.path, display=display)
-    except Exception as error:  # whatever it is: hours of training must not end with it
-        again = f"shortlist report {shlex.quote(str(folder.path))}"
-        why = f"{type(error).__name__}: {error}"
-        display.message(f"The report could not be written ({why}). To try again: {again}", report=None)
+    except Exception as error:  # no error here may end a finished training
+        retry = f"shortlist report {shlex.quote(str(folder.path))}"
+        reason = f"{type(error).__name__}: {error}"
+        display.message(f"The report could not be written ({reason}). To try again: {retry}", report=None)
     else:
         display.message(f"The report is {file}.", report=str(file))
 
 
-def _head(folder: RunFolder, recipe: str, after: Sequence[Evaluation], before: Sequence[Evaluation]) -> Html:
-    sentences = [lead(each, _of(each, before)) for each in after[:1]]
-    title = tag("h1", folder.path.absolute().name)
-    return tag("header", tag("div", title, sentences or tag("p", f"A run of {recipe}.", class_="lead")))
+def _read_evaluations(file: Path) -> list[Evaluation]:
+    return [Evaluation.from_dict(each) for each in read_json(file)] if file.exists() else []
 
 
-def _of(measured: Evaluation, others: Sequence[Evaluation]) -> Evaluation | None:
-    return next((each for each in others if each.data == measured.data), None)
+def result_sections(thumbnails: Thumbnails, test: EmbeddedTest, num_tests: int, display: Display) -> ResultSections:
+    """Analyse a test for the report.
+
+    Args:
+        thumbnails: Thumbnails of the page.
+        test: The images and their vectors.
+        num_tests: Number of tests in the report, which share the number of classes to show.
+        display: Where progress is shown.
+    """
+    catalog = test.catalog
+    with display.task(f"ranking {catalog.name}", "queries") as progress:
+        analysis = analyse(test.vectors, catalog, progress)
+    with display.task("drawing the queries"):
+        chosen = findings.choose_queries(analysis, catalog, max_classes=max(20, MAX_CLASSES // num_tests))
+        labels = {"every class": _class_group_label(catalog, analysis, len(chosen["every class"]))}
+        queries = browse_queries(thumbnails, catalog, {"": analysis}, chosen, labels)
+    with display.task("comparing images with equal vectors", "pairs") as progress:
+        duplicates = findings.duplicates(analysis, catalog, progress)
+
+    def picture(row: int) -> Picture:
+        return Picture.of(thumbnails, catalog, int(row))
+
+    confusions = [
+        (each, [(picture(analysis.queries[query]), picture(analysis.results[query, 0])) for query in each.examples])
+        for each in findings.confusions(analysis, catalog)
+    ]
+    return ResultSections(
+        catalog.name,
+        bool(catalog.judgements),
+        queries,
+        [_rank_plot(analysis), _similarity_plot(analysis)],
+        findings.separation(analysis),
+        test.k,
+        findings.recall_by_class_size(analysis, test.k),
+        confusions,
+        [(picture(one), picture(other)) for one, other in duplicates.pairs[:MAX_DUPLICATES]],
+        len(duplicates.pairs),
+        duplicates.num_unchecked,
+    )
 
 
-def _numbers(after: Sequence[Evaluation], before: Sequence[Evaluation]) -> Html:
-    parts = []
-    for each in after:
-        parts += [tag("h3", f"{each.data}: {each.protocol}"), numbers(each, _of(each, before))]
-    about = gauge_key(after, before) if after else "Nothing was tested in this run."
-    return tag("section", tag("h2", "Numbers"), tag("p", about, class_="note"), parts)
+def _class_group_label(catalog: Catalog, analysis: Analysis, shown: int) -> str:
+    if catalog.judgements:
+        return "many"
+    classes = len(np.unique(catalog.labels[analysis.queries[analysis.answerable]]))
+    return "one of every class" if shown == classes else f"one of each of {shown} classes"
+
+
+def _rank_plot(analysis: Analysis) -> Plot:
+    total = len(analysis.answerable)
+    bars = [
+        (
+            f"{each.high:,}",
+            100 * each.queries / total,
+            f"rank {each.name}: {each.queries:,} queries, {100 * each.queries / total:.1f} %",
+        )
+        for each in findings.first_rank_histogram(analysis)
+    ]
+    median = int(np.median(analysis.first_rank[analysis.answerable]))
+    summary = f"Rank of the first correct result: at most {median:,} for half of the queries."
+    return bar_plot("rank of the first correct result", bars, x_name="rank, up to", summary=summary)
+
+
+def _similarity_plot(analysis: Analysis) -> Plot:
+    edges = np.linspace(-1, 1, NUM_BINS + 1).tolist()
+    pairs = {"positive pairs": analysis.positive_pairs, "negative pairs": analysis.negative_pairs}
+    shares = {name: (each / max(1, each.sum())).tolist() for name, each in pairs.items()}
+    return distributions_plot("similarity", edges, shares, "Similarities of positive and negative pairs.")
+
+
+def _run_facts(
+    folder: RunFolder, config: RunConfig, plan: Plan | None, records: Sequence[dict[str, Any]]
+) -> list[tuple[str, str, bool]]:
+    """Return name, text and whether it is code of each fact; without a plan, those known from the run's folder."""
+    facts = read_json(folder.facts_file) if folder.facts_file.exists() else {}
+    texts = {
+        "recipe": f"{config.name}{': ' if config.about else ''}{config.about}",
+        "images": config.data.source + (f" in {config.data.root}" if config.data.root else ""),
+        **({} if plan is None else _data_facts(plan)),
+        "excluded classes": _listing(facts.get("classes_too_small", []), "too few images for a batch"),
+        "missing images": _listing(facts.get("missing", []), "skipped because of data.on_missing=skip"),
+        **({} if plan is None else {"unreadable images": _listing([path for path, _ in plan.unreadable], "skipped")}),
+        **_training_facts(config, plan, records),
+        "device": f"{facts.get('device', 'unknown')}; {facts.get('platform', '')}",
+        "threads": str(facts.get("threads") or ""),
+        "seed": str(facts.get("seed", "")),
+        "versions": ", ".join(f"{name} {version}" for name, version in facts.get("versions", {}).items() if version),
+        "catalog": facts.get("catalog", "unknown"),
+        "command": facts.get("command", "unknown"),
+    }
+    return [(name, text, name in ("catalog", "command")) for name, text in texts.items() if text]
+
+
+def _data_facts(plan: Plan) -> dict[str, str]:
+    catalogs = {"training": plan.train}
+    if plan.validation is not None:
+        catalogs["validation"] = plan.validation.catalog
+    catalogs |= {f"test, {eval_set.name}": eval_set.catalog for eval_set in plan.eval_sets}
+    return {**{name: _catalog_counts(each) for name, each in catalogs.items()}, "remarks": "; ".join(plan.remarks)}
+
+
+def _catalog_counts(catalog: Catalog) -> str:
+    if catalog.roles is not None and catalog.roles.any():
+        queries, gallery = (int((catalog.roles == role).sum()) for role in ("query", "gallery"))
+        return f"{queries:,} queries and {gallery:,} images to search"
+    sizes = catalog.class_sizes()
+    per_class = f"{sizes.min()}" if sizes.min() == sizes.max() else f"{sizes.min()} to {sizes.max():,}"
+    return f"{len(catalog):,} images of {len(sizes):,} classes, {per_class} per class"
+
+
+def _training_facts(config: RunConfig, plan: Plan | None, records: Sequence[dict[str, Any]]) -> dict[str, str]:
+    steps = [record for record in records if record["kind"] == "step"]
+    if not steps:
+        return {"steps": "none"}
+    facts = {"steps": f"{steps[-1]['step']:,} in {steps[-1]['epoch']:,} epochs"}
+    size = config.batch.size if plan is None else plan.sampler.batch_size
+    if plan is not None:
+        facts["batches"] = str(plan.sampler)
+    if size != "auto":
+        seconds = sum(size / record["images_per_second"] for record in steps)
+        facts["time"] = f"{format_duration(seconds)} for all steps, without validation and tests"
+    return facts
+
+
+def _listing(names: Sequence[str], reason: str) -> str:
+    if not names:
+        return "none"
+    return f"{len(names):,} ({reason}): {', '.join(names[:MAX_NAMES])}{', ...' if len(names) > MAX_NAMES else ''}"

@@ -1,11 +1,11 @@
 "use strict";
-// Pictures: each is in the page once.
+// Pictures: each is stored in the page once.
 const pictures = JSON.parse(document.getElementById("pictures").textContent);
 for (const image of document.querySelectorAll("img[data-picture]")) {
   image.src = "data:image/webp;base64," + pictures[image.dataset.picture];
 }
 
-// Plots: the value nearest to the pointer, or by the arrow keys.
+// Plots: show the value nearest to the pointer, or move with the arrow keys.
 for (const plot of document.querySelectorAll(".plot svg")) {
   const points = JSON.parse(plot.dataset.points);
   const output = plot.parentElement.querySelector("output");
@@ -47,7 +47,7 @@ for (const plot of document.querySelectorAll(".plot svg")) {
   });
 }
 
-// Queries: a group of them, or all of a class.
+// Queries: show a group of them, or all of a class.
 for (const chooser of document.querySelectorAll(".chooser")) {
   const cards = [...chooser.parentElement.querySelectorAll(".card")];
   const buttons = [...chooser.querySelectorAll("button")];
@@ -68,7 +68,7 @@ for (const chooser of document.querySelectorAll(".chooser")) {
       shown += !card.hidden;
     }
     for (const button of buttons) button.setAttribute("aria-pressed", String(!wanted && button.dataset.group === group));
-    output.textContent = shown ? `${shown} of ${cards.length} queries` : `None of the ${cards.length} queries here is of such a class.`;
+    output.textContent = shown ? `${shown} of ${cards.length} queries` : `None of the ${cards.length} queries shown here is of such a class.`;
   };
   for (const button of buttons) {
     button.addEventListener("click", () => {

@@ -1,23 +1,36 @@
-"""HTML that no text can break, and plots that hold what they are given."""
+"""Pages whose texts are escaped, and plots."""
 
 from __future__ import annotations
 
 import json
 import math
+import re
 from html.parser import HTMLParser
+from pathlib import Path
+from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
+from jinja2 import UndefinedError
 
-from shortlist.report.markup import document, inline_json, join, tag
-from shortlist.report.plots import bar_plot, distributions_plot, line_plot, show_ticks, thinned, ticks
+from shortlist.report.comparison import Comparison, format_p
+from shortlist.report.pages import render
+from shortlist.report.plots import (
+    Plot,
+    average_neighbours,
+    bar_plot,
+    distributions_plot,
+    format_ticks,
+    line_plot,
+    ticks,
+)
 
 NASTY = "</script><script>alert(1)</script> & \"quotes\" 'too' <b>"
 
 
 class Texts(HTMLParser):
-    """All texts and attributes of a page, and the names of its elements."""
+    """The texts of a page, and its elements with their attributes."""
 
     def __init__(self, page: str) -> None:
         super().__init__()
@@ -33,38 +46,42 @@ class Texts(HTMLParser):
         self.elements.append((tag, dict(attrs)))
 
 
-@given(st.text())
-def test_text_comes_out_as_it_went_in(text: str) -> None:
-    text = text.replace("\r", "")
-    page = Texts(tag("p", text, title=text))
-    assert "".join(page.texts) == text
-    ((name, attributes),) = page.elements
-    assert (name, attributes["title"]) == ("p", text)
+def rendered(**changes: Any) -> str:
+    """A comparison without tests, as the simplest whole page."""
+    comparison = Comparison({"one": Path(NASTY)}, [])
+    context: dict[str, Any] = {"title": NASTY, "sections": ["Runs"], "tests": [], "pictures": ["abc", "</script>"]}
+    return render("comparison.html", comparison=comparison, format_p=format_p, **(context | changes))
 
 
-def test_elements() -> None:
-    assert tag("p", tag("b", "x"), " ", [1, None, "y"]) == "<p><b>x</b> 1y</p>"
-    assert tag("input", data_of=3, class_="a", hidden=True, size=None, checked=False) == (
-        '<input data-of="3" class="a" hidden>'
-    )
-    assert join("<", tag("br")) == "&lt;<br>"
+@settings(deadline=None, max_examples=20)
+@given(st.text(st.characters(exclude_categories=["Cs", "Cc"]), min_size=1))
+def test_text_is_escaped(text: str) -> None:
+    page = Texts(rendered(title=text))
+    assert text in page.texts
+    assert [name for name, _ in page.elements] == [name for name, _ in Texts(rendered(title="title")).elements]
 
 
 def test_json_cannot_end_its_script() -> None:
-    found = inline_json([NASTY])
-    assert "<" not in found
-    assert json.loads(found) == [NASTY]
+    (data,) = re.findall(r'id="pictures">(.*?)</script>', rendered())
+    assert json.loads(data) == ["abc", "</script>"]
 
 
-def test_a_document_asks_for_nothing_outside() -> None:
-    page = document(NASTY, tag("p", NASTY), ["abc", "</script>"])
+def test_a_page_loads_nothing_from_the_network() -> None:
+    page = rendered()
     elements = Texts(page).elements
+    assert page.startswith("<!doctype html>")
     assert [name for name, _ in elements].count("script") == 2
-    assert not [each for _, each in elements if "src" in each or "href" in each]
+    assert [each["href"] for _, each in elements if "src" in each or "href" in each] == ["#section-1"]
     assert "@import" not in page
+    assert "color-scheme: dark" in page  # the style is part of the page
     (policy,) = [each["content"] for name, each in elements if each.get("http-equiv") == "Content-Security-Policy"]
     assert policy is not None
     assert policy.startswith("default-src 'none'")
+
+
+def test_missing_variables_are_errors() -> None:
+    with pytest.raises(UndefinedError):
+        render("comparison.html", pictures=[])
 
 
 numbers = st.floats(-1e6, 1e6).map(lambda number: round(number, 6))
@@ -86,47 +103,46 @@ def test_ticks_are_round_and_enclose(one: float, other: float, number: int) -> N
 
 
 @given(numbers, st.floats(1e-4, 1e6), st.integers(2, 8))
-def test_ticks_can_be_told_apart(low: float, wide: float, number: int) -> None:
+def test_tick_labels_differ(low: float, wide: float, number: int) -> None:
     found = ticks(low, low + wide, number)
-    texts = show_ticks(found)
+    texts = format_ticks(found)
     assert len(set(texts)) == len(found)
     assert [float(text.replace(",", "")) for text in texts] == pytest.approx(found, rel=0, abs=wide / 100)
 
 
 @given(st.lists(st.tuples(numbers, numbers), min_size=1, max_size=300), st.integers(1, 50))
-def test_thinned_keeps_the_mean(points: list[tuple[float, float]], most: int) -> None:
-    found = thinned(points, most)
-    assert 1 <= len(found) <= most
+def test_averaging_keeps_the_mean(points: list[tuple[float, float]], limit: int) -> None:
+    found = average_neighbours(points, limit)
+    assert 1 <= len(found) <= limit
     if len(points) % len(found) == 0:
         assert sum(y for _, y in found) / len(found) == pytest.approx(sum(y for _, y in points) / len(points), abs=1e-3)
 
 
-def said(plot: str) -> list[str]:
-    (points,) = [each["data-points"] for _, each in Texts(plot).elements if "data-points" in each]
-    return [text for _, _, text in json.loads(points or "")]
+def tooltips(plot: Plot) -> list[str]:
+    return [text for _, _, text in plot.tooltips]
 
 
 class TestPlots:
-    def test_a_line_says_its_values(self) -> None:
+    def test_values_of_a_line(self) -> None:
         plot = line_plot("loss", [(1, 2.0), (2, 1.5), (3, 0.25)], x_name="step", show="{:.2f}".format)
-        assert said(plot) == ["step 1: 2.00", "step 2: 1.50", "step 3: 0.25"]
-        assert "from 2.00 to 0.25" in plot
+        assert tooltips(plot) == ["step 1: 2.00", "step 2: 1.50", "step 3: 0.25"]
+        assert "from 2.00 to 0.25" in plot.summary
 
     @pytest.mark.parametrize("points", [[(1.0, 5.0)], [(1.0, 0.0), (2.0, 0.0)], [(0.0, 1e-7), (9.0, 2e-7)]])
     def test_flat_and_short_lines(self, points: list[tuple[float, float]]) -> None:
         plot = line_plot("rate", points, x_name="step")
-        assert "nan" not in plot
-        assert len(said(plot)) == len(points)
+        assert "nan" not in plot.line
+        assert len(tooltips(plot)) == len(points)
 
-    def test_a_long_line_is_thinned_and_says_so(self) -> None:
+    def test_a_long_line_is_averaged(self) -> None:
         plot = line_plot("loss", [(step, 1.0) for step in range(5000)], x_name="step")
-        assert len(said(plot)) <= 240
-        assert "the mean of 21" in plot
+        assert len(tooltips(plot)) <= 240
+        assert "the mean of 21" in plot.summary
 
     def test_bars_and_distributions(self) -> None:
         bars = bar_plot("ranks", [("1", 60.0, "rank 1"), ("2", 40.0, "rank 2")], x_name="rank", summary=NASTY)
-        assert said(bars) == ["rank 1", "rank 2"]
+        assert tooltips(bars) == ["rank 1", "rank 2"]
         shares = {"right": [0.0, 0.0, 0.5, 0.5], "wrong": [0.0, 0.9, 0.1, 0.0]}
         both = distributions_plot("similarity", [-1.0, -0.5, 0.0, 0.5, 1.0], shares, "summary")
-        assert said(both)[0] == "-0.50 to 0.00: 0.0 % of the right, 90.0 % of the wrong"
-        assert len(said(both)) == 3  # nothing is drawn where nothing is
+        assert tooltips(both)[0] == "-0.50 to 0.00: 0.0 % of the right, 90.0 % of the wrong"
+        assert len(tooltips(both)) == 3  # empty bins at the ends are not drawn

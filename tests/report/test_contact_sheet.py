@@ -1,4 +1,4 @@
-"""Pictures of queries and results: what is drawn, and where."""
+"""Contact sheets: what is drawn, and where."""
 
 from __future__ import annotations
 
@@ -7,10 +7,21 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from PIL import Image, ImageColor
+from PIL import Image, ImageColor, ImageDraw
 
 from shortlist.data import Catalog
-from shortlist.report.pictures import RIGHT, WRONG, Column, draw_results, sample_queries, top_results
+from shortlist.gallery import Hit, Item
+from shortlist.report import contact_sheet
+from shortlist.report.contact_sheet import (
+    CORRECT,
+    WRONG,
+    Column,
+    draw_hits,
+    draw_rankings,
+    sample_queries,
+    top_results,
+)
+from tests.data.pictures import write
 
 LABELS = [0, 0, 1, 1, 2, 2, 3]
 COLOURS = [(number * 30 + 20, 255 - number * 30, 90) for number in range(len(LABELS))]  # one for each image
@@ -32,7 +43,7 @@ def catalog(tmp_path: Path) -> Catalog:
 
 
 class TestQueries:
-    def test_of_different_classes_with_something_to_find(self, catalog: Catalog) -> None:
+    def test_different_classes_that_have_a_positive(self, catalog: Catalog) -> None:
         for seed in range(10):
             chosen = sample_queries(catalog, 10, seed)
             assert sorted(LABELS[index] for index in chosen) == [0, 1, 2]  # class 3 has one image
@@ -73,13 +84,13 @@ def frame_around(sheet: np.ndarray, colour: tuple[int, ...]) -> list[tuple[int, 
     return [tuple(int(value) for value in row[x - 1]) for x in starts]
 
 
-class TestSheet:
+class TestRankings:
     def test_right_and_wrong_are_marked_where_they_are(self, catalog: Catalog, tmp_path: Path) -> None:
         vectors = torch.tensor([[1.0, 0.0], [0.9, 0.1], [0.95, 0.05], [0.0, 1.0], [0.0, 0.9], [0.0, 0.8], [0.0, 0.7]])
         assert top_results(vectors, [0], 2) == [[2, 1]]  # first a wrong one, then the right one
-        path = draw_results(catalog, [0], [Column("one", vectors)], tmp_path / "sheet.png", title="Title", results=2)
+        path = draw_rankings(catalog, [0], [Column("one", vectors)], tmp_path / "sheet.png", title="Title", results=2)
         sheet = pixels(path)
-        assert frame_around(sheet, COLOURS[1]) == [ImageColor.getrgb(RIGHT)]
+        assert frame_around(sheet, COLOURS[1]) == [ImageColor.getrgb(CORRECT)]
         assert frame_around(sheet, COLOURS[2]) == [ImageColor.getrgb(WRONG)]
         assert frame_around(sheet, COLOURS[0]) == [(255, 255, 255)]  # the query has no mark
         left = [int(places(sheet, COLOURS[image])[:, 1].min()) for image in (0, 2, 1)]
@@ -91,16 +102,16 @@ class TestSheet:
         good[:, 0] += torch.arange(len(LABELS)) * 1e-3
         bad = torch.roll(good, 1, dims=0)
         columns = [Column("before", bad), Column("after", good)]
-        path = draw_results(catalog, [0, 2, 4], columns, tmp_path / "sheet.png", title="Title", results=1)
+        path = draw_rankings(catalog, [0, 2, 4], columns, tmp_path / "sheet.png", title="Title", results=1)
         sheet = pixels(path)
-        blue, red = (places(sheet, ImageColor.getrgb(colour)) for colour in (RIGHT, WRONG))
+        blue, red = (places(sheet, ImageColor.getrgb(colour)) for colour in (CORRECT, WRONG))
         assert red[:, 1].max() < blue[:, 1].min()  # all wrong before, all right after
         rows = [int(np.median(places(sheet, COLOURS[query])[:, 0])) for query in (0, 2, 4)]
         assert rows == sorted(rows)
 
-    def test_marks_are_not_by_colour_alone(self, catalog: Catalog, tmp_path: Path) -> None:
+    def test_marks_differ_without_colour(self, catalog: Catalog, tmp_path: Path) -> None:
         vectors = torch.tensor([[1.0, 0.0], [0.9, 0.1], [0.95, 0.05], [0.0, 1.0], [0.0, 0.9], [0.0, 0.8], [0.0, 0.7]])
-        path = draw_results(catalog, [0], [Column("one", vectors)], tmp_path / "sheet.png", title="Title", results=2)
+        path = draw_rankings(catalog, [0], [Column("one", vectors)], tmp_path / "sheet.png", title="Title", results=2)
         grey = pixels(path).mean(-1)
         corners = []
         for answer in (1, 2):
@@ -115,8 +126,50 @@ class TestSheet:
         target = tmp_path / "sheet.png"
         target.write_text("old")
         vectors = torch.eye(len(LABELS))
-        draw_results(catalog, [1, 2], [Column("one", vectors)], target, title="Ü" * 300, results=8)
+        draw_rankings(catalog, [1, 2], [Column("one", vectors)], target, title="Ü" * 300, results=8)
         sheet = pixels(target)
         assert len(places(sheet, (77, 77, 77)))
         assert len(places(sheet, (1, 2, 3)))
         assert not [file for file in tmp_path.iterdir() if file.name.startswith(".")]
+
+
+def hits(root: Path, number: int, label: str | None = "bolt") -> list[Hit]:
+    files = [write(root / f"{each}.png", Image.new("RGB", (40, 30), (0, 20 * each, 255))) for each in range(number)]
+    return [Hit(Item(each, file, label), 1 - each / 10) for each, file in enumerate(files)]
+
+
+def colours_of(path: Path) -> set[tuple[int, ...]]:
+    """All colours of a picture."""
+    with Image.open(path) as image:
+        return {tuple(each) for each in np.asarray(image).reshape(-1, 3).tolist()}
+
+
+def test_every_hit_is_drawn(tmp_path: Path) -> None:
+    query = write(tmp_path / "query.png", Image.new("RGB", (30, 40), (255, 0, 0)))
+    found = hits(tmp_path, 7)
+    path = draw_hits([(query, found), (query, found[:2])], tmp_path / "new" / "sheet.png", title="Parts")
+    colours = colours_of(path)
+    assert {(0, 20 * each, 255) for each in range(7)} <= colours
+    assert (255, 0, 0) in colours
+
+
+def test_a_missing_file(tmp_path: Path) -> None:
+    query, found = write(tmp_path / "query.png"), hits(tmp_path, 3, label=None)
+    found[1].item.path.unlink()
+    assert ImageColor.getrgb(contact_sheet.EMPTY) in colours_of(draw_hits([(query, found)], tmp_path / "sheet.png"))
+
+
+def test_no_hits(tmp_path: Path) -> None:
+    query = write(tmp_path / "query.png")
+    with Image.open(draw_hits([(query, [])], tmp_path / "sheet.png")) as drawn:
+        assert drawn.height > contact_sheet.HIT_SIDE
+
+
+def test_long_names_are_cut_in_the_middle() -> None:
+    draw = ImageDraw.Draw(Image.new("RGB", (10, 10)))
+    shown = contact_sheet._shorten(draw, "a very long name\nof a file - 0001.png", 100, contact_sheet._font(12))
+    assert draw.textlength(shown, contact_sheet._font(12)) <= 100
+    assert shown.startswith("a v")
+    assert shown.endswith("png")
+    assert "…" in shown
+    assert contact_sheet._shorten(draw, "short", 100, contact_sheet._font(12)) == "short"

@@ -1,0 +1,248 @@
+"""Comparison of runs on the same queries: statistics by a paired bootstrap, and an HTML page."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from shortlist.config import CONFIG_KEYS
+from shortlist.data import Catalog
+from shortlist.errors import ConfigError, RunError, translate_arguments
+from shortlist.evaluation.intervals import RESAMPLES, Difference, paired_differences
+from shortlist.evaluation.protocols import QueryTable, score_queries
+from shortlist.files import check_writable
+from shortlist.progress import Display, default_display
+from shortlist.report.analysis import Analysis, EmbeddedTest, analyse, open_finished_run, open_test
+from shortlist.report.pages import QueryBrowser, Thumbnails, browse_queries, write_page
+from shortlist.training.datasets import open_eval_sets, open_run_images
+
+MIN_QUERIES = 30  # with fewer, bootstrap intervals are too narrow: three queries that agree have an interval of width 0
+GROUP_SIZE = 12  # queries per group in the page
+
+
+@dataclass(frozen=True, eq=False)
+class ComparedTest:
+    """A test that all runs have in common.
+
+    Args:
+        runs: The images and their vectors by run; the others are compared with the first.
+        queries: Number of queries by metric.
+        means: Mean over the queries by run and metric.
+        differences: Difference to the first run by run (without the first) and metric.
+    """
+
+    runs: dict[str, EmbeddedTest]
+    queries: dict[str, int]
+    means: dict[str, dict[str, float]]
+    differences: dict[str, dict[str, Difference]]
+
+    @property
+    def catalog(self) -> Catalog:
+        """The images of the test."""
+        return next(iter(self.runs.values())).catalog
+
+    @property
+    def reach(self) -> float:
+        """Largest absolute bound of an interval, or 1 if all are 0."""
+        return max(max(abs(d.low), abs(d.high)) for each in self.differences.values() for d in each.values()) or 1
+
+
+@dataclass(frozen=True, eq=False)
+class Comparison:
+    """Several runs, by name, on the tests that they have in common."""
+
+    runs: dict[str, Path]
+    tests: list[ComparedTest]
+
+    @property
+    def first(self) -> str:
+        """Name of the run that the others are compared with."""
+        return next(iter(self.runs))
+
+    def verdicts(self) -> list[str]:
+        """Return a sentence about the first metric for each test and each run but the first."""
+        return [
+            f"{test.catalog.name}: {_verdict(self.first, run, test.queries, *next(iter(differences.items())))}"
+            for test in self.tests
+            for run, differences in test.differences.items()
+        ]
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the comparison as JSON data."""
+        tests = [
+            {
+                "data": test.catalog.name,
+                "queries": test.queries,
+                "metrics": test.means,
+                "differences": {
+                    run: {name: {**asdict(each), "real": each.real} for name, each in differences.items()}
+                    for run, differences in test.differences.items()
+                },
+            }
+            for test in self.tests
+        ]
+        return {"runs": {name: str(path) for name, path in self.runs.items()}, "first": self.first, "tests": tests}
+
+
+def _verdict(first: str, run: str, queries: Mapping[str, int], metric: str, difference: Difference) -> str:
+    value, _, interval = str(difference).partition(" ")
+    details = f"{metric} {value} points, 95 % interval {interval}, p {format_p(difference)}"
+    if queries[metric] < MIN_QUERIES:
+        details += f"; but {queries[metric]} queries are too few for a reliable interval"
+    if difference.real:
+        return f"{run} is {'better' if difference.value > 0 else 'worse'} than {first} ({details})"
+    return f"there is no significant difference between {run} and {first} ({details})"
+
+
+def format_p(difference: Difference) -> str:
+    """Format a p-value; the smallest value that the resamples can show is given as a bound."""
+    p, smallest = difference.p, 2 / (RESAMPLES + 1)
+    return f"< {1.01 * smallest:.4f}" if p <= smallest else f"{p:.4f}" if p < 0.01 else f"{p:.2f}"
+
+
+def compare_runs(paths: Sequence[Path | str], display: Display | None = None) -> Comparison:
+    """Compare finished runs on the same queries, each with the first run, by a paired bootstrap.
+
+    The cut-offs k are those of the first run. Tests that not all runs have in common, with the same images in the same
+    order and the same labels, are ignored.
+
+    Args:
+        paths: Folders of the runs.
+        display: Where progress is shown.
+
+    Raises:
+        ConfigError: Fewer than two runs, or the same run twice.
+        RunError: A run is not finished, its images have changed, or the runs have no test in common.
+    """
+    display = display or default_display()
+    runs = _name_runs([Path(path) for path in paths])
+    tests_of = {name: _open_tests(path, display) for name, path in runs.items()}
+    first = next(iter(tests_of.values()))
+    common = [key for key in first if all(key in tests for tests in tests_of.values())]
+    if not common:
+        listed = "; ".join(f"{name}: {_list_tests(tests)}" for name, tests in tests_of.items())
+        raise RunError(
+            f"These runs were not tested on the same queries, so they cannot be compared ({listed}). Test them on the "
+            "same images: with the same data.source, data.split_seed and data.on_missing, or the same evaluation.tests."
+        )
+    tests = [_compare_test({name: tests[key] for name, tests in tests_of.items()}, display) for key in common]
+    return Comparison(runs, tests)
+
+
+def _name_runs(paths: Sequence[Path]) -> dict[str, Path]:
+    """Name runs by their folders or, if two folders have the same name, by their paths."""
+    if len(paths) < 2:
+        raise ConfigError("To compare, give the folders of at least two runs.")
+    if len({path.resolve() for path in paths}) < len(paths):
+        raise ConfigError("The same run is given twice: give different runs.")
+    names = [path.resolve().name for path in paths]
+    return dict(zip(names if len(set(names)) == len(names) else map(str, paths), paths, strict=True))
+
+
+@translate_arguments(CONFIG_KEYS)
+def _open_tests(path: Path, display: Display) -> dict[str, EmbeddedTest]:
+    """Open the tests of a run by the fingerprint of their images."""
+    folder, config, encoder = open_finished_run(path)
+    eval_sets = open_eval_sets(config, display, lambda: open_run_images(config, display, folder).catalog)
+    return {
+        eval_set.catalog.fingerprint(): open_test(folder, config, encoder, eval_set, display) for eval_set in eval_sets
+    }
+
+
+def _list_tests(tests: Mapping[str, EmbeddedTest]) -> str:
+    named = [f"{len(each.catalog):,} images of {each.catalog.name}, {key[:12]}" for key, each in tests.items()]
+    return " and ".join(named) or "none"
+
+
+def _compare_test(runs: dict[str, EmbeddedTest], display: Display) -> ComparedTest:
+    (first, reference), *_ = runs.items()
+    scores: dict[str, dict[str, QueryTable]] = {}
+    for run, test in runs.items():
+        with display.task(f"ranking {reference.catalog.name} for {run}") as progress:
+            scores[run] = score_queries(test.vectors, test.catalog, reference.k, progress=progress)
+    setups = [setup for setup, table in scores[first].items() if len(table.queries)]
+    queries = {metric: len(scores[first][setup].queries) for setup in setups for metric in scores[first][setup].names}
+    means = {
+        run: {
+            metric: value
+            for setup in setups
+            for metric, value in zip(tables[setup].names, tables[setup].values.double().mean(0).tolist(), strict=True)
+        }
+        for run, tables in scores.items()
+    }
+    differences: dict[str, dict[str, Difference]] = {}
+    for run in list(runs)[1:]:
+        differences[run] = {}
+        with display.task(f"comparing {run} with {first}"):
+            for setup in setups:
+                one, other = scores[first][setup], scores[run][setup]
+                differences[run] |= paired_differences(one.names, one.values, other.values)
+    return ComparedTest(runs, queries, means, differences)
+
+
+def write_comparison(comparison: Comparison, out: Path | str, display: Display | None = None) -> Path:
+    """Write a page with the differences of all metrics, and the same queries side by side.
+
+    Args:
+        comparison: The comparison.
+        out: File to write.
+        display: Where progress is shown.
+
+    Returns:
+        The file.
+
+    Raises:
+        ConfigError: The file cannot be written.
+    """
+    display, thumbnails, file = display or default_display(), Thumbnails(), Path(out)
+    check_writable(file)
+    suffixes = [f": {test.catalog.name}" if len(comparison.tests) > 1 else "" for test in comparison.tests]
+    return write_page(
+        file,
+        "comparison.html",
+        thumbnails,
+        title=" against ".join(reversed(comparison.runs)) if len(comparison.runs) == 2 else "Comparison of runs",
+        sections=[*(f"{part}{suffix}" for suffix in suffixes for part in ("Numbers", "Queries")), "Runs"],
+        comparison=comparison,
+        tests=[(test, _browse_test(thumbnails, test, display)) for test in comparison.tests],
+        format_p=format_p,
+    )
+
+
+def _browse_test(thumbnails: Thumbnails, test: ComparedTest, display: Display) -> QueryBrowser:
+    analyses: dict[str, Analysis] = {}
+    for run, each in test.runs.items():
+        with display.task(f"ranking {test.catalog.name} for {run}", "queries") as progress:
+            analyses[run] = analyse(each.vectors, test.catalog, progress)
+    with display.task("drawing the queries"):
+        return browse_queries(thumbnails, test.catalog, analyses, choose_differing(analyses), {})
+
+
+def choose_differing(analyses: Mapping[str, Analysis], group_size: int = GROUP_SIZE) -> dict[str, list[int]]:
+    """Choose queries to show: those where each run differs most from the first, and random ones.
+
+    Returns:
+        Indices of queries by group: "RUN better" and "RUN worse" for each run but the first, and "random".
+    """
+    (first, reference), *others = analyses.items()
+    answerable = reference.answerable
+    chosen: dict[str, list[int]] = {}
+    for run, analysis in others:
+        than = f" than {first}" if len(others) > 1 else ""
+        gain = (_quality(analysis) - _quality(reference))[answerable]
+        order = np.argsort(-gain, kind="stable")
+        chosen[f"{run} better{than}"] = answerable[order[gain[order] > 0][:group_size]].tolist()
+        chosen[f"{run} worse{than}"] = answerable[order[gain[order] < 0][::-1][:group_size]].tolist()
+    chosen["random"] = np.random.default_rng(0).permutation(answerable)[:group_size].tolist()
+    return chosen
+
+
+def _quality(analysis: Analysis) -> NDArray[np.float64]:
+    """Return the reciprocal rank of the first correct result per query; equal ranks differ by correct results."""
+    quality: NDArray[np.float64] = 1 / np.maximum(analysis.first_rank, 1) + 1e-6 * analysis.correct.sum(1)
+    return quality
