@@ -108,6 +108,18 @@ def test_the_series_is_the_sigmoid(items: int, dtype: torch.dtype) -> None:
     assert 1 <= depth <= flat_from(items, dtype)
 
 
+@pytest.mark.parametrize(("dtype", "rounding"), [(torch.float32, 3e-6), (torch.float64, 5e-13)])
+def test_the_slope_of_the_series_is_that_of_the_sigmoid(dtype: torch.dtype, rounding: float) -> None:
+    """Items from where the series begins down to where it is almost flat, relative to their own slope."""
+    depth, _ = series(100, dtype)
+    items = torch.linspace(-2 * depth, -depth - 1e-3, 100, dtype=dtype).unsqueeze(0)
+    one, place = torch.ones(1, 1, dtype=dtype), torch.zeros(1, 1, dtype=torch.long)
+    found = counts("series", items, 0 * one, one > 0, 1.0).gradient(one, place, 0 * one, torch.empty_like(items))
+    slope = torch.sigmoid(items.double()) * torch.sigmoid(-items.double())
+    expected = slope.scatter_add(1, place, -slope.sum(1, keepdim=True))
+    torch.testing.assert_close(found.double(), expected, rtol=rounding, atol=0)
+
+
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 def test_what_is_flat_changes_a_sum_by_one_rounding(dtype: torch.dtype) -> None:
     limits = torch.finfo(dtype)

@@ -613,5 +613,5 @@ def test_other_errors_of_compiled_steps_pass(
 
 def test_losses_show_their_settings() -> None:
     shown = repr(RecallAtKLoss(k=(1, 2), simix=SiMix(), count_query=False))
-    assert "k=(1, 2)" in shown
-    assert "SiMix()" in shown
+    head = "RecallHead(k=(1, 2), rank_temperature=1.0)"
+    assert shown == f"RecallAtKLoss(head={head}, similarity_temperature=0.01, simix=SiMix(), count_query=False)"
