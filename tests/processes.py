@@ -93,7 +93,6 @@ class Commands:
         settings = {
             "PYTHONPATH": os.pathsep.join((str(SOURCES), str(ROOT))),
             "COLUMNS": "120",
-            "OMP_WAIT_POLICY": "passive",  # waits without working
         }
         self.parent = subprocess.Popen(
             [sys.executable, __file__],

@@ -23,6 +23,7 @@ from shortlist.export.see import see
 from shortlist.extras import MissingExtraError
 from shortlist.retrieval import Describer
 from tests.export.describers import SCALES, WHOLE, describer, pictures
+from tests.state import another_state, changes
 
 pytestmark = pytest.mark.filterwarnings("ignore:.torch.jit.load. is deprecated:FutureWarning")
 
@@ -35,11 +36,14 @@ KINDS = {
 
 
 def written(folder: Path, kind: str, **described: Any) -> tuple[Describer, Path, Exported]:
+    """By a call that leaves the process as it was."""
     made = describer(**described)
     made.save(folder / "model")
     file = folder / "new folder" / "model.file"
-    (done,) = export(folder / "model", **{kind: file})
-    return made, file, done
+    done: list[Exported] = []
+    with another_state():
+        assert changes(lambda: done.extend(export(folder / "model", **{kind: file}))) == []
+    return made, file, done[0]
 
 
 def vectors_by(runtime: Any, description: dict[str, Any], images: list[Image.Image]) -> Tensor:
