@@ -240,26 +240,27 @@ def test_what_a_cpu_prunes_and_compiles(
 @pytest.mark.parametrize(
     ("on_cpu", "prune", "rows", "stops"),
     [
-        (True, False, 2, [8, 10, 12, 14, 17, 20]),  # 8 x 6 elements, and what is too large is halved: 2 x 3 x 6, ...
-        (True, True, 2, [8, 12, 16, 20]),  # at most 8 rows, since 8 x 6 elements are enough
-        (True, True, 10, [10, 15, 20]),  # and at least 10, unless 10 x 3 x 3 are too many
-        (False, False, 2, [6, 9, 11, 15, 17, 20]),
-        (False, True, 2, [6, 12, 20]),
+        (True, False, 2, [8, 12, 14, 17, 18, 20]),  # 8 x 6 elements, and what is too large is halved: 4 x 2 x 6, ...
+        (True, True, 2, [8, 12, 16, 18, 19, 20]),  # at most 8 rows, since 8 x 6 elements are enough
+        (True, True, 10, [10, 15, 17, 18, 19, 20]),  # and at least 10, unless 10 x 7 x 7 are too many
+        (False, False, 2, [10, 12, 14, 15, 17, 18, 19, 20]),
+        (False, True, 2, [10, 15, 17, 18, 19, 20]),
     ],
 )
 def test_a_tile_has_room(
     on_cpu: bool, prune: bool, rows: int, stops: list[int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """For its rows and, for each of their positives, for the database, or for the positives if it is pruned."""
-    for name, value in {"_CPU_TILE": 48, "_CPU_ROWS": rows, "_CPU_STEP": 60, "_GPU_STEP": 72}.items():
+    for name, value in {"_CPU_TILE": 48, "_CPU_ROWS": rows, "_CPU_STEP": 84, "_GPU_STEP": 60}.items():
         monkeypatch.setattr(tiles, name, value)
-    counts = [1] * 10 + [3] * 10
+    counts = [1] * 10 + [2, 2, 3, 3, 3, 4, 4, 5, 6, 7]
     found = list(Engine()._tiles(counts, 6, on_cpu, prune))
     assert [(part.start, part.stop) for part, _ in found] == list(zip([0, *stops], stops, strict=False))
     assert [width for _, width in found] == [counts[stop - 1] for stop in stops]
-    monkeypatch.setattr(tiles, "_GPU_STEP", 1)
-    assert [part.stop for part, _ in Engine()._tiles(counts, 6, False, prune)] == list(range(1, 21))  # a row at least
     assert [part.stop for part, _ in Engine(tile_size=7)._tiles(counts, 6, on_cpu, prune)] == [7, 14, 20]
+    for name in ("_CPU_STEP", "_GPU_STEP"):
+        monkeypatch.setattr(tiles, name, 0)
+    assert [part.stop for part, _ in Engine()._tiles(counts, 6, on_cpu, prune)] == list(range(1, 21))  # a row at least
 
 
 class _Watch(TorchDispatchMode):
