@@ -49,8 +49,7 @@ def _read(name: str) -> str:
 
 def _api_overview() -> str:
     lines = ["# API reference", "", "| package | |", "|---|---|"]
-    for name in PACKAGES:
-        lines.append(f"| [`shortlist.{name}`]({name}.md) | {_summary(name)} |")
+    lines += [f"| [`shortlist.{name}`]({name}.md) | {_summary(name)} |" for name in PACKAGES]
     lines += ["", "The most common names can be imported from `shortlist` itself:", ""]
     lines += [f"- `{name}`" for name in shortlist.__all__ if not name.startswith("__")]
     return "\n".join([*lines, ""])
@@ -66,7 +65,11 @@ def _summary(name: str) -> str:
 def _recipes() -> str:
     from shortlist.recipes import describe_recipes
 
-    lines = ["# All recipes", "", "The first figure of each test, as the paper reports it and as measured with this code."]
+    lines = [
+        "# All recipes",
+        "",
+        "The first figure of each test, as the paper reports it and as measured with this code.",
+    ]
     lines += ["", "| recipe | about | paper | measured |", "|---|---|---|---|"]
     for recipe in describe_recipes():
         about = re.sub(r"\s+", " ", recipe["about"]).replace("|", "\\|")

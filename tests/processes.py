@@ -21,11 +21,15 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from PIL import Image
+
 ROOT = Path(__file__).parents[1]
 SOURCES = ROOT / "src"
 PRELOADED = (  # not shortlist.serve: what it says without its packages is tested
-    *("faiss", "fastapi.staticfiles", "torch.utils.tensorboard", "uvicorn"),
-    *("shortlist.cli", "shortlist.report.run_report", "shortlist.gallery.gallery", "shortlist.training.loop"),
+    *("faiss", "fastapi.staticfiles", "pandas", "torch.utils.tensorboard", "uvicorn"),  # pyarrow wants pandas
+    *(f"shortlist.cli.{name}" for name in ("data", "export", "recipes", "reports", "search", "serving", "training")),
+    *("shortlist.report.run_report", "shortlist.gallery.folder_store", "shortlist.gallery.gallery"),
+    "shortlist.training.loop",
 )
 LONG = 300.0  # seconds; for a machine that has much else to do
 
@@ -89,7 +93,6 @@ class Commands:
         settings = {
             "PYTHONPATH": os.pathsep.join((str(SOURCES), str(ROOT))),
             "COLUMNS": "120",
-            "OMP_WAIT_POLICY": "passive",  # waits without working
         }
         self.parent = subprocess.Popen(
             [sys.executable, __file__],
@@ -147,6 +150,7 @@ class Commands:
 def serve() -> None:
     for module in PRELOADED:
         importlib.import_module(module)
+    Image.init()  # imports a module for each kind of file
     gc.collect()
     gc.freeze()  # what has been imported is shared, and stays: collections in the commands need not look at it
     for line in sys.stdin:

@@ -135,7 +135,9 @@ class TestHelp:
         )
         assert done.returncode == 1
         assert done.stdout == ""
-        assert done.stderr == ("Error: tiny.yaml is not a valid configuration:\n  optimizer.lrr: unknown key; did you mean 'lr'?\n")
+        assert done.stderr == (
+            "Error: tiny.yaml is not a valid configuration:\n  optimizer.lrr: unknown key; did you mean 'lr'?\n"
+        )
 
 
 class TestTrain:
@@ -301,7 +303,11 @@ class TestNames:
         assert_error(call("embed", run, images, "-o", "x.parquet", "--root", images), "--root has no meaning for")
         assert_error(call("index", run, images, "-o", "milvus:x.db", "--kind", "hnsw"), "not hnsw: leave --kind out")
         assert_error(call("export", run), "give a path for --onnx, --torchscript, --torch-export or --package.")
-        assert_error(call("export", run, "--onnx", "x", "--license", "y"), "--license is written to the model card", "use it with --package.")
+        assert_error(
+            call("export", run, "--onnx", "x", "--license", "y"),
+            "--license is written to the model card",
+            "use it with --package.",
+        )
         assert_error(call("evaluate", run, "--root", "x"), "--root says where other images are: it goes with --data.")
         assert_error(call("evaluate", run, "--data", "sop"), "sop needs its folder: set --root to the one")
         assert_error(call("evaluate", run, "--on-missing", "skp"), "--on-missing skp: did you mean 'skip'?")
@@ -399,7 +405,10 @@ class TestErrors:
     def test_a_misspelt_setting(self, call: Call) -> None:
         code, _, err = self.train(call, "optimiser.lr=1")
         assert code == 1
-        assert err == "Error: tiny.yaml is not a valid configuration:\n  optimiser: unknown key; did you mean 'optimizer'?\n"
+        assert (
+            err
+            == "Error: tiny.yaml is not a valid configuration:\n  optimiser: unknown key; did you mean 'optimizer'?\n"
+        )
 
     def test_a_recipe_that_is_not_there(self, call: Call) -> None:
         assert_error(call("train", "cars196-lite"), "did you mean 'cars196-lite0-cpu'")

@@ -23,6 +23,7 @@ from shortlist.export.formats import plain_network
 from shortlist.export.metadata import preprocess
 from shortlist.extras import MissingExtraError
 from tests.export.encoders import SCALES, WHOLE, encoder, pictures
+from tests.state import another_state, changes
 
 pytestmark = pytest.mark.filterwarnings("ignore:.torch.jit.load. is deprecated:FutureWarning")
 
@@ -35,11 +36,14 @@ KINDS = {
 
 
 def written(folder: Path, kind: str, **described: Any) -> tuple[Encoder, Path, Exported]:
+    """By a call that leaves the process as it was."""
     made = encoder(**described)
     made.save(folder / "model")
     file = folder / "new folder" / "model.file"
-    (done,) = export(folder / "model", **{kind: file})
-    return made, file, done
+    done: list[Exported] = []
+    with another_state():
+        assert changes(lambda: done.extend(export(folder / "model", **{kind: file}))) == []
+    return made, file, done[0]
 
 
 def vectors_by(runtime: Any, description: dict[str, Any], images: list[Image.Image]) -> Tensor:

@@ -16,12 +16,13 @@ import torch
 import yaml
 
 from shortlist.errors import ModelError, RunError
-from shortlist.export import export
+from shortlist.export import Exported, export
 from shortlist.export import package as package_module
 from shortlist.export.package import write_package
 from shortlist.export.source import ExportSource
 from shortlist.training import Display, RunFolder, open_encoder, train
 from tests.export.encoders import SCALES, WHOLE, encoder, pictures
+from tests.state import another_state, changes
 from tests.training.runs import class_folders, config
 
 KINDS = {
@@ -85,7 +86,10 @@ def test_a_backbone_that_pools_by_itself(tmp_path: Path) -> None:
 
 
 def test_alone(run: RunFolder, tmp_path: Path) -> None:
-    (done,) = export(run.path, package=tmp_path / "package")
+    written: list[Exported] = []
+    with another_state():  # which the call leaves as it was
+        assert changes(lambda: written.extend(export(run.path, package=tmp_path / "package"))) == []
+    (done,) = written
     assert done.check["images"] == f"8 images of {NAME}"
     assert sorted(each.name for each in done.path.iterdir()) == [
         "README.md",

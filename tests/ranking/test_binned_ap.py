@@ -69,6 +69,21 @@ def test_rounding_beyond_the_ends_stays_in_the_outer_bins() -> None:
     assert binned_ap_loss(vectors, torch.tensor([0, 1, 0, 1])) == pytest.approx(1 - 1 / 3)  # 2 ahead, 1 of 3 seen
 
 
+def test_the_ends_belong_to_the_bins() -> None:
+    """A similarity of exactly 1 or -1 has the slope of those inside, and those beyond have none."""
+
+    def slopes(end: float) -> Tensor:
+        items = torch.tensor([[end], [0.3], [-end], [0.1]], dtype=torch.float64, requires_grad=True)
+        query, relevant = torch.ones(1, 1, dtype=torch.float64), torch.tensor([0, 1, 1, 0])
+        BinnedAPLoss(7)(query, torch.tensor([1]), ref_emb=items, ref_labels=relevant).backward()
+        assert items.grad is not None
+        return items.grad[:, 0]
+
+    torch.testing.assert_close(slopes(1.0), slopes(1 - 1e-9))
+    assert slopes(1.0)[2] > 1e-3
+    assert slopes(1 + 1e-9)[[0, 2]].tolist() == [0, 0]
+
+
 def test_no_positive_pair() -> None:
     value, gradient = value_and_gradient(binned_ap_loss, unit(4, 3), torch.arange(4))
     assert value == 0

@@ -112,6 +112,7 @@ def test_no_positive_pair() -> None:
         ({"blackbox_lambda": 0}, "blackbox_lambda must be a finite number above 0"),
         ({"blackbox_lambda": float("inf")}, "blackbox_lambda must be a finite number above 0"),
         ({"margin": -0.1}, "margin must be a finite number of at least 0"),
+        ({"margin": float("inf")}, "margin must be a finite number of at least 0"),
         ({"margin": True}, "margin must be a finite number of at least 0"),
     ],
 )

@@ -204,6 +204,65 @@ def test_each_cut_cuts(loss: RankingLoss, stage: str, way: str | None, monkeypat
     assert found[False].sigmoids >= pairs  # the control
 
 
+SIGMOIDS = 24 * 3 * 24  # of 24 queries, 3 positives each, 24 items
+
+
+@pytest.mark.parametrize(
+    ("engine", "prune_from", "way"),
+    [
+        (Engine(), SIGMOIDS, "pruned"),
+        (Engine(), SIGMOIDS + 1, "plain"),
+        (Engine(compile=False), SIGMOIDS, "pruned"),
+        (Engine(compile=True), SIGMOIDS, "compiled"),
+        (Engine(compile=True, prune=True), SIGMOIDS, "pruned"),
+        (Engine(prune=True), SIGMOIDS + 1, "pruned"),
+        (Engine(prune=False), SIGMOIDS, "plain"),
+    ],
+    ids=str,
+)
+def test_what_a_cpu_prunes_and_compiles(
+    engine: Engine, prune_from: int, way: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    taken = []
+
+    def noted(name: str, plain: Callable[..., Any]) -> Callable[..., Any]:
+        return lambda *given: taken.append(name) or plain(*given)
+
+    monkeypatch.setattr(tiles, "SeriesCounts", noted("pruned", tiles.SeriesCounts))
+    monkeypatch.setattr(tiles, "soft_steps", noted("plain", counting.soft_steps))
+    monkeypatch.setattr(tiles, "compiled_steps", noted("compiled", counting.soft_steps))
+    monkeypatch.setattr(tiles, "_PRUNE_FROM", prune_from)
+    monkeypatch.setattr(tiles, "_COMPILE_FROM", 0)  # of GPUs
+    recall_at_k_loss(unit(24, 4), torch.arange(24) // 4, engine=engine)
+    assert taken == [way]
+
+
+@pytest.mark.parametrize(
+    ("on_cpu", "prune", "rows", "stops"),
+    [
+        (True, False, 2, [8, 12, 14, 17, 18, 20]),  # 8 x 6 elements, and what is too large is halved: 4 x 2 x 6, ...
+        (True, True, 2, [8, 12, 16, 18, 19, 20]),  # at most 8 rows, since 8 x 6 elements are enough
+        (True, True, 10, [10, 15, 17, 18, 19, 20]),  # and at least 10, unless 10 x 7 x 7 are too many
+        (False, False, 2, [10, 12, 14, 15, 17, 18, 19, 20]),
+        (False, True, 2, [10, 15, 17, 18, 19, 20]),
+    ],
+)
+def test_a_tile_has_room(
+    on_cpu: bool, prune: bool, rows: int, stops: list[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """For its rows and, for each of their positives, for the database, or for the positives if it is pruned."""
+    for name, value in {"_CPU_TILE": 48, "_CPU_ROWS": rows, "_CPU_STEP": 84, "_GPU_STEP": 60}.items():
+        monkeypatch.setattr(tiles, name, value)
+    counts = [1] * 10 + [2, 2, 3, 3, 3, 4, 4, 5, 6, 7]
+    found = list(Engine()._tiles(counts, 6, on_cpu, prune))
+    assert [(part.start, part.stop) for part, _ in found] == list(zip([0, *stops], stops, strict=False))
+    assert [width for _, width in found] == [counts[stop - 1] for stop in stops]
+    assert [part.stop for part, _ in Engine(tile_size=7)._tiles(counts, 6, on_cpu, prune)] == [7, 14, 20]
+    for name in ("_CPU_STEP", "_GPU_STEP"):
+        monkeypatch.setattr(tiles, name, 0)
+    assert [part.stop for part, _ in Engine()._tiles(counts, 6, on_cpu, prune)] == list(range(1, 21))  # a row at least
+
+
 class _Watch(TorchDispatchMode):
     """Counts sigmoids and exponentials, and remembers the largest tensor."""
 
@@ -530,7 +589,30 @@ def test_without_a_compiler_it_goes_on_with_one_warning(
         assert_same(value_and_gradient(recall_at_k_loss, embeddings, labels, engine=engine), want)
 
 
+@pytest.mark.parametrize("worked", [False, True])
+def test_other_errors_of_compiled_steps_pass(
+    fresh_compiler: counting._Compiled, worked: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Neither memory that ran out nor what goes wrong after it has worked is a missing compiler."""
+    failing: list[Exception] = []
+
+    def steps(*given: Any) -> tuple[Tensor, Tensor]:
+        if failing:
+            raise failing[0]
+        return counting.soft_steps(*given)
+
+    monkeypatch.setattr(torch, "compile", lambda *_, **__: steps)
+    loss = partial(recall_at_k_loss, unit(16, 4), torch.arange(16) // 4, engine=Engine(compile=True, prune=False))
+    if worked:
+        loss()
+    failing.append(RuntimeError("of another kind") if worked else torch.OutOfMemoryError("no room"))
+    with pytest.raises(RuntimeError, match="of another kind" if worked else "no room"):
+        loss()
+    failing.clear()
+    assert loss() > 0
+
+
 def test_losses_show_their_settings() -> None:
     shown = repr(RecallAtKLoss(k=(1, 2), simix=SiMix(), count_query=False))
-    assert "k=(1, 2)" in shown
-    assert "SiMix()" in shown
+    head = "RecallHead(k=(1, 2), rank_temperature=1.0)"
+    assert shown == f"RecallAtKLoss(head={head}, similarity_temperature=0.01, simix=SiMix(), count_query=False)"

@@ -82,6 +82,7 @@ BAD_VECTORS = [
     (with_row(4, INF), LABELS, ValueError, r"{what} hold nan or inf in 1 of 6 rows, first in row 4"),
     (with_row(0, -INF), LABELS, ValueError, r"{what} hold nan or inf in 1 of 6 rows, first in row 0"),
     (with_row(1, 1e30), LABELS, ValueError, r"{what} hold values .*overflow in 1 of 6 rows, first in row 1"),
+    (with_row(5, 1.2e19), LABELS, ValueError, r"{what} hold values .*overflow in 1 of 6 rows, first in row 5"),
     (with_row(3, NAN).index_fill(0, torch.tensor(5), INF), LABELS, ValueError, r"in 2 of 6 rows, first in row 3"),
 ]
 
@@ -205,6 +206,13 @@ def test_indices_are_of_queries_and_database():
     RecallAtKLoss()(*queries, (PAIRS[0], PAIRS[1], PAIRS[2], PAIRS[3]), EMBEDDINGS, LABELS)
     with pytest.raises(ValueError, match=r"indices_tuple contains a query index outside 0\.\.3"):
         RecallAtKLoss()(*queries, (PAIRS[1], PAIRS[0], PAIRS[2], PAIRS[3]), EMBEDDINGS, LABELS)
+
+
+@pytest.mark.parametrize("size", [1, 2])
+def test_one_pair_and_fewer_items_than_queries(size):
+    one, nothing = torch.tensor([1]), torch.tensor([], dtype=torch.long)
+    value = RecallAtKLoss(k=1)(EMBEDDINGS, LABELS, (one, one * 0, nothing, nothing), EMBEDDINGS[:size], LABELS[:size])
+    assert value == 0.5  # rank 1 of 1: sigmoid(0)
 
 
 @pytest.mark.parametrize("anchors", [torch.tensor([0]), torch.tensor([0, 3, 4])])

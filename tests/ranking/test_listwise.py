@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from torch import Tensor
 
-from shortlist.ranking import BinnedAPLoss, BlackboxAPLoss, ListwiseLoss
+from shortlist.ranking import BinnedAPLoss, BlackboxAPLoss, ListwiseLoss, binned_ap_loss, blackbox_ap_loss
 from tests.ranking.losses import Largest, assert_same, learned, unit, value_and_gradient
 
 every_loss = pytest.mark.parametrize("kind", [BinnedAPLoss, BlackboxAPLoss])
@@ -50,6 +53,15 @@ def test_memory_stays_a_tile(kind: type[ListwiseLoss]) -> None:
     with Largest() as smaller, torch.no_grad():
         kind(tile_size=4)(vectors[:400], labels[:400])
     assert smaller.elements <= 400 * 8  # the embeddings themselves
+
+
+@pytest.mark.parametrize("loss", [binned_ap_loss, blackbox_ap_loss])
+def test_the_functions_have_tiles_as_well(loss: Callable[..., Tensor]) -> None:
+    with Largest() as largest:
+        loss(unit(60, 2), torch.arange(60) // 2, tile_size=4)
+    assert largest.elements <= 60 * 4
+    with pytest.raises(ValueError, match="tile_size must be at least 1"):
+        loss(unit(4, 2), torch.arange(4) // 2, tile_size=0)
 
 
 @every_loss

@@ -15,6 +15,7 @@ from torch.nn.functional import normalize
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from shortlist.ranking import QueryScores, query_scores, retrieval_metrics
+from shortlist.ranking.metrics import rounding
 from tests import reference_metrics as reference
 
 
@@ -172,6 +173,13 @@ def test_what_is_clearly_apart_is_no_tie(ahead, dimensions):
 def test_one_long_vector_makes_no_ties_of_the_others():
     gallery = torch.tensor([[1.0, 0.0], [0.9, 0.0], [-1e7, 0.0]])  # the long one is as far away as can be
     assert retrieval_metrics(torch.eye(2)[:1], torch.tensor([1]), 1, gallery, torch.tensor([1, 0, 0]))["r@1"] == 1
+    queries = torch.tensor([[1.0, 0.0], [1e7, 0.0]])
+    assert retrieval_metrics(queries, torch.tensor([1, 1]), 1, gallery, torch.tensor([1, 0, 0]))["r@1"] == 1
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_as_much_is_a_tie_as_was_measured(dtype):
+    assert [rounding(size, dtype) / torch.finfo(dtype).eps for size in (1, 128, 160, 2048)] == [8, 8, 10, 128]
 
 
 def test_products_that_overflow_are_not_a_perfect_score():
@@ -236,6 +244,15 @@ def test_means_by_name_in_the_order_of_k():
         assert torch.equal(alone.r_at_k, scores.r_at_k[:, column : column + 1])
         assert torch.equal(alone.recall_at_k, scores.recall_at_k[:, column : column + 1])
     assert found["r@1"] < found["r@3"] < found["r@8"]
+    assert retrieval_metrics(embeddings, labels) == retrieval_metrics(embeddings, labels, k=(1, 2, 4, 8))
+    assert_same(query_scores(embeddings, labels), query_scores(embeddings, labels, k=(1, 2, 4, 8)))
+
+
+def test_progress_is_told_for_every_tile():
+    embeddings, labels = some_items(50, 8)
+    labels[49], told = 99, []  # which has no positive
+    query_scores(embeddings, labels, tile_size=20, progress=lambda *numbers: told.append(numbers))
+    assert told == [(20, 49), (40, 49), (49, 49)]
 
 
 @pytest.mark.parametrize("tile_size", [1, 2, 7, 49, 50, 1000])

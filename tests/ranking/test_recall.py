@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
-import pytest
+import math
 
-from shortlist.ranking import RecallHead
+import pytest
+import torch
+
+from shortlist.ranking import Ranks, RecallHead
 
 
 def test_a_head_takes_any_sequence_of_k() -> None:
@@ -20,3 +23,13 @@ def test_a_head_checks_its_settings() -> None:
 
 def test_reach_is_where_the_largest_k_is_flat() -> None:
     assert RecallHead((1, 8, 4), 0.5).reach(10) == 8 + 10 * 0.5
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_many_positives_that_are_almost_out_of_reach_count(dtype: torch.dtype) -> None:
+    """Each of them adds less than a rounding to a loss near 1, and all of them a hundred."""
+    number, rank = 1000, 1 + 2 - math.log(torch.finfo(dtype).eps)
+    overall, present = torch.full((1, number), rank, dtype=dtype), torch.ones(1, number, dtype=torch.bool)
+    loss = RecallHead((1,), 1.0)(Ranks(overall, overall, present, present.sum(1)))
+    expected = number * torch.sigmoid(1 - overall[0, 0].double())
+    assert 1 - loss.item() == pytest.approx(expected.item(), rel=0.01)

@@ -17,6 +17,15 @@ def test_a_buffer_is_used_again_unless_it_is_too_small() -> None:
     assert larger.untyped_storage().data_ptr() != first.untyped_storage().data_ptr()
 
 
+def test_a_large_buffer_has_room_for_what_is_a_little_larger_later() -> None:
+    scratch = Scratch(torch.device("cpu"), torch.uint8)
+    for size in (2**20, 2**20 + 1, 2**20 + 2):
+        assert len(scratch(f"of {size}", size)) == size
+    assert scratch("a", 2**20 + 1).data_ptr() == scratch("a", 2**20 + 1000).data_ptr()
+    assert scratch("a", 1).untyped_storage().nbytes() == 2**21
+    assert scratch("b", 1000).untyped_storage().nbytes() == 1000
+
+
 def test_names_have_buffers_of_their_own() -> None:
     scratch = Scratch(torch.device("cpu"), torch.float32)
     one, other = scratch("a", 5), scratch("b", 5, dtype=torch.bool)

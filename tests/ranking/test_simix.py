@@ -52,9 +52,10 @@ def test_mixing_similarities_is_building_virtual_examples(
     assert_same(value_and_gradient(smooth_ap_loss, embeddings, labels, virtual=virtual, engine=engine), want)
 
 
-def test_against_the_literal_formula_all_the_way() -> None:
+@pytest.mark.parametrize("dimensions", [1, 3])
+def test_against_the_literal_formula_all_the_way(dimensions: int) -> None:
     labels = torch.tensor([4, 4, 4, 9, 9, 1])
-    embeddings, virtual = unit(6, 3), SiMix()(labels)
+    embeddings, virtual = unit(6, 3)[:, :dimensions], SiMix()(labels)
     virtual = VirtualBatch(virtual.pairs, virtual.alphas.double())
     want = value_and_gradient(
         lambda x: reference.recall_at_k_loss(*reference.with_virtual(x, labels, *virtual), k=(1, 2)), embeddings

@@ -30,22 +30,32 @@ def pages(browser: Browser, tmp_path_factory: pytest.TempPathFactory) -> dict[st
     return {"report": write_report(runs[0].path), "comparison": comparison}
 
 
-@pytest.fixture
+@pytest.fixture(scope="module")
 def problems() -> list[str]:
+    """What went wrong in the page, in the test that is running."""
     return []
 
 
-@pytest.fixture
-def page(browser: Browser, problems: list[str]) -> Iterator[Page]:
-    found = browser.new_page(viewport={"width": 1200, "height": 800})
+@pytest.fixture(scope="module")
+def opened(browser: Browser, problems: list[str]) -> Page:
+    """Used again: what Chromium takes to open a page is more than what it takes to test with it."""
+    found = browser.new_page()
     found.on("console", lambda message: problems.append(message.text))
     found.on("pageerror", lambda error: problems.append(str(error)))
     found.on("dialog", lambda dialog: problems.append(dialog.message) or dialog.dismiss())
     found.on(
         "request", lambda request: None if request.url.startswith(("file:", "data:")) else problems.append(request.url)
     )
-    yield found
-    found.close()
+    return found
+
+
+@pytest.fixture
+def page(opened: Page, problems: list[str]) -> Iterator[Page]:
+    problems.clear()
+    opened.set_viewport_size({"width": 1200, "height": 800})
+    opened.emulate_media(media="screen", color_scheme="light")
+    yield opened
+    opened.goto("about:blank")  # whatever was still to come has come then
     assert problems == []  # nothing was run that a name holds, nothing was asked of the network
 
 

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
-from playwright.sync_api import Browser, Locator, Page, expect
+from playwright.sync_api import Browser, Locator, Page, Route, expect
 
 from shortlist.gallery.gallery import Gallery
 from tests.browser import PATIENCE, started_browser
@@ -32,26 +32,52 @@ def server(commands: Commands, gallery: Gallery) -> Iterator[Server]:
         yield server
 
 
-@pytest.fixture
-def open_page(browser: Browser, server: Server) -> Iterator[Open]:
-    """Open a path of the page; at the end nothing may have gone wrong, or come from elsewhere."""
-    contexts, problems = [], []
+@pytest.fixture(scope="module")
+def problems() -> list[str]:
+    """What went wrong in a page, or came from elsewhere, in the test that is running."""
+    return []
 
-    def open_it(path: str = "/", address: str = server.address, **options: object) -> Page:
-        context = browser.new_context(**{"viewport": {"width": 1200, "height": 800}, **options})
-        contexts.append(context)
-        page = context.new_page()
-        page.set_default_timeout(PATIENCE)
-        page.on("pageerror", lambda error: problems.append(str(error)))
-        page.on("console", lambda said: problems.append(said.text) if _is_problem(said.type, said.text) else None)
-        page.on("request", lambda request: None if _is_ours(request.url, address) else problems.append(request.url))
+
+@pytest.fixture(scope="module")
+def usual_page(browser: Browser, server: Server, problems: list[str]) -> Page:
+    """Used again by most tests: what Chromium takes to open one is more than what it takes to test with it."""
+    return new_page(browser, server.address, problems)
+
+
+@pytest.fixture
+def open_page(browser: Browser, server: Server, usual_page: Page, problems: list[str]) -> Iterator[Open]:
+    """Open a path of the page; at the end nothing may have gone wrong, or come from elsewhere.
+
+    In a page of its own at another address, or with other options than usual.
+    """
+    problems.clear()
+    others = []
+
+    def open_it(path: str = "/", address: str = server.address, *, scheme: str = "light", **options: object) -> Page:
+        page = usual_page
+        if options or address != server.address:
+            page = new_page(browser, address, problems, **options)
+            others.append(page)
+        page.emulate_media(color_scheme=scheme)
         page.goto(address + path)
         return page
 
     yield open_it
-    for context in contexts:
-        context.close()
+    for page in others:
+        page.context.close()
+    usual_page.unroute_all()
+    usual_page.goto("about:blank")  # whatever was still to come has come then
     assert not problems
+
+
+def new_page(browser: Browser, address: str, problems: list[str], **options: object) -> Page:
+    context = browser.new_context(**{"viewport": {"width": 1200, "height": 800}, **options})
+    page = context.new_page()
+    page.set_default_timeout(PATIENCE)
+    page.on("pageerror", lambda error: problems.append(str(error)))
+    page.on("console", lambda said: problems.append(said.text) if _is_problem(said.type, said.text) else None)
+    page.on("request", lambda request: None if _is_ours(request.url, address) else problems.append(request.url))
+    return page
 
 
 def _is_problem(kind: str, text: str) -> bool:
@@ -169,6 +195,31 @@ def test_an_image_is_pasted(open_page: Open) -> None:
     expect_found(page)
 
 
+def test_an_image_that_comes_before_the_gallery_is_searched_with(open_page: Open, server: Server) -> None:
+    page = open_page("/docs")
+    held: list[Route] = []
+    page.route("**/api/gallery*", lambda route: held.append(route))
+    with page.expect_request("**/api/gallery*"):
+        page.goto(server.address)
+    page.locator("#home").click()  # there is nothing to show yet
+    page.set_input_files("#file", file())
+    expect(page.get_by_role("alert")).to_be_hidden()
+    held.pop().continue_()
+    expect_found(page)
+    expect(page.locator("#query-name")).to_have_text("mine.png")
+
+
+def test_what_is_not_waited_for_any_more_is_not_said(open_page: Open) -> None:
+    page = open_page()
+    page.route("**/api/items?*offset=60*", lambda route: None)  # which takes for ever
+    with page.expect_request("**/api/items?*offset=60*"):
+        page.locator("#more").scroll_into_view_if_needed()
+    page.locator("#label").fill("class 02")
+    expect(cards(page)).to_have_count(IMAGES)
+    expect(page.locator("#status")).to_have_text(f"{IMAGES} images")
+    expect(page.get_by_role("alert")).to_be_hidden()
+
+
 def test_click_through_and_back(open_page: Open, gallery: Gallery) -> None:
     page = open_page()
     cards(page).nth(7).click()
@@ -243,6 +294,7 @@ def test_of_one_label(open_page: Open) -> None:
 
 def test_of_one_label_among_all_images(open_page: Open) -> None:
     page = open_page()
+    expect(page.locator("#label")).to_be_visible()  # keys before that are typed into nothing
     page.locator("#label").press_sequentially("class 02")
     expect(cards(page)).to_have_count(IMAGES)
     expect(page.locator("#heading")).to_have_text("class 02")
@@ -331,7 +383,7 @@ def test_tab_enters_the_grid_once(open_page: Open) -> None:
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])
 def test_light_and_dark(open_page: Open, scheme: str) -> None:
-    page = open_page("/?item=3", color_scheme=scheme)
+    page = open_page("/?item=3", scheme=scheme)
     expect_found(page)
     for element in ("body", ".card .label", ".card .file", "#status", "#verdict", ".primary", ".mark"):
         assert contrast(page, element) >= 4.5, element
@@ -358,15 +410,15 @@ def brightness(colour: str) -> float:
     return 0.2126 * linear[0] + 0.7152 * linear[1] + 0.0722 * linear[2]
 
 
-@pytest.mark.parametrize("path", ["/", "/?item=3", "/docs"])
-def test_a_narrow_screen(open_page: Open, path: str) -> None:
-    page = open_page(path, viewport={"width": 390, "height": 844}, has_touch=True, is_mobile=True)
-    expect(page.locator(".card, .endpoint").first).to_be_visible()
-    assert page.evaluate("document.documentElement.scrollWidth") <= 390
-    if path == "/":
-        cards(page).first.tap()
-        expect_found(page)
-        assert page.locator("#choose").bounding_box()["height"] >= 36
+def test_a_narrow_screen(open_page: Open, server: Server) -> None:
+    page = open_page("/docs", viewport={"width": 390, "height": 844}, has_touch=True, is_mobile=True)
+    for path in ("/docs", "/?item=3", "/"):
+        page.goto(server.address + path)
+        expect(page.locator(".card, .endpoint").first).to_be_visible()
+        assert page.evaluate("document.documentElement.scrollWidth") <= 390, path
+    cards(page).first.tap()
+    expect_found(page)
+    assert page.locator("#choose").bounding_box()["height"] >= 36
 
 
 def test_without_labels(open_page: Open, tmp_path: Path) -> None:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -155,16 +157,36 @@ class OtherAfter(nn.Module):
         return vectors if self.calls >= 0 else vectors * self.factor
 
 
-@pytest.mark.parametrize("factor", [0.9, float("nan"), float("inf")])
-def test_a_model_that_cannot_be_replayed_is_refused(factor: float) -> None:
-    def step(calls: int, keep: bool) -> LargeBatchStep:
-        model = make(lambda: nn.Sequential(mlp(), OtherAfter(calls, factor)))
-        return LargeBatchStep(model, LOSSES["recall"](), 6, keep_graphs=keep)
+class Scaled(nn.Module):
+    def __init__(self, factor: float) -> None:
+        super().__init__()
+        self.factor = factor
 
+    def forward(self, vectors: Tensor) -> Tensor:
+        return vectors * self.factor
+
+
+@pytest.mark.parametrize("autocast", [None, torch.bfloat16])
+@pytest.mark.parametrize("length", [1.0, 1e-3])
+@pytest.mark.parametrize("factor", [0.9, float("nan"), float("inf")])
+def test_a_model_that_cannot_be_replayed_is_refused(factor: float, length: float, autocast: torch.dtype | None) -> None:
+    def step(calls: int, keep: bool) -> LargeBatchStep:
+        model = make(lambda: nn.Sequential(mlp(), Scaled(length), OtherAfter(calls, factor)), torch.float32)
+        return LargeBatchStep(model, LOSSES["recall"](), 6, keep_graphs=keep, autocast=autocast)
+
+    images = some_images(dtype=torch.float32)
     with pytest.raises(ModelError, match="different vectors for the same images in the second pass"):
-        step(calls=4, keep=False)(some_images(), some_labels())
-    step(calls=8, keep=False)(some_images(), some_labels())
-    step(calls=4, keep=True)(some_images(), some_labels())
+        step(calls=4, keep=False)(images, some_labels())
+    step(calls=8, keep=False)(images, some_labels())
+    step(calls=4, keep=True)(images, some_labels())
+
+
+@pytest.mark.parametrize(("autocast", "factor"), [(None, 0.9995), (torch.bfloat16, 0.97)])
+def test_what_rounding_may_change_is_not_refused(autocast: torch.dtype | None, factor: float) -> None:
+    for length, change in ((1.0, factor), (1e3, factor), (0.0, 1.0)):  # vectors of zeros are the same vectors, too
+        model = make(lambda length=length, change=change: nn.Sequential(mlp(), Scaled(length), OtherAfter(4, change)))
+        step = LargeBatchStep(model.float(), LOSSES["recall"](), 6, keep_graphs=False, autocast=autocast)
+        step(some_images(dtype=torch.float32), some_labels())
 
 
 @each_model
@@ -192,6 +214,28 @@ def test_what_plain_backward_refuses_is_refused(keep: str) -> None:
         plain(model, loss, images, 6)
     with pytest.raises(RuntimeError, match="modified by an inplace operation"):
         large_step(model, loss, images, 6, keep)
+
+
+def test_half_of_the_memory_is_for_graphs_that_are_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+    model, images = make(conv_net), some_images()
+    with GraphSize([*model.parameters(), *model.buffers(), images]) as graph:
+        model(images[:4])
+    monkeypatch.setattr(large_batch, "available_memory", lambda device: 5 * graph.bytes)
+    assert LargeBatchStep(model, LOSSES["recall"](), 4)(images, some_labels()).kept == 2
+    monkeypatch.setattr(large_batch, "available_memory", lambda device: 0)
+    step = LargeBatchStep(model, LOSSES["recall"](), "auto")
+    assert step(images, some_labels()).kept == 0
+    assert step.chunk_size == 1
+
+
+@pytest.mark.parametrize("images", [some_images(1), [some_images(1)[0]], iter([some_images(1)])], ids=type)
+def test_a_batch_of_one(images: Tensor | list[Tensor] | Iterator[Tensor]) -> None:
+    model = make(mlp)
+    out = LargeBatchStep(model, lambda vectors, labels: vectors[:, 0].sum(), "auto")(images, torch.zeros(1))
+    found = take_gradients(model)
+    plain_step(model, lambda vectors, labels: vectors[:, 0].sum(), [some_images(1)], torch.zeros(1))
+    assert difference(found, take_gradients(model)) < EXACT
+    assert out.chunks == 1
 
 
 # As backward does
@@ -325,6 +369,41 @@ def test_without_autocast_the_model_is_precise_whatever_the_caller_says() -> Non
         torch.testing.assert_close(out.embeddings, model(images), atol=1e-6, rtol=0)
 
 
+class _Product(torch.autograd.Function):
+    """A matrix product whose backward pass is products of its own, which autocast would round."""
+
+    @staticmethod
+    def forward(ctx: Any, features: Tensor, weight: Tensor) -> Tensor:
+        ctx.save_for_backward(features, weight)
+        return features @ weight
+
+    @staticmethod
+    def backward(ctx: Any, *outer: Tensor) -> tuple[Tensor, Tensor]:
+        features, weight = ctx.saved_tensors
+        return outer[0] @ weight.T, features.T @ outer[0]
+
+
+class OwnProduct(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.randn(16, 16))
+
+    def forward(self, features: Tensor) -> Tensor:
+        return _Product.apply(features, self.weight)
+
+
+@pytest.mark.parametrize("keep", [False, True])
+def test_backward_is_precise_whatever_the_caller_says(keep: bool) -> None:
+    model, loss, images = make(lambda: mlp(OwnProduct()), torch.float32), make(Proxies, torch.float32), some_images()
+    images = images.float()
+    expected = plain(model, loss, images, 6)
+    with torch.autocast("cpu", torch.bfloat16):
+        LargeBatchStep(model, loss, 6, keep_graphs=keep)(images, some_labels())
+        rounded = images.flatten(1) @ images.flatten(1).T
+    assert rounded.dtype == torch.bfloat16  # the control: autocast was on
+    assert difference(take_gradients(model, loss), expected) < 1e-5
+
+
 # Several processes
 
 MEMBER = """
@@ -383,7 +462,16 @@ class Pair(nn.Module):
         return vectors, vectors
 
 
-@pytest.mark.parametrize(("last", "found"), [(Pair(), "tuple"), (nn.Flatten(0), r"\[36\]")], ids=["pair", "flat"])
+class Mean(nn.Module):
+    def forward(self, vectors: Tensor) -> Tensor:
+        return vectors.mean()
+
+
+@pytest.mark.parametrize(
+    ("last", "found"),
+    [(Pair(), "tuple"), (nn.Flatten(0), r"\[36\]"), (Mean(), r"\[\]")],
+    ids=["pair", "flat", "scalar"],
+)
 @pytest.mark.parametrize("as_list", [False, True])
 def test_a_model_that_gives_no_vectors(last: nn.Module, found: str, as_list: bool) -> None:
     model = make(lambda: nn.Sequential(mlp(), Unit(), last))

@@ -7,7 +7,10 @@ export async function get(path, parameters = {}, signal = undefined) {
   const response = await fetch(`${path}?${new URLSearchParams(given)}`, { signal }).catch((error) => {
     throw error.name === "AbortError" ? error : new Error(SILENT);
   });
-  const answer = await response.json().catch(() => ({}));
+  const answer = await response.json().catch((error) => {
+    if (error.name === "AbortError") throw error; // while it was read
+    return {};
+  });
   if (!response.ok) throw new Error(answer.detail || SILENT);
   return answer;
 }

@@ -11,6 +11,7 @@ const part = (id) => document.getElementById(id);
 const count = (number, what) => `${number.toLocaleString("en")} ${what}${number === 1 ? "" : "s"}`;
 
 let gallery = null;
+let early = null; // an image that was given before the gallery was known
 let labels = new Map(); // label -> number of images
 let work = new AbortController(); // of what is under way; a new search ends it
 let browsed = { label: null, items: [], more: true }; // what of the gallery is loaded
@@ -50,6 +51,7 @@ function back() {
 // ---------------------------------------------------------------- what is shown
 
 async function render({ focus = true } = {}) {
+  if (!gallery) return; // as soon as it is known, the address is shown
   const question = asked();
   work.abort();
   work = new AbortController();
@@ -179,7 +181,10 @@ function showControls({ k, label, item, upload: key }) {
 // ---------------------------------------------------------------- an image is given
 
 async function searchWith(file) {
-  if (!gallery) return;
+  if (!gallery) {
+    early = file;
+    return undefined;
+  }
   const name = file.name || "The pasted file";
   const kind = file.type.split("/")[0];
   if (kind && kind !== "image") return fail(`${name} is not an image. Give a JPEG, PNG or WebP, for example.`);
@@ -281,7 +286,9 @@ part("controls").addEventListener("submit", (event) => {
   event.preventDefault();
   chooseLabel();
 });
-part("more").addEventListener("click", () => loadMore().catch((error) => fail(error.message)));
+part("more").addEventListener("click", () => loadMore().catch((error) => {
+  if (error.name !== "AbortError") fail(error.message);
+}));
 new IntersectionObserver(([entry]) => {
   if (entry.isIntersecting) part("more").click();
 }, { rootMargin: "600px" }).observe(part("more"));
@@ -300,7 +307,8 @@ try {
   part("label-field").hidden = !labels.size;
   part("gallery-name").textContent = `${gallery.name} · ${count(gallery.images, "image")}`;
   describe(gallery.index);
-  await render({ focus: false });
+  render({ focus: false });
+  if (early) searchWith(early);
 } catch (error) {
   fail(error.message);
 }
