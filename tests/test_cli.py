@@ -215,7 +215,7 @@ class TestEvaluate:
         out = call("evaluate", "run")[1]
         (row,) = [line for line in out.splitlines() if line.startswith("│ r@1 ")]
         assert row.split("│")[-3:-1] == [f"{'12.3':>6} ", f"{f'{difference:+.1f}':>11} "]
-        assert "The paper has figures for elsewhere as well" in out
+        assert "The paper also reports results on elsewhere" in out
 
     def test_errors(self, call: Call, folders: Path, tmp_path: Path) -> None:
         assert_error(call("evaluate", tmp_path), "There is no run in")
@@ -271,7 +271,7 @@ class TestData:
         assert "note: train: the lists have 4 images of 2 classes, but vehicleid-small-reid has 113,346 images" in out
         facts = json.loads(call("data", "show", "vehicleid-small", "--root", root, "--json")[1])
         assert len(facts["remarks"]) == 2
-        assert_error(call("data", "show", "vehicleid-small", "--root", tmp_path), f"but {root} looks like it")
+        assert_error(call("data", "show", "vehicleid-small", "--root", tmp_path), f"{root} looks like the right folder")
 
     def test_check(self, call: Call, folders: Path, tmp_path: Path) -> None:
         code, out, err = call("data", "check", folders / "images")
@@ -302,7 +302,7 @@ class TestNames:
         assert_error(call("index", run, images, "-o", "milvus:x.db", "--kind", "hnsw"), "not hnsw: leave --kind out")
         assert_error(call("export", run), "give a path for --onnx, --torchscript, --torch-export or --package.")
         assert_error(call("export", run, "--onnx", "x", "--license", "y"), "--license is written to the model card", "use it with --package.")
-        assert_error(call("evaluate", run, "--root", "x"), "--root says where other images are: it goes with --data.")
+        assert_error(call("evaluate", run, "--root", "x"), "--root requires --data: it is the location of other images.")
         assert_error(call("evaluate", run, "--data", "sop"), "sop needs its folder: set --root to the one")
         assert_error(call("evaluate", run, "--on-missing", "skp"), "--on-missing skp: did you mean 'skip'?")
         gone = ("evaluate", run, "--data", images, "--distractors", "gone")
