@@ -1,9 +1,9 @@
-# make demo      set up, then train on glyphs and show what was learned
-# make test      set up, then lint, types, contracts, workflows and all tests
-# make check     lint, types, contracts, workflows
-# make bench     measure the losses and the large-batch step (hours on 2 cores; BENCH="--targets" for the targets only)
-# make mutants   change a module in many places, one at a time, and see whether its tests notice (MUTANTS="MODULE TESTS")
-# make figures   draw docs/images, and take the pictures of the pages (with Chromium)
+# make demo      install, then train on glyphs and draw the results
+# make test      install, then run all checks and tests
+# make check     run lint, types, import contracts and workflow checks
+# make bench     run the benchmarks of the losses and the large-batch step (hours on 2 cores; BENCH="--targets" for the targets only)
+# make mutants   run mutation tests of a module (MUTANTS="MODULE TESTS")
+# make figures   draw docs/images, including screenshots (needs Chromium)
 PYTHON ?= $(shell command -v python3.11 || command -v python3)
 VENV := .venv
 BIN := $(VENV)/bin
@@ -12,13 +12,13 @@ BENCH ?=
 MUTANTS ?= src/shortlist/batches/sampler.py tests/data/test_sampler.py
 export PIP_CONSTRAINT := $(CURDIR)/constraints.txt
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
-unexport PYTHONDONTWRITEBYTECODE # every process that the tests start would compile the sources again
+unexport PYTHONDONTWRITEBYTECODE # otherwise each process started by a test compiles the sources again
 
 .PHONY: setup demo check test bench mutants figures clean
 
 setup: $(READY)
 
-# Installed once, and again only when what is to be installed has changed.
+# Installs again only if the dependencies have changed.
 $(READY): pyproject.toml constraints.txt
 	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "make needs Python 3.11 or newer, not " + sys.version)'
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)

@@ -53,7 +53,7 @@ def look_at_report(browser: Browser, file: Path, out: Path) -> None:
     page = opened(browser, file.absolute().as_uri(), height=620)
     shoot(page, out / "folder-report.png")
     page.set_viewport_size({"width": WIDTH, "height": 760})
-    heading = page.get_by_role("heading", name="What it looks like")
+    heading = page.get_by_role("heading", name="Queries and results")
     heading.evaluate("heading => heading.scrollIntoView({behavior: 'instant'})")
     shoot(page, out / "folder-queries.png")
 

@@ -34,7 +34,7 @@ def test_embed(call: Call, folders: Path, tmp_path: Path) -> None:
     assert set(found["label"].to_pylist()) == {f"class {number:02}" for number in range(12)}
     assert json.loads(out)["embedded"] == NUMBER
     code, _, err = call("embed", folders / "run", folders / "images" / "class 03", "-o", "vectors.parquet")
-    said = f"vectors.parquet: images embedded: 0, there already: 6, dropped: {NUMBER - 6}, unreadable: 0."
+    said = f"vectors.parquet: images embedded: 0, unchanged: 6, dropped: {NUMBER - 6}, unreadable: 0."
     assert err.splitlines()[-1] == said
 
 
@@ -45,7 +45,7 @@ def test_unreadable_images_are_listed(call: Call, folders: Path, tmp_path: Path)
         code, _, err = call(command[0], folders / "run", "images", *command[1:])
         assert code == 0
         *_, bad, last = err.splitlines()
-        assert bad == f"cannot be read: {tmp_path}/images/class 00/bad.png"
+        assert bad == f"unreadable: {tmp_path}/images/class 00/bad.png"
         assert "unreadable: 1." in last
     assert_error(call("index", folders / "run", "images/class 00/bad.png", "-o", "other"), "none of its 1 images")
 
@@ -53,7 +53,7 @@ def test_unreadable_images_are_listed(call: Call, folders: Path, tmp_path: Path)
 def test_from_index_to_search(call: Call, folders: Path, place: str, tmp_path: Path) -> None:
     code, out, err = call("index", folders / "run", folders / "images", "-o", place, "--json")
     assert (code, json.loads(out)["added"], facts(err)["added"]) == (0, NUMBER, NUMBER)
-    assert facts(err)["message"].endswith(f"has {NUMBER}; search is exact (flat).")
+    assert facts(err)["message"].endswith(f"has {NUMBER} images; search is exact (flat).")
     query = folders / "images" / "class 05" / "2.png"
     code, out, _ = call("search", place, query, "-k", "3", "--sheet", "sheets/sheet.png")
     assert code == 0
@@ -78,7 +78,7 @@ def test_gallery(call: Call, folders: Path, place: str) -> None:
     assert (code, json.loads(out)["images"], len(json.loads(out)["labels"])) == (0, NUMBER - 7, 11)
     code, out, err = call("gallery", "add", place, folders / "images")
     assert (code, out) == (0, "")
-    assert err.splitlines()[-1].startswith(f"Images added: 7, there already: {NUMBER - 7}, unreadable: 0. The gallery ")
+    assert err.splitlines()[-1].startswith(f"Images added: 7, unchanged: {NUMBER - 7}, unreadable: 0. The gallery ")
     code, out, _ = call("gallery", "show", place)
     assert (code, "exact (flat)" in out) == (0, True)
 
@@ -117,7 +117,7 @@ def test_mistakes(call: Call, folders: Path, tmp_path: Path) -> None:
     assert_error(call("search", "gallery", "nothing.png"), "nothing.png", "no such file")
     assert_error(call("search", "gallery", images / "class 00" / "0.png", "--model", tmp_path), "no embedder")
     query = images / "class 00" / "0.png"
-    assert_error(call("search", "gallery", query, "--label", "class00"), "of the label 'class00', and no labels at all")
+    assert_error(call("search", "gallery", query, "--label", "class00"), "the label 'class00', and no labels at all")
     call("index", run, images, "-o", "labelled")
     assert_error(call("search", "labelled", query, "--label", "class00"), "did you mean 'class 00'?")
     assert_error(call("search", "milvus:nothing.db", images / "class 00" / "0.png"), "nothing.db", "shortlist index")

@@ -1,4 +1,4 @@
-"""Configs: what is understood, what is refused, and what is said then."""
+"""Configurations: reading, validation and error messages."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Messages: they name what the reader gave. In Python that is an argument, elsewhere an option or a key."""
+"""Error messages name what the user gave: a Python argument, an option or a configuration key."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from shortlist.training import evaluate_run, make_plan, train
 from tests.processes import SOURCES
 from tests.training.runs import class_folders, config
 
-CONFIGURED = ("cli", "config", "recipes", "training", "report")  # they are given whole configurations, or options
+CONFIGURED = ("cli", "config", "recipes", "training", "report")  # packages that take whole configurations or options
 KEYS = "data|images|model|loss|batch|optimizer|schedule|training|evaluation"
 
 
@@ -40,7 +40,7 @@ def test_arguments_get_the_names_of_keys(message: str, expected: str | None) -> 
     assert rename_arguments(message, CONFIG_KEYS) == (expected or message)
 
 
-def test_the_innermost_place_that_knows_an_argument_names_it() -> None:
+def test_the_innermost_translation_applies() -> None:
     outer, inner = translate_arguments({"root": "c", "other": "d"}), translate_arguments({"root": "b"})
     with pytest.raises(DataError, match=r"^Set b, or d\.$"), outer, inner:
         raise DataError("Set `root`, or `other`.")
@@ -61,7 +61,7 @@ def test_every_argument_that_a_configuration_sets_has_a_key() -> None:
 
 
 def messages(folder: Path) -> Iterator[tuple[str, str]]:
-    """Every literal text inside an error that is made in a source file, and where it is."""
+    """Yield every literal text of an error in the sources, with its location."""
     for file in sorted(folder.rglob("*.py")):
         where = file.relative_to(folder)
         if where.parts[0] in CONFIGURED:
@@ -79,12 +79,12 @@ def test_no_message_of_the_library_names_an_option_or_a_key() -> None:
     assert len(found) > 300
     foreign = re.compile(rf"(?<![\w-])--[a-z]|\b({KEYS})\.[a-z]")
     assert [each for each in found if foreign.search(each[1])] == []
-    assert foreign.search("set data.root to that")  # and it would be noticed
+    assert foreign.search("set data.root to that")  # negative control
     assert foreign.search("leave --kind out")
 
 
 class TestInPython:
-    """Bad arguments are ValueErrors that name the argument."""
+    """Invalid arguments raise a ValueError that names the argument."""
 
     def test_images(self, tmp_path: Path) -> None:
         folder = class_folders(tmp_path / "images", classes=2, images=1)
@@ -114,7 +114,7 @@ class TestInPython:
 
 
 class TestOfAConfiguration:
-    """A whole configuration is the argument, so messages name its keys."""
+    """Messages about a configuration name its keys."""
 
     def refused(self, source: Path | str, said: str, *overrides: str, kind: type[Exception] = ValueError) -> None:
         for use in (lambda each: make_plan(each, Display()), lambda each: train(each, Path("nowhere"))):

@@ -1,4 +1,4 @@
-"""What `import shortlist` gives: names, version, errors, and what it does not import."""
+"""The public names, the version and the errors, and the modules that `import shortlist` imports."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def test_what_is_public_is_listed_and_nothing_else() -> None:
 
 
 @pytest.mark.parametrize("name", shortlist.__all__)
-def test_every_public_name_is_there(name: str) -> None:
+def test_every_public_name_can_be_imported(name: str) -> None:
     found = getattr(shortlist, name)
     if name != "__version__":
         assert inspect.isclass(found) or inspect.isfunction(found)
@@ -35,7 +35,7 @@ def test_what_the_documentation_teaches_about_losses_and_metrics_is_public() -> 
     assert named <= ranking & set(shortlist.__all__)
 
 
-def test_other_names_are_not_there() -> None:
+def test_unknown_names() -> None:
     with pytest.raises(AttributeError, match="module 'shortlist' has no attribute 'Recall'"):
         shortlist.Recall  # noqa: B018
 
@@ -64,7 +64,7 @@ import shortlist.data
 print(*sorted({"PIL", "matplotlib", "pyarrow", "scipy", "timm"} & set(sys.modules)))
 """
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert done.stdout.splitlines() == ["shortlist", "PIL"]  # and not what only one feature needs
+    assert done.stdout.splitlines() == ["shortlist", "PIL"]  # no dependency of a single feature
 
 
 @pytest.mark.parametrize(

@@ -54,7 +54,7 @@ def die_half_way(folder: Path) -> None:
     os.kill(os.getpid(), signal.SIGKILL)
 
 
-def test_a_killed_build_is_built_again_and_swept(tmp_path: Path):
+def test_a_killed_build_is_repeated_and_removed(tmp_path: Path):
     folder = tmp_path / "thing"
     process = process_context().Process(target=build_once, args=(folder, die_half_way))
     process.start()

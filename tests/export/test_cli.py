@@ -29,8 +29,8 @@ def test_written_files(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> No
     model, file = encoder().save(tmp_path / "model"), tmp_path / "model.pt2"
     assert call(model, "--torch-export", file) == 0
     out = capsys.readouterr().out
-    assert out.startswith(f"torch.export: {file}, checked on 8 synthetic images: largest difference ")
-    assert out.endswith("allowed 1e-05\n")
+    assert out.startswith(f"torch.export: {file}, verified on 8 synthetic images: largest difference ")
+    assert out.endswith("tolerance 1e-05\n")
     assert call(model, "--package", tmp_path / "package", "--json") == 0
     (entry,) = json.loads(capsys.readouterr().out)
     assert (entry["kind"], entry["path"]) == ("package", str(tmp_path / "package"))

@@ -1,4 +1,4 @@
-"""Every recipe, at a tiny size: its model, its loss, its data in their own format, one step, and its tests."""
+"""Every recipe at a tiny size: model, loss, data in its own format, one step, and its tests."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Recipes: what they inherit, what they quote, and what happens to one that is wrong."""
+"""Recipes: inheritance, hyper-parameters, quoted results, and error messages."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A small gallery with a model whose weights are random: what is found is known all the same."""
+"""A small gallery, whose model has random weights."""
 
 from __future__ import annotations
 
@@ -15,15 +15,15 @@ from shortlist.model import Embedder
 from tests.data.pictures import picture
 from tests.training.runs import class_folders
 
-CLASSES, IMAGES = 6, 12  # of each
+CLASSES, IMAGES = 6, 12  # images per class
 
 
 def small_gallery(root: Path, labelled: bool = True) -> Gallery:
-    """72 images of 6 classes, the images in root/images, the gallery in root/gallery.
+    """Create 72 images of 6 classes in root/images, and their gallery in root/gallery.
 
     Args:
-        root: an empty folder.
-        labelled: or nobody knows the classes.
+        root: An empty folder.
+        labelled: Whether the images have labels.
     """
     torch.manual_seed(0)
     encoder = Encoder(Embedder("test_efficientnet", dim=16).eval(), TestTransform(32, 36))

@@ -1,4 +1,4 @@
-"""`shortlist serve` in a process of its own."""
+"""Servers in another process or in a thread."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class Server:
 
 
 def address_of(running: Running) -> str:
-    """Where it serves, as soon as it does."""
+    """Wait until the server is ready, and return its URL."""
     running.until(lambda: "Ctrl-C" in running.out)
     (address,) = re.findall(r"http://\S+", running.out)
     return address
@@ -34,7 +34,7 @@ def address_of(running: Running) -> str:
 
 @contextmanager
 def serving(commands: Commands, gallery: Path, *options: str) -> Iterator[Server]:
-    """A server on a free port; it must end without a traceback when it is interrupted."""
+    """Run `shortlist serve` on a free port. It must end without a traceback when it is interrupted."""
     with commands.started("serve", gallery, "--port", "0", *options, cwd=gallery.parent) as running:
         yield Server(address_of(running), running.pid)
         os.kill(running.pid, signal.SIGINT)
@@ -43,7 +43,7 @@ def serving(commands: Commands, gallery: Path, *options: str) -> Iterator[Server
 
 @contextmanager
 def serving_here(gallery: Gallery) -> Iterator[str]:
-    """The address of a server in a thread, which starts at once, and ends when all connections to it are closed."""
+    """Run a server in a thread and yield its URL. It ends when all connections to it are closed."""
     with socket.create_server(("127.0.0.1", 0)) as listening:
         server = uvicorn.Server(uvicorn.Config(create_app(gallery), log_level="warning"))
         thread = threading.Thread(target=server.run, args=([listening],))

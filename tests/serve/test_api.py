@@ -1,4 +1,4 @@
-"""What is asked and answered."""
+"""Requests and responses of the JSON API."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def test_health(client: TestClient) -> None:
     assert client.head("/api/health").status_code == 200
 
 
-def test_what_there_is(client: TestClient, gallery: Gallery) -> None:
+def test_gallery(client: TestClient, gallery: Gallery) -> None:
     answer = client.get("/api/gallery").json()
     assert (answer["name"], answer["images"]) == ("gallery", ALL)
     assert answer["labels"] == [{"label": f"class {number:02}", "images": IMAGES} for number in range(CLASSES)]
@@ -33,7 +33,7 @@ def test_what_there_is(client: TestClient, gallery: Gallery) -> None:
     assert answer["index"] == {"kind": "flat", "recall": None, "dim": 16, "fingerprint": gallery.encoder.fingerprint}
 
 
-def test_what_was_added_since(gallery: Gallery, tmp_path: Path) -> None:
+def test_images_that_are_added_later(gallery: Gallery, tmp_path: Path) -> None:
     images = open_collection(gallery.item(0).path.parents[1])
     Gallery.create(tmp_path / "gallery", gallery.encoder).add(images.subset(range(ALL - 1)))
     with TestClient(create_app(Gallery.open(tmp_path / "gallery"))) as client:
@@ -48,7 +48,7 @@ def test_what_was_added_since(gallery: Gallery, tmp_path: Path) -> None:
         assert client.get(f"/api/items/{ALL - 1}/similar").status_code == 200
 
 
-def test_an_approximate_index_says_what_it_finds(gallery: Gallery, tmp_path: Path) -> None:
+def test_the_recall_of_an_approximate_index(gallery: Gallery, tmp_path: Path) -> None:
     approximate = Gallery.create(tmp_path / "gallery", gallery.encoder, kind="hnsw")
     approximate.add(open_collection(gallery.item(0).path.parents[1]))
     with TestClient(create_app(approximate)) as client:
@@ -76,7 +76,7 @@ def test_one_item(client: TestClient, gallery: Gallery) -> None:
     assert gallery.item(13).path.name == "1.png"
 
 
-def test_similar_leaves_the_item_out(client: TestClient, gallery: Gallery) -> None:
+def test_similar_excludes_the_item_itself(client: TestClient, gallery: Gallery) -> None:
     answer = client.get("/api/items/5/similar", params={"k": 7}).json()
     expected = gallery.similar(5, 7)
     assert answer["query"]["id"] == 5
@@ -99,18 +99,18 @@ def test_an_image_of_the_gallery_finds_itself(client: TestClient, gallery: Galle
 
 
 @pytest.mark.parametrize("kind", ["JPEG", "PNG", "WEBP", "GIF", "BMP", "TIFF"])
-def test_kinds_of_images(client: TestClient, kind: str) -> None:
+def test_image_formats(client: TestClient, kind: str) -> None:
     content = encoded(Image.open(io.BytesIO(png())), kind)
     assert client.post("/api/search", files={"image": content}).status_code == 200
 
 
-def test_empty_fields_are_not_given(client: TestClient) -> None:
+def test_empty_fields_are_ignored(client: TestClient) -> None:
     answer = client.post("/api/search", files={"image": png()}, data={"k": "", "label": ""})
     assert len(answer.json()["results"]) == 10
 
 
 @pytest.mark.parametrize(("name", "edge"), [("thumbnail", 320), ("image", 1600)])
-def test_pictures_are_bounded(tmp_path: Path, name: str, edge: int) -> None:
+def test_size_and_caching_of_pictures(tmp_path: Path, name: str, edge: int) -> None:
     gallery = small_gallery(tmp_path)
     wide = gallery.item(0).path
     Image.new("RGB", (2400, 1200), "green").save(wide)
@@ -121,25 +121,25 @@ def test_pictures_are_bounded(tmp_path: Path, name: str, edge: int) -> None:
             assert (image.format, image.size) == ("JPEG", (edge, edge // 2))
         again = client.get(f"/api/items/0/{name}", headers={"If-None-Match": answer.headers["etag"]})
         assert (again.status_code, again.content) == (304, b"")
-        Image.new("RGB", (100, 300), "red").save(wide)  # another picture is not taken from the cache
+        Image.new("RGB", (100, 300), "red").save(wide)  # a changed file is not served from the cache
         with Image.open(io.BytesIO(client.get(f"/api/items/0/{name}").content)) as image:
             assert image.size == (100, 300)
 
 
-def test_files_that_are_gone_or_broken(tmp_path: Path) -> None:
+def test_missing_and_damaged_files(tmp_path: Path) -> None:
     gallery = small_gallery(tmp_path)
     gallery.item(0).path.unlink()
     gallery.item(1).path.write_bytes(b"words")
     with TestClient(create_app(gallery)) as client:
-        for item, said in ((0, "is gone"), (1, "cannot be read")):
+        for item, message in ((0, "does not exist"), (1, "cannot be read")):
             answer = client.get(f"/api/items/{item}/image")
             assert answer.status_code == 404
-            assert said in answer.json()["detail"]
+            assert message in answer.json()["detail"]
             assert str(tmp_path) not in answer.text
         assert client.get("/api/items/0/similar").status_code == 200  # its vector is still there
 
 
-def test_an_empty_label_is_none(client: TestClient) -> None:
+def test_an_empty_label_means_any(client: TestClient) -> None:
     assert len(client.get("/api/items?label=&limit=7").json()["items"]) == 7
     assert len(client.get("/api/items/0/similar?label=&k=7").json()["results"]) == 7
 
@@ -158,7 +158,7 @@ def test_an_empty_gallery(gallery: Gallery, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("path", "status", "said"),
+    ("path", "status", "message"),
     [
         ("/api/items/99999", 404, "99999"),
         ("/api/items/99999/similar", 404, "99999"),
@@ -176,28 +176,28 @@ def test_an_empty_gallery(gallery: Gallery, tmp_path: Path) -> None:
         ("/%2e%2e/app.py", 404, "Not Found"),
     ],
 )
-def test_bad_questions_get_a_sentence(client: TestClient, path: str, status: int, said: str) -> None:
+def test_errors_have_a_message(client: TestClient, path: str, status: int, message: str) -> None:
     answer = client.get(path)
     assert answer.status_code == status
     assert answer.json().keys() == {"detail"}
-    assert said in answer.json()["detail"]
+    assert message in answer.json()["detail"]
 
 
-def test_a_gallery_that_cannot_answer(gallery: Gallery, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_unavailable_gallery(gallery: Gallery, monkeypatch: pytest.MonkeyPatch) -> None:
     def fails(*_: object, **__: object) -> None:
-        raise ShortlistError("the database is away")
+        raise ShortlistError("the database is down")
 
     monkeypatch.setattr(gallery, "similar", fails)
     with TestClient(create_app(gallery)) as client:
         answer = client.get("/api/items/0/similar")
         assert (answer.status_code, answer.json()["detail"]) == (
             503,
-            "The gallery cannot answer now: the database is away",
+            "The gallery is not available: the database is down",
         )
         assert client.get("/api/health").status_code == 200
 
 
-def test_a_mistake_of_ours_is_a_sentence_too(gallery: Gallery, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_internal_errors_have_a_message(gallery: Gallery, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(gallery, "labels", lambda: 1 / 0)
     with TestClient(create_app(gallery), raise_server_exceptions=False) as client:
         answer = client.get("/api/gallery")
@@ -206,7 +206,7 @@ def test_a_mistake_of_ours_is_a_sentence_too(gallery: Gallery, monkeypatch: pyte
         assert "division" not in answer.text
 
 
-def test_the_description_is_complete(client: TestClient) -> None:
+def test_the_openapi_description_is_complete(client: TestClient) -> None:
     described = client.get("/openapi.json").json()
     assert set(described["paths"]) == {
         "/api/health",
@@ -218,7 +218,7 @@ def test_the_description_is_complete(client: TestClient) -> None:
         "/api/items/{id}/image",
         "/api/items/{id}/thumbnail",
     }
-    assert "HTTPValidationError" not in described["components"]["schemas"]  # one shape of what goes wrong
+    assert "HTTPValidationError" not in described["components"]["schemas"]  # all errors have one shape
     for path, operations in described["paths"].items():
         for operation in operations.values():
             assert operation["description"], path

@@ -1,4 +1,4 @@
-"""`shortlist serve`: what works, and what is said where it does not."""
+"""The command `shortlist serve` and its error messages."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def test_it_serves_until_it_is_interrupted(commands: Commands, gallery: Gallery)
 
 
 def run(*args: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> tuple[int, str]:
-    monkeypatch.setattr(warnings, "showwarning", warnings.showwarning)  # main() has its own
+    monkeypatch.setattr(warnings, "showwarning", warnings.showwarning)  # main() replaces it
     monkeypatch.setattr(logging.getLogger("accelerate"), "level", logging.WARNING)
     monkeypatch.setattr(sys, "argv", ["shortlist", "serve", *args])
     with pytest.raises(SystemExit) as end:
@@ -41,16 +41,16 @@ def run(*args: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.Monk
 
 
 @pytest.mark.parametrize(
-    ("options", "said"),
+    ("options", "message"),
     [
         (("--port", "TAKEN"), "cannot listen on 127.0.0.1, port TAKEN (Address already in use): try another --port"),
         (("--host", "no.such.host.invalid"), "cannot listen on no.such.host.invalid"),
     ],
 )
-def test_where_it_cannot_listen(
+def test_addresses_that_cannot_be_used(
     gallery: Gallery,
     options: tuple[str, ...],
-    said: str,
+    message: str,
     capsys: pytest.CaptureFixture[str],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -59,21 +59,19 @@ def test_where_it_cannot_listen(
         args = (str(gallery.store.folder), *(option.replace("TAKEN", taken) for option in options))
         code, err = run(*args, capsys=capsys, monkeypatch=monkeypatch)
     assert (code, err.count("\n")) == (1, 1)
-    assert err.startswith(f"Error: {said.replace('TAKEN', taken)}")
+    assert err.startswith(f"Error: {message.replace('TAKEN', taken)}")
 
 
-def test_what_is_no_gallery(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_not_a_gallery(tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
     code, err = run(str(tmp_path), capsys=capsys, monkeypatch=monkeypatch)
     assert (code, err.count("\n")) == (1, 1)
     assert str(tmp_path) in err
 
 
 @pytest.mark.parametrize("package", ["fastapi", "uvicorn", "python_multipart"])
-def test_a_package_that_is_missing(commands: Commands, package: str, tmp_path: Path) -> None:
+def test_missing_packages(commands: Commands, package: str, tmp_path: Path) -> None:
     missing = f"import sys; sys.modules[{package!r}] = None"
     code, _, err = commands.run("serve", "x", cwd=tmp_path, before=missing)
     assert code == 1
-    sentence = f"shortlist.serve needs the package {package}, which is not installed: pip install 'shortlist[serve]'"
-    assert err == f"Error: {sentence}\n"
+    message = f"shortlist.serve needs the package {package}, which is not installed: pip install 'shortlist[serve]'"
+    assert err == f"Error: {message}\n"

@@ -1,4 +1,4 @@
-"""Whatever is asked, as the OpenAPI description allows it or not: never a 5xx, and never what is not described."""
+"""Random valid and invalid requests: never a 5xx status, and never a response that OpenAPI does not describe."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from tests.serve.conftest import LIMITS
 
 ENDPOINTS = [
     ("GET", "/api/health"),
-    ("GET", "/api/gallery"),  # these two take nothing, so that nothing can be wrong
+    ("GET", "/api/gallery"),  # these two have no parameters, so that no request is invalid
     ("POST", "/api/search"),
     ("GET", "/api/items"),
     ("GET", "/api/items/{id}"),
@@ -32,17 +32,17 @@ def described(gallery: Gallery) -> BaseSchema:
     return schemathesis.openapi.from_asgi("/openapi.json", create_app(gallery, LIMITS))
 
 
-def test_all_endpoints_are_asked(described: BaseSchema) -> None:
+def test_all_endpoints_are_tested(described: BaseSchema) -> None:
     operations = [each.ok() for each in described.get_all_operations()]
     assert {(each.method.upper(), each.path) for each in operations} == set(ENDPOINTS)
 
 
 @pytest.mark.parametrize(("method", "path", "mode"), CASES)
-def test_whatever_is_asked(described: BaseSchema, method: str, path: str, mode: GenerationMode) -> None:
+def test_random_requests(described: BaseSchema, method: str, path: str, mode: GenerationMode) -> None:
     @FEW
     @given(case=described[path][method].as_strategy(generation_mode=mode))
-    def ask(case: Case) -> None:
-        # A file of random bytes is what the description allows, and is refused all the same.
+    def send(case: Case) -> None:
+        # A file of random bytes satisfies the description, but is refused.
         case.call_and_validate(excluded_checks=[positive_data_acceptance])
 
-    ask()
+    send()

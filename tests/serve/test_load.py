@@ -1,4 +1,4 @@
-"""Many at once, and slow ones, asked of a server in a process of its own."""
+"""Many concurrent requests, and slow ones, to a server in another process."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ from tests.processes import LONG, Commands
 from tests.serve.galleries import encoded, png
 from tests.serve.servers import Server, serving
 
-AT_ONCE = 32
-MEMORY = 500 * 2**20  # it takes 212 MB here, and 1,102 MB where all may be read and decoded at once
+REQUESTS = 32
+MAX_MEMORY = 500 * 2**20  # measured: 212 MB, and 1,102 MB if all images are read and decoded at once
 
 
 @pytest.fixture(scope="module")
@@ -33,12 +33,12 @@ def search(server: Server, image: bytes) -> httpx.Response:
 
 
 def own_memory(process: psutil.Process) -> int:
-    """In bytes, without the files and libraries that are mapped into it."""
+    """Return the memory of a process in bytes, without mapped files and libraries."""
     memory = process.memory_info()
     return int(memory.rss - memory.shared)
 
 
-def test_a_slow_upload_keeps_nobody_waiting(server: Server) -> None:
+def test_a_slow_upload_does_not_block_other_requests(server: Server) -> None:
     parts = urlsplit(server.address)
     head = (
         f"POST /api/search HTTP/1.1\r\nHost: {parts.netloc}\r\nContent-Type: multipart/form-data; boundary=b\r\n"
@@ -48,7 +48,9 @@ def test_a_slow_upload_keeps_nobody_waiting(server: Server) -> None:
         slow.sendall(head.encode())
         assert httpx.get(f"{server.address}/api/health", timeout=LONG).json()["status"] == "ok"
         assert search(server, png()).status_code == 200
-    assert httpx.get(f"{server.address}/api/health", timeout=LONG).status_code == 200  # it has gone away in the middle
+    assert (
+        httpx.get(f"{server.address}/api/health", timeout=LONG).status_code == 200
+    )  # after the upload was interrupted
 
 
 def test_many_large_images_at_once(server: Server) -> None:
@@ -59,7 +61,7 @@ def test_many_large_images_at_once(server: Server) -> None:
     before, peak, ended = own_memory(process), 0, threading.Event()
 
     def watch() -> int:
-        """Health checks that were answered meanwhile."""
+        """Count the health checks that are answered meanwhile."""
         nonlocal peak
         answered = 0
         while not ended.wait(0.05):
@@ -67,17 +69,17 @@ def test_many_large_images_at_once(server: Server) -> None:
             answered += httpx.get(f"{server.address}/api/health", timeout=LONG).status_code == 200
         return answered
 
-    with ThreadPoolExecutor(AT_ONCE + 1) as threads:
+    with ThreadPoolExecutor(REQUESTS + 1) as threads:
         watching = threads.submit(watch)
-        answers = [threads.submit(search, server, image) for _ in range(AT_ONCE)]
+        answers = [threads.submit(search, server, image) for _ in range(REQUESTS)]
         statuses = [answer.result().status_code for answer in answers]
         ended.set()
-    assert statuses == [200] * AT_ONCE
+    assert statuses == [200] * REQUESTS
     assert watching.result() > 0
-    assert peak - before < MEMORY
+    assert peak - before < MAX_MEMORY
 
 
-def test_a_body_that_is_too_long_is_refused_before_it_is_read(server: Server) -> None:
+def test_a_body_that_is_too_large_is_refused_before_it_is_read(server: Server) -> None:
     parts = urlsplit(server.address)
     head = (
         f"POST /api/search HTTP/1.1\r\nHost: {parts.netloc}\r\nContent-Type: multipart/form-data; boundary=b\r\n"

@@ -1,4 +1,4 @@
-"""A gallery in Milvus is served as one in a folder is."""
+"""A gallery in Milvus gives the same responses as one in a folder."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from shortlist.serve import create_app
 
 @pytest.fixture(scope="module")
 def twin(gallery: Gallery, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Gallery]:
-    """The same images, in a file of Milvus Lite."""
+    """The same images in a Milvus Lite file."""
     folder: Path = tmp_path_factory.mktemp("milvus")
     model = gallery.encoder.save(folder / "model")
     twin = Gallery.create(f"milvus:{folder / 'gallery.db'}", gallery.encoder, model=model)
@@ -25,7 +25,7 @@ def twin(gallery: Gallery, tmp_path_factory: pytest.TempPathFactory) -> Iterator
     twin.close()
 
 
-def test_the_same_answers(gallery: Gallery, twin: Gallery) -> None:
+def test_the_same_responses(gallery: Gallery, twin: Gallery) -> None:
     image = gallery.item(20).path.read_bytes()
     paths = ["/api/items", "/api/items?label=class 03&limit=5", f"/api/items?offset={10**15}", "/api/items/7"]
     paths += ["/api/items/7/thumbnail", "/api/items/999999", '/api/items/7/similar?label=it\'s "so"']
@@ -43,7 +43,7 @@ def test_the_same_answers(gallery: Gallery, twin: Gallery) -> None:
         assert first["score"] == pytest.approx(1, abs=1e-5)
 
 
-def test_many_at_once(twin: Gallery) -> None:
+def test_concurrent_requests(twin: Gallery) -> None:
     image = twin.item(3).path.read_bytes()
     with TestClient(create_app(twin)) as client, ThreadPoolExecutor(16) as threads:
         found = list(threads.map(lambda _: client.post("/api/search", files={"image": image}), range(32)))

@@ -1,4 +1,4 @@
-"""Uploads are bounded in bytes, pixels and time, decoded in memory, and never stored."""
+"""Uploads are limited in bytes, pixels and time, decoded in memory, and never stored."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from tests.serve.galleries import encoded, png
 
 
 def bomb(width: int, height: int) -> bytes:
-    """A PNG of a few bytes that says it has this many pixels."""
+    """Return a PNG of a few bytes whose header declares this size."""
 
     def chunk(kind: bytes, data: bytes) -> bytes:
         return struct.pack(">I", len(data)) + kind + data + struct.pack(">I", zlib.crc32(kind + data))
@@ -41,7 +41,7 @@ EPS = b"%!PS-Adobe-3.0 EPSF-3.0\n%%BoundingBox: 0 0 10 10\n%%EndComments\nshowpa
 
 
 @pytest.mark.parametrize(
-    ("content", "said"),
+    ("content", "message"),
     [
         (b"words", "not an image"),
         (b"", "empty"),
@@ -54,8 +54,8 @@ EPS = b"%!PS-Adobe-3.0 EPSF-3.0\n%%BoundingBox: 0 0 10 10\n%%EndComments\nshowpa
     ],
     ids=["words", "empty", "zeros", "svg", "eps", "half a png", "half a jpeg", "no pixels"],
 )
-def test_what_is_no_image(client: TestClient, content: bytes, said: str) -> None:
-    assert said in refused(client, content, 422)
+def test_not_an_image(client: TestClient, content: bytes, message: str) -> None:
+    assert message in refused(client, content, 422)
 
 
 @pytest.mark.parametrize("size", [(1001, 1000), (10_000, 10_000), (15_000, 15_000), (2**31 - 1, 2**31 - 1)])
@@ -67,14 +67,14 @@ def test_decompression_bombs(client: TestClient, size: tuple[int, int], monkeypa
     assert "1 million" in refused(client, bomb(*size), 413)
 
 
-def test_as_many_pixels_as_may_be(client: TestClient) -> None:
+def test_the_maximum_number_of_pixels(client: TestClient) -> None:
     largest = encoded(Image.new("L", (1000, 1000)), "PNG")
     assert client.post("/api/search", files={"image": largest}).status_code == 200
 
 
 def test_too_many_bytes(client: TestClient) -> None:
-    assert "at most 0.19" in refused(client, b"x" * 200_001, 413)  # it is looked at when it is whole
-    assert "too large" in refused(client, b"x" * 2_000_000, 413)  # its declared length is enough
+    assert "at most 0.19" in refused(client, b"x" * 200_001, 413)  # checked after it is received
+    assert "too large" in refused(client, b"x" * 2_000_000, 413)  # refused by its declared length
 
 
 NAMED = b'--b\r\nContent-Disposition: form-data; name="k"\r\n\r\n1\r\n--b--\r\n'
@@ -87,7 +87,7 @@ def endless(sent: list[int]) -> Iterator[bytes]:
         yield b"x" * 50_000
 
 
-def test_what_does_not_say_its_length(gallery: Gallery) -> None:
+def test_an_upload_without_a_declared_length(gallery: Gallery) -> None:
     app = create_app(gallery, Limits(bytes=200_000))
     sent: list[int] = []
 
@@ -102,11 +102,11 @@ def test_what_does_not_say_its_length(gallery: Gallery) -> None:
 
     answer = asyncio.run(post())
     assert answer.status_code == 413
-    assert sum(sent) <= 400_000  # and no more was read
+    assert sum(sent) <= 400_000  # the rest is not read
 
 
 @pytest.mark.parametrize(
-    ("headers", "content", "status", "said"),
+    ("headers", "content", "status", "message"),
     [
         ({}, b"", 415, "multipart/form-data"),
         ({"Content-Type": "application/json"}, b"{}", 415, "multipart/form-data"),
@@ -119,39 +119,39 @@ def test_what_does_not_say_its_length(gallery: Gallery) -> None:
     ],
     ids=["nothing", "json", "no boundary", "no form", "empty form", "empty boundary", "no charset", "long boundary"],
 )
-def test_what_is_no_form(client: TestClient, headers: dict[str, str], content: bytes, status: int, said: str) -> None:
+def test_invalid_forms(client: TestClient, headers: dict[str, str], content: bytes, status: int, message: str) -> None:
     answer = client.post("/api/search", content=content, headers=headers)
-    assert (answer.status_code, said in answer.json()["detail"]) == (status, True), answer.text
+    assert (answer.status_code, message in answer.json()["detail"]) == (status, True), answer.text
 
 
-def test_other_forms(client: TestClient) -> None:
-    def said(**form: Any) -> str:
+def test_invalid_fields(client: TestClient) -> None:
+    def error(**form: Any) -> str:
         answer = client.post("/api/search", **form)
         assert answer.status_code == 422
         return str(answer.json()["detail"])
 
-    assert "no image" in said(files={"picture": png()})
-    assert "no image" in said(files={"image": (None, "words")})
-    assert "Too many files" in said(files=[("image", png()), ("image", png())])
-    assert "k: " in said(files={"image": png()}, data={"k": "many"})
-    assert "200" in said(files={"image": png()}, data={"k": "201"})
-    assert "label: " in said(files={"image": png()}, data={"label": "x" * 1001})
-    assert "form cannot be read" in said(files={"image": png()}, data={"label": "x" * 100_000})
-    assert "Too many fields" in said(files={"image": png()}, data={str(number): "" for number in range(20)})
+    assert "no image" in error(files={"picture": png()})
+    assert "no image" in error(files={"image": (None, "words")})
+    assert "Too many files" in error(files=[("image", png()), ("image", png())])
+    assert "k: " in error(files={"image": png()}, data={"k": "many"})
+    assert "200" in error(files={"image": png()}, data={"k": "201"})
+    assert "label: " in error(files={"image": png()}, data={"label": "x" * 1001})
+    assert "form cannot be read" in error(files={"image": png()}, data={"label": "x" * 100_000})
+    assert "Too many fields" in error(files={"image": png()}, data={str(number): "" for number in range(20)})
 
 
 def test_nothing_is_written_to_the_disk(gallery: Gallery, monkeypatch: pytest.MonkeyPatch) -> None:
-    def rolled(_: object) -> None:
+    def rollover(_: object) -> None:
         raise AssertionError("the upload went to a file")
 
-    monkeypatch.setattr(tempfile.SpooledTemporaryFile, "rollover", rolled)
+    monkeypatch.setattr(tempfile.SpooledTemporaryFile, "rollover", rollover)
     noise = encoded(Image.effect_noise((1500, 1500), 90), "PNG")
-    assert len(noise) > 2**20  # what Starlette would put on the disk
+    assert len(noise) > 2**20  # which Starlette would write to disk
     with TestClient(create_app(gallery)) as client:
         assert client.post("/api/search", files={"image": noise}).status_code == 200
 
 
-def test_slow_uploads_end(gallery: Gallery) -> None:
+def test_slow_uploads_are_refused(gallery: Gallery) -> None:
     async def post() -> httpx.Response:
         async def body() -> Any:
             yield b"--b\r\n"

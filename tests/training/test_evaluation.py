@@ -172,12 +172,12 @@ class TestLandmarks:
         """Miniatures must not pass for the benchmarks that the paper's figures are of, nor 29 distractors for 30."""
         oxford, million, paris = json.loads(finished.evaluation_file.read_text())
         assert oxford["remarks"] == [
-            "query: lists 6 images, where roxford5k has 70 images",
-            "gallery: lists 30 images, where roxford5k has 4,993 images",
+            "query: the lists have 6 images, but roxford5k has 70 images",
+            "gallery: the lists have 30 images, but roxford5k has 4,993 images",
         ]
         assert million["remarks"] == [
             *oxford["remarks"],
-            "gallery: lists 30 images, where r1m has 1,001,001 images",
+            "gallery: the lists have 30 images, but r1m has 1,001,001 images",
             "r1m: left out 1 unreadable images (on_missing=skip; see vectors/r1m.npy.json)",
         ]
         assert len(paris["remarks"]) == 2
@@ -193,7 +193,7 @@ class TestLandmarks:
     def test_also_before_training(self, home: Path) -> None:
         found = make_plan(landmarks(home), Display()).remarks
         assert len(found) == len(set(found))
-        assert {remark.rpartition("where ")[2].partition(" ")[0] for remark in found} >= {"gldv1", "roxford5k", "r1m"}
+        assert {remark.rpartition("but ")[2].partition(" ")[0] for remark in found} >= {"gldv1", "roxford5k", "r1m"}
 
     def test_other_images_with_distractors(self, finished: RunFolder, home: Path) -> None:
         found = evaluate_run(finished.path, "rparis6k", root=home / "paris", distractors=home / "r1m")
@@ -257,7 +257,7 @@ class TestLandmarks:
     @pytest.mark.parametrize(
         ("override", "said"),
         [
-            ("data.validation=half", "validation half and a validation_source exclude each other"),
+            ("data.validation=half", "validation: half and validation_source exclude each other"),
             ("data.validation_source={source: sfm120k-val, distractors: x}", "distractors has no effect"),
             ("evaluation.tests=[{source: roxford5k, roots: x}]", "did you mean 'root'"),
         ],

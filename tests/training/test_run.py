@@ -309,7 +309,7 @@ class TestBest:
     def test_without_test_classes(self, images: Path, tmp_path: Path) -> None:
         display = Listener()
         run = train(config(images, "data.train_share=1", "training.epochs=1"), tmp_path / "run", display)
-        assert "There are no test classes, so nothing was tested." in display.messages
+        assert "There are no test classes, so the embedder was not tested." in display.messages
         assert json.loads(run.evaluation_file.read_text()) == []
         assert records(run, "test") == []
         resume(run.path)

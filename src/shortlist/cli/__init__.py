@@ -1,4 +1,4 @@
-"""The command line: parses, calls, prints. No logic lives here."""
+"""The command line: parses arguments, calls functions of the library and prints their results."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from shortlist.extras import extra
 
 
 def main() -> None:
-    """Run the command line; a user's mistake is one message, and no traceback."""
+    """Run the command line. Errors that a user can correct are printed as one message, without a traceback."""
     warnings.showwarning = lambda message, *_: print(f"Warning: {message}", file=sys.stderr)
     logging.getLogger("accelerate").setLevel(logging.ERROR)
     try:
-        with extra("all", "The shortlist command"):  # each module adds its commands
+        with extra("all", "The shortlist command"):  # each module registers its commands
             from shortlist.cli import data, export, recipes, reports, search, serving, training  # noqa: F401
             from shortlist.cli.app import app, option_names
     except ShortlistError as error:
@@ -23,15 +23,15 @@ def main() -> None:
         raise SystemExit(1) from None
     try:
         app()
-    except Interrupted as stopped:
-        print(stopped, file=sys.stderr)
+    except Interrupted as interruption:
+        print(interruption, file=sys.stderr)
         raise SystemExit(130) from None
     except ShortlistError as error:
         print(f"Error: {rename_arguments(str(error), option_names(), '{name} {value}')}", file=sys.stderr)
         raise SystemExit(1) from None
     except OSError as error:
-        where = f" ({error.filename})" if error.filename else ""
-        print(f"Error: {error.strerror or error}{where}", file=sys.stderr)
+        path = f" ({error.filename})" if error.filename else ""
+        print(f"Error: {error.strerror or error}{path}", file=sys.stderr)
         raise SystemExit(1) from None
     except KeyboardInterrupt:
         raise SystemExit(130) from None

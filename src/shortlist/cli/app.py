@@ -1,4 +1,4 @@
-"""What all commands share: the app, and options that mean the same everywhere."""
+"""The application object, and arguments and options that several commands share."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ import typer
 from rich.table import Column
 from typer.core import TyperGroup
 
-COMMANDS = (  # in the order of use, which is that of --help
+COMMANDS = (  # in the order in which --help lists them
     *("demo", "train", "evaluate", "report", "compare", "embed", "index", "search", "serve", "export"),
     *("data", "recipes", "gallery", "ablate"),
 )
@@ -26,30 +26,33 @@ class _Commands(TyperGroup):
 
 app = typer.Typer(
     cls=_Commands,
-    help="Train image embeddings so that the right answers land in the first k results.",
+    help="Train image embeddings for retrieval by optimising recall@k, and evaluate, search and export them.",
     no_args_is_help=True,
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 
 Settings = Annotated[
-    list[str] | None, typer.Argument(metavar="[KEY=VALUE]...", help="Such as optimizer.lr=1e-4 data.root=cars.")
+    list[str] | None,
+    typer.Argument(
+        metavar="[KEY=VALUE]...", help="Settings of the recipe to override, such as optimizer.lr=1e-4 data.root=cars."
+    ),
 ]
-AsJson = Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")]
+AsJson = Annotated[bool, typer.Option("--json", help="Print the result as JSON instead of a table.")]
 AsJsonWithProgress = Annotated[
-    bool, typer.Option("--json", help="Print the result as JSON, and progress to the error output as JSON lines.")
+    bool, typer.Option("--json", help="Print the result as JSON, and progress as JSON lines to stderr.")
 ]
 AsJsonLines = Annotated[bool, typer.Option("--json", help="Print messages and progress as JSON lines.")]
 Source = Annotated[
-    str, typer.Argument(help="A benchmark's name, a folder with a sub-folder a class, or a .csv or .parquet file.")
+    str, typer.Argument(help="Name of a benchmark, folder with one sub-folder per class, or .csv or .parquet file.")
 ]
 Root = Annotated[
-    Path | None, typer.Option(help="The folder of a benchmark, or the one that a table's paths are relative to.")
+    Path | None, typer.Option(help="Folder of the benchmark, or folder that the paths in a table are relative to.")
 ]
 
 
-def _print_version(asked: bool) -> None:
-    if asked:
+def _print_version(requested: bool) -> None:
+    if requested:
         from shortlist import __version__
 
         print(f"shortlist {__version__}")
@@ -59,13 +62,13 @@ def _print_version(asked: bool) -> None:
 @app.callback()
 def _options(
     version: Annotated[
-        bool, typer.Option("--version", callback=_print_version, is_eager=True, help="Print the version, and exit.")
+        bool, typer.Option("--version", callback=_print_version, is_eager=True, help="Print the version and exit.")
     ] = False,
 ) -> None: ...
 
 
 def option_names(command: Any = None) -> dict[str, str]:
-    """What the arguments of functions are called on the command line: `on_missing` is --on-missing."""
+    """Map the arguments of Python functions to command-line options, such as `on_missing` to --on-missing."""
     command = command or typer.main.get_command(app)
     names = {each.name: each.opts[0] for each in command.params if each.param_type_name == "option"}
     for inner in getattr(command, "commands", {}).values():
@@ -74,16 +77,16 @@ def option_names(command: Any = None) -> dict[str, str]:
 
 
 def quiet_milvus(place: str) -> str:
-    """Keep the client of Milvus, if a gallery is there, from logging tracebacks of errors that it raises anyway."""
+    """Stop the Milvus client from logging tracebacks of errors that it also raises. Returns `place`."""
     from shortlist.gallery.milvus_address import is_milvus
 
     if is_milvus(place) and find_spec("pymilvus"):
-        import_module("pymilvus")  # it sets up its logging when it is imported
+        import_module("pymilvus")  # configures its logging on import
         for name in ("pymilvus", "milvus_lite"):
             logging.getLogger(name).setLevel(logging.CRITICAL)
     return place
 
 
-def whole_column(header: str, names: Iterable[str]) -> Column:
-    """A column of names, which a narrow terminal must not cut: they are there to be copied."""
+def untruncated_column(header: str, names: Iterable[str]) -> Column:
+    """Return a column of names that a narrow terminal does not truncate, so that they can be copied."""
     return Column(header, min_width=max(map(len, names)), no_wrap=True)

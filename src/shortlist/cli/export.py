@@ -1,4 +1,4 @@
-"""Take a run's model elsewhere."""
+"""The command `shortlist export`."""
 
 from __future__ import annotations
 
@@ -14,23 +14,27 @@ from shortlist.cli.app import AsJsonWithProgress, app
 
 @app.command()
 def export(
-    run: Annotated[Path, typer.Argument(help="A finished run's folder.")],
-    onnx: Annotated[Path | None, typer.Option(metavar="FILE", help="For onnxruntime and others.")] = None,
-    torchscript: Annotated[Path | None, typer.Option(metavar="FILE", help="For torch.jit.load, also in C++.")] = None,
-    torch_export: Annotated[Path | None, typer.Option(metavar="FILE.pt2", help="For torch.export.load.")] = None,
+    run: Annotated[Path, typer.Argument(help="Folder of a finished run.")],
+    onnx: Annotated[Path | None, typer.Option(metavar="FILE", help="ONNX file to write.")] = None,
+    torchscript: Annotated[Path | None, typer.Option(metavar="FILE", help="TorchScript file to write.")] = None,
+    torch_export: Annotated[
+        Path | None, typer.Option(metavar="FILE.pt2", help="File to write for torch.export.load.")
+    ] = None,
     package: Annotated[
         Path | None,
-        typer.Option(metavar="DIR", help="Weights, configuration, a model card, and code that loads them with timm."),
+        typer.Option(
+            metavar="DIR", help="Folder to write: weights, configuration, model card, and code that needs only timm."
+        ),
     ] = None,
-    license: Annotated[str | None, typer.Option(help="Of the weights, for the model card.")] = None,  # noqa: A002
+    license: Annotated[str | None, typer.Option(help="License of the weights, for the model card.")] = None,  # noqa: A002
     as_json: AsJsonWithProgress = False,
 ) -> None:
-    """Write a run's model for use without shortlist: any of four forms, each checked against the run's own vectors.
+    """Export a run's model for use without shortlist. Every file is verified against the vectors of the run.
 
-    ONNX, TorchScript and torch.export files take uint8 images and give unit vectors; how an image becomes their input
-    is in their metadata. Files that exist are replaced.
+    ONNX, TorchScript and torch.export files map uint8 images to unit vectors; their metadata describe the
+    preprocessing. Existing files are replaced.
     """
-    from shortlist.export import export as write  # takes seconds
+    from shortlist.export import export as write  # imported here because it takes seconds
     from shortlist.progress import display_for
 
     written = write(
@@ -47,6 +51,6 @@ def export(
         return
     for each in written:
         print(
-            f"{each.kind}: {each.path}, checked on {each.check['images']}: largest difference "
-            f"{each.check['largest_difference']:.1e}, allowed {each.check['tolerance']:.0e}"
+            f"{each.kind}: {each.path}, verified on {each.check['images']}: largest difference "
+            f"{each.check['largest_difference']:.1e}, tolerance {each.check['tolerance']:.0e}"
         )

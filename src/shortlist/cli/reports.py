@@ -1,4 +1,4 @@
-"""Look at runs: the report of one, and several compared."""
+"""The commands `shortlist report` and `shortlist compare`."""
 
 from __future__ import annotations
 
@@ -14,13 +14,15 @@ from shortlist.cli.app import AsJsonLines, AsJsonWithProgress, app
 
 @app.command()
 def report(
-    run: Annotated[Path, typer.Argument(help="A finished run's folder.")],
-    out: Annotated[Path | None, typer.Option("--out", "-o", help="The file. Default: RUN/report.html.")] = None,
+    run: Annotated[Path, typer.Argument(help="Folder of a finished run.")],
+    out: Annotated[
+        Path | None, typer.Option("--out", "-o", help="HTML file to write. Default: RUN/report.html.")
+    ] = None,
     as_json: AsJsonLines = False,
 ) -> None:
-    """Write a page about a run: its numbers and curves, what its searches look like, and why they fail.
+    """Write an HTML report of a run: metrics, training curves, queries with their results, and failures.
 
-    One HTML file with everything inside: it opens from disk, and can be sent. `train` writes it as well.
+    The report is a single file that needs no network connection. `train` writes it as well.
     """
     from shortlist.progress import display_for
     from shortlist.report.run_report import write_report
@@ -32,15 +34,21 @@ def report(
 
 @app.command()
 def compare(
-    runs: Annotated[list[Path], typer.Argument(metavar="RUN_A RUN_B...", help="Folders of finished runs.")],
+    runs: Annotated[
+        list[Path],
+        typer.Argument(
+            metavar="RUN_A RUN_B...", help="Folders of finished runs; the others are compared with the first."
+        ),
+    ],
     out: Annotated[
-        Path | None, typer.Option("--out", "-o", help="The page. Default: comparison.html here; with --json, none.")
+        Path | None,
+        typer.Option("--out", "-o", help="HTML file to write. Default: comparison.html; with --json, none."),
     ] = None,
     as_json: AsJsonWithProgress = False,
 ) -> None:
-    """Compare runs on the same queries, each with the first: whether the difference is real, by a paired bootstrap.
+    """Compare runs on the same queries, with confidence intervals and p-values from a paired bootstrap.
 
-    Prints a table of every metric, and writes a page of the same queries side by side.
+    Prints a table of all metrics, and writes an HTML page that shows the same queries side by side.
     """
     from shortlist.progress import display_for
     from shortlist.report.comparison import compare_runs, write_comparison

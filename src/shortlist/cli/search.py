@@ -1,4 +1,4 @@
-"""Embed images, make galleries of them, and search those."""
+"""The commands `shortlist embed`, `index`, `search` and `gallery`."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ if TYPE_CHECKING:
     from shortlist.gallery import Added, Gallery, Hit
     from shortlist.progress import Display
 
-Run = Annotated[Path, typer.Argument(help="A finished run's folder.")]
+Run = Annotated[Path, typer.Argument(help="Folder of a finished run.")]
 Images = Annotated[
     str,
     typer.Argument(
-        help="A folder of images, with a sub-folder a class or without; a .csv or .parquet file; an image; or a "
-        "benchmark's name."
+        help="Folder of images, with or without one sub-folder per class; .csv or .parquet file; image file; or "
+        "name of a benchmark."
     ),
 ]
 Place = Annotated[
@@ -32,16 +32,22 @@ Place = Annotated[
     typer.Argument(
         metavar="GALLERY",
         callback=quiet_milvus,
-        help="A folder, or a Milvus collection: milvus:FILE.db or http://HOST:19530/COLLECTION.",
+        help="Folder of the gallery, or a Milvus collection: milvus:FILE.db or http://HOST:19530/COLLECTION.",
     ),
 ]
-Split = Annotated[str | None, typer.Option(help="Only train, validation or test, where the images have splits.")]
-Workers = Annotated[int | None, typer.Option(min=0, help="Processes that decode. Default: by cores and images.")]
+Split = Annotated[str | None, typer.Option(help="Split to use: train, validation or test. Default: all images.")]
+Workers = Annotated[
+    int | None,
+    typer.Option(
+        min=0, help="Number of processes that decode images. Default: chosen by the number of cores and images."
+    ),
+]
 Model = Annotated[
-    Path | None, typer.Option(metavar="RUN", help="The same model from another folder, where it has been moved.")
+    Path | None,
+    typer.Option(metavar="RUN", help="Folder of the run that the gallery was built with, if it has been moved."),
 ]
 
-gallery_app = typer.Typer(help="Look at a gallery, add to it, remove from it.", no_args_is_help=True)
+gallery_app = typer.Typer(help="Show a gallery, add images to it, or remove images from it.", no_args_is_help=True)
 app.add_typer(gallery_app, name="gallery")
 
 
@@ -49,15 +55,16 @@ app.add_typer(gallery_app, name="gallery")
 def embed(
     run: Run,
     images: Images,
-    out: Annotated[Path, typer.Option("--out", "-o", metavar="FILE.parquet", help="Where to write.")],
+    out: Annotated[Path, typer.Option("--out", "-o", metavar="FILE.parquet", help="Parquet file to write.")],
     root: Root = None,
     split: Split = None,
     workers: Workers = None,
     as_json: AsJsonWithProgress = False,
 ) -> None:
-    """Write path, label and vector of every image into a Parquet file.
+    """Embed images, and write the path, label and vector of each image to a Parquet file.
 
-    Run again, it embeds what is new or has changed and drops what is gone; killed, it goes on where it was.
+    If the file exists, only new and changed images are embedded, and missing ones are dropped. If the command is
+    interrupted, running it again resumes it.
     """
     from shortlist.data import open_collection
     from shortlist.data.loader import decoding_workers
@@ -70,9 +77,9 @@ def embed(
     encoder = open_encoder(run)
     workers = decoding_workers(len(catalog)) if workers is None else workers
     done = embed_to_table(encoder, catalog, out, workers=workers, display=display)
-    _say_unreadable(display, done.unreadable)
-    text = f"{out}: images embedded: {done.embedded:,}, there already: {done.kept:,}, dropped: {done.dropped:,}"
-    _say_result(display, as_json, f"{text}, unreadable: {len(done.unreadable):,}.", dataclasses.asdict(done))
+    _report_unreadable(display, done.unreadable)
+    text = f"{out}: images embedded: {done.embedded:,}, unchanged: {done.kept:,}, dropped: {done.dropped:,}"
+    _report_result(display, as_json, f"{text}, unreadable: {len(done.unreadable):,}.", dataclasses.asdict(done))
 
 
 @app.command()
@@ -86,22 +93,24 @@ def index(
             "-o",
             metavar="GALLERY",
             callback=quiet_milvus,
-            help="A folder, or a Milvus collection: milvus:FILE.db or http://HOST:19530/COLLECTION.",
+            help="Folder of the gallery, or a Milvus collection: milvus:FILE.db or http://HOST:19530/COLLECTION.",
         ),
     ],
     kind: Annotated[
         str,
-        typer.Option(help="flat (exact), hnsw, ivfpq (both approximate), or auto: by the number of images and memory."),
+        typer.Option(
+            help="Index type: flat (exact), hnsw or ivfpq (approximate), or auto (by number of images and memory)."
+        ),
     ] = "auto",
     root: Root = None,
     split: Split = None,
     workers: Workers = None,
     as_json: AsJsonWithProgress = False,
 ) -> None:
-    """Make a gallery of images, to be searched by images; if there is one already, add to it.
+    """Build a gallery of images that can be searched by image, or add images to an existing gallery.
 
-    What is in it and has not changed is not embedded again; killed half-way, the gallery is as it was, and the same
-    command goes on. `shortlist gallery` adds and removes later.
+    Images that the gallery already contains and that have not changed are not embedded again. If the command is
+    interrupted, the gallery is unchanged, and running the command again resumes it. See also `shortlist gallery`.
     """
     from shortlist import gallery as galleries
     from shortlist.data import open_collection
@@ -114,23 +123,23 @@ def index(
     encoder = open_encoder(run)
     workers = decoding_workers(len(catalog)) if workers is None else workers
     gallery, added = galleries.index(encoder, catalog, out, model=run, kind=kind, workers=workers, display=display)
-    _say_added(display, as_json, gallery, added)
+    _report_added(display, as_json, gallery, added)
     gallery.close()
 
 
 @app.command()
 def search(
     place: Place,
-    images: Annotated[list[Path], typer.Argument(metavar="IMAGE...", help="Image files to search with.")],
-    k: Annotated[int, typer.Option("-k", min=1, help="How many to find for each.")] = 10,
-    label: Annotated[str | None, typer.Option(help="Find only images of this label.")] = None,
+    images: Annotated[list[Path], typer.Argument(metavar="IMAGE...", help="Image files to use as queries.")],
+    k: Annotated[int, typer.Option("-k", min=1, help="Number of results per query.")] = 10,
+    label: Annotated[str | None, typer.Option(help="Return only images with this label.")] = None,
     sheet: Annotated[
-        Path | None, typer.Option(metavar="FILE.png", help="Draw a contact sheet of what is found.")
+        Path | None, typer.Option(metavar="FILE.png", help="Draw a contact sheet of the results to this file.")
     ] = None,
     model: Model = None,
     as_json: AsJson = False,
 ) -> None:
-    """Find the images of a gallery that are most like an image."""
+    """Search a gallery for the images most similar to the given images."""
     from shortlist.gallery import Gallery
 
     if sheet is not None:
@@ -141,11 +150,11 @@ def search(
     if label is not None and not any(hits for _, hits in found):
         known = gallery.labels()
         hint = did_you_mean(label, known) if known else "and no labels at all"
-        raise DataError(f"the gallery {gallery.name} has no image of the label {label!r}, {hint}")
+        raise DataError(f"the gallery {gallery.name} has no image with the label {label!r}, {hint}")
     if sheet is not None:
         draw_hits(found, sheet, title=f"{gallery.name}: the most similar of {len(gallery):,} images")
     if as_json:
-        results = [{"query": str(query), "hits": [_facts(hit) for hit in hits]} for query, hits in found]
+        results = [{"query": str(query), "hits": [_hit_facts(hit) for hit in hits]} for query, hits in found]
         print(json.dumps({"gallery": gallery.facts(), "results": results}, indent=2, ensure_ascii=False))
     else:
         _print_hits(found)
@@ -156,7 +165,7 @@ def search(
 
 @gallery_app.command("show")
 def show_gallery(place: Place, as_json: AsJson = False) -> None:
-    """Print what is in a gallery, and how it is searched."""
+    """Print the size, labels and index type of a gallery."""
     from shortlist.gallery import Gallery
 
     gallery = Gallery.open(place)
@@ -165,11 +174,11 @@ def show_gallery(place: Place, as_json: AsJson = False) -> None:
     if as_json:
         print(json.dumps({**facts, "labels": labels}, indent=2, ensure_ascii=False))
         return
-    facts |= {"labels": f"{len(labels):,}", "images": f"{facts['images']:,}", "search": _how(facts)}
+    facts |= {"labels": f"{len(labels):,}", "images": f"{facts['images']:,}", "search": _search_type(facts)}
     table = Table(show_header=False, box=None, pad_edge=False)
     for name in ("name", "place", "images", "labels", "search", "dim", "fingerprint"):
         table.add_row(name, str(facts[name]))
-    _print_whole(table)
+    _print_untruncated(table)
 
 
 @gallery_app.command()
@@ -182,7 +191,7 @@ def add(
     model: Model = None,
     as_json: AsJsonWithProgress = False,
 ) -> None:
-    """Add images to a gallery with the model that it has; files that have changed since are embedded again."""
+    """Add images to a gallery. Files that have changed since they were added are embedded again."""
     from shortlist.data import open_collection
     from shortlist.data.loader import decoding_workers
     from shortlist.gallery import Gallery
@@ -193,7 +202,7 @@ def add(
     gallery = Gallery.open(place, model)
     workers = decoding_workers(len(catalog)) if workers is None else workers
     added = gallery.add(catalog, workers=workers, display=display)
-    _say_added(display, as_json, gallery, added)
+    _report_added(display, as_json, gallery, added)
     gallery.close()
 
 
@@ -201,53 +210,53 @@ def add(
 def remove(
     place: Place,
     paths: Annotated[
-        list[Path], typer.Argument(metavar="PATH...", help="Images, or folders with all that is in them.")
+        list[Path], typer.Argument(metavar="PATH...", help="Image files, or folders with all images in them.")
     ],
     as_json: AsJsonWithProgress = False,
 ) -> None:
-    """Take images out of a gallery. Their files are left alone, and need not be there any more."""
+    """Remove images from a gallery. The image files are not touched, and need not exist."""
     from shortlist.gallery import Gallery
     from shortlist.progress import display_for
 
     display, gallery = display_for(sys.stderr, as_json=as_json), Gallery.open(place)
     removed = gallery.remove(paths, display=display)
     left = len(gallery)
-    text = f"Images removed: {removed:,}, left: {left:,}."
-    _say_result(display, as_json, text, {"removed": removed, "images": left})
+    text = f"Images removed: {removed:,}, remaining: {left:,}."
+    _report_result(display, as_json, text, {"removed": removed, "images": left})
     gallery.close()
 
 
-def _say_added(display: Display, as_json: bool, gallery: Gallery, added: Added) -> None:
-    _say_unreadable(display, added.unreadable)
+def _report_added(display: Display, as_json: bool, gallery: Gallery, added: Added) -> None:
+    _report_unreadable(display, added.unreadable)
     facts = gallery.facts()
-    text = f"Images added: {added.added:,}, there already: {added.unchanged:,}, unreadable: {len(added.unreadable):,}."
-    text = f"{text} The gallery {facts['place']} has {facts['images']:,}; search is {_how(facts)}."
-    _say_result(display, as_json, text, {**facts, **dataclasses.asdict(added)})
+    text = f"Images added: {added.added:,}, unchanged: {added.unchanged:,}, unreadable: {len(added.unreadable):,}."
+    text = f"{text} The gallery {facts['place']} has {facts['images']:,} images; search is {_search_type(facts)}."
+    _report_result(display, as_json, text, {**facts, **dataclasses.asdict(added)})
 
 
-def _say_result(display: Display, as_json: bool, text: str, facts: dict[str, Any]) -> None:
-    """A sentence to the error output, and with --json the facts to the standard output."""
+def _report_result(display: Display, as_json: bool, text: str, facts: dict[str, Any]) -> None:
+    """Print a message to stderr and, with --json, the facts to stdout."""
     display.message(text, **facts)
     if as_json:
         print(json.dumps(facts, indent=2, ensure_ascii=False))
 
 
-def _how(facts: dict[str, Any]) -> str:
+def _search_type(facts: dict[str, Any]) -> str:
     kind, recall = facts["kind"], facts["recall"]
     if kind == "flat":
         return "exact (flat)"
     if recall is None:
-        return f"approximate ({kind}, whose recall is not measured)"
+        return f"approximate ({kind}, recall not measured)"
     queries = f"{recall['queries']:,} of its own images as queries"
     return f"approximate ({kind}, recall@{recall['at']} {100 * recall['recall']:.1f} %, measured with {queries})"
 
 
-def _say_unreadable(display: Display, unreadable: list[str]) -> None:
+def _report_unreadable(display: Display, unreadable: list[str]) -> None:
     for path in unreadable:
-        display.message(f"cannot be read: {path}", unreadable=path)
+        display.message(f"unreadable: {path}", unreadable=path)
 
 
-def _facts(hit: Hit) -> dict[str, object]:
+def _hit_facts(hit: Hit) -> dict[str, object]:
     return {"id": hit.item.id, "score": hit.score, "label": hit.item.label, "path": str(hit.item.path)}
 
 
@@ -255,16 +264,16 @@ def _print_hits(found: list[tuple[Path, list[Hit]]]) -> None:
     for query, hits in found:
         print(f"{query}:" if hits else f"{query}: nothing found")
         table = Table("", "score", "label", "image", box=None)
-        for place, hit in enumerate(hits, start=1):
-            table.add_row(str(place), f"{hit.score:.4f}", hit.item.label or "-", str(_from_here(hit.item.path)))
-        _print_whole(table)
+        for rank, hit in enumerate(hits, start=1):
+            table.add_row(str(rank), f"{hit.score:.4f}", hit.item.label or "-", str(_relative(hit.item.path)))
+        _print_untruncated(table)
 
 
-def _from_here(path: Path) -> Path:
+def _relative(path: Path) -> Path:
     here = Path.cwd()
     return path.relative_to(here) if path.is_relative_to(here) else path
 
 
-def _print_whole(table: Table) -> None:
-    """However narrow the terminal is, nothing is cut: paths are there to be copied."""
+def _print_untruncated(table: Table) -> None:
+    """Print a table without truncating it to the width of the terminal, so that paths can be copied."""
     Console(width=10**5, highlight=False, markup=False).print(table)

@@ -1,4 +1,4 @@
-"""The search page."""
+"""The command `shortlist serve`."""
 
 from __future__ import annotations
 
@@ -14,23 +14,25 @@ from shortlist.cli.app import app, quiet_milvus
 @app.command()
 def serve(
     gallery: Annotated[
-        str, typer.Argument(callback=quiet_milvus, help="A gallery's folder, or a Milvus collection's URL.")
+        str, typer.Argument(callback=quiet_milvus, help="Folder of the gallery, or URL of a Milvus collection.")
     ],
-    host: Annotated[str, typer.Option(help="0.0.0.0: others may visit it, too.")] = "127.0.0.1",
-    port: Annotated[int, typer.Option(min=0, max=65535, help="0: a free one.")] = 8080,
+    host: Annotated[str, typer.Option(help="Interface to bind; 0.0.0.0 exposes it to the network.")] = "127.0.0.1",
+    port: Annotated[int, typer.Option(min=0, max=65535, help="Port to bind; 0 selects a free port.")] = 8080,
     model: Annotated[
         Path | None,
-        typer.Option(metavar="RUN", help="The run that the gallery was made with, where its own model is gone."),
+        typer.Option(metavar="RUN", help="Folder of the run that the gallery was built with, if it has been moved."),
     ] = None,
-    max_bytes: Annotated[int, typer.Option(min=1, help="Of an image that is sent.")] = 20 * 2**20,
-    max_pixels: Annotated[int, typer.Option(min=1, max=170_000_000, help="Of an image that is sent.")] = 50_000_000,
+    max_bytes: Annotated[int, typer.Option(min=1, help="Maximum upload size in bytes.")] = 20 * 2**20,
+    max_pixels: Annotated[
+        int, typer.Option(min=1, max=170_000_000, help="Maximum number of pixels of an uploaded image.")
+    ] = 50_000_000,
 ) -> None:
-    """Search a gallery in the browser: drop an image, or click one of the gallery's.
+    """Serve a web page and a JSON API to search a gallery.
 
-    Beside the page there is a JSON API, which /docs describes. Only this computer can reach it, unless --host says
-    otherwise. Uploads are decoded in memory and never stored.
+    The API is documented at /docs. By default, only this computer can connect; see --host. Uploaded images are
+    decoded in memory and never stored.
     """
-    from shortlist.serve import Limits, serve  # says what to install, before anything is opened
+    from shortlist.serve import Limits, serve  # fails before the gallery is opened if an extra is missing
 
     limits = Limits(bytes=max_bytes, pixels=max_pixels)
     from shortlist.gallery.gallery import Gallery
@@ -38,8 +40,8 @@ def serve(
     with closing(Gallery.open(gallery, model)) as opened:
 
         def ready(address: str, public: bool) -> None:
-            print(f"{opened.name}: {len(opened):,} images to search at {address} (Ctrl-C ends it)", flush=True)
+            print(f"Serving {opened.name} with {len(opened):,} images at {address} (press Ctrl-C to stop)", flush=True)
             if public:
-                print("Everyone who can reach this computer can see them.", flush=True)
+                print("Everyone who can connect to this computer can see the images.", flush=True)
 
         serve(opened, host, port, limits, ready=ready)

@@ -1,4 +1,4 @@
-"""Train, measure, repeat a study, and show it all on glyphs."""
+"""The commands `shortlist train`, `evaluate`, `ablate` and `demo`."""
 
 from __future__ import annotations
 
@@ -19,28 +19,34 @@ from shortlist.errors import ConfigError
 
 @app.command()
 def train(
-    recipe: Annotated[str | None, typer.Argument(help="A packaged recipe's name, or a YAML file.")] = None,
+    recipe: Annotated[str | None, typer.Argument(help="Name of a packaged recipe, or a YAML file.")] = None,
     settings: Settings = None,
-    run: Annotated[Path | None, typer.Option(help="The run's folder. Default: runs/NAME, or NAME-2 and so on.")] = None,
-    resume: Annotated[Path | None, typer.Option(metavar="RUN", help="Go on with a run that was stopped.")] = None,
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="Print the whole plan, and train nothing.")] = False,
+    run: Annotated[
+        Path | None, typer.Option(help="Folder of the new run. Default: runs/NAME, or runs/NAME-2 and so on.")
+    ] = None,
+    resume: Annotated[Path | None, typer.Option(metavar="RUN", help="Folder of an interrupted run to resume.")] = None,
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="Print the configuration and the plan without training.")
+    ] = False,
     as_json: AsJsonLines = False,
 ) -> None:
-    """Train a model, or go on with a run that was stopped.
+    """Train a model, or resume an interrupted run.
 
-    Every setting of a recipe can be set on the command line by its dotted name. A folder of images of your own:
+    Any setting of the recipe can be overridden by its dotted name. To train on your own folder of images:
 
         shortlist train folder data.source=my-images
     """
     from shortlist.recipes import open_recipe
 
     if resume is not None and (recipe is not None or run is not None or dry_run):
-        raise ConfigError("--resume takes a run's folder and nothing else: its settings are in it.")
+        raise ConfigError(
+            "--resume takes only the folder of a run, which contains its settings. Omit the other arguments."
+        )
     if resume is None and recipe is None:
-        raise ConfigError("Which recipe? Give its name or a YAML file, or --resume RUN.")
+        raise ConfigError("No recipe was given. Give the name of a recipe or a YAML file, or use --resume RUN.")
     config = None if recipe is None else open_recipe(recipe, settings or [])
 
-    from shortlist import training  # takes seconds: a mistake is told before
+    from shortlist import training  # imported here because it takes seconds, after errors are reported
     from shortlist.progress import display_for
     from shortlist.report.run_report import report_after_training
 
@@ -52,28 +58,30 @@ def train(
         if dry_run:
             _print_plan(config, as_json)
             return
-        done = training.train(config, run or _new_folder(config.name), display)
+        done = training.train(config, run or _new_run_folder(config.name), display)
     report_after_training(done, display)
     display.message(f"The run is in {done.path}.", run=str(done.path))
 
 
 @app.command()
 def evaluate(
-    run: Annotated[Path, typer.Argument(help="A finished run's folder.")],
-    data: Annotated[str | None, typer.Option(help="Other images than the run's own test classes.")] = None,
+    run: Annotated[Path, typer.Argument(help="Folder of a finished run.")],
+    data: Annotated[
+        str | None, typer.Option(help="Images to evaluate on. Default: the test images of the run.")
+    ] = None,
     root: Root = None,
     distractors: Annotated[
-        Path | None, typer.Option(help="A folder with R1M: --data is tested without it, and with it.")
+        Path | None, typer.Option(help="Folder of R1M: evaluate --data without and with these distractors.")
     ] = None,
     on_missing: Annotated[
         str | None,
-        typer.Option(help="error, or skip: leave out images that are missing or unreadable. Default: the run's."),
+        typer.Option(help="For missing or unreadable images: error, or skip. Default: the setting of the run."),
     ] = None,
     as_json: AsJsonWithProgress = False,
 ) -> None:
-    """Measure a run, with 95 % intervals, beside what the paper reports where its recipe knows that.
+    """Evaluate a run, with 95 % confidence intervals and, if the recipe has them, the results of the paper.
 
-    By class: r@k, recall@k, mAP, mAP@R and R-precision. Judged queries (roxford5k, ...): mAP and mP@k of each setup.
+    Metrics: r@k, recall@k, mAP, mAP@R and R-precision; for judged queries (roxford5k, ...), mAP and mP@k per setup.
     """
     from shortlist.progress import display_for
     from shortlist.recipes import differences, recipe_names
@@ -81,46 +89,54 @@ def evaluate(
     from shortlist.training import RunFolder, evaluate_run
 
     display = display_for(sys.stderr, as_json=as_json)
-    measured = evaluate_run(run, data, root=root, distractors=distractors, on_missing=on_missing, display=display)
+    evaluations = evaluate_run(run, data, root=root, distractors=distractors, on_missing=on_missing, display=display)
     if as_json:
-        print(json.dumps([each.to_dict() for each in measured], indent=2))
+        print(json.dumps([each.to_dict() for each in evaluations], indent=2))
     else:
         config = RunFolder.open(run).config()
         packaged = config.name in recipe_names() and data is None
-        print_evaluations(measured, () if data else config.paper, reproduced=config.measured if packaged else None)
-        if packaged and (others := differences(config)):
-            print(f"This run is not what the recipe {config.name} says. It has {', '.join(others)}")
+        print_evaluations(evaluations, () if data else config.paper, reproduced=config.measured if packaged else None)
+        if packaged and (changed := differences(config)):
+            print(f"The configuration of this run differs from the recipe {config.name}: {', '.join(changed)}")
 
 
 @app.command()
 def ablate(
-    study: Annotated[str, typer.Argument(help="What varies: rank-temperature, batch-size or k.")],
-    recipe: Annotated[str, typer.Argument(help="A packaged recipe's name, or a YAML file.")],
+    study: Annotated[str, typer.Argument(help="Setting that varies: rank-temperature, batch-size or k.")],
+    recipe: Annotated[str, typer.Argument(help="Name of a packaged recipe, or a YAML file.")],
     settings: Settings = None,
-    out: Annotated[Path | None, typer.Option(help="The study's folder. Default: ablations/STUDY-RECIPE.")] = None,
+    out: Annotated[Path | None, typer.Option(help="Folder of the study. Default: ablations/STUDY-RECIPE.")] = None,
     values: Annotated[
         str | None,
-        typer.Option(help="Of what varies, with blanks between: '16 64 256' or '[1] [1,2]'. Default: the paper's."),
+        typer.Option(
+            help="Values of the setting, separated by spaces: '16 64 256' or '[1] [1,2]'. Default: those of the paper."
+        ),
     ] = None,
     methods: Annotated[
-        str | None, typer.Option(help="Some of 'RS@k, RS@k + SiMix, SAP', with commas between. Default: all that vary.")
+        str | None,
+        typer.Option(
+            help="Methods, separated by commas, of 'RS@k, RS@k + SiMix, SAP'. Default: all that the setting affects."
+        ),
     ] = None,
-    seeds: Annotated[int, typer.Option(min=1, help="Runs of each case.")] = 3,
+    seeds: Annotated[int, typer.Option(min=1, help="Number of runs per case, with different seeds.")] = 3,
     learning_rate: Annotated[
-        str, typer.Option(help="constant, or with the batch: linear or sqrt.", metavar="RULE")
+        str,
+        typer.Option(
+            help="How the learning rate scales with the batch size: constant, linear or sqrt.", metavar="RULE"
+        ),
     ] = "constant",
     as_json: AsJsonLines = False,
 ) -> None:
-    """Repeat a study of the paper: train a recipe for every value of one setting, with RS@k, RS@k + SiMix and SAP.
+    """Repeat an ablation study of the paper: train for each value of a setting with RS@k, RS@k + SiMix and SAP.
 
-    A study that was stopped goes on with the same command. Several processes may work on one. In the study's folder:
-    results.json, a plot beside the paper's own numbers, and a run for every case.
+    To resume an interrupted study, run the same command again. Several processes may work on the same study. Its
+    folder contains results.json, a plot next to the results of the paper, and one run per case.
     """
     from shortlist.recipes import open_recipe
 
     config = open_recipe(recipe, settings or [])
 
-    from shortlist import training  # takes seconds: a mistake is told before
+    from shortlist import training  # imported here because it takes seconds, after errors are reported
     from shortlist.progress import display_for
     from shortlist.report.ablation import draw, read_results, shown_metric, table
 
@@ -131,7 +147,7 @@ def ablate(
         study,
         config,
         folder,
-        values=re.findall(r"\[[^]]*]|\S+", values or ""),  # blanks in a list do not end it
+        values=re.findall(r"\[[^]]*]|\S+", values or ""),  # a list may contain spaces
         methods=[method.strip() for method in methods.split(",")] if methods else [],
         seeds=seeds,
         learning_rate=learning_rate,
@@ -153,17 +169,17 @@ def demo(
     run: Annotated[Path | None, typer.Option(help="The run's folder. Default: runs/demo, or demo-2 and so on.")] = None,
     as_json: AsJsonLines = False,
 ) -> None:
-    """Train on glyphs, which are drawn on the spot, and show what was learned: under two minutes on two cores."""
+    """Train on generated glyphs, and draw results before and after training. Takes two minutes on two cores."""
     from shortlist.progress import display_for
     from shortlist.recipes import open_recipe
     from shortlist.report.demo import run_demo
 
     _reuse_freed_memory()
-    run_demo(open_recipe("glyphs"), run or _new_folder("demo"), display_for(sys.stdout, as_json=as_json))
+    run_demo(open_recipe("glyphs"), run or _new_run_folder("demo"), display_for(sys.stdout, as_json=as_json))
 
 
 def _reuse_freed_memory() -> None:
-    """For a training on the CPU. The allocator belongs to the process, so this is for its owner to decide."""
+    """Configure the allocator for training on the CPU. Only the command line does this, as it owns the process."""
     import torch
 
     from shortlist.batches.memory import reuse_freed_memory
@@ -187,8 +203,8 @@ def _print_plan(config: RunConfig, as_json: bool) -> None:
         print(yaml.safe_dump(facts, sort_keys=False, allow_unicode=True, width=120), end="")
 
 
-def _new_folder(name: str) -> Path:
-    """runs/NAME, or the first of runs/NAME-2, runs/NAME-3, ... that is not there yet."""
+def _new_run_folder(name: str) -> Path:
+    """Return runs/NAME, or the first of runs/NAME-2, runs/NAME-3, ... that does not exist."""
     folder, number = Path("runs") / name, 2
     while folder.exists():
         folder, number = Path("runs") / f"{name}-{number}", number + 1

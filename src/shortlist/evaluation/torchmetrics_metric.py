@@ -17,7 +17,7 @@ with extra("torchmetrics", "RetrievalMetrics"):
     from torchmetrics.utilities import dim_zero_cat
 
 
-class RetrievalMetrics(Metric):  # type: ignore[misc]
+class RetrievalMetrics(Metric):
     """Exact retrieval metrics of all embeddings since the last `reset`, every one of which queries all others.
 
     The embeddings and labels are the state. torchmetrics gathers them from all processes before `compute`, so that the

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Mapping, Sequence
-from dataclasses import MISSING, fields, replace
+from dataclasses import MISSING, dataclass, fields, replace
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -21,7 +21,8 @@ from shortlist.model.state_dict import load_completely
 from shortlist.model.weights import load_pretrained
 
 
-class _LoadedState(NamedTuple):
+@dataclass(frozen=True)
+class _LoadedState:
     """The state that `Embedder.load` restored, which shows later whether the embedder has changed."""
 
     sha256: str
@@ -66,6 +67,7 @@ class Embedder(nn.Module):
 
     mean: Tensor
     std: Tensor
+    _loaded: _LoadedState | None = None
 
     def __init__(
         self,
@@ -111,7 +113,6 @@ class Embedder(nn.Module):
         self.linear = nn.Identity() if dim is None else nn.Linear(self.layout.channels, dim)
         self.dim = dim or self.layout.channels
         self.frozen = freeze_batch_norm
-        self._loaded: _LoadedState | None = None
         self._set_normalisation(config.mean or self.data_config.mean, config.std or self.data_config.std)
         maps = not self.layout.tokens and not self.layout.channels_last
         self.memory_format = torch.channels_last if maps else torch.contiguous_format

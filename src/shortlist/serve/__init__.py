@@ -3,7 +3,7 @@
 from shortlist.extras import extra
 
 with extra("serve", __name__):
-    import python_multipart  # noqa: F401 - FastAPI imports it only when a form arrives
+    import python_multipart  # noqa: F401 - FastAPI imports it only when it receives a form
 
     from shortlist.serve.app import create_app
     from shortlist.serve.limits import Limits

@@ -1,4 +1,4 @@
-"""The JSON API, and the page that asks it."""
+"""The web application: the JSON API and the search page."""
 
 from __future__ import annotations
 
@@ -18,56 +18,54 @@ from shortlist.errors import ShortlistError
 from shortlist.gallery.gallery import Gallery, Hit, Item, NoSuchItem
 from shortlist.serve import schema
 from shortlist.serve.guard import Guard
-from shortlist.serve.limits import Limits, Refused
-from shortlist.serve.pictures import THUMBNAIL, VIEW
+from shortlist.serve.limits import Limits, RequestError, describe_errors
 from shortlist.serve.schema import responses
-from shortlist.serve.sentences import invalid
-from shortlist.serve.service import Service
+from shortlist.serve.service import THUMBNAIL_SIZE, VIEW_SIZE, Service
 
 PAGE = Path(__file__).parent / "page"
-PICTURE: dict[int | str, dict[str, Any]] = {
+PICTURE_RESPONSES: dict[int | str, dict[str, Any]] = {
     200: {"content": {"image/jpeg": {}}},
-    304: {"description": "The picture that the browser has is the same."},
+    304: {"description": "The client already has the current version."},
 }
 
 
 def create_app(gallery: Gallery, limits: Limits | None = None, hosts: Collection[str] | None = None) -> FastAPI:
-    """The search page and its JSON API, as an ASGI application.
+    """Create the search page and its JSON API as an ASGI application.
 
     Args:
-        gallery: what is searched. Its files are served, by their ids; nothing else is.
-        limits: of uploads.
-        hosts: names by which it may be called, such as localhost; None: any.
+        gallery: The gallery to search. Its images are served by their ids, and no other files.
+        limits: Limits of uploads.
+        hosts: Host names that requests may use, such as localhost; None: any.
     """
     app = FastAPI(
         title="shortlist",
         version=__version__,
         description=f"Search the gallery {gallery.name} by image.",
-        docs_url=None,  # loads from elsewhere: ours is in page/
+        docs_url=None,  # FastAPI's page loads resources from other sites; ours is in page/
         redoc_url=None,
     )
     service = Service(gallery, limits or Limits())
-    _add_facts(app, service)
+    _add_information(app, service)
     _add_searches(app, service)
     _add_pictures(app, service)
     _add_page(app)
-    _add_problems(app)
+    _add_error_handlers(app)
     app.add_middleware(Guard, hosts=hosts)
     return app
 
 
-def _add_facts(app: FastAPI, service: Service) -> None:
+def _add_information(app: FastAPI, service: Service) -> None:
     gallery = service.gallery
 
-    @app.head("/api/health", include_in_schema=False)  # as some health checks ask
+    @app.head("/api/health", include_in_schema=False)  # some health checks use HEAD
     @app.get("/api/health", responses=responses())
     async def health() -> schema.Health:
-        """Whether the server answers. It does while it is busy, too."""
+        """Check that the server is running. It answers also while searches are in progress."""
         return schema.Health(status="ok", version=app.version)
 
     @app.get("/api/gallery", responses=responses(503))
     def facts() -> schema.GalleryFacts:
-        """What there is to search, as it is now, its labels, and the bounds of uploads."""
+        """Describe the gallery in its current state: images, labels, index, and the limits of uploads."""
         gallery.refresh()
         return schema.GalleryFacts(
             name=gallery.name,
@@ -79,20 +77,20 @@ def _add_facts(app: FastAPI, service: Service) -> None:
 
     @app.get("/api/items", responses=responses(422, 503))
     def items(label: schema.Label = None, offset: schema.Offset = 0, limit: schema.PageLength = 50) -> schema.Items:
-        """The gallery's images in the order of their ids, a page at a time."""
+        """List the images of the gallery in the order of their ids, page by page."""
         found = gallery.items(label=label, offset=offset, limit=limit + 1)
         return schema.Items(items=[schema.ItemFacts.of(item) for item in found[:limit]], more=len(found) > limit)
 
     @app.get("/api/items/{id}", responses=responses(404, 422, 503))
     def item(id: schema.Id) -> schema.ItemFacts:  # noqa: A002
-        """One image of the gallery."""
+        """Describe one image of the gallery."""
         return schema.ItemFacts.of(gallery.item(id))
 
 
 def _add_searches(app: FastAPI, service: Service) -> None:
     @app.get("/api/items/{id}/similar", responses=responses(404, 422, 503))
     async def similar(id: schema.Id, k: schema.K = 10, label: schema.Label = None) -> schema.Results:  # noqa: A002
-        """The nearest of an image of the gallery, which is not among them itself."""
+        """Find the images that are most similar to an image of the gallery, without that image itself."""
         item, hits = await service.similar(id, k, label)
         return _results(hits, item)
 
@@ -100,29 +98,31 @@ def _add_searches(app: FastAPI, service: Service) -> None:
 
     @app.post("/api/search", responses=responses(408, 413, 415, 422, 503), openapi_extra=form)
     async def search(request: Request) -> schema.Results:
-        """The nearest of an image that you send. It is decoded in memory and not stored."""
+        """Find the images that are most similar to an uploaded image, which is decoded in memory and not stored."""
         return _results(await service.search(request), None)
 
 
 def _results(hits: list[Hit], query: Item | None) -> schema.Results:
-    asked = None if query is None else schema.ItemFacts.of(query)
-    return schema.Results(query=asked, results=[schema.Result.of_hit(hit) for hit in hits])
+    item = None if query is None else schema.ItemFacts.of(query)
+    return schema.Results(query=item, results=[schema.Result.of_hit(hit) for hit in hits])
 
 
 def _add_pictures(app: FastAPI, service: Service) -> None:
-    @app.get("/api/items/{id}/image", responses=PICTURE | responses(404, 422, 503), response_class=Response)
+    @app.get("/api/items/{id}/image", responses=PICTURE_RESPONSES | responses(404, 422, 503), response_class=Response)
     async def image(id: schema.Id, request: Request) -> Response:  # noqa: A002
-        """An image of the gallery as a JPEG, at most 1600 pixels wide and high."""
-        return await _picture(service, id, VIEW, request)
+        """Return an image of the gallery as a JPEG of at most 1600 x 1600 pixels."""
+        return await _picture(service, id, VIEW_SIZE, request)
 
-    @app.get("/api/items/{id}/thumbnail", responses=PICTURE | responses(404, 422, 503), response_class=Response)
+    @app.get(
+        "/api/items/{id}/thumbnail", responses=PICTURE_RESPONSES | responses(404, 422, 503), response_class=Response
+    )
     async def thumbnail(id: schema.Id, request: Request) -> Response:  # noqa: A002
-        """An image of the gallery as a JPEG, at most 320 pixels wide and high."""
-        return await _picture(service, id, THUMBNAIL, request)
+        """Return an image of the gallery as a JPEG of at most 320 x 320 pixels."""
+        return await _picture(service, id, THUMBNAIL_SIZE, request)
 
 
-async def _picture(service: Service, id: int, edge: int, request: Request) -> Response:  # noqa: A002
-    picture = await service.picture(id, edge, request.headers.get("if-none-match", ""))
+async def _picture(service: Service, id: int, size: int, request: Request) -> Response:  # noqa: A002
+    picture = await service.picture(id, size, request.headers.get("if-none-match", ""))
     headers = {"ETag": picture.version, "Cache-Control": "private, max-age=600"}
     if picture.jpeg is None:
         return Response(status_code=304, headers=headers)
@@ -142,34 +142,34 @@ def _add_page(app: FastAPI) -> None:
         return await files.get_response(name, request.scope)
 
 
-def _add_problems(app: FastAPI) -> None:
-    """Every answer that is no result has one shape: {"detail": a sentence}."""
+def _add_error_handlers(app: FastAPI) -> None:
+    """Answer all errors with {"detail": message}."""
 
-    def said(status: int, sentence: str, headers: dict[str, str] | None = None) -> JSONResponse:
-        return JSONResponse({"detail": sentence}, status, headers)
+    def error_response(status: int, message: str, headers: dict[str, str] | None = None) -> JSONResponse:
+        return JSONResponse({"detail": message}, status, headers)
 
-    @app.exception_handler(Refused)
-    async def refused(_: Request, error: Refused) -> JSONResponse:
-        return said(error.status, str(error))
+    @app.exception_handler(RequestError)
+    async def bad_request(_: Request, error: RequestError) -> JSONResponse:
+        return error_response(error.status, str(error))
 
     @app.exception_handler(NoSuchItem)
     async def no_such_item(_: Request, error: NoSuchItem) -> JSONResponse:
-        return said(404, str(error))
+        return error_response(404, str(error))
 
     @app.exception_handler(ShortlistError)
-    async def cannot_answer(_: Request, error: ShortlistError) -> JSONResponse:
+    async def unavailable(_: Request, error: ShortlistError) -> JSONResponse:
         logging.getLogger(__name__).error("%s", error)
-        return said(503, f"The gallery cannot answer now: {error}")
+        return error_response(503, f"The gallery is not available: {error}")
 
     @app.exception_handler(RequestValidationError)
-    async def bad_value(_: Request, error: RequestValidationError) -> JSONResponse:
-        return said(422, invalid(error.errors()))
+    async def invalid_value(_: Request, error: RequestValidationError) -> JSONResponse:
+        return error_response(422, describe_errors(error.errors()))
 
     @app.exception_handler(HTTPException)
-    async def no_such_page(request: Request, error: HTTPException) -> JSONResponse:
-        where = f"{request.method} {request.url.path}"
-        return said(error.status_code, f"{where}: {error.detail}", dict(error.headers or {}))
+    async def http_error(request: Request, error: HTTPException) -> JSONResponse:
+        message = f"{request.method} {request.url.path}: {error.detail}"
+        return error_response(error.status_code, message, dict(error.headers or {}))
 
     @app.exception_handler(Exception)
-    async def our_mistake(_: Request, error: Exception) -> JSONResponse:  # it is raised again, and so logged
-        return said(500, "That is a mistake of the server: its log says more.")
+    async def internal_error(_: Request, error: Exception) -> JSONResponse:  # Starlette raises it again, and logs it
+        return error_response(500, "Internal server error. See the log of the server.")

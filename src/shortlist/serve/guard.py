@@ -1,4 +1,4 @@
-"""Who may ask, and what a browser may do with the answer."""
+"""Middleware that checks where requests come from, and adds security headers to responses."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ HEADERS = {
 
 
 class Guard:
-    """Refuses requests for other hosts and from pages of other sites, and sends HEADERS with every answer.
+    """Refuses requests for other hosts and from pages of other sites, and adds HEADERS to every response.
 
     Args:
-        app: what answers.
-        hosts: names by which it may be called, without ports; None: any. A page elsewhere whose name was made to lead
-            to this computer (DNS rebinding) calls it by that name.
+        app: The application.
+        hosts: Host names, without ports, that requests may use; None: any. This prevents DNS rebinding, where the name
+            of another site is made to point to this computer.
     """
 
     def __init__(self, app: ASGIApp, hosts: Collection[str] | None) -> None:
@@ -35,7 +35,7 @@ class Guard:
             await self.app(scope, receive, send)
             return
 
-        async def send_guarded(message: Message) -> None:
+        async def send_with_headers(message: Message) -> None:
             if message["type"] == "http.response.start":
                 headers = MutableHeaders(scope=message)
                 for name, value in HEADERS.items():
@@ -43,23 +43,23 @@ class Guard:
                 headers.setdefault("Cache-Control", "no-cache")
             await send(message)
 
-        await (self._refusal(scope["method"], Headers(scope=scope)) or self.app)(scope, receive, send_guarded)
+        await (self._refusal(scope["method"], Headers(scope=scope)) or self.app)(scope, receive, send_with_headers)
 
     def _refusal(self, method: str, headers: Headers) -> JSONResponse | None:
         host = headers.get("host", "")
-        if self.hosts is not None and _name(host) not in self.hosts:
-            sentence = f"This page is for {' and '.join(sorted(self.hosts))} only, not for {host[:100] or 'no host'}."
-            return JSONResponse({"detail": sentence}, 400)
+        if self.hosts is not None and _host_name(host) not in self.hosts:
+            allowed = ", ".join(sorted(self.hosts))
+            return JSONResponse({"detail": f"The host {host[:100]!r} is not allowed. Allowed hosts: {allowed}."}, 400)
         link = method == "GET" and headers.get("sec-fetch-mode") == "navigate"
         if headers.get("sec-fetch-site") == "cross-site" and not link:
-            return JSONResponse({"detail": "Pages of other sites may not ask here."}, 403)
+            return JSONResponse({"detail": "Requests from pages of other sites are not allowed."}, 403)
         return None
 
 
-def _name(host: str) -> str:
-    """A host without its port.
+def _host_name(host: str) -> str:
+    """Return the value of a Host header without the port.
 
-    >>> _name("LocalHost:8080"), _name("[::1]:8080"), _name("::1")
+    >>> _host_name("LocalHost:8080"), _host_name("[::1]:8080"), _host_name("::1")
     ('localhost', '[::1]', '::1')
     """
     name, _, port = host.rpartition(":")

@@ -1,22 +1,24 @@
-"""How much a visitor may ask for, and what is said to who asks for more."""
+"""Limits of requests, and the error that refuses a request."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
-MOST = 200  # results, or items of a page
-LARGEST_ID = 2**53 - 1  # what a browser can count to
+MAX_RESULTS = 200  # results of a search, or items of a page
+MAX_ID = 2**53 - 1  # the largest integer that JavaScript represents exactly
 
 
 @dataclass(frozen=True)
 class Limits:
-    """Bounds of uploads.
+    """Limits of uploads.
 
     Args:
-        bytes: of one file. Photographs of today's telephones have up to 15 MB.
-        pixels: of one image; known from its header before it is decoded, which takes up to 24 bytes a pixel.
-        seconds: for sending one file.
-        uploads: files in memory at a time; more requests wait for their turn.
+        bytes: Maximum size of a file. Photographs of current phones have up to 15 MB.
+        pixels: Maximum number of pixels of an image, read from its header. Decoding takes up to 24 bytes per pixel.
+        seconds: Maximum duration of an upload.
+        uploads: Maximum number of files in memory. Further requests wait.
     """
 
     bytes: int = 20 * 2**20
@@ -25,9 +27,24 @@ class Limits:
     uploads: int = 8
 
 
-class Refused(Exception):  # noqa: N818 - an answer
-    """A request that gets a 4xx, and a sentence that says why."""
+class RequestError(Exception):
+    """A request is answered with a 4xx status and a message."""
 
-    def __init__(self, status: int, sentence: str) -> None:
-        super().__init__(sentence)
+    def __init__(self, status: int, message: str) -> None:
+        super().__init__(message)
         self.status = status
+
+
+def describe_errors(errors: Sequence[Mapping[str, Any]]) -> str:
+    """Turn pydantic's errors into a sentence that names the invalid values.
+
+    >>> describe_errors([{"loc": ("query", "k"), "msg": "Input should be less than or equal to 200"}])
+    'k: input should be less than or equal to 200.'
+    """
+    return "; ".join(_describe(error) for error in errors) + "."
+
+
+def _describe(error: Mapping[str, Any]) -> str:
+    name = str(error["loc"][-1]) if error["loc"] else "the request"
+    message = str(error["msg"]).rstrip(".")
+    return f"{name}: {message[:1].lower()}{message[1:]}"

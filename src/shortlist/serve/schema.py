@@ -1,4 +1,4 @@
-"""What is asked and answered, as OpenAPI describes it."""
+"""Parameters and responses of the JSON API, from which its OpenAPI description is generated."""
 
 from __future__ import annotations
 
@@ -8,43 +8,45 @@ from fastapi import Path, Query
 from pydantic import AfterValidator, BaseModel, Field
 
 from shortlist.gallery.gallery import Hit, Item
-from shortlist.serve.limits import LARGEST_ID, MOST, Limits
+from shortlist.serve.limits import MAX_ID, MAX_RESULTS, Limits
 
-Id = Annotated[int, Path(ge=0, le=LARGEST_ID, description="Of an image of the gallery.")]
-K = Annotated[int, Query(ge=1, le=MOST, description="How many results.")]
+Id = Annotated[int, Path(ge=0, le=MAX_ID, description="Id of an image of the gallery.")]
+K = Annotated[int, Query(ge=1, le=MAX_RESULTS, description="Number of results.")]
 Label = Annotated[
     str | None,
-    Query(max_length=1000, description="Only images with this label; empty: any."),
+    Query(max_length=1000, description="Return only images with this label. If empty, return all."),
     AfterValidator(lambda label: label or None),
 ]
-Offset = Annotated[int, Query(ge=0, le=LARGEST_ID, description="Of the first item.")]
-PageLength = Annotated[int, Query(ge=1, le=MOST, description="How many items.")]
+Offset = Annotated[int, Query(ge=0, le=MAX_ID, description="Number of items to skip.")]
+PageLength = Annotated[int, Query(ge=1, le=MAX_RESULTS, description="Maximum number of items.")]
 
 
-class Asked(BaseModel):
-    """The fields of the search form beside its image."""
+class SearchOptions(BaseModel):
+    """The fields of the search form in addition to the image."""
 
-    k: int = Field(default=10, ge=1, le=MOST)
+    k: int = Field(default=10, ge=1, le=MAX_RESULTS)
     label: str | None = Field(default=None, max_length=1000)
 
 
 class Problem(BaseModel):
-    """Why there is no answer."""
+    """An error."""
 
-    detail: str = Field(description="A sentence.")
+    detail: str = Field(description="What is wrong, as a sentence.")
 
 
 class Health(BaseModel):
-    status: str = Field(description="'ok': there is no other.")
-    version: str = Field(description="Of shortlist.")
+    """State of the server."""
+
+    status: str = Field(description="Always 'ok'.")
+    version: str = Field(description="Version of shortlist.")
 
 
 class ItemFacts(BaseModel):
     """An image of the gallery."""
 
     id: int
-    label: str | None = Field(description="Null where it has none.")
-    file: str = Field(description="The file's name, and its folder's.")
+    label: str | None = Field(description="Null if the image has no label.")
+    file: str = Field(description="Name of the file and of its folder.")
 
     @classmethod
     def of(cls, item: Item) -> ItemFacts:
@@ -52,7 +54,9 @@ class ItemFacts(BaseModel):
 
 
 class Result(ItemFacts):
-    score: float = Field(description="Cosine similarity: 1 is the same.")
+    """A search result."""
+
+    score: float = Field(description="Cosine similarity to the query, at most 1.")
 
     @classmethod
     def of_hit(cls, hit: Hit) -> Result:
@@ -60,28 +64,32 @@ class Result(ItemFacts):
 
 
 class Results(BaseModel):
-    """The nearest first."""
+    """Search results in descending order of their scores."""
 
-    query: ItemFacts | None = Field(description="The image of the gallery that was asked about, or null: an upload.")
+    query: ItemFacts | None = Field(description="The image of the gallery that was the query; null for an upload.")
     results: list[Result]
 
 
 class Items(BaseModel):
+    """A page of the gallery."""
+
     items: list[ItemFacts]
-    more: bool = Field(description="Whether there are items after these.")
+    more: bool = Field(description="Whether there are more items after these.")
 
 
 class LabelFacts(BaseModel):
+    """A label and the number of its images."""
+
     label: str
     images: int
 
 
 class Bounds(BaseModel):
-    """What is refused beyond."""
+    """Limits of requests."""
 
-    bytes: int
-    pixels: int
-    results: int = MOST
+    bytes: int = Field(description="Maximum size of an upload.")
+    pixels: int = Field(description="Maximum number of pixels of an upload.")
+    results: int = Field(default=MAX_RESULTS, description="Maximum number of results.")
 
     @classmethod
     def of(cls, limits: Limits) -> Bounds:
@@ -89,24 +97,28 @@ class Bounds(BaseModel):
 
 
 class Recall(BaseModel):
-    """What part of the exact first results the index finds."""
+    """The part of the exact results that the index finds."""
 
     recall: float
-    at: int = Field(description="How many first results.")
-    queries: int = Field(description="Images of the gallery that it was measured with.")
+    at: int = Field(description="Number of results.")
+    queries: int = Field(description="Number of images of the gallery that were used as queries.")
 
 
 class IndexFacts(BaseModel):
-    kind: str = Field(description="flat is exact.")
-    recall: Recall | None = Field(default=None, description="Null where it is exact, or not measured.")
-    dim: int = Field(description="Numbers of a vector.")
-    fingerprint: str = Field(description="Of the model that gives the vectors.")
+    """The index of the gallery."""
+
+    kind: str = Field(description="flat, hnsw or ivfpq; flat is exact.")
+    recall: Recall | None = Field(default=None, description="Null if the index is exact, or if it was not measured.")
+    dim: int = Field(description="Dimension of the vectors.")
+    fingerprint: str = Field(description="Fingerprint of the model that computed the vectors.")
 
 
 class GalleryFacts(BaseModel):
+    """The gallery."""
+
     name: str
     images: int
-    labels: list[LabelFacts] = Field(description="By name.")
+    labels: list[LabelFacts] = Field(description="Sorted by label.")
     limits: Bounds
     index: IndexFacts
 
@@ -116,19 +128,19 @@ def _facts(item: Item) -> dict[str, Any]:
 
 
 def responses(*statuses: int) -> dict[int | str, dict[str, Any]]:
-    """Of an endpoint: what it may refuse. All endpoints refuse wrong hosts and other sites."""
+    """Return the OpenAPI description of an endpoint's errors. Every endpoint can answer 400 and 403."""
     return {status: {"model": Problem, "description": REASONS[status]} for status in (400, 403, *statuses)}
 
 
 REASONS = {
-    400: "The request cannot be understood, or is for another host.",
+    400: "The request is malformed, or is for another host.",
     403: "The request comes from a page of another site.",
-    404: "There is no such image in the gallery, or its file is gone.",
+    404: "The gallery has no such image, or its file does not exist any more.",
     408: "The upload took too long.",
     413: "The image has too many bytes or pixels.",
     415: "The request is not a form with an image.",
-    422: "A value cannot be used, or the file is not an image.",
-    503: "The gallery cannot be reached.",
+    422: "A value is invalid, or the file is not an image.",
+    503: "The gallery is not available.",
 }
 
 SEARCH_FORM: dict[str, Any] = {
@@ -139,9 +151,19 @@ SEARCH_FORM: dict[str, Any] = {
                 "type": "object",
                 "required": ["image"],
                 "properties": {
-                    "image": {"type": "string", "format": "binary", "description": "The file, of any usual kind."},
-                    "k": {"type": "integer", "minimum": 1, "maximum": MOST, "default": 10},
-                    "label": {"type": "string", "maxLength": 1000, "description": "Only images with this label."},
+                    "image": {"type": "string", "format": "binary", "description": "An image file."},
+                    "k": {
+                        "type": "integer",
+                        "minimum": 1,
+                        "maximum": MAX_RESULTS,
+                        "default": 10,
+                        "description": "Number of results.",
+                    },
+                    "label": {
+                        "type": "string",
+                        "maxLength": 1000,
+                        "description": "Return only images with this label.",
+                    },
                 },
             }
         }

@@ -1,4 +1,4 @@
-"""Listen, say where, and answer until stopped."""
+"""The HTTP server."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ from shortlist.serve.app import create_app
 from shortlist.serve.limits import Limits
 from shortlist.serve.service import WORKERS
 
-LOCAL = ("localhost", "127.0.0.1", "[::1]")  # what this computer calls itself
-GRACE = 3  # seconds for answers that are under way when the server is stopped
+LOCAL_NAMES = ("localhost", "127.0.0.1", "[::1]")
+SHUTDOWN_SECONDS = 3  # for requests in progress when the server is stopped
 
 
 def serve(
@@ -28,27 +28,27 @@ def serve(
     *,
     ready: Callable[[str, bool], None] | None = None,
 ) -> None:
-    """Answer until interrupted (Ctrl-C).
+    """Serve the search page and its JSON API until interrupted (Ctrl-C).
 
     Args:
-        gallery: what is searched.
-        host: address or name to listen on. While it is of this computer only, so are the visitors.
-        port: 0 takes a free one.
-        limits: of uploads.
-        ready: is told the address, and whether others can reach it, when connections are accepted.
+        gallery: The gallery to search.
+        host: Address or name to listen on. Loopback addresses can be reached from this computer only.
+        port: Port to listen on; 0 chooses a free one.
+        limits: Limits of uploads.
+        ready: Called with the URL, and whether other computers can reach it, when connections are accepted.
 
     Raises:
-        ConfigError: it cannot listen there.
+        ConfigError: The server cannot listen on this host and port.
     """
     with _listen(host, port) as listening, threads(max(1, torch.get_num_threads() // WORKERS)):  # workers share cores
         address, port = listening.getsockname()[:2]
         local = ipaddress.ip_address(address).is_loopback
-        app = create_app(gallery, limits, {*LOCAL, _in_url(host).lower()} if local else None)
-        config = uvicorn.Config(  # without log_config: logging is set up by whoever owns the process
-            app, log_config=None, server_header=False, timeout_graceful_shutdown=GRACE
+        app = create_app(gallery, limits, {*LOCAL_NAMES, _url_host(host).lower()} if local else None)
+        config = uvicorn.Config(  # without log_config, which would change the logging of the process
+            app, log_config=None, server_header=False, timeout_graceful_shutdown=SHUTDOWN_SECONDS
         )
         if ready is not None:
-            ready(f"http://{_in_url(host)}:{port}", not local)
+            ready(f"http://{_url_host(host)}:{port}", not local)
         uvicorn.Server(config).run(sockets=[listening])
 
 
@@ -56,12 +56,12 @@ def _listen(host: str, port: int) -> socket.socket:
     try:
         family = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0][0]
         listening = socket.create_server((host, port), family=family, backlog=1024)
-        listening.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)  # or every answer waits 40 ms for its end
+        listening.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)  # otherwise responses are delayed by 40 ms
         return listening
     except OSError as error:
-        why = (error.strerror or str(error)).partition(" (")[0]  # without the address, which is told anyway
-        raise ConfigError(f"cannot listen on {host}, port {port} ({why}): try another `port` or `host`") from None
+        reason = (error.strerror or str(error)).partition(" (")[0]  # without the address, which is in the message
+        raise ConfigError(f"cannot listen on {host}, port {port} ({reason}): try another `port` or `host`") from None
 
 
-def _in_url(host: str) -> str:
+def _url_host(host: str) -> str:
     return f"[{host}]" if ":" in host else host

@@ -1,9 +1,10 @@
-"""A gallery that many ask at once: a few are answered at a time, and the others wait."""
+"""A gallery for many concurrent requests: a few are processed at a time, and the others wait."""
 
 from __future__ import annotations
 
 import asyncio
 import functools
+import io
 import threading
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -13,84 +14,100 @@ from typing import NamedTuple, ParamSpec, TypeVar
 
 from fastapi import Request
 
-from shortlist.data.images import ImageError
+from shortlist.data.images import ImageError, load_image
 from shortlist.gallery.gallery import Gallery, Hit, Item
-from shortlist.serve.limits import Limits, Refused
-from shortlist.serve.pictures import THUMBNAIL, check_upload, encoded
-from shortlist.serve.schema import Asked
-from shortlist.serve.uploads import read_upload
+from shortlist.serve.limits import Limits, RequestError
+from shortlist.serve.schema import SearchOptions
+from shortlist.serve.uploads import check_image, read_upload
 
-WORKERS = 2  # decode and embed, and as many encode thumbnails: memory is theirs, however many wait
-LARGE = 12_000_000  # pixels: up to 24 bytes each while it is decoded, so that only one such image is at a time
-THUMBNAILS = 2000  # are kept, of about 15 kB each
-Given = ParamSpec("Given")
-Answer = TypeVar("Answer")
+WORKERS = 2  # threads that decode and embed, and as many that encode JPEGs: they bound the memory
+LARGE_IMAGE = 12_000_000  # pixels, of up to 24 bytes each while decoding: only one such image is decoded at a time
+CACHED_THUMBNAILS = 2000  # of about 15 kB each
+THUMBNAIL_SIZE, VIEW_SIZE = 320, 1600  # pixels of the longer side
+JPEG_QUALITY = 88
+Args = ParamSpec("Args")
+Result = TypeVar("Result")
 
 
 class Picture(NamedTuple):
-    version: str  # an HTTP ETag: of the file as it is now
-    jpeg: bytes | None  # None: the asker has this version
+    """An image of the gallery as a JPEG."""
+
+    version: str  # HTTP ETag of the current file
+    jpeg: bytes | None  # None: the client has this version already
 
 
 class Service:
-    """All that takes time happens in threads, so that the event loop always answers."""
+    """Runs all slow work in threads, so that the event loop always answers.
+
+    Args:
+        gallery: The gallery to search.
+        limits: Limits of uploads.
+    """
 
     def __init__(self, gallery: Gallery, limits: Limits) -> None:
         self.gallery, self.limits = gallery, limits
-        _ = gallery.encoder  # the model is loaded now, not by the first visitors
-        self._places = asyncio.Semaphore(limits.uploads)
-        self._one_large = threading.Lock()
-        self._searchers = ThreadPoolExecutor(WORKERS, "search")
-        self._thumbnail_pool = ThreadPoolExecutor(WORKERS, "pictures")
-        self._thumbnail = functools.lru_cache(THUMBNAILS)(_encoded)
+        _ = gallery.encoder  # load the model now, not on the first request
+        self._upload_slots = asyncio.Semaphore(limits.uploads)
+        self._large_image_lock = threading.Lock()
+        self._search_pool = ThreadPoolExecutor(WORKERS, "search")
+        self._picture_pool = ThreadPoolExecutor(WORKERS, "pictures")
+        self._cached_thumbnail = functools.lru_cache(CACHED_THUMBNAILS)(_encode_jpeg)
 
     async def search(self, request: Request) -> list[Hit]:
-        async with self._places:  # until it is answered: the image is in memory
+        """Search with the uploaded image of a request."""
+        async with self._upload_slots:  # until the end of the search, since the image is in memory
             upload = await read_upload(request, self.limits)
-            return await _in(self._searchers, self._answer, upload.image, upload.asked)
+            return await _run_in(self._search_pool, self._search, upload.image, upload.options)
 
     async def similar(self, id: int, k: int, label: str | None) -> tuple[Item, list[Hit]]:  # noqa: A002
-        def answer() -> tuple[Item, list[Hit]]:
+        """Return an image of the gallery and the images that are most similar to it."""
+
+        def find() -> tuple[Item, list[Hit]]:
             return self.gallery.item(id), self.gallery.similar(id, k, label=label)
 
-        return await _in(self._searchers, answer)
+        return await _run_in(self._search_pool, find)
 
-    async def picture(self, id: int, edge: int, known: str) -> Picture:  # noqa: A002
-        """An image of the gallery as a JPEG of at most `edge` x `edge` pixels.
+    async def picture(self, id: int, size: int, known: str) -> Picture:  # noqa: A002
+        """Return an image of the gallery as a JPEG.
 
         Args:
-            id: of the image.
-            edge: of the picture.
-            known: versions that need not be made, as they are in a browser's cache.
+            id: Id of the image.
+            size: Maximum width and height in pixels.
+            known: ETags of the versions in the client's cache, which are not sent again.
         """
-        return await _in(self._thumbnail_pool, self._picture, id, edge, known)
+        return await _run_in(self._picture_pool, self._picture, id, size, known)
 
-    def _picture(self, id: int, edge: int, known: str) -> Picture:  # noqa: A002
+    def _picture(self, id: int, size: int, known: str) -> Picture:  # noqa: A002
         path = self.gallery.item(id).path
-        make = self._thumbnail if edge <= THUMBNAIL else _encoded
+        encode = self._cached_thumbnail if size <= THUMBNAIL_SIZE else _encode_jpeg
         try:
             file = path.stat()
-            version = f'"{file.st_mtime_ns:x}-{file.st_size:x}-{edge}"'
-            return Picture(version, None if version in known else make(path, edge, version))
+            version = f'"{file.st_mtime_ns:x}-{file.st_size:x}-{size}"'
+            return Picture(version, None if version in known else encode(path, size, version))
         except OSError:
-            raise Refused(404, f"The file of the image {id} is gone.") from None
+            raise RequestError(404, f"The file of image {id} does not exist any more.") from None
         except ImageError as error:
-            raise Refused(404, f"The file of the image {id} cannot be read: {error.reason.rstrip('.')}.") from None
+            raise RequestError(404, f"The file of image {id} cannot be read: {error.reason.rstrip('.')}.") from None
 
-    def _answer(self, image: bytes, asked: Asked) -> list[Hit]:
-        large = check_upload(image, self.limits.pixels) > LARGE
+    def _search(self, image: bytes, options: SearchOptions) -> list[Hit]:
+        large = check_image(image, self.limits.pixels) > LARGE_IMAGE
         try:
-            with self._one_large if large else nullcontext():
-                return self.gallery.search(image, asked.k, label=asked.label)
+            with self._large_image_lock if large else nullcontext():
+                return self.gallery.search(image, options.k, label=options.label)
         except ImageError as error:
-            raise Refused(422, f"The image is damaged: {error.reason.rstrip('.')}.") from None
+            raise RequestError(422, f"The image is damaged: {error.reason.rstrip('.')}.") from None
 
 
-def _encoded(path: Path, edge: int, version: str) -> bytes:
-    return encoded(path, edge)
+def _encode_jpeg(path: Path, size: int, version: str) -> bytes:
+    """Encode an image file as a JPEG of at most `size` x `size` pixels. The version is part of the cache key only."""
+    image = load_image(path, at_least=size)
+    image.thumbnail((size, size))
+    out = io.BytesIO()
+    image.save(out, format="JPEG", quality=JPEG_QUALITY)
+    return out.getvalue()
 
 
-async def _in(
-    pool: ThreadPoolExecutor, work: Callable[Given, Answer], *args: Given.args, **options: Given.kwargs
-) -> Answer:
-    return await asyncio.get_running_loop().run_in_executor(pool, functools.partial(work, *args, **options))
+async def _run_in(
+    pool: ThreadPoolExecutor, function: Callable[Args, Result], *args: Args.args, **options: Args.kwargs
+) -> Result:
+    return await asyncio.get_running_loop().run_in_executor(pool, functools.partial(function, *args, **options))

@@ -1,92 +1,119 @@
-"""Forms with an image: read into memory, never onto a disk, and no further than the limits go."""
+"""Uploaded images: forms are read into memory, never to disk, and checked against the limits before decoding."""
 
 from __future__ import annotations
 
 import asyncio
+import io
 from collections.abc import AsyncGenerator
 from dataclasses import dataclass
 
 from fastapi import Request
+from PIL import Image
 from pydantic import ValidationError
 from starlette.datastructures import FormData, Headers, UploadFile
 from starlette.formparsers import MultiPartException, MultiPartParser
 from starlette.requests import ClientDisconnect
 
-from shortlist.serve.limits import Limits, Refused
-from shortlist.serve.schema import Asked
-from shortlist.serve.sentences import invalid
+from shortlist.serve.limits import Limits, RequestError, describe_errors
+from shortlist.serve.schema import SearchOptions
 
-OVERHEAD = 2**16  # bytes of a form beside its image: boundaries, names, the other fields
-FIELDS = 8  # more than we know; unknown ones are let pass
+FORM_OVERHEAD = 2**16  # bytes of a form in addition to its image: boundaries, names, other fields
+MAX_FIELDS = 8  # unknown fields are ignored
+# Common formats that Pillow decodes in this process. EPS, for example, would start Ghostscript.
+FORMATS = ("JPEG", "PNG", "WEBP", "GIF", "BMP", "TIFF", "AVIF")
 
 
 @dataclass(frozen=True)
 class Upload:
+    """The contents of an image file, and the other fields of the form."""
+
     image: bytes
-    asked: Asked
+    options: SearchOptions
 
 
 async def read_upload(request: Request, limits: Limits) -> Upload:
-    """The image and what is asked about it.
+    """Read the form of a search request.
 
     Raises:
-        Refused: it is no such form, too long, or too slow.
+        RequestError: The form is invalid, too large, or took too long.
     """
     try:
         form = await asyncio.wait_for(_read_form(request, limits), limits.seconds)
     except TimeoutError:
-        raise Refused(408, f"The upload took longer than {limits.seconds:g} seconds.") from None
+        raise RequestError(408, f"The upload took longer than {limits.seconds:g} seconds.") from None
     except ClientDisconnect:
-        raise Refused(400, "The upload ended before its end.") from None
+        raise RequestError(400, "The upload was interrupted.") from None
     try:
         image = form.get("image")
         if not isinstance(image, UploadFile):
-            raise Refused(422, "The form has no image: send a file in its field 'image'.")
+            raise RequestError(422, "The form has no image: send a file in the field 'image'.")
         content = await image.read()
     finally:
         await form.close()
     if not content:
-        raise Refused(422, "The file is empty.")
+        raise RequestError(422, "The file is empty.")
     if len(content) > limits.bytes:
-        raise _too_long(limits)
+        raise _too_large(limits)
     try:
-        fields = {name: value for name in ("k", "label") if (value := form.get(name))}  # an empty one is none
-        return Upload(content, Asked.model_validate(fields))
+        fields = {name: value for name in ("k", "label") if (value := form.get(name))}  # empty fields are ignored
+        return Upload(content, SearchOptions.model_validate(fields))
     except ValidationError as error:
-        raise Refused(422, invalid(error.errors())) from None
+        raise RequestError(422, describe_errors(error.errors())) from None
 
 
-class _InMemory(MultiPartParser):
-    """Starlette's parser, which would write files of more than 1 MB to the disk."""
+def check_image(content: bytes, max_pixels: int) -> int:
+    """Return the number of pixels of an image. Only its header is read.
 
-    def __init__(self, headers: Headers, stream: AsyncGenerator[bytes, None], most: int) -> None:
-        super().__init__(headers, stream, max_files=1, max_fields=FIELDS, max_part_size=OVERHEAD)
-        self.spool_max_size = most  # and the stream ends there
+    Raises:
+        RequestError: The file is not an image, or the image has too many pixels.
+    """
+    Image.init()
+    formats = [name for name in FORMATS if name in Image.OPEN]
+    limit = f"at most {max_pixels / 1e6:g} million pixels are allowed"
+    try:
+        with Image.open(io.BytesIO(content), formats=formats) as image:
+            width, height = image.size
+    except (Image.DecompressionBombError, Image.DecompressionBombWarning):
+        raise RequestError(413, f"The image is too large: {limit}.") from None
+    except Exception:  # Pillow raises many types of exceptions for damaged files
+        names = f"{', '.join(formats[:-1])} or {formats[-1]}"
+        raise RequestError(422, f"This file is not an image that can be read: send {names}.") from None
+    if width * height > max_pixels:
+        raise RequestError(413, f"The image has {width} x {height} pixels, but {limit}.")
+    return int(width * height)
+
+
+class _InMemoryParser(MultiPartParser):
+    """Starlette's parser, which by default writes files of more than 1 MB to disk."""
+
+    def __init__(self, headers: Headers, stream: AsyncGenerator[bytes, None], max_bytes: int) -> None:
+        super().__init__(headers, stream, max_files=1, max_fields=MAX_FIELDS, max_part_size=FORM_OVERHEAD)
+        self.spool_max_size = max_bytes  # the stream is not longer than this
 
 
 async def _read_form(request: Request, limits: Limits) -> FormData:
     if request.headers.get("content-type", "").partition(";")[0].strip().lower() != "multipart/form-data":
-        raise Refused(415, "Send a form: multipart/form-data with a file in its field 'image'.")
-    most = limits.bytes + OVERHEAD
+        raise RequestError(415, "Send a form: multipart/form-data with a file in the field 'image'.")
+    max_bytes = limits.bytes + FORM_OVERHEAD
     declared = request.headers.get("content-length", "")
-    if declared.isdecimal() and int(declared) > most:
-        raise _too_long(limits)
+    if declared.isdecimal() and int(declared) > max_bytes:
+        raise _too_large(limits)
     try:
-        return await _InMemory(request.headers, _bounded(request.stream(), limits), most).parse()
+        return await _InMemoryParser(request.headers, _bounded(request.stream(), limits), max_bytes).parse()
     except MultiPartException as error:
-        raise Refused(422, f"The form cannot be read: {error.message.rstrip('.')}.") from None
-    except ValueError as error:  # names that their own charset cannot decode
-        raise Refused(422, f"The form cannot be read: {error}.") from None
+        raise RequestError(422, f"The form cannot be read: {error.message.rstrip('.')}.") from None
+    except ValueError as error:  # for example names that cannot be decoded with the declared charset
+        raise RequestError(422, f"The form cannot be read: {error}.") from None
 
 
 async def _bounded(stream: AsyncGenerator[bytes, None], limits: Limits) -> AsyncGenerator[bytes, None]:
     received = 0
     async for chunk in stream:
         received += len(chunk)
-        if received > limits.bytes + OVERHEAD:
-            raise _too_long(limits)
+        if received > limits.bytes + FORM_OVERHEAD:
+            raise _too_large(limits)
         yield chunk
 
 
-def _too_long(limits: Limits) -> Refused:
-    return Refused(413, f"The file is too large: at most {limits.bytes / 2**20:g} MB.")
+def _too_large(limits: Limits) -> RequestError:
+    return RequestError(413, f"The file is too large: at most {limits.bytes / 2**20:g} MB are allowed.")

@@ -16,8 +16,7 @@ from shortlist.data.benchmarks.folder_hints import find_misplaced, find_nearby, 
 from shortlist.data.catalog import Catalog
 from shortlist.data.missing_files import without_missing
 from shortlist.errors import DataError
-
-Progress = Callable[[int, int], None]  # done, total
+from shortlist.progress import Progress
 
 
 @dataclass(frozen=True)

@@ -8,11 +8,12 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from shortlist.data.benchmarks.benchmark import Benchmark, Count, Progress
+from shortlist.data.benchmarks.benchmark import Benchmark, Count
 from shortlist.data.benchmarks.lists import check_text
 from shortlist.data.catalog import Catalog
 from shortlist.errors import DataError
 from shortlist.extras import extra
+from shortlist.progress import Progress
 
 CLASSES, TRAINING_CLASSES = 196, 98
 EXPECTS = "cars_annos.mat and car_ims/, or cars_train/, cars_test/ and the devkit's .mat files"

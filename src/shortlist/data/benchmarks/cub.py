@@ -6,10 +6,11 @@ from pathlib import Path
 
 import numpy as np
 
-from shortlist.data.benchmarks.benchmark import Benchmark, Count, Progress
+from shortlist.data.benchmarks.benchmark import Benchmark, Count
 from shortlist.data.benchmarks.lists import columns, integers, read_lines
 from shortlist.data.catalog import Catalog
 from shortlist.errors import DataError
+from shortlist.progress import Progress
 
 CLASSES, TRAINING_CLASSES = 200, 100
 IMAGES, LABELS = "images.txt", "image_class_labels.txt"

@@ -7,11 +7,12 @@ from pathlib import Path
 
 import numpy as np
 
-from shortlist.data.benchmarks.benchmark import Benchmark, Count, Progress
+from shortlist.data.benchmarks.benchmark import Benchmark, Count
 from shortlist.data.benchmarks.folder_hints import first_folder_with
 from shortlist.data.benchmarks.lists import integers, read_csv
 from shortlist.data.catalog import Catalog
 from shortlist.errors import DataError
+from shortlist.progress import Progress
 
 LIST, HEADER = "train.csv", ("id", "url", "landmark_id")
 FOLDERS = ("train", "images", "jpg", "")  # folders that the images are commonly in

@@ -6,10 +6,11 @@ from pathlib import Path
 
 import numpy as np
 
-from shortlist.data.benchmarks.benchmark import Benchmark, Count, Progress
+from shortlist.data.benchmarks.benchmark import Benchmark, Count
 from shortlist.data.benchmarks.lists import integers, read_csv
 from shortlist.data.catalog import Catalog
 from shortlist.errors import DataError
+from shortlist.progress import Progress
 
 LIST, HEADER = "train_clean.csv", ("landmark_id", "images")
 HINT = "expected train_clean.csv of GLDv2 (train.csv is the uncleaned list)"

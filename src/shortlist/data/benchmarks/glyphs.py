@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from PIL import Image
 
 from shortlist.cache import build_once, cache_folder
-from shortlist.data.benchmarks.benchmark import Benchmark, Count, Progress
+from shortlist.data.benchmarks.benchmark import Benchmark, Count
 from shortlist.data.benchmarks.glyph_outlines import (
     UNITS,
     Face,
@@ -30,6 +30,7 @@ from shortlist.data.benchmarks.glyph_outlines import (
 )
 from shortlist.data.catalog import Catalog
 from shortlist.errors import DataError
+from shortlist.progress import Progress
 from shortlist.seeds import derived_seed
 
 VERSION = 2  # of the rendering; increase it with every change of the pixels

@@ -7,10 +7,11 @@ from pathlib import Path
 
 import numpy as np
 
-from shortlist.data.benchmarks.benchmark import Benchmark, Count, Progress
+from shortlist.data.benchmarks.benchmark import Benchmark, Count
 from shortlist.data.benchmarks.lists import read_lines
 from shortlist.data.catalog import Catalog
 from shortlist.errors import DataError
+from shortlist.progress import Progress
 
 IMAGES = "train_val2018"
 LISTS = {"Inaturalist_train_set1.txt": "train", "Inaturalist_test_set1.txt": "test"}

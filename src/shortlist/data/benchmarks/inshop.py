@@ -6,11 +6,12 @@ from pathlib import Path
 
 import numpy as np
 
-from shortlist.data.benchmarks.benchmark import Benchmark, Count, Progress
+from shortlist.data.benchmarks.benchmark import Benchmark, Count
 from shortlist.data.benchmarks.folder_hints import first_folder_with
 from shortlist.data.benchmarks.lists import columns, read_lines
 from shortlist.data.catalog import Catalog
 from shortlist.errors import DataError, did_you_mean
+from shortlist.progress import Progress
 
 LIST = "list_eval_partition.txt"
 HEADER = "image_name item_id evaluation_status"

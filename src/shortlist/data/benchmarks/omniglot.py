@@ -13,10 +13,11 @@ from numpy.typing import NDArray
 from PIL import Image
 
 from shortlist.cache import build_once, cache_folder
-from shortlist.data.benchmarks.benchmark import Benchmark, Count, Progress
+from shortlist.data.benchmarks.benchmark import Benchmark, Count
 from shortlist.data.catalog import Catalog
 from shortlist.data.folders import IMAGE_EXTENSIONS
 from shortlist.errors import DataError
+from shortlist.progress import Progress
 
 PARTS = {"images_background": "train", "images_evaluation": "test"}
 MARKERS = tuple(f"{part}{ending}" for part in PARTS for ending in ("", ".npz"))

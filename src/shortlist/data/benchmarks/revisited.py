@@ -10,12 +10,13 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from shortlist.data.benchmarks.benchmark import Benchmark, Count, Progress
+from shortlist.data.benchmarks.benchmark import Benchmark, Count
 from shortlist.data.benchmarks.ground_truth import UNLABELLED, image_indices, image_names, query_judgements
 from shortlist.data.benchmarks.lists import read_lines
 from shortlist.data.catalog import Catalog, Judgement, Judgements
 from shortlist.data.unpickling import read_plain_pickle
 from shortlist.errors import DataError
+from shortlist.progress import Progress
 
 SETUPS = {  # setup: entries that are positives, and entries that are junk
     "easy": (("easy",), ("junk", "hard")),

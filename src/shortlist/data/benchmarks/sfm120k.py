@@ -6,11 +6,12 @@ from pathlib import Path
 
 import numpy as np
 
-from shortlist.data.benchmarks.benchmark import Benchmark, Progress
+from shortlist.data.benchmarks.benchmark import Benchmark
 from shortlist.data.benchmarks.ground_truth import UNLABELLED, image_indices, image_names, query_judgements
 from shortlist.data.catalog import Catalog, Judgement
 from shortlist.data.unpickling import read_plain_pickle
 from shortlist.errors import DataError
+from shortlist.progress import Progress
 
 LIST = "retrieval-SfM-120k-val-eccv2020.pkl"
 

@@ -1,21 +1,21 @@
-// Questions to the server. A failure is an Error whose message is a sentence for people.
+// Requests to the server. A failure is an Error whose message is shown to the user.
 
-const SILENT = "The server does not answer. Is it still running?";
+const NO_ANSWER = "The server does not answer. Is it still running?";
 
 export async function get(path, parameters = {}, signal = undefined) {
-  const given = Object.entries(parameters).filter(([, value]) => value !== null && value !== "");
-  const response = await fetch(`${path}?${new URLSearchParams(given)}`, { signal }).catch((error) => {
-    throw error.name === "AbortError" ? error : new Error(SILENT);
+  const entries = Object.entries(parameters).filter(([, value]) => value !== null && value !== "");
+  const response = await fetch(`${path}?${new URLSearchParams(entries)}`, { signal }).catch((error) => {
+    throw error.name === "AbortError" ? error : new Error(NO_ANSWER);
   });
   const answer = await response.json().catch((error) => {
-    if (error.name === "AbortError") throw error; // while it was read
+    if (error.name === "AbortError") throw error; // aborted while the body was read
     return {};
   });
-  if (!response.ok) throw new Error(answer.detail || SILENT);
+  if (!response.ok) throw new Error(answer.detail || NO_ANSWER);
   return answer;
 }
 
-// An image and what to find. `onProgress` gets the part that is sent, 0 to 1. XMLHttpRequest, as fetch cannot tell.
+// Search with an image. `onProgress` is called with the share that is uploaded, 0 to 1, which fetch does not report.
 export function upload(file, parameters, onProgress, signal) {
   const form = new FormData();
   for (const [name, value] of Object.entries(parameters)) if (value) form.append(name, value);
@@ -27,10 +27,10 @@ export function upload(file, parameters, onProgress, signal) {
     request.upload.onload = () => onProgress(1);
     request.onload = () => {
       if (request.status === 200) resolve(request.response);
-      else reject(new Error(request.response?.detail || SILENT));
+      else reject(new Error(request.response?.detail || NO_ANSWER));
     };
-    request.onerror = () => reject(new Error(SILENT));
-    request.onabort = () => reject(new DOMException("another search began", "AbortError"));
+    request.onerror = () => reject(new Error(NO_ANSWER));
+    request.onabort = () => reject(new DOMException("another search was started", "AbortError"));
     signal.addEventListener("abort", () => request.abort());
     request.open("POST", "/api/search");
     request.send(form);

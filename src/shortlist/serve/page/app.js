@@ -1,69 +1,69 @@
-// The page: what is shown follows from the address (?item, ?upload, ?k, ?label), so that Back works.
+// The search page. Its state is in the URL (?item, ?upload, ?k, ?label), so that the Back button works.
 
 import { get, upload } from "./api.js";
 import * as cards from "./cards.js";
-import { onImage } from "./given.js";
-import { busy, empty, fail, say, sent, status } from "./said.js";
+import { onImage } from "./image_input.js";
+import { busy, setStatus, showEmpty, showError, showNotice, showUpload } from "./messages.js";
 
-const PAGE = 60; // items of the gallery at a time
-const MOST = 100; // results that are asked for at once: fewer are shown by hiding, without asking again
-const part = (id) => document.getElementById(id);
-const count = (number, what) => `${number.toLocaleString("en")} ${what}${number === 1 ? "" : "s"}`;
+const PAGE_SIZE = 60; // items of the gallery per request
+const MAX_RESULTS = 100; // results per request; showing fewer of them needs no other request
+const byId = (id) => document.getElementById(id);
+const count = (number, noun) => `${number.toLocaleString("en")} ${noun}${number === 1 ? "" : "s"}`;
 
 let gallery = null;
-let early = null; // an image that was given before the gallery was known
+let early = null; // an image that was dropped before the gallery was known
 let labels = new Map(); // label -> number of images
-let work = new AbortController(); // of what is under way; a new search ends it
-let browsed = { label: null, items: [], more: true }; // what of the gallery is loaded
-const uploads = new Map(); // key -> {file, url}: images that were searched with since the page was loaded
-const found = new Map(); // question -> answer
+let work = new AbortController(); // of the current request; a new search aborts it
+let browsed = { label: null, items: [], more: true }; // the part of the gallery that is loaded
+const uploads = new Map(); // key -> {file, url} of the uploads since the page was loaded
+const cache = new Map(); // query -> response
 
 history.scrollRestoration = "manual";
 
-// ---------------------------------------------------------------- the address
+// ---------------------------------------------------------------- URL
 
-function asked() {
-  const address = new URLSearchParams(location.search);
-  const number = (name) => (/^\d+$/.test(address.get(name) ?? "") ? Number(address.get(name)) : null);
-  const k = Math.min(MOST, Math.max(1, number("k") ?? 20));
-  return { item: number("item"), upload: number("upload"), k, label: address.get("label") || null };
+function currentState() {
+  const parameters = new URLSearchParams(location.search);
+  const number = (name) => (/^\d+$/.test(parameters.get(name) ?? "") ? Number(parameters.get(name)) : null);
+  const k = Math.min(MAX_RESULTS, Math.max(1, number("k") ?? 20));
+  return { item: number("item"), upload: number("upload"), k, label: parameters.get("label") || null };
 }
 
-function address(change) {
-  const { item, upload: key, k, label } = { ...asked(), ...change };
-  const given = Object.entries({ item, upload: key, k: k === 20 ? null : k, label });
-  const query = new URLSearchParams(given.filter(([, value]) => value !== null)).toString();
+function urlWith(change) {
+  const { item, upload: key, k, label } = { ...currentState(), ...change };
+  const entries = Object.entries({ item, upload: key, k: k === 20 ? null : k, label });
+  const query = new URLSearchParams(entries.filter(([, value]) => value !== null)).toString();
   return query ? `/?${query}` : "/";
 }
 
-function go(change, { replace = false } = {}) {
+function navigate(change, { replace = false } = {}) {
   history.replaceState({ ...history.state, scroll: scrollY }, "");
   const depth = (history.state?.depth ?? 0) + (replace ? 0 : 1);
-  history[replace ? "replaceState" : "pushState"]({ depth, scroll: replace ? scrollY : 0 }, "", address(change));
+  history[replace ? "replaceState" : "pushState"]({ depth, scroll: replace ? scrollY : 0 }, "", urlWith(change));
   return render();
 }
 
 function back() {
   if (history.state?.depth) history.back();
-  else go({ item: null, upload: null });
+  else navigate({ item: null, upload: null });
 }
 
-// ---------------------------------------------------------------- what is shown
+// ---------------------------------------------------------------- rendering
 
 async function render({ focus = true } = {}) {
-  if (!gallery) return; // as soon as it is known, the address is shown
-  const question = asked();
+  if (!gallery) return; // rendered once the gallery is known
+  const state = currentState();
   work.abort();
   work = new AbortController();
   const { signal } = work;
-  say("");
-  showControls(question);
+  showNotice("");
+  showControls(state);
   try {
-    const shown = await (question.item !== null || question.upload !== null ? results : browse)(question, signal);
-    if (shown && focus && isSearch(question)) cards.focusFirst();
+    const shown = await (isSearch(state) ? showResults : browse)(state, signal);
+    if (shown && focus && isSearch(state)) cards.focusFirst();
     scrollTo(0, history.state?.scroll ?? 0);
   } catch (error) {
-    if (error.name !== "AbortError") fail(error.message);
+    if (error.name !== "AbortError") showError(error.message);
   } finally {
     if (work.signal === signal) busy(false);
   }
@@ -71,48 +71,48 @@ async function render({ focus = true } = {}) {
 
 const isSearch = ({ item, upload: key }) => item !== null || key !== null;
 
-async function results(question, signal) {
-  if (question.upload !== null && !uploads.has(question.upload)) {
-    await go({ upload: null }, { replace: true });
-    fail("That image is not here any more, as uploads are not stored. Please give it again.");
+async function showResults(state, signal) {
+  if (state.upload !== null && !uploads.has(state.upload)) {
+    await navigate({ upload: null }, { replace: true });
+    showError("Uploads are not stored, so this image is no longer available. Please upload it again.");
     return false;
   }
   busy("Searching …");
-  const answer = await ask(question, signal);
-  const query = answer.query;
-  const hits = answer.results.slice(0, question.k);
-  const marked = query?.label != null && hits.every((hit) => hit.label !== null) ? query.label : null;
-  showQuery(question, query);
-  showVerdict(hits, marked);
+  const response = await request(state, signal);
+  const query = response.query;
+  const hits = response.results.slice(0, state.k);
+  const queryLabel = query?.label != null && hits.every((hit) => hit.label !== null) ? query.label : null;
+  showQuery(state, query);
+  showAgreement(hits, queryLabel);
   const links = hits.map((hit, index) =>
-    cards.card(hit, { href: address({ item: hit.id, upload: null }), rank: index + 1, known: marked }));
+    cards.card(hit, { href: urlWith({ item: hit.id, upload: null }), rank: index + 1, queryLabel }));
   cards.show(links);
-  part("more").hidden = true;
-  part("heading").textContent = "Most similar";
-  empty(hits.length ? "" : "Nothing was found.");
-  status(`${count(hits.length, "result")}${question.label === null ? "" : ` with the label ${question.label}`}`);
-  document.title = `${query?.label ?? query?.file ?? uploads.get(question.upload).file.name} · shortlist`;
+  byId("more").hidden = true;
+  byId("heading").textContent = "Most similar";
+  showEmpty(hits.length ? "" : "No images found.");
+  setStatus(`${count(hits.length, "result")}${state.label === null ? "" : ` with the label ${state.label}`}`);
+  document.title = `${query?.label ?? query?.file ?? uploads.get(state.upload).file.name} · shortlist`;
   return true;
 }
 
-// Of an item by its id; of an upload, which is sent again only when the label is another.
-async function ask({ item, upload: key, label }, signal) {
-  const question = JSON.stringify([item, key, label]);
-  if (!found.has(question)) {
-    const k = Math.min(MOST, gallery.limits.results);
-    const answer = item !== null
+// Search with an item or an upload. An upload is sent again only if the label changes.
+async function request({ item, upload: key, label }, signal) {
+  const query = JSON.stringify([item, key, label]);
+  if (!cache.has(query)) {
+    const k = Math.min(MAX_RESULTS, gallery.limits.results);
+    const response = item !== null
       ? await get(`/api/items/${item}/similar`, { k, label }, signal)
-      : await upload(uploads.get(key).file, { k, label }, sent, signal);
-    if (found.size >= 50) found.delete(found.keys().next().value);
-    found.set(question, answer);
+      : await upload(uploads.get(key).file, { k, label }, showUpload, signal);
+    if (cache.size >= 50) cache.delete(cache.keys().next().value);
+    cache.set(query, response);
   }
-  return found.get(question);
+  return cache.get(query);
 }
 
 async function browse({ label }, signal) {
-  part("query").hidden = true;
-  part("welcome").hidden = false;
-  part("heading").textContent = label === null ? "All images" : label;
+  byId("query").hidden = true;
+  byId("welcome").hidden = false;
+  byId("heading").textContent = label === null ? "All images" : label;
   document.title = `${gallery.name} · shortlist`;
   if (browsed.label !== label || !browsed.items.length) browsed = { label, items: [], more: true };
   cards.show(browsed.items.map(browseCard));
@@ -121,7 +121,7 @@ async function browse({ label }, signal) {
   return true;
 }
 
-const browseCard = (item) => cards.card(item, { href: address({ item: item.id, upload: null }) });
+const browseCard = (item) => cards.card(item, { href: urlWith({ item: item.id, upload: null }) });
 
 async function loadMore(signal = work.signal) {
   const into = browsed;
@@ -129,56 +129,56 @@ async function loadMore(signal = work.signal) {
   into.loading = true;
   try {
     if (!into.items.length) busy("Loading …");
-    const answer = await get("/api/items", { label: into.label, offset: into.items.length, limit: PAGE }, signal);
-    into.items.push(...answer.items);
-    into.more = answer.more;
-    if (into === browsed && !isSearch(asked())) cards.show(answer.items.map(browseCard), { append: true });
+    const response = await get("/api/items", { label: into.label, offset: into.items.length, limit: PAGE_SIZE }, signal);
+    into.items.push(...response.items);
+    into.more = response.more;
+    if (into === browsed && !isSearch(currentState())) cards.show(response.items.map(browseCard), { append: true });
   } finally {
     into.loading = false;
   }
-  if (into === browsed && !isSearch(asked())) afterBrowsing();
+  if (into === browsed && !isSearch(currentState())) afterBrowsing();
 }
 
 function afterBrowsing() {
-  part("more").hidden = !browsed.more;
-  empty(browsed.items.length ? "" : "There are no images here.");
+  byId("more").hidden = !browsed.more;
+  showEmpty(browsed.items.length ? "" : "There are no images.");
   const all = browsed.label === null ? gallery.images : labels.get(browsed.label) ?? browsed.items.length;
-  status(browsed.more ? `${browsed.items.length.toLocaleString("en")} of ${count(all, "image")}` : count(all, "image"));
+  setStatus(browsed.more ? `${browsed.items.length.toLocaleString("en")} of ${count(all, "image")}` : count(all, "image"));
 }
 
 function showQuery({ upload: key }, query) {
-  const image = part("query-image");
-  const sent = uploads.get(key);
-  part("query").hidden = false;
-  part("welcome").hidden = true;
-  part("query-kind").textContent = query ? "An image of the gallery" : "Your image";
-  part("query-name").textContent = query ? query.file : sent.file.name || "Pasted image";
-  part("query-label").hidden = query?.label == null;
-  part("query-label").textContent = query?.label ?? "";
-  for (const each of [part("query-name"), part("query-label")]) each.title = each.textContent; // long ones are cut
-  part("query-link").href = query ? `/api/items/${query.id}/image` : sent.url;
+  const image = byId("query-image");
+  const uploaded = uploads.get(key);
+  byId("query").hidden = false;
+  byId("welcome").hidden = true;
+  byId("query-kind").textContent = query ? "Image of the gallery" : "Your image";
+  byId("query-name").textContent = query ? query.file : uploaded.file.name || "Pasted image";
+  byId("query-label").hidden = query?.label == null;
+  byId("query-label").textContent = query?.label ?? "";
+  for (const each of [byId("query-name"), byId("query-label")]) each.title = each.textContent; // long texts are truncated
+  byId("query-link").href = query ? `/api/items/${query.id}/image` : uploaded.url;
   image.alt = query ? `${query.label ?? ""} ${query.file}` : "Your image";
-  image.src = query ? `/api/items/${query.id}/image` : sent.url;
-  part("close").href = address({ item: null, upload: null });
+  image.src = query ? `/api/items/${query.id}/image` : uploaded.url;
+  byId("close").href = urlWith({ item: null, upload: null });
 }
 
-function showVerdict(hits, known) {
-  const same = hits.filter((hit) => hit.label === known).length;
-  part("verdict").hidden = known === null || !hits.length;
-  part("verdict").replaceChildren(
+function showAgreement(hits, queryLabel) {
+  const same = hits.filter((hit) => hit.label === queryLabel).length;
+  byId("verdict").hidden = queryLabel === null || !hits.length;
+  byId("verdict").replaceChildren(
     Object.assign(document.createElement("b"), { textContent: `✓ ${same} of ${hits.length}` }), " have the same label");
 }
 
 function showControls({ k, label, item, upload: key }) {
-  part("k-field").hidden = !isSearch({ item, upload: key });
-  part("k").value = k;
-  part("k-shown").textContent = k;
-  part("label").value = label ?? "";
-  part("label").removeAttribute("aria-invalid");
-  part("clear-label").hidden = label === null;
+  byId("k-field").hidden = !isSearch({ item, upload: key });
+  byId("k").value = k;
+  byId("k-shown").textContent = k;
+  byId("label").value = label ?? "";
+  byId("label").removeAttribute("aria-invalid");
+  byId("clear-label").hidden = label === null;
 }
 
-// ---------------------------------------------------------------- an image is given
+// ---------------------------------------------------------------- uploads
 
 async function searchWith(file) {
   if (!gallery) {
@@ -187,24 +187,24 @@ async function searchWith(file) {
   }
   const name = file.name || "The pasted file";
   const kind = file.type.split("/")[0];
-  if (kind && kind !== "image") return fail(`${name} is not an image. Give a JPEG, PNG or WebP, for example.`);
+  if (kind && kind !== "image") return showError(`${name} is not an image. Use a JPEG, PNG or WebP file, for example.`);
   if (file.size > gallery.limits.bytes) {
-    return fail(`${name} is too large: at most ${Math.floor(gallery.limits.bytes / 2 ** 20)} MB.`);
+    return showError(`${name} is too large: at most ${Math.floor(gallery.limits.bytes / 2 ** 20)} MB are allowed.`);
   }
   work.abort();
   work = new AbortController();
   const { signal } = work;
   const key = uploads.size + 1;
-  const question = { item: null, upload: key, label: asked().label };
+  const state = { item: null, upload: key, label: currentState().label };
   uploads.set(key, { file, url: URL.createObjectURL(file) });
-  say("");
-  busy("Sending …");
+  showNotice("");
+  busy("Uploading …");
   scrollTo({ top: 0 });
   try {
-    await ask(question, signal);
-    await go({ item: null, upload: key });
+    await request(state, signal);
+    await navigate({ item: null, upload: key });
   } catch (error) {
-    if (error.name !== "AbortError") fail(`${name}: ${error.message}`);
+    if (error.name !== "AbortError") showError(`${name}: ${error.message}`);
   } finally {
     if (work.signal === signal) busy(false);
   }
@@ -213,15 +213,15 @@ async function searchWith(file) {
 
 onImage(searchWith);
 
-// ---------------------------------------------------------------- clicks, keys, controls
+// ---------------------------------------------------------------- clicks, keys and controls
 
 addEventListener("click", (event) => {
   const link = event.target.closest("a.card, #home, #close");
   if (!link || event.button || event.metaKey || event.ctrlKey || event.shiftKey || event.altKey) return;
   event.preventDefault();
-  if (link.id === "home") go({ item: null, upload: null, label: null });
-  else if (link.id === "close") go({ item: null, upload: null });
-  else go({ item: Number(link.dataset.id), upload: null });
+  if (link.id === "home") navigate({ item: null, upload: null, label: null });
+  else if (link.id === "close") navigate({ item: null, upload: null });
+  else navigate({ item: Number(link.dataset.id), upload: null });
 });
 
 addEventListener("popstate", () => render());
@@ -231,28 +231,28 @@ addEventListener("keydown", (event) => {
   const typing = event.target.matches("input");
   if (event.key === "Escape") {
     if (typing) {
-      showControls(asked()); // what was half typed is forgotten
+      showControls(currentState()); // discards what was typed
       event.target.blur();
     }
-    else if (isSearch(asked())) back();
-  } else if (event.key === "/" && !typing && !part("label-field").hidden) {
+    else if (isSearch(currentState())) back();
+  } else if (event.key === "/" && !typing && !byId("label-field").hidden) {
     event.preventDefault();
-    part("label").select();
-    part("label").focus();
+    byId("label").select();
+    byId("label").focus();
   } else if (!typing && cards.move(event.key)) event.preventDefault();
 });
 
-part("k").addEventListener("input", ({ target }) => {
-  part("k-shown").textContent = target.value;
+byId("k").addEventListener("input", ({ target }) => {
+  byId("k-shown").textContent = target.value;
 });
-part("k").addEventListener("change", ({ target }) => {
-  history.replaceState(history.state, "", address({ k: Number(target.value) }));
+byId("k").addEventListener("change", ({ target }) => {
+  history.replaceState(history.state, "", urlWith({ k: Number(target.value) }));
   render({ focus: false });
 });
 
 function suggest() {
-  const near = containing(part("label").value.trim()).slice(0, 50);
-  part("labels").replaceChildren(...near.map((label) => {
+  const matches = containing(byId("label").value.trim()).slice(0, 50);
+  byId("labels").replaceChildren(...matches.map((label) => {
     const option = new Option(label, label);
     option.label = `${label} (${labels.get(label)})`;
     return option;
@@ -261,54 +261,54 @@ function suggest() {
 
 const containing = (typed) => [...labels.keys()].filter((label) => label.toLowerCase().includes(typed.toLowerCase()));
 
-// What is typed is a label, or is in only one.
+// Choose the label that was typed, or the only label that contains it.
 function chooseLabel() {
-  const typed = part("label").value.trim();
-  const near = containing(typed);
-  const meant = labels.has(part("label").value) ? part("label").value : !typed ? null
-    : near.find((label) => label.toLowerCase() === typed.toLowerCase()) ?? (near.length === 1 ? near[0] : undefined);
-  if (meant === undefined) {
-    part("label").setAttribute("aria-invalid", "true");
-    fail(near.length ? `${near.length} labels contain “${typed}”: choose one of them.`
+  const typed = byId("label").value.trim();
+  const matches = containing(typed);
+  const chosen = labels.has(byId("label").value) ? byId("label").value : !typed ? null
+    : matches.find((label) => label.toLowerCase() === typed.toLowerCase()) ?? (matches.length === 1 ? matches[0] : undefined);
+  if (chosen === undefined) {
+    byId("label").setAttribute("aria-invalid", "true");
+    showError(matches.length ? `${matches.length} labels contain “${typed}”: choose one of them.`
       : `No image of the gallery has the label “${typed}”.`);
-  } else if (meant !== asked().label) go({ label: meant });
-  else showControls(asked());
+  } else if (chosen !== currentState().label) navigate({ label: chosen });
+  else showControls(currentState());
 }
 
-part("label").addEventListener("input", () => {
+byId("label").addEventListener("input", () => {
   suggest();
-  if (labels.has(part("label").value)) chooseLabel(); // picked from the list, or typed to the end
+  if (labels.has(byId("label").value)) chooseLabel(); // chosen from the list, or typed completely
 });
-part("label").addEventListener("focus", suggest);
-part("label").addEventListener("change", chooseLabel);
-part("clear-label").addEventListener("click", () => go({ label: null }));
-part("controls").addEventListener("submit", (event) => {
+byId("label").addEventListener("focus", suggest);
+byId("label").addEventListener("change", chooseLabel);
+byId("clear-label").addEventListener("click", () => navigate({ label: null }));
+byId("controls").addEventListener("submit", (event) => {
   event.preventDefault();
   chooseLabel();
 });
-part("more").addEventListener("click", () => loadMore().catch((error) => {
-  if (error.name !== "AbortError") fail(error.message);
+byId("more").addEventListener("click", () => loadMore().catch((error) => {
+  if (error.name !== "AbortError") showError(error.message);
 }));
 new IntersectionObserver(([entry]) => {
-  if (entry.isIntersecting) part("more").click();
-}, { rootMargin: "600px" }).observe(part("more"));
+  if (entry.isIntersecting) byId("more").click();
+}, { rootMargin: "600px" }).observe(byId("more"));
 
-// ---------------------------------------------------------------- begin
+// ---------------------------------------------------------------- start
 
-function describe({ kind, dim, recall }) {
-  const measured = recall === null ? "" : `, recall@${recall.at} ${(100 * recall.recall).toFixed(1)} %`;
-  const found = kind === "flat" ? "exact search" : `${kind} index${measured}`;
-  part("facts").textContent = `${found}, ${dim} dimensions ·`;
+function showIndex({ kind, dim, recall }) {
+  const quality = recall === null ? "" : `, recall@${recall.at} ${(100 * recall.recall).toFixed(1)} %`;
+  const search = kind === "flat" ? "exact search" : `${kind} index${quality}`;
+  byId("facts").textContent = `${search}, ${dim} dimensions ·`;
 }
 
 try {
   gallery = await get("/api/gallery");
   labels = new Map(gallery.labels.map(({ label, images }) => [label, images]));
-  part("label-field").hidden = !labels.size;
-  part("gallery-name").textContent = `${gallery.name} · ${count(gallery.images, "image")}`;
-  describe(gallery.index);
+  byId("label-field").hidden = !labels.size;
+  byId("gallery-name").textContent = `${gallery.name} · ${count(gallery.images, "image")}`;
+  showIndex(gallery.index);
   render({ focus: false });
   if (early) searchWith(early);
 } catch (error) {
-  fail(error.message);
+  showError(error.message);
 }

@@ -1,16 +1,16 @@
-// The grid of images: cards, and moving among them by keyboard.
+// The grid of images: cards and keyboard navigation.
 
 const grid = document.getElementById("list");
 const template = document.getElementById("card");
 
 export const thumbnail = (item) => `/api/items/${item.id}/thumbnail`;
 
-// `known`: items of this label are marked as the same; null marks none. `first`: the rank of the first, or null.
-export function card(item, { href, rank = null, known = null }) {
+// `rank`: position among the results, or null. `queryLabel`: items with this label are marked; null marks none.
+export function card(item, { href, rank = null, queryLabel = null }) {
   const element = template.content.firstElementChild.cloneNode(true);
   const link = element.querySelector("a");
   const part = (name) => link.querySelector(`.${name}`);
-  const same = known !== null && item.label === known;
+  const same = queryLabel !== null && item.label === queryLabel;
   link.href = href;
   link.dataset.id = item.id;
   link.title = `${item.file}${item.label === null ? "" : `\n${item.label}`}`;
@@ -19,21 +19,21 @@ export function card(item, { href, rank = null, known = null }) {
   image.src = thumbnail(item);
   part("label").textContent = item.label ?? "";
   part("file").textContent = item.file.split("/").pop();
-  const said = [item.label, item.file];
+  const description = [item.label, item.file];
   if (rank !== null) {
     part("rank").textContent = rank;
     part("score").textContent = item.score.toFixed(3);
     part("line").hidden = false;
     part("meter").firstElementChild.style.width = `${100 * Math.max(0, Math.min(1, item.score))}%`;
-    said.push(`similarity ${item.score.toFixed(3)}`);
+    description.push(`similarity ${item.score.toFixed(3)}`);
   }
   if (same) {
     link.classList.add("same");
     part("mark").hidden = false;
     part("mark").textContent = "✓";
-    said.push("same label");
+    description.push("same label");
   }
-  link.setAttribute("aria-label", `${rank === null ? "" : `${rank}: `}${said.filter(Boolean).join(", ")}`);
+  link.setAttribute("aria-label", `${rank === null ? "" : `${rank}: `}${description.filter(Boolean).join(", ")}`);
   return element;
 }
 
@@ -51,15 +51,15 @@ export function focusFirst() {
 const cards = () => [...grid.querySelectorAll(".card")];
 const columns = () => getComputedStyle(grid).gridTemplateColumns.split(" ").length;
 
-// Arrow keys, Home and End. True: the key was for the grid.
+// Handle arrow keys, Home and End. Returns whether the key was handled.
 export function move(key) {
   const links = cards();
   const steps = { ArrowLeft: -1, ArrowRight: 1, ArrowUp: -columns(), ArrowDown: columns() };
   if (!links.length || !(key in steps || key === "Home" || key === "End")) return false;
-  const at = links.indexOf(document.activeElement);
-  if (at < 0 && (key === "Home" || key === "End" || document.activeElement !== document.body)) return false;
-  let next = at + steps[key];
-  if (at < 0 || key === "Home") next = 0;
+  const current = links.indexOf(document.activeElement);
+  if (current < 0 && (key === "Home" || key === "End" || document.activeElement !== document.body)) return false;
+  let next = current + steps[key];
+  if (current < 0 || key === "Home") next = 0;
   if (key === "End") next = links.length - 1;
   if (!(next in links)) return true;
   focus(links[next]);
@@ -72,5 +72,5 @@ function focus(link) {
 }
 
 grid.addEventListener("focusin", ({ target }) => {
-  for (const link of cards()) link.tabIndex = link === target ? 0 : -1; // Tab enters the grid once, where one was
+  for (const link of cards()) link.tabIndex = link === target ? 0 : -1; // Tab enters the grid at the card that was focused last
 });
