@@ -232,7 +232,7 @@ def test_an_automatic_chunk_has_room_for_the_largest_images(monkeypatch: pytest.
     model, images = make(conv_net), some_images()
     with GraphSize([*model.parameters(), *model.buffers()]) as graph:
         model(torch.stack([images[0], images[19]]))
-    monkeypatch.setattr(large_batch, "available_memory", lambda device: 5 * graph.bytes)
+    monkeypatch.setattr(large_batch, "available_memory", lambda device: 5.3 * graph.bytes)
     step = LargeBatchStep(model, LOSSES["recall"](), "auto")
     step([images[0], *(image[:, :4, :5] for image in images[1:19]), images[19]], some_labels())
     assert step.chunk_size == 5
