@@ -20,6 +20,7 @@ import faiss
 import matplotlib as mpl
 import numpy as np
 import pytest
+import rich.style  # noqa: F401  # it draws a random number when it is imported
 import torch
 from PIL import Image, ImageFile
 
@@ -68,6 +69,7 @@ def changes(call: Callable[[], object]) -> list[str]:
 @contextmanager
 def another_state() -> Iterator[None]:
     """Values that none of ours would happen to be."""
+    multiprocessing.get_start_method()  # whoever asks first sets it
     before = torch.get_num_threads()
     torch.set_num_threads(2)
     torch.manual_seed(random.randrange(2**32))

@@ -228,6 +228,16 @@ def test_half_of_the_memory_is_for_graphs_that_are_kept(monkeypatch: pytest.Monk
     assert step.chunk_size == 1
 
 
+def test_an_automatic_chunk_has_room_for_the_largest_images(monkeypatch: pytest.MonkeyPatch) -> None:
+    model, images = make(conv_net), some_images()
+    with GraphSize([*model.parameters(), *model.buffers()]) as graph:
+        model(torch.stack([images[0], images[19]]))
+    monkeypatch.setattr(large_batch, "available_memory", lambda device: 5.3 * graph.bytes)
+    step = LargeBatchStep(model, LOSSES["recall"](), "auto")
+    step([images[0], *(image[:, :4, :5] for image in images[1:19]), images[19]], some_labels())
+    assert step.chunk_size == 5
+
+
 @pytest.mark.parametrize("images", [some_images(1), [some_images(1)[0]], iter([some_images(1)])], ids=type)
 def test_a_batch_of_one(images: Tensor | list[Tensor] | Iterator[Tensor]) -> None:
     model = make(mlp)
@@ -325,7 +335,9 @@ def precise_and_rough(
         out = step(images, some_labels())
     assert out.embeddings.dtype == torch.float32
     with torch.no_grad():
-        assert 1e-4 < (out.embeddings - model(images)).abs().max() < 0.05  # the lower precision was used
+        error = (out.embeddings - model(images)).abs().max()
+    low, high = (1e-3, 5e-2) if dtype == torch.bfloat16 else (5e-5, 1e-3)
+    assert low < error < high  # the lower precision was used, and no other one
     return model, loss, precise
 
 
