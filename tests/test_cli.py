@@ -321,7 +321,7 @@ class TestNames:
         assert_error(call(*train), "leave them out with data.on_missing=skip")
         skip = "data.on_missing=skip"
         assert_error(call(*train, skip, "batch.size=600"), "A batch of batch.size=600 images cannot be filled.")
-        assert_error(call(*train, skip, "model.weights=x.pth"), "no weights file at x.pth; model.weights may name")
+        assert_error(call(*train, skip, "model.weights=x.pth"), "no weights file at x.pth; model.weights can be")
         assert_error(call(*train, skip, "--dry-run", "data.source=sop"), "set data.root to the one that holds")
 
 
@@ -331,7 +331,7 @@ class TestMilvus:
         logger = logging.getLogger("pymilvus")
         before = logger.level
         try:
-            assert_error(call("search", "milvus:nothing.db", "x.png"), "there is no ", "nothing.db. Make a gallery")
+            assert_error(call("search", "milvus:nothing.db", "x.png"), "there is no ", "nothing.db. Create a gallery")
             assert logger.level == logging.CRITICAL
         finally:
             logger.setLevel(before)
@@ -419,7 +419,7 @@ class TestErrors:
         (run / "evaluation.json").unlink()
         text = (run / "config.yaml").read_text()
         (run / "config.yaml").write_text(text.replace("test_efficientnet", "test_resnet"))
-        assert_error(call("train", "--resume", "run"), "another architecture than the test_resnet")
+        assert_error(call("train", "--resume", "run"), "does not fit the architecture test_resnet")
 
     def test_two_trainings_in_one_folder(self, call: Call, folders: Path, tmp_path: Path) -> None:
         run = Path(shutil.copytree(folders / "run", tmp_path / "run"))

@@ -115,7 +115,7 @@ def test_where_the_cap_does_not_help_it_is_refused(children: Children) -> None:
 def test_where_it_is_too_late_to_cap_it_is_refused(children: Children, monkeypatch: pytest.MonkeyPatch) -> None:
     children(DIES_WITHOUT_CAP)
     monkeypatch.setattr(processor, "_multiply", die)  # oneDNN has read the variable already
-    with pytest.raises(ConfigError, match=f"set {VARIABLE}={CAP} in the environment before starting"):
+    with pytest.raises(ConfigError, match=f"Set {VARIABLE}={CAP} in the environment before starting"):
         processor.require_bfloat16()
     assert VARIABLE not in os.environ
     monkeypatch.setenv(VARIABLE, CAP)  # as a notebook may: later than it is read

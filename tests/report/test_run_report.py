@@ -15,7 +15,7 @@ from shortlist.report import run_report
 from shortlist.report.analysis import EmbeddedTest
 from shortlist.report.pages import Thumbnails
 from shortlist.report.run_report import report_after_training, result_sections, write_report
-from shortlist.training import Display, RunFolder, evaluation
+from shortlist.training import Display, RunFolder, run_evaluation
 from tests.evaluation.test_evaluate import catalog, points
 from tests.report.runs import NASTY, images_with_a_nasty_class, read, trained
 
@@ -208,7 +208,7 @@ class TestMissingParts:
 
         monkeypatch.setattr(Embedder, "forward", embeds)
         # The superuser may write everywhere.
-        monkeypatch.setattr(evaluation.os, "access", lambda path, _: Path(path) != run.path)
+        monkeypatch.setattr(run_evaluation.os, "access", lambda path, _: Path(path) != run.path)
         assert write_report(run.path, tmp_path / "page.html").is_file()
         shutil.rmtree(run.vectors)
         with pytest.raises(AssertionError, match="an image was embedded"):  # the control
