@@ -1,6 +1,7 @@
 # make demo      install, then train on glyphs and draw the results
 # make test      install, then run all checks and tests
 # make check     run lint, types, import contracts and workflow checks
+# make docs      build the documentation site into build/site
 # make bench     run the benchmarks of the losses and the large-batch step (hours on 2 cores; BENCH="--targets" for the targets only)
 # make mutants   run mutation tests of a module (MUTANTS="MODULE TESTS")
 # make figures   draw docs/images, including screenshots (needs Chromium)
@@ -14,7 +15,7 @@ export PIP_CONSTRAINT := $(CURDIR)/constraints.txt
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 unexport PYTHONDONTWRITEBYTECODE # otherwise each process started by a test compiles the sources again
 
-.PHONY: setup demo check test bench mutants figures clean
+.PHONY: setup demo check docs test bench mutants figures clean
 
 setup: $(READY)
 
@@ -36,6 +37,10 @@ check: $(READY)
 	$(BIN)/lint-imports
 	$(BIN)/check-jsonschema --builtin-schema vendor.github-workflows .github/workflows/*.yml
 	$(BIN)/zizmor --offline --strict-collection --quiet .github
+
+# mkdocs prints an advertisement unless it is told not to.
+docs: $(READY)
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --quiet
 
 test: check
 	$(BIN)/python -m pytest -n logical --dist worksteal

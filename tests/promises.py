@@ -34,7 +34,7 @@ def plain(folder: Path) -> None:
 
     refused("training", lambda: shortlist.Embedder)
     refused("search", lambda: shortlist.Gallery)
-    for name in ("config", "data", "encoding", "evaluation", "model", "search", "training"):
+    for name in ("config", "data", "encoding", "evaluation", "model", "training"):
         refused("training", lambda name=name: __import__(f"shortlist.{name}"))
     refused("training", lambda: __import__("shortlist.training.loop"))  # a module inside such a package, too
     refused("search", lambda: __import__("shortlist.gallery"))
@@ -115,6 +115,16 @@ def milvus(folder: Path) -> None:
     gallery(folder, f"milvus:{folder / 'gallery.db'}").close()
 
 
+def torchmetrics(folder: Path) -> None:
+    import torch
+
+    from shortlist.evaluation.torchmetrics_metric import RetrievalMetrics
+
+    metric = RetrievalMetrics(k=1)
+    metric.update(torch.eye(2).repeat(2, 1), torch.tensor([0, 1, 0, 1]))
+    assert metric.compute()["r@1"] == 1
+
+
 def everything(folder: Path) -> None:
     import importlib
     import pkgutil
@@ -175,7 +185,7 @@ def refused(extra: str, use: Callable[[], object]) -> None:
 
 
 BEYOND = {  # what `training` alone does not do
-    use.__name__: use for use in (search, report, serve, export, baselines, lite0, milvus)
+    use.__name__: use for use in (search, report, serve, export, baselines, lite0, milvus, torchmetrics)
 }
 PROMISES = {"plain": plain, "training": training, **BEYOND, "all": everything}
 

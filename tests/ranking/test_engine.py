@@ -251,14 +251,14 @@ def test_a_tile_has_room(
     on_cpu: bool, prune: bool, rows: int, stops: list[int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """For its rows and, for each of their positives, for the database, or for the positives if it is pruned."""
-    for name, value in {"_CPU_TILE": 48, "_CPU_ROWS": rows, "_CPU_STEP": 84, "_GPU_STEP": 60}.items():
+    for name, value in {"_CPU_TILE": 48, "_CPU_ROWS": rows, "_CPU_PAIRS": 84, "_GPU_PAIRS": 60}.items():
         monkeypatch.setattr(tiles, name, value)
     counts = [1] * 10 + [2, 2, 3, 3, 3, 4, 4, 5, 6, 7]
     found = list(Engine()._tiles(counts, 6, on_cpu, prune))
     assert [(part.start, part.stop) for part, _ in found] == list(zip([0, *stops], stops, strict=False))
     assert [width for _, width in found] == [counts[stop - 1] for stop in stops]
     assert [part.stop for part, _ in Engine(tile_size=7)._tiles(counts, 6, on_cpu, prune)] == [7, 14, 20]
-    for name in ("_CPU_STEP", "_GPU_STEP"):
+    for name in ("_CPU_PAIRS", "_GPU_PAIRS"):
         monkeypatch.setattr(tiles, name, 0)
     assert [part.stop for part, _ in Engine()._tiles(counts, 6, on_cpu, prune)] == list(range(1, 21))  # a row at least
 
