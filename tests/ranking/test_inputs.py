@@ -209,9 +209,9 @@ def test_indices_are_of_queries_and_database():
 
 
 @pytest.mark.parametrize("size", [1, 2])
-def test_one_pair_and_fewer_items_than_queries(size):
-    one, nothing = torch.tensor([1]), torch.tensor([], dtype=torch.long)
-    value = RecallAtKLoss(k=1)(EMBEDDINGS, LABELS, (one, one * 0, nothing, nothing), EMBEDDINGS[:size], LABELS[:size])
+def test_mined_pairs_with_fewer_items_than_queries(size):
+    anchors, item, nothing = torch.tensor([0, 1]), torch.tensor([0, 0]), torch.tensor([], dtype=torch.long)
+    value = RecallAtKLoss(k=1)(EMBEDDINGS, LABELS, (anchors, item, nothing, nothing), EMBEDDINGS[:size], LABELS[:size])
     assert value == 0.5  # rank 1 of 1: sigmoid(0)
 
 

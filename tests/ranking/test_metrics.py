@@ -14,7 +14,7 @@ from torch import Tensor
 from torch.nn.functional import normalize
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from shortlist.ranking import QueryScores, query_scores, retrieval_metrics
+from shortlist.ranking import QueryScores, metrics, query_scores, retrieval_metrics
 from shortlist.ranking.metrics import rounding
 from tests import reference_metrics as reference
 
@@ -306,3 +306,11 @@ def test_memory_is_a_tile(own):
     with LargestTensor() as one_tile:
         query_scores(embeddings, labels, 1, *gallery, tile_size=2000)
     assert one_tile.elements == 2000 * 2000  # which goes to show that the mode sees what it should
+
+
+def test_the_default_keeps_a_tile_small(monkeypatch):
+    monkeypatch.setattr(metrics, "_TILE", 1000)
+    embeddings, labels = some_items(200, 1, dimensions=2)[0], torch.arange(200) // 5
+    with LargestTensor() as tiles:
+        query_scores(embeddings, labels, 1)
+    assert tiles.elements == 5 * 200
