@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from contextlib import nullcontext
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -331,7 +332,7 @@ def precise_and_rough(
     model, loss, images = make(conv_net, torch.float32), make(Proxies, torch.float32), some_images(dtype=torch.float32)
     precise = plain(model, loss, images, 6)
     step = LargeBatchStep(model, loss, 6, keep_graphs=keep, autocast=dtype, scaler=scaler)
-    with torch.autocast("cpu", dtype, enabled=outer):  # whose cache of casts must not lose gradients
+    with torch.autocast("cpu", dtype) if outer else nullcontext():  # whose cache of casts must not lose gradients
         out = step(images, some_labels())
     assert out.embeddings.dtype == torch.float32
     with torch.no_grad():
