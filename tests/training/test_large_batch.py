@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterator
 from contextlib import nullcontext
 from functools import partial
@@ -14,7 +15,7 @@ from torch import Tensor, nn
 
 from shortlist.batches import large_batch
 from shortlist.batches.large_batch import LargeBatchStep
-from shortlist.batches.memory import GraphSize
+from shortlist.batches.memory import GraphSize, available_memory, is_out_of_memory
 from shortlist.errors import ModelError
 from tests.processes import Commands
 from tests.training.steps import (
@@ -227,6 +228,18 @@ def test_half_of_the_memory_is_for_graphs_that_are_kept(monkeypatch: pytest.Monk
     step = LargeBatchStep(model, LOSSES["recall"](), "auto")
     assert step(images, some_labels()).kept == 0
     assert step.chunk_size == 1
+
+
+def test_without_psutil_no_graph_is_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+    """How much memory a CPU has left is unknown then."""
+    monkeypatch.setitem(sys.modules, "psutil", None)
+    assert available_memory(torch.device("cpu")) == 0
+    assert LargeBatchStep(make(mlp), LOSSES["recall"](), 6)(some_images(), some_labels()).kept == 0
+
+
+@pytest.mark.parametrize("message", ["CUBLAS_STATUS_ALLOC_FAILED when calling", "MPS backend out of memory (MPS 2 GB)"])
+def test_memory_that_runs_out_on_a_gpu_is_recognised(message: str) -> None:
+    assert is_out_of_memory(RuntimeError(message))
 
 
 def test_an_automatic_chunk_has_room_for_the_largest_images(monkeypatch: pytest.MonkeyPatch) -> None:
