@@ -94,7 +94,7 @@ def test_thresholds_as_far_apart_as_exponents_reach(way: str, dtype: torch.dtype
         torch.testing.assert_close(found.counts.double(), expected, rtol=1e-5, atol=1e-5)
 
 
-@pytest.mark.parametrize("items", [1, 100, 4000, 10**5, 10**7])
+@pytest.mark.parametrize("items", [1, 100, 4000, 30_000, 10**5, 10**7])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 def test_the_series_is_the_sigmoid(items: int, dtype: torch.dtype) -> None:
     """All items at the worst place change a count by less than a rounding, and powers stay in range."""

@@ -616,3 +616,10 @@ def test_losses_show_their_settings() -> None:
     shown = repr(RecallAtKLoss(k=(1, 2), simix=SiMix(), count_query=False))
     head = "RecallHead(k=(1, 2), rank_temperature=1.0)"
     assert shown == f"RecallAtKLoss(head={head}, similarity_temperature=0.01, simix=SiMix(), count_query=False)"
+
+
+@pytest.mark.parametrize("size", range(120, 145))
+def test_batches_of_about_the_size_from_which_positives_can_be_out_of_reach(size: int) -> None:
+    embeddings, labels = torch.nn.functional.normalize(torch.randn(size, 8)), torch.arange(size) // 4
+    found = [recall_at_k_loss(embeddings, labels, engine=Engine(prune=prune)) for prune in (True, False)]
+    torch.testing.assert_close(*found, rtol=0, atol=1e-5)

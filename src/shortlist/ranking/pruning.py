@@ -41,8 +41,10 @@ def series(items: int, dtype: torch.dtype) -> tuple[float, list[float]]:
         The depth, and the coefficients of y, y^2, ...
     """
     width = flat_from(items, dtype)
-    terms = next(n for n in (4, 3, 2, 1) if n * n * width / (n + 1) < exponent_range(dtype))
-    depth = (width - (2 * terms - 1) * math.log(2)) / (terms + 1)
+    for terms in (4, 3, 2, 1):
+        depth = (width - (2 * terms - 1) * math.log(2)) / (terms + 1)
+        if terms * (width - depth) < exponent_range(dtype):
+            break
     powers = torch.arange(terms, dtype=torch.float64, device="cpu")
     nodes = (1 + torch.cos(math.pi * (powers + 0.5) / terms)) / 2  # in units of e^-depth
     values = 1 / (1 + math.exp(-depth) * nodes)
@@ -65,10 +67,10 @@ def similarity_out_of_reach(competitors: Tensor, reach: float) -> Tensor:
         Similarities of shape (T, 1); -inf where no bound can be given.
     """
     size = competitors.shape[1]
-    if 4 * (reach - 1) > size or size < 2:
-        return competitors.new_full((len(competitors), 1), -torch.inf)
-    certain = int(2 * (reach - 1)) + 1
+    certain = int(2 * (min(reach, size + 1) - 1)) + 1
     groups = 2 * certain
+    if groups > size:
+        return competitors.new_full((len(competitors), 1), -torch.inf)
     maxima = competitors[:, : size - size % groups].view(len(competitors), -1, groups).amax(1)
     return maxima.topk(certain, dim=1, sorted=False).values.amin(1, keepdim=True)
 
