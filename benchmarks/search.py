@@ -7,8 +7,8 @@ turn, in one process, the fastest of each counts; and the peak of memory above t
 own (the answer alone, (n, 1000) of float32 and int64, is 726 MB). Then 1,000,000 x 512, clustered: HNSW and IVF-PQ as
 galleries build and search them, recall@10 against exact search, queries per second one at a time and all at once, the
 index's size, the time to build it, and to find the effort that searches need (HNSW's candidates, IVF's lists). All
-with 2 threads. Smaller: --images 20000 --many 50000. Writes results/search.json, and goes on with it where it was
-stopped.
+with 2 threads. Smaller: --images 20000 --many 50000. Writes results/search.json, and a
+run that was stopped resumes from there.
 """
 
 from __future__ import annotations
