@@ -15,7 +15,7 @@ export PIP_CONSTRAINT := $(CURDIR)/constraints.txt
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 unexport PYTHONDONTWRITEBYTECODE # otherwise each process started by a test compiles the sources again
 
-.PHONY: setup demo check docs test bench mutants figures clean
+.PHONY: setup demo check docs test pytest bench mutants figures clean
 
 setup: $(READY)
 
@@ -42,8 +42,12 @@ check: $(READY)
 docs: $(READY)
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --quiet
 
-test: check
-	$(BIN)/python -m pytest -n logical --dist worksteal
+# One worker more than there are cores, because tests often wait for processes, files and the browser.
+test: $(READY)
+	$(MAKE) --jobs=2 check pytest
+
+pytest: $(READY)
+	$(BIN)/python -m pytest -n $$(($$(getconf _NPROCESSORS_ONLN) + 1)) --dist worksteal
 
 bench: $(READY)
 	$(BIN)/python benchmarks/loss.py $(BENCH)
