@@ -68,6 +68,11 @@ class DotProducts:
 
         def pull_back(gradients: Gradients) -> None:
             for gradient, subset in gradients:
+                if self.query_gradient is not None and self._is_whole(gradient):
+                    # A single product serves every item both as a query and as a database item.
+                    square = torch.empty_like(gradient).index_copy_(0, rows[subset], gradient)
+                    self.query_gradient.addmm_(square + square.t(), self._queries)
+                    continue
                 if self.query_gradient is not None:
                     self.query_gradient.index_add_(0, rows[subset], gradient @ self._database)
                 if self.database_gradient is not None:
@@ -75,6 +80,11 @@ class DotProducts:
 
         out = scratch("similarities", len(rows), self.size)
         return torch.mm(queries, self._database.T, out=out), pull_back
+
+    def _is_whole(self, gradient: Tensor) -> bool:
+        """Return whether this is the dense gradient at all similarities of a batch to itself."""
+        itself = self._database is self._queries
+        return itself and gradient.layout is torch.strided and len(gradient) == self.size
 
 
 class MixedProducts:
