@@ -198,21 +198,19 @@ def table_cases(batches: list[int], losses: list[str], stages: list[str], conten
 
 def sweep_cases(real: Path | None) -> Iterator[Case]:
     """Yield all kinds of embeddings, with SiMix only those with 4 images per class, as in the paper."""
-    grid = product((2, 4, 16, 40), (8, 24, 64, 512), (False, True), (0.05, 0.25, 0.5, 0.75, 0.95, 1.0))
+    grid = product((2, 4, 16, 40), (8, 24, 64, 512), (False, True), (0.05, 0.5, 0.95, 1.0))
     kinds = [Embeddings(*kind) for kind in grid]
     kinds += [Embeddings(per_class, latent=512, shared=False, r_at_1=None) for per_class in (2, 4, 16, 40)]
     for file in sorted(real.glob("*.pt")) if real else ():
-        kinds += [Embeddings(per_class, file=file.name) for per_class in (4, 16)]
+        kinds += [Embeddings(per_class, file=file.name) for per_class in (4, 16, 40)]
     for batch in (400, 1000, 4000):
         for kind in kinds:
-            if batch == 4000 or kind.r_at_1 in (None, 0.05, 0.5, 1.0) or kind.file:
-                yield Case("recall", batch, "eager", kind)
-                if batch < 4000 or kind == STAGES["trained"]:
-                    yield Case("recall", batch, "dense", kind)
-                if kind.per_class == 4 and kind.r_at_1 not in (0.25, 0.75):
-                    yield Case("recall+simix", batch, "eager", kind)
-                    if batch < 4000 and kind.r_at_1 == 0.5:
-                        yield Case("recall+simix", batch, "dense", kind)
+            if kind.file is not None and len(kind.make(batch)[0]) < 0.9 * batch:
+                continue  # there are not enough classes of this size
+            for loss in ("recall", "recall+simix") if kind.per_class == 4 else ("recall",):
+                yield Case(loss, batch, "eager", kind)
+                if batch < 4000 and kind == Embeddings(kind.per_class):
+                    yield Case(loss, batch, "dense", kind)  # its time does not depend on the kind
 
 
 # -------------------------------------------------------------------------------------------------------- targets
@@ -249,11 +247,16 @@ def show_targets(results: Results) -> None:
             verdict = "met" if measured[worst] <= target.times_floor else "MISSED"
             times = f"{measured[worst]:6.2f} x floor, target {target.times_floor}"
             print(f"{target.name:32} {times}: {verdict}; {worst.embeddings}")
+    dense_times = {
+        (case.loss, case.batch, case.embeddings.per_class): result["times_floor"]
+        for case, result in results.items()
+        if case.contender == "dense" and "times_floor" in result
+    }
     ratios = {}
-    for case, result in results.items():
-        own = Case(case.loss, case.batch, "eager", case.embeddings)
-        if case.contender == "dense" and own in ours_times and "times_floor" in result:
-            ratios[case] = ours_times[own] / result["times_floor"]
+    for case, times in ours_times.items():
+        key = case.loss, case.batch, case.embeddings.per_class
+        if key in dense_times:
+            ratios[case] = times / dense_times[key]
     if ratios:
         worst = max(ratios, key=lambda case: ratios[case])
         verdict = "met" if ratios[worst] <= 1 else "MISSED"
