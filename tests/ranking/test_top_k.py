@@ -30,7 +30,7 @@ def assert_sorted_in_full(ranker: Ranker, k: int, **options: bool) -> None:
     assert (similarities.dtype, items.dtype) == (torch.float32, torch.int64)
 
 
-SIZES = ("BLOCK_SIZE", "PRODUCTS_PER_TILE", "MAX_COLUMNS", "SAMPLE_SIZE", "SYMMETRIC_SAMPLE_SIZE", "QUERIES_PER_SORT")
+SIZES = ("BLOCK_SIZE", "PRODUCTS_PER_TILE", "MAX_COLUMNS", "SAMPLE_SIZE", "QUERIES_PER_SORT")
 sizes = st.fixed_dictionaries({name: st.integers(1, 40) for name in SIZES})
 
 
@@ -58,7 +58,6 @@ def test_collapsed_embeddings(monkeypatch, symmetric, k):
     monkeypatch.setattr(module, "BLOCK_SIZE", 64)
     monkeypatch.setattr(module, "PRODUCTS_PER_TILE", 64 * 100)
     monkeypatch.setattr(module, "SAMPLE_SIZE", 50)
-    monkeypatch.setattr(module, "SYMMETRIC_SAMPLE_SIZE", 50)
     vectors = TensorSource(torch.ones(400, 2))
     similarities, items = top_k(Ranker(vectors, vectors), k, symmetric=symmetric)
     assert (similarities == 2).all()

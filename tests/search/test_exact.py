@@ -39,8 +39,7 @@ def small_blocks(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch
     if request.param != "one block":
         monkeypatch.setattr(top_k, "PRODUCTS_PER_TILE", 64 if request.param == "blocks" else 1)
         monkeypatch.setattr(top_k, "BLOCK_SIZE", 7)
-        for name in ("SAMPLE_SIZE", "SYMMETRIC_SAMPLE_SIZE"):
-            monkeypatch.setattr(top_k, name, 10 if request.param == "blocks" else 2)
+        monkeypatch.setattr(top_k, "SAMPLE_SIZE", 10 if request.param == "blocks" else 2)
 
 
 @pytest.mark.usefixtures("small_blocks")
@@ -117,7 +116,6 @@ def test_any_sizes(queries: int, gallery: int, k: int, seed: int, numbers: int) 
         patch.setattr(top_k, "BLOCK_SIZE", numbers % 11 + 1)
         patch.setattr(top_k, "QUERIES_PER_SORT", numbers % 5 + 1)
         patch.setattr(top_k, "SAMPLE_SIZE", numbers % 7 + 1)
-        patch.setattr(top_k, "SYMMETRIC_SAMPLE_SIZE", numbers % 7 + 1)
         for each in (query_vectors, gallery_vectors):
             scores, rows = nearest(each, gallery_vectors, k)
             expected, expected_rows = literal(each, gallery_vectors, k)
@@ -142,7 +140,7 @@ def test_thresholds_from_an_unrepresentative_sample(monkeypatch: pytest.MonkeyPa
 
 def test_all_pairs_with_an_unrepresentative_sample(monkeypatch: pytest.MonkeyPatch) -> None:
     """The thresholds of a cluster in the sample are too high; a cluster outside of it exceeds the capacity."""
-    monkeypatch.setattr(top_k, "SYMMETRIC_SAMPLE_SIZE", 64)
+    monkeypatch.setattr(top_k, "SAMPLE_SIZE", 64)
     monkeypatch.setattr(top_k, "BLOCK_SIZE", 50)
     sampled = np.arange(64) * 300 // 64
     others = np.setdiff1d(np.arange(300), sampled)[:150]

@@ -120,7 +120,8 @@ class Ranker:
         """
         scratch = Scratch(self.gallery.device, self.gallery.dtype)
         for query, left in self.queries.blocks(rows or max(len(self.queries), 1)):
-            for item, right in self.gallery.blocks(columns or max(TILE // max(left.shape), 1), query * symmetric):
+            width = columns or max(TILE // max(left.shape), 1)
+            for item, right in self.gallery.blocks(width, query if symmetric else 0):
                 similarities = products(left, right, scratch("similarities", len(left), len(right)))
                 if self.check is not None:
                     self.check(similarities, item)

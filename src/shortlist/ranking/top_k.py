@@ -18,7 +18,7 @@ from shortlist.ranking.ranker import Ranker, Tile, products
 
 BLOCK_SIZE = 4_096  # queries searched at once; rows and columns of a tile if the queries are the gallery (64 MB)
 PRODUCTS_PER_TILE, MAX_COLUMNS = 2**23, 65_536  # otherwise: 32 MB, and items per tile for any number of queries
-SAMPLE_SIZE, SYMMETRIC_SAMPLE_SIZE = 2_048, 4_096  # items from which the thresholds are estimated
+SAMPLE_SIZE = 2_048  # items from which the thresholds are estimated
 CAPACITY_FACTOR = 1.5  # candidates per query, times k; with less, the result would not fit into their memory
 QUERIES_PER_SORT = 1_024
 
@@ -42,11 +42,11 @@ def top_k(ranker: Ranker, k: int, *, symmetric: bool = False, progress: Progress
         indices come first.
     """
     number, size, device = len(ranker.queries), len(ranker.gallery), ranker.gallery.device
-    if symmetric and k and size > BLOCK_SIZE:
-        return _search(ranker, k, _estimate(ranker, k, SYMMETRIC_SAMPLE_SIZE), symmetric, progress)
+    estimate = _estimate(ranker, k)
+    if symmetric and size > BLOCK_SIZE:
+        return _search(ranker, k, estimate, symmetric, progress)
     similarities = torch.empty(number, k, device=device)
     items = torch.empty(number, k, dtype=torch.int64, device=device)
-    estimate = _estimate(ranker, k, SAMPLE_SIZE)
     for start in range(0, number if k else 0, BLOCK_SIZE):
         stop = min(start + BLOCK_SIZE, number)
         block = ranker.select(torch.arange(start, stop, device=device))
@@ -79,16 +79,16 @@ def _search(
     return similarities, items
 
 
-def _estimate(ranker: Ranker, k: int, size: int) -> Estimate:
+def _estimate(ranker: Ranker, k: int) -> Estimate:
     """Choose the sample, and the rank in it whose similarity is the threshold: two standard deviations after k."""
     rows = torch.arange(len(ranker.gallery), device=ranker.gallery.device)
     if ranker.excluded is not None:
         rows = rows[~ranker.excluded]
-    expected = k * size / max(len(rows), 1)  # of the k results, those in the sample
+    expected = k * SAMPLE_SIZE / max(len(rows), 1)  # of the k results, those in the sample
     rank = math.ceil(expected + 2 * expected**0.5 + 1)
-    if len(rows) <= size or rank > size:
+    if len(rows) <= SAMPLE_SIZE or rank > SAMPLE_SIZE:
         return _no_thresholds
-    spread = torch.arange(size, device=rows.device) * len(rows) // size
+    spread = torch.arange(SAMPLE_SIZE, device=rows.device) * len(rows) // SAMPLE_SIZE
     return partial(_similarity_at, rank, ranker.gallery.take(rows[spread]))
 
 
