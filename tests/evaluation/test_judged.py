@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from pathlib import Path
 
 import numpy as np
@@ -17,6 +16,7 @@ from shortlist.data import Judgement
 from shortlist.errors import ConfigError, DataError
 from shortlist.evaluation import evaluate, judged_scores
 from shortlist.evaluation.judged import average_precision
+from shortlist.ranking import ranker
 from shortlist.search import open_vectors
 from tests import reference_metrics as reference
 from tests.evaluation.revisited import SETUPS, catalog, descriptors, ground_truth
@@ -155,13 +155,10 @@ def unnamed(queries: Queries) -> dict[str, tuple[Judgement, ...]]:
 def test_scores_equal_their_definitions(search: tuple[Queries, NDArray, NDArray], block: int, cut: int) -> None:
     """For any block size, and a gallery that is split anywhere into two parts."""
     queries, asked, known = search
-    module = sys.modules["shortlist.evaluation.judged"]
-    before, module._VALUES_PER_BLOCK = module._VALUES_PER_BLOCK, block * max(asked.shape)
-    try:
-        parts = [torch.from_numpy(known[:cut]).float(), known[cut:]]
+    parts = [torch.from_numpy(known[:cut]).float(), known[cut:]]
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(ranker, "TILE", block * max(asked.shape))
         (found,) = judged_scores(torch.from_numpy(asked).float(), parts, unnamed(queries), K).values()
-    finally:
-        module._VALUES_PER_BLOCK = before
     assert_scores(found, queries, asked, known, "")
 
 

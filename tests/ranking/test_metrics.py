@@ -14,8 +14,8 @@ from torch import Tensor
 from torch.nn.functional import normalize
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from shortlist.ranking import QueryScores, metrics, query_scores, retrieval_metrics
-from shortlist.ranking.metrics import rounding
+from shortlist.ranking import QueryScores, query_scores, ranker, retrieval_metrics
+from shortlist.ranking.ranker import rounding
 from tests import reference_metrics as reference
 
 
@@ -298,18 +298,18 @@ class LargestTensor(TorchDispatchMode):
 
 @pytest.mark.parametrize("own", [True, False], ids=["own set", "gallery"])
 def test_memory_is_a_tile(own):
-    embeddings, labels = some_items(2000, 1)[0], torch.arange(2000) // 5
+    embeddings, labels = some_items(1000, 1)[0], torch.arange(1000) // 5
     gallery = () if own else (embeddings.clone(), labels)
     with LargestTensor() as tiles:
         query_scores(embeddings, labels, 1, *gallery, tile_size=16)
-    assert tiles.elements == 16 * 2000
+    assert tiles.elements == 16 * 1000
     with LargestTensor() as one_tile:
-        query_scores(embeddings, labels, 1, *gallery, tile_size=2000)
-    assert one_tile.elements == 2000 * 2000  # which goes to show that the mode sees what it should
+        query_scores(embeddings, labels, 1, *gallery, tile_size=1000)
+    assert one_tile.elements == 1000 * 1000  # which goes to show that the mode sees what it should
 
 
 def test_the_default_keeps_a_tile_small(monkeypatch):
-    monkeypatch.setattr(metrics, "_TILE", 1000)
+    monkeypatch.setattr(ranker, "TILE", 1000)
     embeddings, labels = some_items(200, 1, dimensions=2)[0], torch.arange(200) // 5
     with LargestTensor() as tiles:
         query_scores(embeddings, labels, 1)

@@ -15,7 +15,7 @@ from torch import Tensor
 from shortlist.data import Catalog, Judgement
 from shortlist.errors import DataError
 from shortlist.evaluation import evaluate
-from shortlist.report import analysis as module
+from shortlist.ranking import ranker
 from shortlist.report.analysis import NUM_BINS, analyse
 from tests.evaluation.test_evaluate import catalog, points
 from tests.processes import Commands
@@ -88,7 +88,7 @@ class TestAgainstTheReference:
         vectors = points(len(which))
         whole = analyse(vectors, which)
         for tile in (1, 2 * len(which)):
-            monkeypatch.setattr(module, "_TILE", tile)
+            monkeypatch.setattr(ranker, "TILE", tile)
             for name, values in vars(analyse(vectors, which)).items():
                 np.testing.assert_allclose(values, vars(whole)[name], atol=1e-6, err_msg=name)
 

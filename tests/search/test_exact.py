@@ -12,7 +12,9 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from shortlist.errors import ConfigError, DataError
-from shortlist.search import all_pairs, exact, nearest, open_vectors
+from shortlist.ranking import top_k
+from shortlist.ranking.ranker import Ranker
+from shortlist.search import nearest, open_vectors
 
 
 def unit(number: int, dim: int = 16, seed: int = 0) -> Tensor:
@@ -35,11 +37,9 @@ def literal(queries: Tensor, gallery: Tensor, k: int) -> tuple[Tensor, Tensor]:
 @pytest.fixture(params=["one block", "blocks", "single products"])
 def small_blocks(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
     if request.param != "one block":
-        monkeypatch.setattr(exact, "PRODUCTS_PER_BLOCK", 64 if request.param == "blocks" else 1)
-        monkeypatch.setattr(exact, "QUERIES_PER_BLOCK", 7)
-        monkeypatch.setattr(all_pairs, "BLOCK_SIZE", 7)
-        for module in (exact, all_pairs):
-            monkeypatch.setattr(module, "SAMPLE_SIZE", 10 if request.param == "blocks" else 2)
+        monkeypatch.setattr(top_k, "PRODUCTS_PER_TILE", 64 if request.param == "blocks" else 1)
+        monkeypatch.setattr(top_k, "BLOCK_SIZE", 7)
+        monkeypatch.setattr(top_k, "SAMPLE_SIZE", 10 if request.param == "blocks" else 2)
 
 
 @pytest.mark.usefixtures("small_blocks")
@@ -112,30 +112,23 @@ def test_any_sizes(queries: int, gallery: int, k: int, seed: int, numbers: int) 
         torch.randint(-1, 2, (n, 3), generator=random).float() for n in (queries, gallery)
     )
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(exact, "PRODUCTS_PER_BLOCK", numbers)
-        patch.setattr(exact, "QUERIES_PER_BLOCK", numbers % 11 + 1)
-        patch.setattr(exact, "QUERIES_PER_SORT", numbers % 5 + 1)
-        patch.setattr(exact, "SAMPLE_SIZE", numbers % 7 + 1)
-        patch.setattr(all_pairs, "BLOCK_SIZE", numbers % 9 + 1)
-        patch.setattr(all_pairs, "SAMPLE_SIZE", numbers % 7 + 1)
-        patch.setattr(all_pairs, "CAPACITY_FACTOR", 1)
+        patch.setattr(top_k, "PRODUCTS_PER_TILE", numbers)
+        patch.setattr(top_k, "BLOCK_SIZE", numbers % 11 + 1)
+        patch.setattr(top_k, "QUERIES_PER_SORT", numbers % 5 + 1)
+        patch.setattr(top_k, "SAMPLE_SIZE", numbers % 7 + 1)
         for each in (query_vectors, gallery_vectors):
             scores, rows = nearest(each, gallery_vectors, k)
-            expected, _ = literal(each, gallery_vectors, k)
+            expected, expected_rows = literal(each, gallery_vectors, k)
             assert torch.equal(scores, expected)
-            assert torch.equal((each @ gallery_vectors.T).gather(1, rows), scores)  # the rows have these scores
-            assert all(len(set(found)) == len(found) for found in rows.tolist())
-            for one, other in zip(scores.tolist(), rows.tolist(), strict=True):
-                found = [(-score, row) for score, row in zip(one, other, strict=True)]
-                assert found == sorted(found)
+            assert torch.equal(rows, expected_rows)
 
 
 @pytest.mark.parametrize("sampled", [True, False])
 def test_thresholds_from_an_unrepresentative_sample(monkeypatch: pytest.MonkeyPatch, sampled: bool) -> None:
     """The vectors near a query are all in the sample, or none of them is."""
-    monkeypatch.setattr(exact, "SAMPLE_SIZE", 32)
-    monkeypatch.setattr(exact, "PRODUCTS_PER_BLOCK", 50)
-    chosen = np.linspace(0, 299, 32).astype(int)
+    monkeypatch.setattr(top_k, "SAMPLE_SIZE", 32)
+    monkeypatch.setattr(top_k, "PRODUCTS_PER_TILE", 50)
+    chosen = np.arange(32) * 300 // 32
     near = chosen[:12] if sampled else np.setdiff1d(np.arange(300), chosen)[:150]
     gallery = unit(300)
     gallery[near] = gallery[0] + 0.01 * unit(len(near), seed=2)
@@ -147,31 +140,36 @@ def test_thresholds_from_an_unrepresentative_sample(monkeypatch: pytest.MonkeyPa
 
 def test_all_pairs_with_an_unrepresentative_sample(monkeypatch: pytest.MonkeyPatch) -> None:
     """The thresholds of a cluster in the sample are too high; a cluster outside of it exceeds the capacity."""
-    monkeypatch.setattr(all_pairs, "SAMPLE_SIZE", 64)
-    monkeypatch.setattr(all_pairs, "BLOCK_SIZE", 50)
-    sampled = np.unique(np.linspace(0, 299, 64).astype(int))
+    monkeypatch.setattr(top_k, "SAMPLE_SIZE", 64)
+    monkeypatch.setattr(top_k, "BLOCK_SIZE", 50)
+    sampled = np.arange(64) * 300 // 64
     others = np.setdiff1d(np.arange(300), sampled)[:150]
     vectors = unit(300)
     vectors[sampled[:12]] = vectors[0] + 0.01 * unit(12, seed=2)
     vectors[others] = vectors[5] + 0.01 * unit(150, seed=3)
-    found = all_pairs.find_candidates(vectors, 20)
-    assert set(sampled[:12]) <= set(found.incomplete)
-    assert len(found.incomplete) < 100
-    assert (found.thresholds > all_pairs._thresholds(vectors, 20))[
-        others
-    ].all()  # raised when the capacity was exceeded
+    searched, kept = [], []
+    select, keep = Ranker.select, top_k._Candidates._keep_best
+    monkeypatch.setattr(Ranker, "select", lambda self, rows: searched.extend(rows.tolist()) or select(self, rows))
+    monkeypatch.setattr(
+        top_k._Candidates, "_keep_best", lambda self, rows, *each: kept.extend(rows.tolist()) or keep(self, rows, *each)
+    )
     scores, rows = nearest(vectors, vectors, 20)
+    assert set(sampled[:12]) <= set(searched)  # again
+    assert len(searched) < 200
+    assert set(others) <= set(kept)
     expected, _ = literal(vectors, vectors, 20)
     torch.testing.assert_close(scores, expected)
     torch.testing.assert_close((vectors @ vectors.T).gather(1, rows), scores)
 
 
 @pytest.mark.parametrize("k", [999, 1000])
-def test_all_pairs_needs_only_the_memory_of_the_result(k: int) -> None:
+def test_all_pairs_needs_only_the_memory_of_the_result(monkeypatch: pytest.MonkeyPatch, k: int) -> None:
+    monkeypatch.setattr(top_k, "BLOCK_SIZE", 500)
     vectors = unit(1200)
     values, rows = nearest(vectors, vectors, k)
     result = values.nbytes + rows.nbytes
     held = {each.untyped_storage().data_ptr(): each.untyped_storage().nbytes() for each in (values, rows)}
+    assert len(held) == 1
     assert sum(held.values()) < 1.05 * result
 
 

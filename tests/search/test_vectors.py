@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from shortlist.search import open_vectors
-from shortlist.search.vectors import Vectors, blocks, take
+from shortlist.search.vectors import VectorReader, Vectors
 
 LIKE = torch.empty(0)
 
@@ -28,22 +28,32 @@ def parts(tmp_path: Path) -> tuple[list[Vectors], torch.Tensor]:
 @pytest.mark.parametrize("rows", [1, 3, 5, 100])
 def test_blocks(parts: tuple[list[Vectors], torch.Tensor], rows: int) -> None:
     given, whole = parts
-    found = list(blocks(given, rows, LIKE))
+    found = list(VectorReader(given, LIKE).blocks(rows))
     assert torch.equal(torch.cat([block for _, block in found]), whole)
     assert all(1 <= len(block) <= rows and block.dtype == torch.float32 for _, block in found)
     assert all(torch.equal(block, whole[first : first + len(block)]) for first, block in found)
 
 
+@pytest.mark.parametrize("first", [0, 3, 5, 13, 22])
+def test_blocks_from_a_row_on(parts: tuple[list[Vectors], torch.Tensor], first: int) -> None:
+    given, whole = parts
+    found = list(VectorReader(given, LIKE).blocks(4, first))
+    assert torch.equal(torch.cat([torch.empty(0, 2), *(block for _, block in found)]), whole[first:])
+    assert [row for row, _ in found[:1]] == [first] * (first < 22)
+
+
 def test_take(parts: tuple[list[Vectors], torch.Tensor]) -> None:
     given, whole = parts
     rows = np.array([21, 0, 12, 11, 4, 5, 0])
-    assert torch.equal(take(given, rows, LIKE), whole[torch.from_numpy(rows)])
-    assert take(given, np.empty(0, dtype=np.int64), LIKE).shape == (0, 2)
+    assert torch.equal(VectorReader(given, LIKE).take(rows), whole[torch.from_numpy(rows)])
+    assert torch.equal(VectorReader(given, LIKE).take(torch.from_numpy(rows)), whole[torch.from_numpy(rows)])
+    assert VectorReader(given, LIKE).take(np.empty(0, dtype=np.int64)).shape == (0, 2)
+    assert len(VectorReader(given, LIKE)) == 22
 
 
 def test_changing_a_block_does_not_change_the_file(parts: tuple[list[Vectors], torch.Tensor]) -> None:
     given, whole = parts
-    for _, block in blocks(given[3:], 4, LIKE.half()):
+    for _, block in VectorReader(given[3:], LIKE.half()).blocks(4):
         block.zero_()
     assert np.array_equal(given[3], whole[12:].numpy())
 
@@ -64,10 +74,10 @@ def test_pages_that_were_read_are_released(tmp_path: Path) -> None:
     np.save(file, np.ones((16_384, 256), dtype=np.float16))  # 8 MB
     vectors = open_vectors(file)
     peak = 0
-    for _ in blocks([vectors], 512, LIKE):
+    for _ in VectorReader([vectors], LIKE).blocks(512):
         peak = max(peak, mapped(file))
     assert peak < 2000
     assert vectors.sum(dtype=np.float64) == 16_384 * 256  # reads the whole file without releasing it
     assert mapped(file) > 8000
-    take([vectors], np.array([0, 9000]), LIKE)
+    VectorReader([vectors], LIKE).take(np.array([0, 9000]))
     assert mapped(file) < 2000

@@ -20,12 +20,9 @@ from shortlist.data import Judgement, Judgements
 from shortlist.errors import DataError
 from shortlist.progress import Progress
 from shortlist.ranking.count_at_least import count_at_least
-from shortlist.ranking.metrics import rounding
 from shortlist.ranking.precision import computed_dtype, full_precision
-from shortlist.ranking.relevance import HIDDEN
-from shortlist.search.vectors import Vectors, blocks, take
-
-_VALUES_PER_BLOCK = 2**22  # of the vectors of a block, and of its similarities
+from shortlist.ranking.ranker import Ranker, TensorSource, rounding
+from shortlist.search.vectors import VectorReader, Vectors
 
 Rows = NDArray[np.int64]
 
@@ -65,11 +62,11 @@ def judged_scores(
     """
     _check(queries, gallery, judgements)
     queries = queries.detach().to(computed_dtype(queries))
+    reader = VectorReader(gallery, queries)
+    by_query = zip(*judgements.values(), strict=True)
     with full_precision(queries.device):
-        images = [
-            _judged_images(query, gallery, each) for query, each in zip(queries, _by_query(judgements), strict=True)
-        ]
-        ahead = _count_unjudged_ahead(queries, gallery, images, searchable, progress)
+        images = [_judged_images(query, reader, each) for query, each in zip(queries, by_query, strict=True)]
+    ahead = _count_unjudged_ahead(queries, reader, images, searchable, progress)
     return {
         setup: _scores([_ranks(*each) for each in zip(judged, images, ahead, strict=True)], k)
         for setup, judged in judgements.items()
@@ -86,13 +83,9 @@ class _JudgedImages:
     positive_thresholds: NDArray[np.floating]  # tie thresholds of the positives of any setup, ascending
 
 
-def _by_query(judgements: Judgements) -> list[tuple[Judgement, ...]]:
-    return list(zip(*judgements.values(), strict=True))
-
-
-def _judged_images(query: Tensor, gallery: Sequence[Vectors], judged: Sequence[Judgement]) -> _JudgedImages:
+def _judged_images(query: Tensor, gallery: VectorReader, judged: Sequence[Judgement]) -> _JudgedImages:
     rows = np.unique(np.concatenate([part for each in judged for part in (each.positives, each.junk)]))
-    vectors = take(gallery, rows, query)
+    vectors = gallery.take(rows)
     similarities = vectors @ query
     error = rounding(len(query), query.dtype) * query.norm() * vectors.norm(dim=1)
     tie_thresholds = (similarities - error).cpu().numpy()
@@ -102,7 +95,7 @@ def _judged_images(query: Tensor, gallery: Sequence[Vectors], judged: Sequence[J
 
 def _count_unjudged_ahead(
     queries: Tensor,
-    gallery: Sequence[Vectors],
+    gallery: VectorReader,
     images: Sequence[_JudgedImages],
     searchable: NDArray[np.bool_] | None,
     progress: Progress | None,
@@ -113,39 +106,28 @@ def _count_unjudged_ahead(
         row[: len(each.positive_thresholds)] = each.positive_thresholds
     thresholds = torch.from_numpy(padded).to(queries)
     counts = torch.zeros(padded.shape, dtype=torch.int64, device=queries.device)
-    hide = _HideJudged(images, searchable)
-    total = sum(len(part) for part in gallery)
-    size = max(1, _VALUES_PER_BLOCK // max(queries.shape[1], len(queries), 1))
-    for first, block in blocks(gallery, size, queries):
-        similarities = queries @ block.T
-        if not similarities.isfinite().all():
-            bad = first + int((~similarities.isfinite()).any(0).nonzero()[0])
-            raise DataError(f"row {bad} of the gallery, or a query, holds values that are not finite or too large")
-        hide(similarities, first)
-        counts += count_at_least(similarities, thresholds)
+    judged = pairs([each.rows for each in images], queries.device)
+    excluded = torch.zeros(len(gallery), dtype=torch.bool, device=queries.device)
+    if searchable is not None:
+        excluded[: len(searchable)] = torch.from_numpy(~searchable)
+    ranker = Ranker(TensorSource(queries), gallery, judged, excluded, check=_check_finite)
+    for tile in ranker.tiles():
+        counts += count_at_least(tile.similarities, thresholds)
         if progress is not None:
-            progress(first + len(block), total)
+            progress(tile.items.stop, len(gallery))
     return [row[: len(each.positive_thresholds)] for row, each in zip(counts.cpu().numpy(), images, strict=True)]
 
 
-class _HideJudged:
-    """Removes judged images, and rows that are not searchable, from blocks of similarities."""
+def pairs(columns: Sequence[Rows], device: torch.device) -> tuple[Tensor, Tensor]:
+    """Convert columns per row to the rows and columns of all cells."""
+    rows = np.repeat(np.arange(len(columns)), [len(each) for each in columns])
+    return torch.from_numpy(rows).to(device), torch.from_numpy(np.concatenate([*columns, rows[:0]])).to(device)
 
-    def __init__(self, images: Sequence[_JudgedImages], searchable: NDArray[np.bool_] | None) -> None:
-        rows = np.concatenate([each.rows for each in images]) if images else np.empty(0, dtype=np.int64)
-        query = np.repeat(np.arange(len(images)), [len(each.rows) for each in images])
-        order = rows.argsort(kind="stable")
-        self.rows, self.query = rows[order], query[order]
-        self.excluded = np.empty(0, dtype=np.int64) if searchable is None else np.flatnonzero(~searchable)
 
-    def __call__(self, similarities: Tensor, first: int) -> None:
-        """Change a block (Q, m), whose column 0 is row `first` of the gallery, in place."""
-        device, last = similarities.device, first + similarities.shape[1]
-        start, stop = np.searchsorted(self.rows, (first, last))
-        positions = torch.from_numpy(np.stack((self.query[start:stop], self.rows[start:stop] - first))).to(device)
-        similarities[positions[0], positions[1]] = HIDDEN
-        start, stop = np.searchsorted(self.excluded, (first, last))
-        similarities[:, torch.from_numpy(self.excluded[start:stop] - first).to(device)] = HIDDEN
+def _check_finite(similarities: Tensor, first: int) -> None:
+    if not similarities.isfinite().all():
+        bad = first + int((~similarities.isfinite()).any(0).nonzero()[0])
+        raise DataError(f"row {bad} of the gallery, or a query, holds values that are not finite or too large")
 
 
 def _ranks(judgement: Judgement, images: _JudgedImages, unjudged_ahead: Rows) -> Rows:

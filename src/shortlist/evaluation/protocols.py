@@ -18,7 +18,7 @@ from shortlist.evaluation.result import Evaluation
 from shortlist.progress import Progress
 from shortlist.ranking.metrics import query_scores
 from shortlist.ranking.precision import computed_dtype
-from shortlist.search.vectors import Vectors, take
+from shortlist.search.vectors import VectorReader, Vectors
 
 DEFAULT_K, DEFAULT_JUDGED_K = (1, 2, 4, 8), (1, 5, 10)
 
@@ -172,7 +172,7 @@ def _score_judged(
     like = embeddings[:0] if isinstance(embeddings, Tensor) else torch.from_numpy(np.array(embeddings[:0]))
     rows = query_rows(catalog)
     scores = judged_scores(
-        take([embeddings], rows, like.to(computed_dtype(like))),
+        VectorReader([embeddings], like.to(computed_dtype(like))).take(rows),
         [embeddings, *distractors.values()],
         catalog.judgements,
         k,

@@ -8,7 +8,7 @@ that much.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 import torch
@@ -16,10 +16,9 @@ from torch import Tensor
 
 from shortlist.ranking.count_at_least import count_at_least
 from shortlist.ranking.inputs import check_database, check_k, check_tile_size, check_vectors
-from shortlist.ranking.precision import computed_dtype, full_precision
+from shortlist.ranking.precision import computed_dtype
+from shortlist.ranking.ranker import Ranker, TensorSource, Tile, rounding
 from shortlist.ranking.relevance import HIDDEN, SameLabel
-
-_TILE = 2**22  # number of similarities in memory at once
 
 
 class QueryScores(NamedTuple):
@@ -67,15 +66,15 @@ def query_scores(
     dtype = computed_dtype(embeddings, gallery)
     queries = embeddings.detach().to(dtype)
     database = queries if gallery is None else gallery.detach().to(dtype)
-    rows = max(_TILE // max(len(database), 1), 1) if tile_size is None else tile_size
-    with full_precision(embeddings.device):
-        ranks = _exact_ranks(queries, database, relevance, gallery is None, rows)
-        tiles, finished = [], 0
-        for tile in ranks:
-            tiles.append(_scores(tile, cut_offs))
-            finished += len(tiles[-1][0])
-            if progress is not None:
-                progress(finished, len(relevance.queries))
+    if gallery is None:
+        ranker = Ranker.leave_one_out(database, relevance.queries)
+    else:
+        ranker = Ranker(TensorSource(queries, relevance.queries), TensorSource(database))
+    lengths, tiles = database.norm(dim=1), []
+    for tile in ranker.rankings(tile_size):
+        tiles.append(_scores(*_exact_ranks(tile, relevance, lengths), cut_offs))
+        if progress is not None:
+            progress(tile.queries.stop, len(relevance.queries))
     order = relevance.queries.argsort()
     width = len(cut_offs)
     empty = [torch.empty(0, *size, device=queries.device) for size in ((width,), (width,), (), (), ())]
@@ -114,43 +113,22 @@ def retrieval_metrics(
     return named | dict(zip(("mAP", "mAP@R", "R-precision"), others, strict=True))
 
 
-def rounding(dimensions: int, dtype: torch.dtype) -> float:
-    """Return the rounding error of a dot product of unit vectors. Similarities that are closer than this are ties.
+def _exact_ranks(tile: Tile, relevance: SameLabel, lengths: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """Rank the positives of a tile's queries. Return the arguments of `_scores`, (T, P) each.
 
-    The error grows with the number of dimensions if all terms are equal. The measured growth is below eps / 16 per
-    dimension, because processors sum in several lanes.
+    `lengths` are those of all items.
     """
-    return max(8, dimensions / 16) * torch.finfo(dtype).eps
+    columns, present = relevance.positives(relevance.queries[tile.queries], relevance.counts[tile.queries][-1])
+    positives = tile.similarities.gather(1, columns)
+    # Items at or above `tied` are not behind the positive. A positive counts itself, which is the 1 of its rank.
+    tolerance = rounding(tile.vectors.shape[1], tile.vectors.dtype)
+    tied = positives - tolerance * tile.vectors.norm(dim=1, keepdim=True) * lengths[columns]
+    among = count_at_least(positives.masked_fill(~present, HIDDEN), tied)
+    return count_at_least(tile.similarities, tied), among, present
 
 
-class _ExactRanks(NamedTuple):
-    overall: Tensor  # (T, P) rank in the gallery
-    among_positives: Tensor  # (T, P) rank among the positives of the query
-    present: Tensor  # (T, P) bool, False for padding
-
-
-def _exact_ranks(
-    queries: Tensor, database: Tensor, relevance: SameLabel, exclude_query: bool, tile_size: int
-) -> Iterator[_ExactRanks]:
-    lengths = database.norm(dim=1)
-    tolerance = rounding(queries.shape[1], queries.dtype)
-    for start in range(0, len(relevance.queries), tile_size):
-        rows = relevance.queries[start : start + tile_size]
-        columns, present = relevance.positives(rows, relevance.counts[start : start + tile_size][-1])
-        similarities = queries[rows] @ database.T
-        if exclude_query:
-            similarities.scatter_(1, rows[:, None], HIDDEN)
-        positives = similarities.gather(1, columns)
-        # Items at or above `tied` are not behind the positive. A positive counts itself, which is the 1 of its rank.
-        tied = positives - tolerance * queries[rows].norm(dim=1, keepdim=True) * lengths[columns]
-        overall = count_at_least(similarities, tied)
-        among = count_at_least(positives.masked_fill(~present, HIDDEN), tied)
-        yield _ExactRanks(overall, among, present)
-
-
-def _scores(ranks: _ExactRanks, k: tuple[int, ...]) -> tuple[Tensor, ...]:
-    """Compute the fields of `QueryScores` after `queries`."""
-    overall, among, present = ranks
+def _scores(overall: Tensor, among: Tensor, present: Tensor, k: tuple[int, ...]) -> tuple[Tensor, ...]:
+    """Compute the fields of `QueryScores` after `queries` from ranks among all items and among the positives."""
     count = present.sum(1)
     cut_offs = torch.tensor(k, device=overall.device)
     first = 1 + (overall - among).masked_fill(~present, torch.iinfo(overall.dtype).max - 1).amin(1)

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -13,14 +12,14 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from shortlist.config import CONFIG_KEYS, RunConfig
-from shortlist.data import Catalog, Judgement
+from shortlist.data import Catalog
 from shortlist.encoding import Encoder
 from shortlist.errors import DataError, RunError, translate_arguments
-from shortlist.evaluation.protocols import gallery_rows, leave_one_out, query_rows
+from shortlist.evaluation.judged import Rows, pairs
+from shortlist.evaluation.protocols import gallery_rows, query_rows
 from shortlist.progress import Display
 from shortlist.ranking.count_at_least import count_at_least
-from shortlist.ranking.metrics import rounding
-from shortlist.ranking.precision import full_precision
+from shortlist.ranking.ranker import Ranker, TensorSource, rounding
 from shortlist.ranking.relevance import HIDDEN
 from shortlist.ranking.scratch import Scratch
 from shortlist.training import RunFolder, open_encoder
@@ -30,7 +29,6 @@ from shortlist.training.run_evaluation import embed_test
 
 NUM_RESULTS = 10  # results per query
 NUM_BINS = 100  # of the histograms of similarities, from -1 to 1
-_TILE = 2**22  # maximum number of similarities in memory
 
 
 @dataclass(frozen=True, eq=False)
@@ -123,117 +121,70 @@ def analyse(vectors: Tensor, catalog: Catalog, progress: Callable[[int, int], No
     """
     if len(vectors) != len(catalog):
         raise DataError(f"{len(vectors)} embeddings for the {len(catalog)} images of {catalog.name}")
-    queries, gallery = query_rows(catalog), gallery_rows(catalog)
-    relevance = _Relevance(catalog, queries, gallery)
-    database = vectors if len(gallery) == len(vectors) else vectors[torch.from_numpy(gallery).to(vectors.device)]
+    queries, gallery, device = query_rows(catalog), gallery_rows(catalog), vectors.device
+    positives, hidden = _relevance(catalog, queries, gallery)
+    database = vectors if len(gallery) == len(vectors) else vectors[torch.from_numpy(gallery).to(device)]
     lengths = rounding(vectors.shape[1], vectors.dtype) * database.norm(dim=1)
-    size, tiles = max(1, _TILE // max(1, len(gallery))), []
-    scratch = Scratch(vectors.device, vectors.dtype)
-    with full_precision(vectors.device):
-        for start in range(0, len(queries), size):
-            stop = min(start + size, len(queries))
-            query_vectors = vectors[torch.from_numpy(queries[start:stop]).to(vectors.device)]
-            shape = len(query_vectors), len(database)
-            similarities = torch.matmul(query_vectors, database.T, out=scratch("similarities", *shape))
-            similarities[relevance.ignored(start, stop, vectors.device)] = HIDDEN
-            positives = relevance.positives(start, stop, vectors.device)
-            # Rank positives behind negatives whose similarity is equal up to rounding.
-            similarities[positives] -= query_vectors.norm(dim=1)[positives[0]] * lengths[positives[1]]
-            tiles.append(_Tile.of(similarities, positives, scratch))
-            if progress is not None:
-                progress(stop, len(queries))
-    fields = {name: [getattr(tile, name).cpu() for tile in tiles] for name in _Tile._fields}
-    pairs = {name: torch.stack(fields.pop(name)).sum(0).numpy() for name in ("positive_pairs", "negative_pairs")}
+    query_source = TensorSource(vectors, torch.from_numpy(queries).to(device))
+    ranker = Ranker(query_source, TensorSource(database), pairs(hidden, device))
+    scratch, tiles = Scratch(device, vectors.dtype), []
+    for tile in ranker.rankings():
+        row, column = pairs(positives[tile.queries], device)
+        ranked = tile.similarities[row, column] > HIDDEN  # the query itself is not
+        row, column = row[ranked], column[ranked]
+        # Rank positives behind negatives whose similarity is equal up to rounding.
+        tile.similarities[row, column] -= tile.vectors.norm(dim=1)[row] * lengths[column]
+        tiles.append(_analyse_tile(tile.similarities, (row, column), scratch))
+        if progress is not None:
+            progress(tile.queries.stop, len(queries))
+    fields = {name: [tile[name].cpu() for tile in tiles] for name in tiles[0]}
+    histograms = {name: torch.stack(fields.pop(name)).sum(0).numpy() for name in ("positive_pairs", "negative_pairs")}
     rows = {name: torch.cat(values).numpy() for name, values in fields.items()}
     rows["results"] = np.where(rows["results"] < 0, -1, gallery[rows["results"]])
-    return Analysis(queries, **rows, **pairs)
+    return Analysis(queries, **rows, **histograms)
 
 
-Cells = tuple[Tensor, Tensor]  # rows and columns of a tile
+def _relevance(catalog: Catalog, queries: Rows, gallery: Rows) -> tuple[list[Rows], list[Rows]]:
+    """Return, for each query, the gallery positions of its positives and of images that are not in its ranking.
 
-
-class _Relevance:
-    """The positives of each query, and the images that are not part of its ranking: the query itself, and junk."""
-
-    def __init__(self, catalog: Catalog, queries: NDArray[np.int64], gallery: NDArray[np.int64]) -> None:
-        self.leave_one_out = leave_one_out(catalog)
-        self.judgements = None if not catalog.judgements else _merge_setups(catalog, gallery)
-        labels = catalog.labels[gallery]
-        self.by_class = np.argsort(labels, kind="stable")  # gallery positions, class by class
-        self.first, self.last = (
-            np.searchsorted(labels[self.by_class], catalog.labels[queries], side) for side in ("left", "right")
-        )
-
-    def positives(self, start: int, stop: int, device: torch.device) -> Cells:
-        """Return the cells of positives in the tile of queries `start` to `stop` against the gallery."""
-        if self.judgements is not None:
-            return _cells([each.positives for each in self.judgements[start:stop]], device)
-        members = [self.by_class[self.first[query] : self.last[query]] for query in range(start, stop)]
-        if self.leave_one_out:
-            members = [columns[columns != start + row] for row, columns in enumerate(members)]
-        return _cells(members, device)
-
-    def ignored(self, start: int, stop: int, device: torch.device) -> Cells:
-        """Return the cells of images that are not part of the ranking."""
-        if self.judgements is not None:
-            return _cells([each.junk for each in self.judgements[start:stop]], device)
-        itself = torch.arange(start, stop if self.leave_one_out else start, device=device)
-        return itself - start, itself
-
-
-def _cells(columns: Sequence[NDArray[np.int64]], device: torch.device) -> Cells:
-    """Convert a list of columns per row to cells."""
-    rows = np.repeat(np.arange(len(columns)), [len(each) for each in columns])
-    return torch.from_numpy(rows).to(device), torch.from_numpy(np.concatenate(columns)).to(device)
-
-
-def _merge_setups(catalog: Catalog, gallery: NDArray[np.int64]) -> list[Judgement]:
-    """Return for each query the gallery positions of images positive in any setup, and of junk positive in none."""
-    assert catalog.judgements is not None
+    The latter are junk that is positive in no setup or, for a query in the gallery, the query itself, which is also
+    listed as a positive. The position of an image that is not in the gallery is -1.
+    """
     position = np.full(len(catalog), -1)
     position[gallery] = np.arange(len(gallery))
-    merged = []
-    for setups in zip(*catalog.judgements.values(), strict=True):
-        positives = np.unique(np.concatenate([setup.positives for setup in setups]))
-        junk = np.setdiff1d(np.concatenate([setup.junk for setup in setups]), positives)
-        merged.append(Judgement(position[positives], position[junk]))
-    return merged
+    if catalog.judgements:
+        setups = list(zip(*catalog.judgements.values(), strict=True))
+        positives = [np.unique(np.concatenate([each.positives for each in setup])) for setup in setups]
+        junk = [np.concatenate([each.junk for each in setup]) for setup in setups]
+        junk = [np.setdiff1d(*each) for each in zip(junk, positives, strict=True)]
+        return [position[rows] for rows in positives], [position[rows] for rows in junk]
+    labels = catalog.labels[gallery]
+    by_class = np.argsort(labels, kind="stable")
+    bounds = (np.searchsorted(labels[by_class], catalog.labels[queries], side) for side in ("left", "right"))
+    return [by_class[first:last] for first, last in zip(*bounds, strict=True)], list(position[queries, None])
 
 
-class _Tile(NamedTuple):
-    """The fields of `Analysis` for a tile of queries, with gallery positions as results."""
-
-    results: Tensor
-    similarities: Tensor
-    correct: Tensor
-    num_positives: Tensor
-    first_rank: Tensor
-    margin: Tensor
-    positive_pairs: Tensor
-    negative_pairs: Tensor
-
-    @classmethod
-    def of(cls, similarities: Tensor, positives: Cells, scratch: Scratch) -> _Tile:
-        """Analyse a tile of similarities (T, N), which is overwritten because a copy would cost time and memory."""
-        of_positives = similarities[positives]
-        num_positives = torch.bincount(positives[0], minlength=len(similarities))
-        best = torch.full_like(similarities[:, 0], HIDDEN).scatter_reduce_(0, positives[0], of_positives, "amax")
-        top = similarities.topk(min(NUM_RESULTS, similarities.shape[1]))
-        similarities[positives] = HIDDEN  # only negatives are left
-        correct = similarities.gather(1, top.indices) < top.values  # those that have just been hidden
-        exists = top.values > HIDDEN
-        margin = best - similarities.amax(1)
-        first_rank = 1 + count_at_least(similarities, best[:, None])[:, 0]
-        return cls(
-            top.indices.masked_fill(~exists, -1),
-            top.values.masked_fill(~exists, 0),
-            correct & exists,
-            num_positives,
-            first_rank.masked_fill(num_positives == 0, 0),
-            margin.masked_fill(~margin.isfinite(), 0),
-            _histogram(of_positives, scratch),
-            _histogram(similarities, scratch),
-        )
+def _analyse_tile(similarities: Tensor, positives: tuple[Tensor, Tensor], scratch: Scratch) -> dict[str, Tensor]:
+    """Compute the fields of `Analysis` for a tile (T, N), which is overwritten. Results are gallery positions."""
+    of_positives = similarities[positives]
+    num_positives = torch.bincount(positives[0], minlength=len(similarities))
+    best = torch.full_like(similarities[:, 0], HIDDEN).scatter_reduce_(0, positives[0], of_positives, "amax")
+    top = similarities.topk(min(NUM_RESULTS, similarities.shape[1]))
+    similarities[positives] = HIDDEN  # only negatives are left
+    correct = similarities.gather(1, top.indices) < top.values  # those that have just been hidden
+    exists = top.values > HIDDEN
+    margin = best - similarities.amax(1)
+    first_rank = 1 + count_at_least(similarities, best[:, None])[:, 0]
+    return {
+        "results": top.indices.masked_fill(~exists, -1),
+        "similarities": top.values.masked_fill(~exists, 0),
+        "correct": correct & exists,
+        "num_positives": num_positives,
+        "first_rank": first_rank.masked_fill(num_positives == 0, 0),
+        "margin": margin.masked_fill(~margin.isfinite(), 0),
+        "positive_pairs": _histogram(of_positives, scratch),
+        "negative_pairs": _histogram(similarities, scratch),
+    }
 
 
 def _histogram(similarities: Tensor, scratch: Scratch) -> Tensor:

@@ -14,6 +14,8 @@ from shortlist.data import Catalog, ImageError, load_image
 from shortlist.extras import extra
 from shortlist.files import atomic_replace
 from shortlist.gallery import Hit
+from shortlist.ranking.ranker import Ranker
+from shortlist.ranking.top_k import top_k
 
 with extra("report", "A contact sheet"):
     from matplotlib import get_data_path
@@ -46,9 +48,8 @@ def sample_queries(catalog: Catalog, number: int, seed: int = 0) -> list[int]:
 
 def top_results(embeddings: Tensor, queries: Sequence[int], number: int) -> list[list[int]]:
     """Return the `number` most similar other images of each query, best first."""
-    similarities = embeddings[list(queries)] @ embeddings.T
-    similarities[torch.arange(len(queries)), torch.tensor(queries)] = -torch.inf
-    return similarities.topk(min(number, len(embeddings) - 1)).indices.tolist()
+    ranker = Ranker.leave_one_out(embeddings.float(), torch.tensor(queries, device=embeddings.device))
+    return top_k(ranker, min(number, len(embeddings) - 1))[1].tolist()
 
 
 def draw_rankings(

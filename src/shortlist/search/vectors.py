@@ -34,54 +34,51 @@ def open_vectors(path: Path | str) -> NDArray[Any]:
     return found
 
 
-def blocks(parts: Sequence[Vectors], rows: int, like: Tensor) -> Iterator[tuple[int, Tensor]]:
-    """Iterate over the concatenation of several arrays of vectors in blocks.
+class VectorReader:
+    """The concatenation of several arrays of vectors, as a `VectorSource` of the ranker.
 
     Args:
         parts: Arrays (n, d) each.
-        rows: Maximum number of vectors per block.
-        like: Tensor with the dtype and device of the blocks.
-
-    Yields:
-        The row number of the first vector of the block, and the block (m, d). A block does not span two parts.
+        like: Tensor with the dtype and device of the vectors that are read.
     """
-    first = 0
-    for part in parts:
-        for start in range(0, len(part), rows):
-            yield first + start, _tensor(part[start : start + rows], like)
-        first += len(part)
 
+    def __init__(self, parts: Sequence[Vectors], like: Tensor) -> None:
+        self.parts, self.device, self.dtype = parts, like.device, like.dtype
+        self._ends = np.cumsum([len(part) for part in parts])
 
-def take(parts: Sequence[Vectors], rows: NDArray[np.int64], like: Tensor) -> Tensor:
-    """Return rows of the concatenation of several arrays of vectors.
+    def __len__(self) -> int:
+        return int(self._ends[-1])
 
-    Args:
-        parts: Arrays (n, d) each.
-        rows: Row numbers, (m,).
-        like: Tensor with the dtype and device of the result.
+    def blocks(self, size: int, first: int = 0) -> Iterator[tuple[int, Tensor]]:
+        """Yield the vectors from row `first` on in blocks (m, d) of at most `size` rows, each with its first row.
 
-    Returns:
-        Vectors, (m, d).
-    """
-    ends = np.cumsum([len(part) for part in parts])
-    part_of_row = np.searchsorted(ends, rows, side="right")
-    taken = torch.empty(len(rows), parts[0].shape[1], dtype=like.dtype, device=like.device)
-    for number in np.unique(part_of_row).tolist():
-        positions = np.flatnonzero(part_of_row == number)
-        part, first = parts[number], ends[number] - len(parts[number])
-        chosen = rows[positions] - first
-        found = part[torch.from_numpy(chosen)] if isinstance(part, Tensor) else part[chosen]
-        taken[torch.from_numpy(positions).to(like.device)] = _tensor(found, like)
-        _release_pages(part)
-    return taken
+        A block does not span two parts.
+        """
+        for part, end in zip(self.parts, self._ends.tolist(), strict=True):
+            begin = end - len(part)
+            for start in range(max(first - begin, 0), len(part), size):
+                yield begin + start, self._tensor(part[start : start + size])
 
+    def take(self, rows: Tensor | NDArray[np.int64]) -> Tensor:
+        """Return the vectors of these rows, (m, d)."""
+        rows = torch.as_tensor(rows).cpu().numpy()
+        part_of_row = np.searchsorted(self._ends, rows, side="right")
+        taken = torch.empty(len(rows), self.parts[0].shape[1], dtype=self.dtype, device=self.device)
+        for number in np.unique(part_of_row).tolist():
+            positions = np.flatnonzero(part_of_row == number)
+            part = self.parts[number]
+            chosen = rows[positions] - (self._ends[number] - len(part))
+            found = part[torch.from_numpy(chosen)] if isinstance(part, Tensor) else part[chosen]
+            taken[torch.from_numpy(positions).to(self.device)] = self._tensor(found)
+            _release_pages(part)
+        return taken
 
-def _tensor(vectors: Vectors, like: Tensor) -> Tensor:
-    if isinstance(vectors, Tensor):
-        return vectors.detach().to(like.device, like.dtype)
-    copied = torch.from_numpy(np.array(vectors))  # reads a memory map
-    _release_pages(vectors)
-    return copied.to(like.device, like.dtype)
+    def _tensor(self, vectors: Vectors) -> Tensor:
+        if isinstance(vectors, Tensor):
+            return vectors.detach().to(self.device, self.dtype)
+        copied = torch.from_numpy(np.array(vectors))  # reads a memory map
+        _release_pages(vectors)
+        return copied.to(self.device, self.dtype)
 
 
 def _release_pages(array: Vectors) -> None:
