@@ -99,8 +99,10 @@ def baselines(folder: Path) -> None:
     import torch
 
     from shortlist.config import LossConfig
+    from shortlist.pytorch_metric_learning import CrossBatchMemory, RecallAtKLoss
     from shortlist.training.components import build_loss
 
+    CrossBatchMemory(RecallAtKLoss(), 4, 8)
     labels = torch.arange(8) // 4
     assert build_loss(LossConfig(name="pml.NCALoss"), labels, 4)(torch.rand(8, 4), labels).isfinite()
 
