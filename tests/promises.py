@@ -73,13 +73,13 @@ def report(folder: Path) -> None:
 
     assert len(open_faces()["DejaVuSans"].outline("R"))
 
-    from shortlist.report import ablation, contact_sheet
+    from shortlist.report import contact_sheet, study_results
 
     query = next(images(folder).glob("*/*.png"))
     assert contact_sheet.draw_hits([(query, [])], folder / "sheet.png").is_file()
     case = {"method": "RS@k", "value": "[1]", "metrics": {"r@1": 0.5}}
     results = {"study": "k", "config": {"name": "tiny"}, "cases": [case]}
-    assert ablation.draw(results, folder / "plot.png").is_file()
+    assert study_results.draw(results, folder / "plot.png").is_file()
 
 
 def serve(folder: Path) -> None:
