@@ -22,7 +22,7 @@ import torch
 from shortlist.batches.memory import reuse_freed_memory
 from shortlist.progress import display_for
 from shortlist.recipes import open_recipe
-from shortlist.report.ablation import draw, read_results, table
+from shortlist.report.study_results import draw, read_results, table
 from shortlist.training import RunFolder, ablate, resume, train
 from shortlist.training.folder import write_text_atomically
 

@@ -20,6 +20,7 @@ ROOT = Path(__file__).parents[1]
 PACKAGES = (
     *("ranking", "batches", "data", "model", "encoding", "search", "evaluation", "gallery"),
     *("config", "recipes", "training", "report", "export", "serve", "progress", "errors"),
+    "pytorch_metric_learning",
 )
 
 

@@ -73,13 +73,13 @@ def report(folder: Path) -> None:
 
     assert len(open_faces()["DejaVuSans"].outline("R"))
 
-    from shortlist.report import ablation, contact_sheet
+    from shortlist.report import contact_sheet, study_results
 
     query = next(images(folder).glob("*/*.png"))
     assert contact_sheet.draw_hits([(query, [])], folder / "sheet.png").is_file()
     case = {"method": "RS@k", "value": "[1]", "metrics": {"r@1": 0.5}}
     results = {"study": "k", "config": {"name": "tiny"}, "cases": [case]}
-    assert ablation.draw(results, folder / "plot.png").is_file()
+    assert study_results.draw(results, folder / "plot.png").is_file()
 
 
 def serve(folder: Path) -> None:
@@ -99,8 +99,10 @@ def baselines(folder: Path) -> None:
     import torch
 
     from shortlist.config import LossConfig
+    from shortlist.pytorch_metric_learning import CrossBatchMemory, RecallAtKLoss
     from shortlist.training.components import build_loss
 
+    CrossBatchMemory(RecallAtKLoss(), 4, 8)
     labels = torch.arange(8) // 4
     assert build_loss(LossConfig(name="pml.NCALoss"), labels, 4)(torch.rand(8, 4), labels).isfinite()
 

@@ -20,7 +20,6 @@ import faiss
 import matplotlib as mpl
 import numpy as np
 import pytest
-import rich.style  # noqa: F401  # it draws a random number when it is imported
 import torch
 from PIL import Image, ImageFile
 

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import logging
 import random
+import subprocess
+import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -80,6 +82,29 @@ def test_a_stage_leaves_the_process_as_it_was(stage: str, home: Path, tmp_path: 
 )
 def test_a_change_would_be_noticed(change: Callable[[], object], name: str) -> None:
     assert changes(change) == [name]
+
+
+RANDOM_STATE = """
+import random
+before = random.getstate()
+import shortlist.report, shortlist.training
+from shortlist.progress import Terminal, default_display
+import sys
+default_display(), Terminal(sys.stderr)
+assert "rich.style" in sys.modules
+assert random.getstate() == before
+del sys.modules["rich.style"]
+import rich.style
+assert random.getstate() != before  # the control: it draws a number when it is imported
+"""
+
+
+@pytest.mark.parametrize("first", ["", "from shortlist.progress import default_display; default_display()"])
+def test_the_first_progress_bar_draws_no_random_number(first: str) -> None:
+    """In a new process: rich is imported once, by our displays or with training."""
+    program = RANDOM_STATE.replace("import shortlist.report", f"{first}\nimport shortlist.report")
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
 
 
 def test_the_allocator_is_left_alone() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 from collections.abc import Iterator
 from contextlib import contextmanager
 
@@ -15,6 +16,8 @@ class MissingExtraError(ShortlistError, ModuleNotFoundError):
 @contextmanager
 def extra(name: str, user: str) -> Iterator[None]:
     """Guard the imports of optional dependencies inside a `with` block.
+
+    Python's random state is left as it was: rich, which others import as well, draws a number when it is imported.
 
     If blocks are nested, the outermost one names the extra: it belongs to the feature that the user called, and an
     extra includes the extras that it builds on.
@@ -32,6 +35,7 @@ def extra(name: str, user: str) -> Iterator[None]:
         Traceback (most recent call last):
         shortlist.extras.MissingExtraError: An Embedder needs the package not_installed, which is not installed: ...'
     """
+    state = random.getstate()
     try:
         yield
     except ModuleNotFoundError as error:
@@ -42,3 +46,5 @@ def extra(name: str, user: str) -> Iterator[None]:
             f"{user} needs the package {package}, which is not installed: pip install 'shortlist[{name}]'",
             name=error.name,
         ) from None
+    finally:
+        random.setstate(state)

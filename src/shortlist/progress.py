@@ -11,7 +11,10 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Protocol, TextIO
 
+from shortlist.extras import extra
+
 if TYPE_CHECKING:
+    from rich.console import Console
     from rich.progress import Progress as Bars
     from rich.progress import TaskID
 
@@ -179,9 +182,7 @@ class Terminal(Display):
     """Progress bars in a terminal, removed when the work is done."""
 
     def __init__(self, stream: TextIO) -> None:
-        from rich.console import Console
-
-        self.console = Console(file=stream, highlight=False)
+        self.console = _console(file=stream, highlight=False)
         self._bars = _bars(console=self.console, transient=True)
 
     def message(self, text: str, **facts: Any) -> None:
@@ -252,6 +253,12 @@ class Notebook(Terminal):
             self._handle.update(table)
 
 
+def _console(**options: Any) -> Console:
+    with extra("training", "A progress bar"):
+        from rich.console import Console
+    return Console(**options)
+
+
 def _bars(**options: Any) -> Bars:
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
@@ -267,19 +274,14 @@ def _bars(**options: Any) -> Bars:
 
 def display_for(stream: TextIO, *, as_json: bool = False) -> Display:
     """Return the display for a stream: bars in a terminal that can draw them, plain lines elsewhere, or JSON lines."""
-    if not as_json and stream.isatty():
-        from rich.console import Console
-
-        if not Console(file=stream).is_dumb_terminal:
-            return Terminal(stream)
+    if not as_json and stream.isatty() and not _console(file=stream).is_dumb_terminal:
+        return Terminal(stream)
     return Lines(stream, as_json=as_json)
 
 
 def default_display() -> Display:
     """Return the display for calls from Python: bars in a notebook or interactive session, nothing in a script."""
-    from rich.console import Console
-
-    if Console().is_jupyter:
+    if _console().is_jupyter:
         return Notebook()
     return Terminal(sys.stderr) if hasattr(sys, "ps1") and sys.stderr.isatty() else Display()
 

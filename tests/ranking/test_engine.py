@@ -159,6 +159,22 @@ def test_without_sparse_products(monkeypatch: pytest.MonkeyPatch) -> None:
     assert_same(value_and_gradient(recall_at_k_loss, embeddings, labels, engine=Engine(prune=True)), want, 1e-13)
 
 
+@pytest.mark.parametrize("simix", [False, True], ids=["plain", "SiMix"])
+def test_users_may_check_their_sparse_tensors(simix: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The columns of a sparse gradient are not sorted, which torch refuses inside this context."""
+    monkeypatch.setattr(tiles, "_SORT_FROM", 0)
+    embeddings, labels = clusters(300, 4, LARGE["trained"]), torch.arange(1200) // 4
+    virtual = SiMix(torch.Generator().manual_seed(0))(labels) if simix else None
+    loss = partial(recall_at_k_loss, virtual=virtual, engine=Engine(prune=True))
+    want = value_and_gradient(loss, embeddings, labels)
+    with torch.sparse.check_sparse_tensor_invariants():
+        assert_same(value_and_gradient(loss, embeddings, labels), want, 0)
+        assert torch.sparse.check_sparse_tensor_invariants.is_enabled()
+        with pytest.raises(RuntimeError, match="sorted and distinct"):  # the control
+            torch.sparse_csr_tensor(torch.tensor([0, 2]), torch.tensor([1, 0]), torch.ones(2), (1, 2))
+    assert not torch.sparse.check_sparse_tensor_invariants.is_enabled()
+
+
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU that torch can use")
 @pytest.mark.parametrize("engine", [Engine(), Engine(compile=True), Engine(prune=True)], ids=repr)
 def test_a_gpu_gives_the_same(engine: Engine) -> None:

@@ -1,17 +1,25 @@
-"""The losses inside pytorch-metric-learning: its call, its miners, its cross-batch memory, its trainer."""
+"""The losses inside pytorch-metric-learning: its call, miners, cross-batch memory, several processes, trainer."""
 
 from __future__ import annotations
+
+import pickle
+from collections.abc import Callable
+from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
 from pytorch_metric_learning import losses, miners, samplers, trainers
 from pytorch_metric_learning.utils import common_functions
+from pytorch_metric_learning.utils.distributed import DistributedLossWrapper
 from pytorch_metric_learning.utils.loss_and_miner_utils import get_all_pairs_indices, get_all_triplets_indices
 from torch import Tensor, nn
 from torch.nn.functional import normalize
+from torch.nn.parallel import DistributedDataParallel
 
-from shortlist import RecallAtKLoss, SiMix, SmoothAPLoss
+from shortlist import RecallAtKLoss, SiMix, SmoothAPLoss, ranking
+from shortlist import pytorch_metric_learning as derived
+from shortlist.pytorch_metric_learning import CrossBatchMemory, metric_loss_class
 from shortlist.ranking import RankingLoss, retrieval_metrics
 
 TEMPERATURE = 0.1  # wide enough for every pair to have a gradient
@@ -152,18 +160,19 @@ def test_a_batch_as_its_database(loss):
 # Its memory
 
 
-class Memory(losses.CrossBatchMemory):
-    """The library's memory names the losses that it takes; this is its way to add some."""
+DERIVED = {
+    "recall": derived.RecallAtKLoss((1, 2, 4), 1.0, TEMPERATURE),
+    "smooth_ap": derived.SmoothAPLoss(TEMPERATURE),
+}
+plain_or_derived = pytest.mark.parametrize(
+    "loss", [*LOSSES.values(), *DERIVED.values()], ids=[*LOSSES, *(f"derived {name}" for name in DERIVED)]
+)
 
-    @staticmethod
-    def supported_losses():
-        return [*losses.CrossBatchMemory.supported_losses(), "RecallAtKLoss", "SmoothAPLoss"]
 
-
-@each_loss
+@plain_or_derived
 def test_cross_batch_memory(loss):
     """The database is the last 20 items seen, this batch among them; an item is left out of its own database."""
-    memory = Memory(loss, embedding_size=6, memory_size=20)
+    memory = CrossBatchMemory(loss, embedding_size=6, memory_size=20)
     seen, seen_labels = torch.empty(0, 6, dtype=torch.float64), torch.empty(0, dtype=torch.long)
     for step in range(9):  # batches of 8: the third and the eighth run over the end of the queue
         batch, labels = some_items(8, seed=step)
@@ -179,11 +188,124 @@ def test_cross_batch_memory(loss):
 def test_losses_of_several_batches_can_be_added_up(loss):
     """The memory is written to in place, and is no reason to refuse a later backward."""
     batches = [some_items(8, seed=step) for step in range(3)]
-    together, one_by_one = Memory(loss, 6, 20), Memory(loss, 6, 20)
+    together, one_by_one = CrossBatchMemory(loss, 6, 20), CrossBatchMemory(loss, 6, 20)
     gradients = [torch.autograd.grad(one_by_one(batch, labels), batch)[0] for batch, labels in batches]
     sum(together(batch, labels) for batch, labels in batches).backward()
     for (batch, _), gradient in zip(batches, gradients, strict=True):
         torch.testing.assert_close(batch.grad, gradient)
+
+
+def test_a_memory_continues_from_its_state():
+    batches = [some_items(8, seed=step) for step in range(5)]
+    memory, other = (CrossBatchMemory(RecallAtKLoss(), 6, 20).double() for _ in range(2))
+    for batch, labels in batches[:4]:
+        memory(batch, labels)
+    other.load_state_dict(memory.state_dict())
+    assert_same(other(*batches[4]), memory(*batches[4]), batches[4][0])
+
+
+class OwnLoss(RankingLoss):
+    def __init__(self):
+        super().__init__(ranking.SmoothAPHead(), TEMPERATURE)
+
+
+def test_what_the_memory_accepts():
+    for accepted in (OwnLoss(), RecallAtKLoss(), ranking.BinnedAPLoss(), losses.ContrastiveLoss()):
+        CrossBatchMemory(accepted, 6, 20)
+    with pytest.raises(Exception, match="not supported for ProxyNCALoss"):
+        CrossBatchMemory(losses.ProxyNCALoss(4, 6), 6, 20)
+    with pytest.raises(Exception, match="not supported for RecallAtKLoss"):  # the control: the library's own
+        losses.CrossBatchMemory(derived.RecallAtKLoss(), 6, 20)
+
+
+# Its base class, and its wrapper for several processes
+
+
+ALL = ("RecallAtKLoss", "SmoothAPLoss", "BinnedAPLoss", "BlackboxAPLoss")
+
+
+@pytest.mark.parametrize("name", ALL)
+def test_a_derived_loss_is_the_same_loss(name):
+    ours, theirs = getattr(ranking, name)(), getattr(derived, name)()
+    assert isinstance(theirs, losses.BaseMetricLossFunction)
+    assert isinstance(theirs, type(ours))
+    assert theirs.state_dict() == {}
+    embeddings, labels = some_items(30)
+    assert_same(theirs(embeddings, labels), ours(embeddings, labels), embeddings)
+    again = pickle.loads(pickle.dumps(theirs))
+    assert_same(again(embeddings, labels), ours(embeddings, labels), embeddings)
+    unit = embeddings.detach()[:3]
+    torch.testing.assert_close(theirs.distance(unit), unit @ unit.T)
+
+
+def test_every_loss_is_derived():
+    kinds = {name for name in ranking.__all__ if name.endswith("Loss")} - {"RankingLoss", "ListwiseLoss"}
+    assert kinds == set(ALL) == {name for name in derived.__all__ if name.endswith("Loss")}
+
+
+def test_arguments_are_those_of_the_loss():
+    embeddings, labels = some_items(30)
+    loss = derived.RecallAtKLoss(k=2, similarity_temperature=TEMPERATURE, count_query=True)
+    assert_same(
+        loss(embeddings, labels), RecallAtKLoss(2, 1.0, TEMPERATURE, None, True)(embeddings, labels), embeddings
+    )
+    with pytest.raises(TypeError, match="kk"):
+        derived.RecallAtKLoss(kk=2)
+
+
+def test_the_wrapper_refuses_the_plain_loss():
+    with pytest.raises(TypeError, match="must extend BaseMetricLossFunction"):  # the control
+        DistributedLossWrapper(RecallAtKLoss())
+    DistributedLossWrapper(metric_loss_class(OwnLoss)())
+
+
+WRAPPED: dict[str, Callable[[], nn.Module]] = {
+    "recall": lambda: derived.RecallAtKLoss((1, 2, 4), 1.0, TEMPERATURE),
+    "recall with the query": lambda: derived.RecallAtKLoss((1, 2, 4), 1.0, TEMPERATURE, count_query=True),
+    "smooth AP": lambda: derived.SmoothAPLoss(TEMPERATURE),
+    "binned AP": lambda: derived.BinnedAPLoss(),
+    "blackbox AP": lambda: derived.BlackboxAPLoss(),
+    "recall and memory": lambda: CrossBatchMemory(derived.RecallAtKLoss((1, 2, 4), 1.0, TEMPERATURE), 6, 48),
+    "smooth AP and memory": lambda: CrossBatchMemory(derived.SmoothAPLoss(TEMPERATURE), 6, 48),
+}
+
+
+def gradients(loss: nn.Module, model: nn.Module, rows: slice) -> list[Tensor]:
+    """The gradients of a linear model after each of three batches of 24 items, or of the given rows of them."""
+    found = []
+    for step in range(3):
+        items, labels = some_items(24, seed=step)
+        model.zero_grad()
+        loss(normalize(model(items.detach()[rows])), labels[rows]).backward()
+        found += [each.grad.clone() for each in model.parameters()]
+    return found
+
+
+def linear() -> nn.Linear:
+    torch.manual_seed(0)
+    return nn.Linear(6, 6, dtype=torch.float64)
+
+
+def _train(rank: int, folder: Path) -> None:
+    torch.distributed.init_process_group("gloo", init_method=f"file://{folder}/meeting", rank=rank, world_size=2)
+    rows = slice(12 * rank, 12 * (rank + 1))
+    found = {
+        name: gradients(DistributedLossWrapper(build()), DistributedDataParallel(linear()), rows)
+        for name, build in WRAPPED.items()
+    }
+    torch.save(found, folder / f"{rank}.pt")
+    torch.distributed.destroy_process_group()
+
+
+def test_two_processes_have_the_gradient_of_one(tmp_path):
+    torch.multiprocessing.start_processes(_train, (tmp_path,), nprocs=2, start_method="fork")
+    for rank in range(2):
+        found = torch.load(tmp_path / f"{rank}.pt")
+        for name, build in WRAPPED.items():
+            expected = gradients(build(), linear(), slice(None))
+            torch.testing.assert_close(found[name], expected)
+            half = gradients(build(), linear(), slice(12))
+            assert max((one - other).abs().max() for one, other in zip(half, expected, strict=True)) > 1e-3
 
 
 # Its trainer
@@ -222,7 +344,7 @@ def toy_images(number: int, seed: int) -> tuple[Tensor, Tensor]:
         (SmoothAPLoss(), None),
         (SmoothAPLoss(simix=SiMix()), None),
         (RecallAtKLoss(k=(1, 2, 4)), miners.MultiSimilarityMiner()),
-        (Memory(RecallAtKLoss(k=(1, 2, 4)), embedding_size=8, memory_size=80), None),
+        (CrossBatchMemory(RecallAtKLoss(k=(1, 2, 4)), embedding_size=8, memory_size=80), None),
     ],
     ids=["recall", "recall and SiMix", "smooth AP", "smooth AP and SiMix", "recall and miner", "recall and memory"],
 )

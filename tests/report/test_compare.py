@@ -17,7 +17,7 @@ from shortlist.errors import ConfigError, RunError
 from shortlist.evaluation.intervals import paired_differences
 from shortlist.report.analysis import analyse
 from shortlist.report.comparison import Comparison, choose_differing, compare_runs, write_comparison
-from shortlist.report.tables import print_comparison
+from shortlist.report.terminal_tables import print_comparison
 from shortlist.training import RunFolder
 from tests.evaluation.test_evaluate import catalog, points
 from tests.reference_search import paired_bootstrap

@@ -8,8 +8,7 @@ import pytest
 from fastapi.testclient import TestClient
 
 from shortlist.gallery.gallery import Gallery
-from shortlist.serve import app as serve_app
-from shortlist.serve import create_app
+from shortlist.serve import create_app, web_app
 
 
 @pytest.mark.parametrize("path", ["/", "/app.js", "/api/health", "/api/items/0/image", "/nothing", "/docs"])
@@ -52,7 +51,7 @@ def test_requests_from_other_sites_are_refused(client: TestClient) -> None:
 
 
 def test_the_page_loads_nothing_from_other_sites() -> None:
-    for file in serve_app.PAGE.iterdir():
+    for file in web_app.PAGE.iterdir():
         text = file.read_text(encoding="utf-8").replace("http://www.w3.org/2000/svg", "")
         assert not re.search(r"https?://|//[a-z]+\.[a-z]", text), file.name
         assert not re.search(r"innerHTML|insertAdjacentHTML|document\.write|\bstyle=|\son[a-z]+=", text), file.name

@@ -27,6 +27,10 @@ def export(
         ),
     ] = None,
     license: Annotated[str | None, typer.Option(help="License of the weights, for the model card.")] = None,  # noqa: A002
+    push_to_hub: Annotated[
+        str | None, typer.Option(metavar="OWNER/NAME", help="Upload the package to the Hugging Face Hub.")
+    ] = None,
+    private: Annotated[bool, typer.Option("--private", help="Require that the uploaded package is private.")] = False,
     as_json: AsJsonWithProgress = False,
 ) -> None:
     """Export a run's model for use without shortlist. Every file is verified against the vectors of the run.
@@ -44,13 +48,18 @@ def export(
         torch_export=torch_export,
         package=package,
         license=license,
+        push_to_hub=push_to_hub,
+        private=private,
         display=display_for(sys.stderr, as_json=as_json),
     )
     if as_json:
-        print(json.dumps([{"kind": each.kind, "path": str(each.path), **each.check} for each in written], indent=2))
+        facts = [{"kind": each.kind, "path": str(each.path), "url": each.url, **each.check} for each in written]
+        print(json.dumps(facts, indent=2))
         return
     for each in written:
         print(
             f"{each.kind}: {each.path}, verified on {each.check['images']}: largest difference "
             f"{each.check['largest_difference']:.1e}, tolerance {each.check['tolerance']:.0e}"
         )
+        if each.url is not None:
+            print(f"uploaded: {each.url}")

@@ -52,7 +52,7 @@ def compare(
     """
     from shortlist.progress import display_for
     from shortlist.report.comparison import compare_runs, write_comparison
-    from shortlist.report.tables import print_comparison
+    from shortlist.report.terminal_tables import print_comparison
 
     display = display_for(sys.stderr, as_json=as_json)
     comparison = compare_runs(runs, display)

@@ -85,7 +85,7 @@ def evaluate(
     """
     from shortlist.progress import display_for
     from shortlist.recipes import differences, recipe_names
-    from shortlist.report.tables import print_evaluations
+    from shortlist.report.terminal_tables import print_evaluations
     from shortlist.training import RunFolder, evaluate_run
 
     display = display_for(sys.stderr, as_json=as_json)
@@ -138,7 +138,7 @@ def ablate(
 
     from shortlist import training  # imported here because it takes seconds, after errors are reported
     from shortlist.progress import display_for
-    from shortlist.report.ablation import draw, read_results, shown_metric, table
+    from shortlist.report.study_results import draw, read_results, shown_metric, table
 
     _reuse_freed_memory()
     display = display_for(sys.stdout, as_json=as_json)

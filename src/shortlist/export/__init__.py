@@ -4,5 +4,6 @@ from shortlist.extras import extra
 
 with extra("export", __name__):
     from shortlist.export.exporter import Exported, export
+    from shortlist.export.push import HubError
 
-__all__ = ["Exported", "export"]
+__all__ = ["Exported", "HubError", "export"]

@@ -14,6 +14,7 @@ from shortlist.errors import ConfigError, ModelError, ShortlistError
 from shortlist.export.formats import FORMATS, plain_network
 from shortlist.export.metadata import describe
 from shortlist.export.package import check_package_folder, write_package
+from shortlist.export.push import check_push, push
 from shortlist.export.source import ExportSource, Samples, verify
 from shortlist.files import atomic_replace, check_writable
 from shortlist.progress import Display, default_display
@@ -28,11 +29,13 @@ class Exported:
         kind: ONNX, TorchScript, torch.export or package.
         path: The file, or the folder of a package.
         check: The images used for the verification, the largest difference of a vector's component, and the tolerance.
+        url: Address of the repository that a package was uploaded to.
     """
 
     kind: str
     path: Path
     check: Mapping[str, Any]
+    url: str | None = None
 
 
 def export(
@@ -43,6 +46,8 @@ def export(
     torch_export: Path | str | None = None,
     package: Path | str | None = None,
     license: str | None = None,  # noqa: A002 - its name on model hubs
+    push_to_hub: str | None = None,
+    private: bool = False,
     display: Display | None = None,
 ) -> list[Exported]:
     """Export a run's model.
@@ -54,13 +59,17 @@ def export(
         torch_export: File to write for `torch.export.load`.
         package: Folder to write: weights, configuration, model card, and code that needs only timm and torch.
         license: License of the weights, for the model card.
+        push_to_hub: Repository of the Hugging Face Hub, OWNER/NAME, to upload the package to. It is created if it does
+            not exist.
+        private: Require that the repository is private.
         display: Where progress is shown.
 
     Returns:
         What was written, in the order of the arguments.
 
     Raises:
-        ConfigError: No output was given, or an output path cannot be written.
+        ConfigError: No output was given, an output path cannot be written, or there is no access token of the Hub.
+        HubError: The Hub cannot be reached, or refuses the upload. The package has been written.
         ModelError: The network cannot be converted, or the file gives other vectors. The file is then not written.
         RunError: The run is not finished, or the package folder contains other files.
     """
@@ -68,9 +77,8 @@ def export(
     files = {kind: Path(path) for kind, path in paths if path is not None}
     if not files and package is None:
         raise ConfigError("Nothing to write: give a path for `onnx`, `torchscript`, `torch_export` or `package`.")
-    if license is not None and package is None:
-        raise ConfigError("`license` is written to the model card: use it with `package`.")
     _check_outputs(files, package)
+    _check_package_options(package, license, push_to_hub, private)
     display = display or default_display()
     encoder, source = open_encoder(run), ExportSource(Path(run), display)
     encoder.embedder.cpu()
@@ -82,7 +90,11 @@ def export(
     if package is not None:
         with display.task(f"writing {package} (package)"):
             check = write_package(Path(package), encoder, samples, source, license)
-        written.append(Exported("package", Path(package), check))
+        url = None
+        if push_to_hub is not None:
+            display.message(f"uploading {package} to {push_to_hub}")
+            url = push(Path(package), push_to_hub, private)
+        written.append(Exported("package", Path(package), check, url))
     return written
 
 
@@ -94,6 +106,22 @@ def _check_outputs(files: Mapping[str, Path], package: Path | str | None) -> Non
         check_writable(path)
     if package is not None:
         check_package_folder(Path(package))
+
+
+def _check_package_options(
+    package: Path | str | None,
+    license: str | None,  # noqa: A002
+    push_to_hub: str | None,
+    private: bool,
+) -> None:
+    if license is not None and package is None:
+        raise ConfigError("`license` is written to the model card: use it with `package`.")
+    if push_to_hub is not None and package is None:
+        raise ConfigError("`push_to_hub` uploads the folder of a package: use it with `package`.")
+    if private and push_to_hub is None:
+        raise ConfigError("`private` is a property of an uploaded package: use it with `push_to_hub`.")
+    if push_to_hub is not None:
+        check_push(push_to_hub)
 
 
 def _write_file(kind: str, path: Path, encoder: Encoder, network: nn.Module, samples: Samples) -> Exported:

@@ -23,7 +23,7 @@ from shortlist.files import check_writable
 from shortlist.model import Embedder, GeM, MultiScale
 
 TOLERANCE = 1e-5
-WEIGHTS, CONFIG, CODE, CARD = "model.safetensors", "config.json", "load.py", "README.md"
+PACKAGE_FILES = WEIGHTS, CONFIG, CODE, CARD = "model.safetensors", "config.json", "load.py", "README.md"
 
 
 def write_package(
@@ -53,7 +53,7 @@ def write_package(
         _write_model(new, encoder, check)
         (new / CARD).write_text(model_card(encoder, source, check, license), encoding="utf-8")
         folder.mkdir(exist_ok=True)
-        for name in (WEIGHTS, CONFIG, CODE, CARD):
+        for name in PACKAGE_FILES:
             (new / name).replace(folder / name)
     return check
 

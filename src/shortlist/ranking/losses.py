@@ -8,6 +8,7 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor, nn
 
+from shortlist.ranking.batch_warnings import warn_if_not_normalised, warn_without_positives
 from shortlist.ranking.inputs import check_database, check_temperature, check_vectors
 from shortlist.ranking.precision import computed_dtype, full_precision
 from shortlist.ranking.relevance import ListedPairs, Relevance, SameLabel
@@ -87,6 +88,8 @@ def streamed_loss(
 ) -> Tensor:
     """Check the inputs, and compute the loss by `run`, a pass over all tiles of similarities.
 
+    Embeddings that are not L2-normalised and a batch without a positive pair cause a warning, once per process.
+
     See `ranking_loss` for the other arguments.
     """
     check_vectors(embeddings, labels)
@@ -100,11 +103,14 @@ def streamed_loss(
         virtual.check(labels)
         virtual = VirtualBatch(virtual.pairs.long(), virtual.alphas)
         labels = torch.cat((labels, labels[virtual.pairs[:, 0]]))
+    warn_if_not_normalised(embeddings)
     relevance: Relevance
     if indices_tuple is not None:
         relevance = ListedPairs(indices_tuple, embeddings, embeddings if ref_emb is None else ref_emb)
     else:
         relevance = SameLabel(labels, None if ref_labels is None else ref_labels.long(), count_query)
+        if not relevance.counts:  # pairs that a miner lists may well be none
+            warn_without_positives()
     backward = torch.is_grad_enabled() and any(
         each is not None and each.requires_grad for each in (embeddings, ref_emb)
     )

@@ -67,19 +67,25 @@ class DotProducts:
         queries = self._queries[rows]
 
         def pull_back(gradients: Gradients) -> None:
-            for gradient, subset in gradients:
-                if self.query_gradient is not None and self._is_whole(gradient):
-                    # A single product serves every item both as a query and as a database item.
-                    square = torch.empty_like(gradient).index_copy_(0, rows[subset], gradient)
-                    self.query_gradient.addmm_(square + square.t(), self._queries)
-                    continue
-                if self.query_gradient is not None:
-                    self.query_gradient.index_add_(0, rows[subset], gradient @ self._database)
-                if self.database_gradient is not None:
-                    self.database_gradient.addmm_(gradient.t(), queries[subset])
+            # The columns of a CSR gradient are neither sorted nor distinct. Products do not need that.
+            with torch.sparse.check_sparse_tensor_invariants(False):
+                for gradient, subset in gradients:
+                    self._add(gradient, rows[subset], queries[subset])
 
         out = scratch("similarities", len(rows), self.size)
         return torch.mm(queries, self._database.T, out=out), pull_back
+
+    def _add(self, gradient: Tensor, rows: Tensor, queries: Tensor) -> None:
+        """Add the contribution of a gradient at the similarities of some queries, (R, N)."""
+        if self.query_gradient is not None and self._is_whole(gradient):
+            # A single product serves every item both as a query and as a database item.
+            square = torch.empty_like(gradient).index_copy_(0, rows, gradient)
+            self.query_gradient.addmm_(square + square.t(), self._queries)
+            return
+        if self.query_gradient is not None:
+            self.query_gradient.index_add_(0, rows, gradient @ self._database)
+        if self.database_gradient is not None:
+            self.database_gradient.addmm_(gradient.t(), queries)
 
     def _is_whole(self, gradient: Tensor) -> bool:
         """Return whether this is the dense gradient at all similarities of a batch to itself."""

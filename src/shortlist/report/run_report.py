@@ -20,7 +20,7 @@ from shortlist.report import findings
 from shortlist.report.analysis import NUM_BINS, Analysis, EmbeddedTest, analyse, open_finished_run, open_test
 from shortlist.report.pages import Picture, QueryBrowser, Thumbnails, browse_queries, write_page
 from shortlist.report.plots import Plot, bar_plot, distributions_plot, training_curves
-from shortlist.report.tables import counts
+from shortlist.report.terminal_tables import counts
 from shortlist.training import Plan, RunFolder, make_plan
 from shortlist.training.folder import ImagesChangedError
 

@@ -12,9 +12,9 @@ import uvicorn
 from shortlist.errors import ConfigError
 from shortlist.gallery.gallery import Gallery
 from shortlist.process import threads
-from shortlist.serve.app import create_app
 from shortlist.serve.limits import Limits
 from shortlist.serve.service import WORKERS
+from shortlist.serve.web_app import create_app
 
 LOCAL_NAMES = ("localhost", "127.0.0.1", "[::1]")
 SHUTDOWN_SECONDS = 3  # for requests in progress when the server is stopped

@@ -16,8 +16,8 @@ from fastapi import Request
 
 from shortlist.data.images import ImageError, load_image
 from shortlist.gallery.gallery import Gallery, Hit, Item
+from shortlist.serve.api_schema import SearchOptions
 from shortlist.serve.limits import Limits, RequestError
-from shortlist.serve.schema import SearchOptions
 from shortlist.serve.uploads import check_image, read_upload
 
 WORKERS = 2  # threads that decode and embed, and as many that encode JPEGs: they bound the memory

@@ -14,8 +14,8 @@ from starlette.datastructures import FormData, Headers, UploadFile
 from starlette.formparsers import MultiPartException, MultiPartParser
 from starlette.requests import ClientDisconnect
 
+from shortlist.serve.api_schema import SearchOptions
 from shortlist.serve.limits import Limits, RequestError, describe_errors
-from shortlist.serve.schema import SearchOptions
 
 FORM_OVERHEAD = 2**16  # bytes of a form in addition to its image: boundaries, names, other fields
 MAX_FIELDS = 8  # unknown fields are ignored

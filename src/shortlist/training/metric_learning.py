@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from shortlist.config import LossConfig
 from shortlist.config.schema import NamedConfig
 from shortlist.errors import ConfigError, did_you_mean
+from shortlist.pytorch_metric_learning import CrossBatchMemory
 from shortlist.training.metric_learning_arguments import RunSizes, classes_in, construct
 
 _BASE = "it is a base class of other losses"
@@ -56,8 +57,8 @@ def build_metric_learning_loss(config: LossConfig, classes: Tensor, dim: int) ->
     loss = _build(losses, REFUSED_LOSSES, config, "loss", sizes)
     miner = None if config.miner is None else _build(miners, REFUSED_MINERS, config.miner, "loss.miner", sizes)
     if config.memory is not None:
-        if config.pml_class not in Memory.supported_losses():
-            supported = ", ".join(sorted(Memory.supported_losses()))
+        if config.pml_class not in losses.CrossBatchMemory.supported_losses():
+            supported = ", ".join(sorted(losses.CrossBatchMemory.supported_losses()))
             raise ConfigError(f"loss.memory does not work with {config.name}. It works with {supported}.")
         loss, miner = Memory(loss, dim, config.memory.size, miner), None
     complete = MetricLearningLoss(loss, miner, classes)
@@ -136,15 +137,8 @@ class MetricLearningLoss(nn.Module):
         return indices
 
 
-class Memory(losses.CrossBatchMemory):  # type: ignore[misc]
-    """Cross-batch memory whose counters are part of its state, so that a checkpoint contains them."""
-
-    def get_extra_state(self) -> Tensor:
-        return torch.tensor([self.queue_idx, int(self.has_been_filled)])
-
-    def set_extra_state(self, state: Tensor) -> None:
-        self.queue_idx, filled = state.tolist()
-        self.has_been_filled = bool(filled)
+class Memory(CrossBatchMemory):
+    """Cross-batch memory that refuses a batch larger than itself by the names of the configuration."""
 
     def forward(self, embeddings: Tensor, labels: Tensor, indices_tuple: None = None) -> Tensor:
         if len(embeddings) > self.memory_size:

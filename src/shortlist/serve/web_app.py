@@ -17,9 +17,9 @@ from shortlist import __version__
 from shortlist.errors import ShortlistError
 from shortlist.gallery.gallery import Gallery, Hit, Item, NoSuchItem
 from shortlist.serve import schema
+from shortlist.serve.api_schema import responses
 from shortlist.serve.guard import Guard
 from shortlist.serve.limits import Limits, RequestError, describe_errors
-from shortlist.serve.schema import responses
 from shortlist.serve.service import THUMBNAIL_SIZE, VIEW_SIZE, Service
 
 PAGE = Path(__file__).parent / "page"

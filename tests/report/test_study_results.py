@@ -9,7 +9,7 @@ import pytest
 from PIL import Image
 
 from shortlist.errors import RunError
-from shortlist.report.ablation import PAPER, curves, draw, read_results, shown_metric, table
+from shortlist.report.study_results import PAPER, curves, draw, read_results, shown_metric, table
 
 SCORES = {("SAP", "16", 0): 0.5, ("SAP", "16", 1): 0.6, ("RS@k", "128", 0): 0.9, ("RS@k", "16", 0): 0.25}
 

@@ -1,0 +1,179 @@
+"""Packages are uploaded to a Hub, here a small one on this computer; the real one is never asked."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from huggingface_hub import constants
+from huggingface_hub.utils import close_session
+
+from shortlist.errors import ConfigError
+from shortlist.export import HubError, export
+from tests.export.encoders import encoder
+from tests.export.fake_hub import TOKEN, FakeHub, fake_hub
+
+NAME = "someone/a-model"
+FILES = {"README.md", "config.json", "load.py", "model.safetensors"}
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return encoder().save(tmp_path_factory.mktemp("pushed") / "model")
+
+
+@pytest.fixture
+def hub(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[FakeHub]:
+    """A Hub, and the settings of whoever is logged in there; large files go by HTTP, not by a service of the Hub."""
+    with fake_hub() as opened:
+        monkeypatch.setattr(constants, "ENDPOINT", opened.address)
+        monkeypatch.setattr(constants, "HF_HUB_DISABLE_XET", True)
+        monkeypatch.setattr(constants, "HF_TOKEN_PATH", str(tmp_path / "nobody's token"))
+        monkeypatch.setenv("HF_TOKEN", TOKEN)
+        yield opened
+        close_session()
+
+
+def content(folder: Path) -> dict[str, bytes]:
+    return {file.name: file.read_bytes() for file in folder.iterdir() if file.name in FILES}
+
+
+def test_a_package_is_uploaded(model: Path, hub: FakeHub, tmp_path: Path) -> None:
+    (done,) = export(model, package=tmp_path / "package", license="apache-2.0", push_to_hub=NAME)
+    assert done.url == f"{hub.address}/{NAME}"
+    repository = hub.repositories[NAME]
+    assert repository.files == content(tmp_path / "package")
+    assert repository.files.keys() == FILES
+    assert repository.files["README.md"].startswith(b"---\nlicense: apache-2.0\n")
+    assert hub.large  # the weights
+    assert (repository.private, repository.commits) == (False, 1)
+
+    (tmp_path / "package" / "notes.txt").write_text("not for others")
+    export(model, package=tmp_path / "package", license="mit", push_to_hub=NAME)  # again, to the same place
+    assert repository.files == content(tmp_path / "package")
+    assert b"license: mit" in repository.files["README.md"]
+    assert repository.commits == 2
+
+
+def test_private(model: Path, hub: FakeHub, tmp_path: Path) -> None:
+    for _ in range(2):
+        export(model, package=tmp_path / "package", push_to_hub=NAME, private=True)
+    assert hub.repositories[NAME].private
+    assert hub.repositories[NAME].commits == 2
+
+
+def test_what_should_be_private_is_not_published(model: Path, hub: FakeHub, tmp_path: Path) -> None:
+    hub.create({"organization": "someone", "name": "a-model"})
+    with pytest.raises(HubError, match="someone/a-model exists and is public, so nothing was uploaded"):
+        export(model, package=tmp_path / "package", push_to_hub=NAME, private=True)
+    assert hub.repositories[NAME].files == {}
+    assert content(tmp_path / "package").keys() == FILES
+
+
+@pytest.mark.parametrize("name", ["a-model", "one/two/three", "someone/a model", "someone/", ""])
+def test_a_name_that_is_none(name: str, model: Path, hub: FakeHub, tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="`push_to_hub` should be OWNER/NAME"):
+        export(model, package=tmp_path / "package", push_to_hub=name)
+    assert not (tmp_path / "package").exists()
+
+
+def test_without_a_token(model: Path, hub: FakeHub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("HF_TOKEN")
+    with pytest.raises(ConfigError, match=r"needs an access token .*: run hf auth login, or set .* HF_TOKEN"):
+        export(model, package=tmp_path / "package", push_to_hub=NAME)
+    assert not (tmp_path / "package").exists()
+    assert hub.repositories == {}
+
+
+def test_a_token_of_somebody_else(model: Path, hub: FakeHub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HF_TOKEN", "hf_another")
+    with pytest.raises(HubError, match=r"The access token may not write to someone/a-model \(.*401"):
+        export(model, package=tmp_path / "package", push_to_hub=NAME)
+
+
+@pytest.mark.parametrize(
+    ("status", "message"),
+    [(403, "The access token may not write to"), (413, r"http://\S+ refused the upload to someone/a-model \(.*413")],
+)
+def test_a_refusal(status: int, message: str, model: Path, hub: FakeHub, tmp_path: Path) -> None:
+    hub.refuse = status
+    with pytest.raises(HubError, match=message) as refused:
+        export(model, package=tmp_path / "package", push_to_hub=NAME)
+    folder = tmp_path / "package"
+    assert str(refused.value).endswith(f"The package is in {folder}; to upload it later: hf upload {NAME} {folder}")
+    assert content(folder).keys() == FILES
+    assert hub.repositories[NAME].files == {}
+
+
+def test_without_a_network(model: Path, hub: FakeHub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(constants, "ENDPOINT", "http://127.0.0.1:9")  # where nobody listens
+    with pytest.raises(HubError, match=r"http://127\.0\.0\.1:9 cannot be reached \(.*\)\. The package is in"):
+        export(model, package=tmp_path / "package", push_to_hub=NAME)
+    assert content(tmp_path / "package").keys() == FILES
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"push_to_hub": NAME, "onnx": "model.onnx"}, "`push_to_hub` uploads the folder of a package"),
+        ({"private": True, "package": "package"}, "`private` is a property of an uploaded package"),
+    ],
+)
+def test_options_that_need_others(options: dict[str, str], message: str, model: Path) -> None:
+    with pytest.raises(ConfigError, match=message):
+        export(model, **options)
+
+
+def command(hub: FakeHub, home: Path, *args: str | Path, before: str = "", **settings: str) -> tuple[int, str, str]:
+    """The command in a process of its own, whose environment says where the Hub is."""
+    program = f"{before}\nfrom shortlist.cli import main\nmain()"
+    environment = {**os.environ, "HF_ENDPOINT": hub.address, "HF_HUB_DISABLE_XET": "1", "HF_HOME": str(home)}
+    done = subprocess.run(
+        [sys.executable, "-c", program, "export", *map(str, args)],
+        capture_output=True,
+        text=True,
+        env={**environment, "HF_TOKEN": TOKEN, **settings},
+    )
+    return done.returncode, done.stdout, done.stderr
+
+
+def test_the_command(model: Path, hub: FakeHub, tmp_path: Path) -> None:
+    given = (model, "--package", tmp_path / "package", "--push-to-hub", NAME, "--private")
+    code, out, error = command(hub, tmp_path, *given)
+    assert code == 0, error
+    assert out.splitlines()[-1] == f"uploaded: {hub.address}/{NAME}"
+    assert hub.repositories[NAME].files == content(tmp_path / "package")
+    assert hub.repositories[NAME].private
+    code, out, error = command(hub, tmp_path, *given, "--json")
+    assert code == 0, error
+    assert json.loads(out)[0]["url"] == f"{hub.address}/{NAME}"
+    assert {"message": f"uploading {tmp_path / 'package'} to {NAME}"} in map(json.loads, error.splitlines())
+
+
+@pytest.mark.parametrize(
+    ("settings", "before", "said"),
+    [
+        ({"HF_TOKEN": ""}, "", "--push-to-hub needs an access token of the Hugging Face Hub"),
+        ({"HF_HUB_OFFLINE": "1"}, "", "cannot be reached (Cannot reach "),
+        (
+            {},
+            "import sys; sys.modules['huggingface_hub'] = None",
+            "needs the package huggingface_hub, which is not installed: pip install 'shortlist[export]'",
+        ),
+    ],
+    ids=["no token", "offline", "not installed"],
+)
+def test_the_command_explains(
+    settings: dict[str, str], before: str, said: str, model: Path, hub: FakeHub, tmp_path: Path
+) -> None:
+    given = (model, "--package", tmp_path / "package", "--push-to-hub", NAME)
+    code, _, error = command(hub, tmp_path, *given, before=before, **settings)
+    assert code == 1
+    assert error.splitlines()[-1].startswith("Error: ")
+    assert said in error.splitlines()[-1]
+    assert "Traceback" not in error

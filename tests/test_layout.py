@@ -1,0 +1,54 @@
+"""The map in CONTRIBUTING.md is complete and true, and a file can be found by its name."""
+
+from __future__ import annotations
+
+import re
+import tomllib
+from collections import Counter
+from itertools import pairwise
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[1]
+PACKAGE = ROOT / "src" / "shortlist"
+GUIDE = (ROOT / "CONTRIBUTING.md").read_text(encoding="utf-8")
+
+
+def rows(header: str) -> list[list[str]]:
+    """The names in the first column of the table with a header, row by row."""
+    _, _, table = GUIDE.partition(f"\n| {header} | content |\n|---|---|\n")
+    lines = table.partition("\n\n")[0].splitlines()
+    return [re.findall(r"`([^`]+)`", line.split("|")[1]) for line in lines]
+
+
+def entries(folder: Path) -> list[str]:
+    """The modules and packages in a folder, as the map writes them."""
+    packages = [f"{file.parent.name}/" for file in folder.glob("*/__init__.py")]
+    return sorted([*packages, *(file.name for file in folder.glob("*.py") if not file.name.startswith("__"))])
+
+
+@pytest.mark.parametrize(("header", "folder"), [("package", PACKAGE), ("file", PACKAGE / "ranking")])
+def test_every_entry_is_on_the_map_once_and_nothing_else(header: str, folder: Path) -> None:
+    assert sorted(name for row in rows(header) for name in row) == entries(folder)
+
+
+def test_the_map_has_the_order_of_the_layers() -> None:
+    """Each package imports only packages above it: the last layer of the contract is the first row."""
+    place = {Path(name).stem: number for number, row in enumerate(rows("package")) for name in row}
+    settings = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
+    contract = settings["tool"]["importlinter"]["contracts"][0]
+    layers = [re.findall(r"shortlist\.(\w+)", layer) for layer in contract["layers"]]
+    assert sorted(name for layer in layers for name in layer) == sorted(place)
+    for upper, lower in pairwise(layers):
+        assert min(place[name] for name in upper) >= max(place[name] for name in lower), (upper, lower)
+
+
+def test_sub_packages_are_mentioned() -> None:
+    for file in PACKAGE.glob("*/*/__init__.py"):
+        assert f"`{file.parent.name}/`" in GUIDE
+
+
+def test_no_two_files_share_a_name() -> None:
+    names = Counter(file.name for file in PACKAGE.rglob("*.py") if file.name != "__init__.py")
+    assert [name for name, number in names.items() if number > 1] == []
