@@ -75,12 +75,12 @@ def validate_config(
         values: The configuration.
         where: Name of the source, which starts the error message.
         overrides: Overrides of the form `dotted.key=value`, with the value in YAML.
-        settings: Further overrides: values by dotted key.
+        settings: Overrides that are applied first: values by dotted key.
     """
-    for override in overrides:
-        _override(values, override)
     for key, value in (settings or {}).items():
         _set(values, key, value)
+    for override in overrides:
+        _override(values, override)
     try:
         return RunConfig.model_validate(values)
     except ValidationError as error:
@@ -114,7 +114,7 @@ def dotted_key(name: str) -> str:
     if found:
         keywords = " or ".join(f"{key.replace('.', '_')}=..." for key in found)
         raise ConfigError(f"{name!r} is the name of several settings: {', '.join(found)}. Write {keywords}.")
-    known = {*RunConfig.model_fields, *(key.partition(".")[2] for key in keys), *(key.replace(".", "_") for key in keys)}
+    known = {name for key in keys for name in (*key.split("."), key.replace(".", "_"))}
     raise ConfigError(f"There is no setting {name!r}; {did_you_mean(name, known)}")
 
 

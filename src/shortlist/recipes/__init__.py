@@ -50,7 +50,7 @@ def open_recipe(
     Args:
         recipe: Name of a packaged recipe, or path of a YAML file.
         overrides: Overrides of the form `dotted.key=value`, with the value in YAML.
-        settings: Further overrides: values by dotted key.
+        settings: Overrides that are applied first: values by dotted key.
 
     Raises:
         ConfigError: The recipe does not exist or is not valid.
