@@ -86,6 +86,7 @@ class TestFolder:
             "best",
             "embedder.json",
             "embedder.safetensors",
+            "encoder.json",
             "evaluation-before.json",
             "evaluation.json",
             "vectors",

@@ -5,7 +5,6 @@ from __future__ import annotations
 import logging
 import sys
 import warnings
-from pathlib import Path
 
 from shortlist.errors import Interrupted, ShortlistError, rename_arguments
 from shortlist.extras import extra
@@ -16,7 +15,7 @@ def main() -> None:
     warnings.showwarning = lambda message, *_: print(f"Warning: {message}", file=sys.stderr)
     logging.getLogger("accelerate").setLevel(logging.ERROR)
     if "" not in sys.path:
-        sys.path.append(str(Path.cwd()))  # for modules of the user; last, so that they hide no other module
+        sys.path.append("")  # the current folder, for modules of the user; last, so that they hide no other module
     try:
         with extra("all", "The shortlist command"):  # each module registers its commands
             from shortlist.cli import data, export, recipes, reports, search, serving, training  # noqa: F401

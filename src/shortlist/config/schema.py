@@ -55,6 +55,8 @@ PAPER_K = (1, 2, 4, 8, 16)
 PAPER_K_WITH_SIMIX = (1, 2, 4, 8, 12, 16, 20, 24, 28, 32)
 
 CONFIG_KEYS = {  # argument of a Python function -> the config key that it is taken from, for `translate_arguments`
+    "backbone": "model.backbone",
+    "backbone_args": "model.backbone_args",
     "batch_size": "batch.size",
     "chunk_size": "batch.chunk_size",
     "freeze_batch_norm": "model.freeze_batch_norm",

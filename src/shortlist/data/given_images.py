@@ -41,15 +41,14 @@ def as_catalog(images: GivenImages, folder: Path | None = None) -> Catalog:
 
 def _dataset_catalog(dataset: Dataset[Any], folder: Path | None) -> Catalog:
     samples, names = getattr(dataset, "samples", None), getattr(dataset, "classes", None)
-    if _is_list_of_files(samples):
-        paths, labels = zip(*samples, strict=True)
-        return _catalog([str(path) for path in paths], [names[label] for label in labels] if names else list(labels))
+    if isinstance(samples, Sequence) and all(map(_is_file, samples)):
+        return _catalog([str(path) for path, _ in samples], [names[each] if names else each for _, each in samples])
     if not hasattr(dataset, "__len__"):
         raise DataError("the dataset must have a length: give a map-style dataset, not an iterable one")
     if folder is None:
         raise DataError("the images of the dataset are in memory only: write them to files first")
     folder.mkdir(parents=True)
-    labels = []
+    labels: list[Any] = []
     for index in range(len(dataset)):
         item = dataset[index]
         if not isinstance(item, tuple | list) or len(item) < 2:
@@ -59,12 +58,8 @@ def _dataset_catalog(dataset: Dataset[Any], folder: Path | None) -> Catalog:
     return _catalog([str(folder / f"{index:08}.png") for index in range(len(labels))], labels)
 
 
-def _is_list_of_files(samples: Any) -> bool:
-    return (
-        isinstance(samples, Sequence)
-        and len(samples) > 0
-        and all(isinstance(each, tuple) and len(each) == 2 and isinstance(each[0], str | Path) for each in samples)
-    )
+def _is_file(sample: object) -> bool:
+    return isinstance(sample, tuple) and len(sample) == 2 and isinstance(sample[0], str | Path)
 
 
 def _catalog(paths: list[str], labels: list[Any]) -> Catalog:

@@ -89,7 +89,7 @@ class Encoder:
         """
         folder = Path(path)
         if not (folder / ENCODER_FILE).is_file() and (folder / "config.yaml").is_file():
-            raise ModelError(f"the run in {folder} is not finished; resume it with: shortlist train --resume {folder}")
+            raise ModelError(f"the run in {folder} is not finished: resume it first")
         return cls.load(folder, model=model).to(device)
 
     @classmethod
@@ -118,7 +118,8 @@ class Encoder:
         """
         if Path(name, ENCODER_FILE).is_file():
             return cls.from_run(name, device=device)
-        if (Path(name).is_dir() or "/" in str(name)) and not (pretrained is True and pooling is image_size is None):
+        chosen = pretrained is not True or pooling is not None or image_size is not None
+        if chosen and (Path(name).is_dir() or "/" in str(name)):
             raise ConfigError(f"{name} is a package: `pretrained`, `pooling` and `image_size` are for timm models.")
         return cls(*open_pretrained(str(name), pretrained, pooling, image_size)).to(device)
 

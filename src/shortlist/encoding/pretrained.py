@@ -60,7 +60,7 @@ def square_transform(
 def _open_package(folder: Path) -> Parts:
     """Build the embedder of a package, without executing its load.py."""
     if not (folder / CONFIG).is_file() or not (folder / WEIGHTS).is_file():
-        raise ModelError(f"{folder} has no {CONFIG} and {WEIGHTS}: it was not written by shortlist export --package")
+        raise ModelError(f"{folder} has no {CONFIG} and {WEIGHTS}: it is not a package that shortlist exported")
     try:
         config = json.loads((folder / CONFIG).read_text(encoding="utf-8"))
         if not str(config["made_by"]).startswith("shortlist "):
@@ -75,7 +75,7 @@ def _open_package(folder: Path) -> Parts:
         options = {name: value for name, value in config["backbone_options"].items() if name not in RESERVED}
         name, scales = str(config["backbone"]), tuple(config["scales"])
     except (OSError, SafetensorError, ValueError, KeyError, TypeError, AttributeError) as error:
-        raise ModelError(f"{folder} was not written by shortlist export --package, or is damaged: {error!r}") from error
+        raise ModelError(f"{folder} is not a package that shortlist exported, or is damaged: {error!r}") from error
     if ":" in name:  # would import and call a function that the package names
         raise ModelError(f"{folder} names the backbone {name!r}, which is not a timm model")
     embedder = Embedder(name, **settings, backbone_args=options, image_size=transform.size)

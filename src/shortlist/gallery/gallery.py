@@ -197,8 +197,8 @@ class Gallery:
         """Return the number of images per label, sorted by label."""
         return self.store.labels()
 
-    @overload
-    def search(self, images: ImageLike, k: int = 10, *, label: str | None = None) -> list[Hit]: ...
+    @overload  # a string is also a sequence of strings
+    def search(self, images: ImageLike, k: int = 10, *, label: str | None = None) -> list[Hit]: ...  # type: ignore[overload-overlap]
     @overload
     def search(self, images: Sequence[ImageLike], k: int = 10, *, label: str | None = None) -> list[list[Hit]]: ...
 

@@ -91,8 +91,8 @@ def build_module(reference: str, arguments: Mapping[str, Any]) -> nn.Module:
         ConfigError: The function cannot be imported, or fails.
         ModelError: It does not return a module.
     """
-    build = import_object(reference, "model.backbone")
-    module = None if isinstance(build, nn.Module) else call(build, arguments, reference, "model.backbone")
+    build = import_object(reference, "`backbone`")
+    module = None if isinstance(build, nn.Module) else call(build, arguments, reference, "`backbone_args`")
     if not isinstance(module, nn.Module):
         what = "a module already" if module is None else f"a function that returns {type(module).__name__}"
         raise ModelError(f"{reference} is {what}: name a class, or a function that builds and returns an nn.Module")

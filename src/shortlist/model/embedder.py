@@ -145,7 +145,7 @@ class Embedder(nn.Module):
         if isinstance(backbone, str) and backbone.startswith(GIVEN):
             raise ModelError(
                 f"the model {backbone.removeprefix(GIVEN)} was given in Python, which a folder cannot store: give it "
-                "again in Python, as model=, or train with model.backbone=MODULE:FUNCTION, a function that builds it"
+                "again in Python, or train with a backbone MODULE:FUNCTION, the name of a function that builds it"
             )
         self.backbone = build_module(backbone, config.backbone_args) if isinstance(backbone, str) else backbone
         self.layout, self.data_config = inspect_module(config.backbone, self.backbone, config.image_size)

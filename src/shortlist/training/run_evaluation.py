@@ -113,11 +113,12 @@ def evaluate_encoder(
     if not isinstance(data, Catalog):
         with display.task(f"opening {data}", "images") as progress:
             data = open_catalog(data, root=root, on_missing=on_missing, train_share=0, progress=progress)
-    test, benchmark = _test_images(data), BENCHMARKS.get(data.name)
+    test = _test_images(data)
+    k = BENCHMARKS[data.name].k if data.name in BENCHMARKS else None
     with display.task(f"embedding {test.name}", "images") as progress:
         vectors = embed_test(encoder, test, default_workers(len(test)), None, progress)
     with display.task(f"ranking {test.name}") as progress:
-        return [evaluate(vectors, test, k=benchmark and benchmark.k, progress=progress)]
+        return [evaluate(vectors, test, k=k, progress=progress)]
 
 
 def _test_images(catalog: Catalog) -> Catalog:
