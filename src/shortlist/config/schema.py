@@ -60,6 +60,7 @@ CONFIG_KEYS = {  # argument of a Python function -> the config key that it is ta
     "batch_size": "batch.size",
     "chunk_size": "batch.chunk_size",
     "freeze_batch_norm": "model.freeze_batch_norm",
+    "imports": "imports",
     "keep_graphs": "batch.keep_graphs",
     "on_missing": "data.on_missing",
     "per_class": "batch.per_class",
