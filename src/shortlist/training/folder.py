@@ -41,7 +41,8 @@ class RunFolder:
     given-images/           the images themselves, if they were given as a torch dataset
     unreadable.json         images that were left out because they cannot be read, and why (data.on_missing: skip)
     metrics.jsonl           one line per step and per evaluation
-    tensorboard/            the same for TensorBoard
+    tensorboard/            the same for TensorBoard, and wandb/ for Weights & Biases
+    tracking.json           ids of the run in Weights & Biases and MLflow, if it is tracked there
     checkpoints/            the last two checkpoints
     best/                   the embedder with the best validation result
     embedder.*              the trained embedder
@@ -60,6 +61,7 @@ class RunFolder:
         self.checkpoints, self.best, self.failed = path / "checkpoints", path / "best", path / "failed"
         self.before_file, self.evaluation_file = path / "evaluation-before.json", path / "evaluation.json"
         self.vectors, self.lock_file = path / "vectors", path / ".lock"
+        self.tracking_file = path / "tracking.json"
         self.images_file, self.given_images = path / "images.parquet", path / "given-images"
 
     @classmethod

@@ -39,6 +39,7 @@ from shortlist.training.plan import decoding_workers, inference_batch_size, make
 from shortlist.training.run_evaluation import build_encoder, evaluate_embedder
 from shortlist.training.schedule import learning_rate_factor
 from shortlist.training.stopping import StopRequest, report_resume_command
+from shortlist.training.tracking import check_trackers, start_trackers
 
 Batch = tuple[Tensor, Iterator[Images]]  # indices of images in the training catalog, and their pixels in chunks
 PROGRESS_VALUES = ("epoch", "loss", "images_per_second")  # shown in the progress bar
@@ -116,7 +117,8 @@ class Trainer:
 
     def __init__(self, config: RunConfig, folder: RunFolder, display: Display, given: Given) -> None:
         self.config, self.folder, self.display, self.given = config, folder, display, given
-        self.accelerator = Accelerator(log_with="tensorboard", project_dir=str(folder.path))
+        check_trackers(config.tracking)
+        self.accelerator = Accelerator()
         if self.accelerator.num_processes > 1:
             raise ConfigError("Training in several processes is not supported yet. Start a single process.")
         self.device = self.accelerator.device
@@ -278,7 +280,7 @@ class Trainer:
             ) from None
 
     def _record(self, record: dict[str, Any]) -> None:
-        """Log a record to `metrics.jsonl` and TensorBoard."""
+        """Log a record to `metrics.jsonl` and the trackers."""
         self.folder.log(record)
         kind = record["kind"].replace(" ", "_")
         if len(self.plan.eval_sets) > 1 and "data" in record:
@@ -289,7 +291,6 @@ class Trainer:
     def _save(self) -> None:
         state = self.learner.state(self.step)
         save_state(self.folder.checkpoints, replace(state, facts={**state.facts, "best": self.best}))
-        self.accelerator.get_tracker("tensorboard", unwrap=True).flush()
 
     def _restore(self) -> bool:
         """Restore the last checkpoint and discard what was logged after it; return whether there is a checkpoint."""
@@ -299,8 +300,7 @@ class Trainer:
             self.step, self.best = state.step, state.facts["best"]
             self.display.message(f"Resuming after step {self.step} of {self.plan.total_steps}.", step=self.step)
         self.folder.discard_records_after(self.step or -1)  # the evaluation before step 1 is repeated
-        purge = {"tensorboard": {"purge_step": self.step + 1}}
-        self.accelerator.init_trackers("tensorboard", init_kwargs=purge)
+        start_trackers(self.accelerator, self.config, self.folder, self.step)
         return state is not None
 
     def _failure(self, result: StepResult, batch: Tensor) -> RunError:
