@@ -23,6 +23,11 @@ def is_reference(name: str) -> bool:
     return _REFERENCE.fullmatch(name) is not None
 
 
+def is_user_part(name: str) -> bool:
+    """Return whether the name of a model or loss in a configuration is that of a part of the user."""
+    return name.startswith(GIVEN) or is_reference(name)
+
+
 def import_modules(names: Iterable[str], where: str = "`imports`") -> None:
     """Import modules for their effects, such as the registration of a timm model.
 

@@ -19,7 +19,7 @@ from pydantic import (
 )
 
 from shortlist.errors import did_you_mean
-from shortlist.imports import GIVEN, is_reference
+from shortlist.imports import GIVEN, is_user_part
 
 
 def _number(value: Any) -> Any:
@@ -166,7 +166,7 @@ class ModelConfig(Section):
             raise ValueError("l2_pooled replaces the layer norm; set layer_norm: false")
         if self.backbone.startswith(GIVEN):
             self._refuse_unused(["backbone_args"], "a model that is given in Python")
-        if self.backbone.startswith(GIVEN) or is_reference(self.backbone):
+        if is_user_part(self.backbone):
             head = ("pooling", "layer_norm", "l2_pooled", "dim", "whitening")
             self._refuse_unused(head, f"{self.backbone}, which returns vectors")
         if self.whitening == "none":
@@ -200,8 +200,7 @@ PML_PREFIX = "pml."  # marks a loss of pytorch-metric-learning
 
 
 def _known_loss(name: str) -> str:
-    of_user = is_reference(name) or name.startswith(GIVEN)
-    if name not in OWN_LOSSES and not of_user and not (name.startswith(PML_PREFIX) and name != PML_PREFIX):
+    if name not in OWN_LOSSES and not is_user_part(name) and not (name.startswith(PML_PREFIX) and name != PML_PREFIX):
         near = did_you_mean(name, OWN_LOSSES)
         raise ValueError(
             f"unknown loss; {near} For a loss of pytorch-metric-learning, write for example pml.MultiSimilarityLoss, "

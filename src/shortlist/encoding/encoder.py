@@ -116,11 +116,11 @@ class Encoder:
             ModelError: There is no such model, or its weights are not available.
             ConfigError: An argument has no effect on a package.
         """
-        if Path(name, ENCODER_FILE).is_file():
-            return cls.from_run(name, device=device)
         chosen = pretrained is not True or pooling is not None or image_size is not None
         if chosen and (Path(name).is_dir() or "/" in str(name)):
             raise ConfigError(f"{name} is a package: `pretrained`, `pooling` and `image_size` are for timm models.")
+        if Path(name, ENCODER_FILE).is_file():
+            return cls.from_run(name, device=device)
         return cls(*open_pretrained(str(name), pretrained, pooling, image_size)).to(device)
 
     def to(self, device: torch.device | str | None = None) -> Encoder:
@@ -159,12 +159,12 @@ class Encoder:
         size = self.batch_size if batch_size is None else batch_size
         if size < 1:
             raise ConfigError(f"`batch_size` must be at least 1, not {size}.")
+        shown = Display() if len(chosen) <= size else display or default_display()
         vectors = [torch.empty(0, self.dim)]
-        with (display or default_display()).task("encoding", "images", later=True) as advance:
+        with shown.task("encoding", "images") as advance:
             for start in range(0, len(chosen), size):
                 vectors.append(self._encode_batch(chosen[start : start + size]))
-                if len(chosen) > size:
-                    advance(min(start + size, len(chosen)), len(chosen))
+                advance(min(start + size, len(chosen)), len(chosen))
         return torch.cat(vectors)
 
     def _encode_batch(self, images: list[ImageLike]) -> Tensor:

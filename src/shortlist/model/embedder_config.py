@@ -9,7 +9,7 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from shortlist.errors import ModelError, did_you_mean
-from shortlist.imports import GIVEN, is_reference
+from shortlist.imports import is_user_part
 from shortlist.model.pooling import POOLINGS
 
 RESERVED = frozenset({"pretrained", "num_classes", "global_pool", "in_chans", "features_only", "checkpoint_path"})
@@ -40,7 +40,7 @@ class EmbedderConfig:
     @property
     def returns_vectors(self) -> bool:
         """Whether the backbone is a model of the user, which needs no pooling and no linear layer."""
-        return self.backbone.startswith(GIVEN) or is_reference(self.backbone)
+        return is_user_part(self.backbone)
 
     def __post_init__(self) -> None:
         if self.dim is not None and self.dim < 1:

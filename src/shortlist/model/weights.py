@@ -16,7 +16,7 @@ from torch import nn
 
 from shortlist.errors import ModelError
 from shortlist.extras import extra
-from shortlist.imports import is_reference
+from shortlist.imports import is_user_part
 from shortlist.model import serialization
 from shortlist.model.state_dict import Tensors, differences, load_completely, read_state_dict, tensor_names
 
@@ -54,7 +54,7 @@ def load_pretrained(backbone: nn.Module, name: str, source: bool | str | Path) -
             f"or '{LITE0_PACKAGE}' for the weights in that package"
         )
     tensors = read_state_dict(file)
-    if is_reference(name):
+    if is_user_part(name):
         load_completely(backbone, tensors, f"the weights in {file} are not those of {name!r}")
         return
     with torch.device("meta"):  # only the names are needed: no memory, no random numbers
