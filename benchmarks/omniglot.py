@@ -23,7 +23,7 @@ from shortlist.batches.memory import reuse_freed_memory
 from shortlist.progress import display_for
 from shortlist.recipes import open_recipe
 from shortlist.report.study_results import draw, read_results, table
-from shortlist.training import RunFolder, ablate, resume, train
+from shortlist.training import RunFolder, ablate, resume_run, train_run
 from shortlist.training.folder import write_text_atomically
 
 RESULTS = Path(__file__).parent / "results"
@@ -42,9 +42,9 @@ def main() -> None:
     display = display_for(sys.stdout)
     start = RunFolder(options.out / "start")
     if not start.config_file.exists():
-        train(open_recipe("omniglot", GLYPHS), start.path, display)
+        train_run(open_recipe("omniglot", GLYPHS), start.path, display)
     elif not start.evaluation_file.exists():
-        resume(start.path, display)
+        resume_run(start.path, display)
     settings = [f"data.root={options.data}", f"model.weights={start.path}", f"training.epochs={options.epochs}"]
     file = ablate(
         "batch-size",

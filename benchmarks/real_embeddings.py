@@ -20,7 +20,7 @@ from shortlist.encoding.embed import embed_images
 from shortlist.model import Embedder
 from shortlist.progress import display_for
 from shortlist.recipes import open_recipe
-from shortlist.training import train
+from shortlist.training import train_run
 from shortlist.training.components import build_embedder, build_transforms
 from shortlist.training.datasets import open_images
 from shortlist.training.run_evaluation import open_embedder
@@ -39,7 +39,7 @@ def main() -> None:
     half = max(config.training.epochs // 2, 1)
     save(build_embedder(config), config, options.folder / f"{config.name}-before.pt")
     for name, epochs in (("during", half), ("after", config.training.epochs)):
-        run = train(
+        run = train_run(
             open_recipe(options.recipe, [*options.settings, f"training.epochs={epochs}"]),
             options.folder / f"{config.name}-{epochs}-epochs",
             DISPLAY,

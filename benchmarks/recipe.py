@@ -19,7 +19,7 @@ from pathlib import Path
 from shortlist.batches.memory import reuse_freed_memory
 from shortlist.progress import display_for
 from shortlist.recipes import open_recipe
-from shortlist.training import RunFolder, resume, train
+from shortlist.training import RunFolder, resume_run, train_run
 from shortlist.training.folder import write_text_atomically
 
 RESULTS = Path(__file__).parent / "results"
@@ -35,7 +35,7 @@ def main() -> None:
     path = options.run or Path("runs") / f"benchmark-{options.recipe}"
     display = display_for(sys.stdout)
     config = open_recipe(options.recipe, options.settings)
-    folder = resume(path, display) if RunFolder(path).config_file.exists() else train(config, path, display)
+    folder = resume_run(path, display) if RunFolder(path).config_file.exists() else train_run(config, path, display)
     write_text_atomically(
         RESULTS / f"{options.recipe}.json", json.dumps(result(folder, options.settings), indent=2) + "\n"
     )

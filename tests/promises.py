@@ -45,7 +45,8 @@ def plain(folder: Path) -> None:
 def training(folder: Path) -> None:
     from shortlist.config import read_config
     from shortlist.report import write_report
-    from shortlist.training import evaluate_run, train
+    from shortlist.training import evaluate_run
+    from shortlist.training import train_run as train
 
     recipe = """
 name: tiny

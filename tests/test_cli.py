@@ -61,7 +61,7 @@ def folders(tmp_path_factory: pytest.TempPathFactory) -> Path:
     os.chdir(root)
     try:
         from shortlist.recipes import open_recipe
-        from shortlist.training import train
+        from shortlist.training import train_run as train
 
         train(open_recipe("tiny.yaml", FAST), "run")
     finally:
@@ -344,7 +344,7 @@ class TestAllocator:
         calls: list[str] = []
         monkeypatch.setattr("shortlist.batches.memory.reuse_freed_memory", lambda: calls.append("kept"))
         monkeypatch.setattr(
-            "shortlist.training.resume", lambda path, display: calls.append("trained") or RunFolder(path)
+            "shortlist.training.resume_run", lambda path, display, given: calls.append("trained") or RunFolder(path)
         )
         call("train", "--resume", folders / "run")
         assert calls[:2] == ["kept", "trained"]

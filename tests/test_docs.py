@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import shlex
 from pathlib import Path
 
 import pytest
@@ -43,6 +44,20 @@ def test_a_page_is_a_script(page: Path, commands: Commands, tmp_path: Path) -> N
     script.write_text(program(page), encoding="utf-8")
     code, _, error = commands.run(cwd=tmp_path, before=MANY_CORES, script=script)
     assert code == 0, error
+
+
+def test_a_loss_of_a_page_is_trained_by_the_commands_that_the_page_gives(commands: Commands, tmp_path: Path) -> None:
+    page = (ROOT / "docs" / "extending.md").read_text(encoding="utf-8")
+    module = re.search(r"```python\n(# losses\.py\n.*?)```", page, re.DOTALL)
+    given = re.findall(r"^shortlist (.*losses:.*)$", page, re.MULTILINE)
+    assert module is not None
+    assert len(given) == 2
+    (tmp_path / "losses.py").write_text(module[1], encoding="utf-8")
+    fast = ("training.epochs=null", "training.steps=1", "batch.size=16", "evaluation={before: false, bootstrap: 0}")
+    for command in given:
+        code, _, error = commands.run(*shlex.split(command), *fast, cwd=tmp_path)
+        assert code == 0, error
+    assert "discount: 2" in (tmp_path / "runs" / "glyphs-2" / "config.yaml").read_text()
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)

@@ -18,7 +18,8 @@ from shortlist.errors import ConfigError, DataError, RunError, rename_arguments,
 from shortlist.export import export
 from shortlist.progress import Display
 from shortlist.search import nearest
-from shortlist.training import evaluate_run, make_plan, train
+from shortlist.training import evaluate_run, make_plan
+from shortlist.training import train_run as train
 from tests.processes import SOURCES
 from tests.training.runs import class_folders, config
 

@@ -20,7 +20,9 @@ from shortlist.encoding.parquet import embed_to_table
 from shortlist.gallery import index
 from shortlist.process import threads
 from shortlist.report.run_report import write_report
-from shortlist.training import RunFolder, evaluate_run, open_encoder, resume, train
+from shortlist.training import RunFolder, evaluate_run, open_encoder
+from shortlist.training import resume_run as resume
+from shortlist.training import train_run as train
 from tests.state import another_state, changes
 from tests.training.runs import class_folders, config
 

@@ -16,7 +16,8 @@ from torch import nn
 from shortlist import processor
 from shortlist.errors import ConfigError
 from shortlist.processor import CAP, VARIABLE
-from shortlist.training import LargeBatchStep, train
+from shortlist.training import LargeBatchStep
+from shortlist.training import train_run as train
 from tests.training.runs import class_folders, config
 
 DIES = "import os, signal; os.kill(os.getpid(), signal.SIGILL)"

@@ -5,6 +5,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from shortlist.batches import ClassBalancedSampler, LargeBatchStep
+    from shortlist.encoding import Encoder
     from shortlist.errors import ShortlistError
     from shortlist.gallery import Gallery
     from shortlist.model import Embedder
@@ -18,12 +19,14 @@ if TYPE_CHECKING:
         retrieval_metrics,
         smooth_ap_loss,
     )
+    from shortlist.runs import evaluate, resume, train
 
     __version__: str
 
 __all__ = [
     "ClassBalancedSampler",
     "Embedder",
+    "Encoder",
     "Gallery",
     "LargeBatchStep",
     "RecallAtKLoss",
@@ -32,15 +35,19 @@ __all__ = [
     "SmoothAPLoss",
     "VirtualBatch",
     "__version__",
+    "evaluate",
     "query_scores",
     "recall_at_k_loss",
+    "resume",
     "retrieval_metrics",
     "smooth_ap_loss",
+    "train",
 ]
 
 # Modules are imported on first use: each needs only its own dependencies, and `shortlist --help` does not import torch.
 _MODULES = {
     "shortlist.batches": ("ClassBalancedSampler", "LargeBatchStep"),
+    "shortlist.encoding": ("Encoder",),
     "shortlist.errors": ("ShortlistError",),
     "shortlist.model": ("Embedder",),
     "shortlist.ranking": (
@@ -48,6 +55,7 @@ _MODULES = {
         *("query_scores", "recall_at_k_loss", "retrieval_metrics", "smooth_ap_loss"),
     ),
     "shortlist.gallery": ("Gallery",),
+    "shortlist.runs": ("evaluate", "resume", "train"),
 }
 _MODULE_OF = {name: module for module, names in _MODULES.items() for name in names}
 

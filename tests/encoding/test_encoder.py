@@ -6,15 +6,17 @@ import json
 from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 from PIL import Image
 
 from shortlist.data import Catalog, FitTransform, ImageError, TestTransform
-from shortlist.encoding import Encoder, embed_images
-from shortlist.errors import ModelError
+from shortlist.encoding import Encoder, ImageLike, embed_images
+from shortlist.errors import ConfigError, DataError, ModelError
 from shortlist.model import Embedder, MultiScale
 from tests.data.pictures import picture, write
+from tests.displays import Told
 from tests.evaluation.test_evaluate import catalog
 
 KINDS = {
@@ -90,3 +92,74 @@ def test_a_damaged_folder(encoder: Encoder, tmp_path: Path) -> None:
     (folder / "encoder.json").unlink()
     with pytest.raises(ModelError, match=r"no encoder.json"):
         Encoder.load(folder)
+
+
+class TestInputs:
+    """What `encode` accepts; `encoder` has one of several transforms."""
+
+    def test_pixels_in_memory_are_treated_as_files_are(self, encoder: Encoder, tmp_path: Path) -> None:
+        image = picture(70, 50, seed=2)
+        file = write(tmp_path / "image.png", image)
+        array = np.asarray(image)
+        tensor = torch.from_numpy(array.copy()).permute(2, 0, 1)
+        expected = encoder.encode(file)
+        assert expected.shape == (1, encoder.dim)
+        for each in (str(file), file.read_bytes(), image, array, tensor, tensor / 255, array / 255.0):
+            assert torch.equal(encoder.encode(each), expected)
+            assert torch.equal(encoder.encode([each]), expected)
+        assert torch.equal(encoder.encode(tensor[None]), expected)
+        assert torch.equal(encoder.encode(array[None]), expected)
+        grey = image.convert("L")
+        in_grey = encoder.encode(grey)
+        assert torch.equal(encoder.encode(np.asarray(grey)), in_grey)
+        assert torch.equal(encoder.encode(torch.from_numpy(np.array(grey))[None]), in_grey)
+
+    @pytest.mark.parametrize("batch_size", [1, 2, 5, 64])
+    def test_the_order_is_kept_in_any_batches(self, encoder: Encoder, batch_size: int, tmp_path: Path) -> None:
+        mixed: list[ImageLike] = [
+            picture(60, 40, seed=0),
+            write(tmp_path / "image.png", picture(40, 80, seed=1)),
+            torch.randint(256, (3, 60, 44), dtype=torch.uint8),
+            np.asarray(picture(60, 40, seed=3)),
+            picture(90, 90, seed=4),
+        ]
+        expected = torch.cat([encoder.encode(each) for each in mixed])
+        found = encoder.encode(iter(mixed), batch_size=batch_size)
+        torch.testing.assert_close(found, expected, atol=1e-6, rtol=0)
+        assert found.dtype == torch.float32
+        assert not found.requires_grad
+        assert expected.unique(dim=0).shape == expected.shape  # all different
+
+    def test_no_images(self, encoder: Encoder) -> None:
+        assert encoder.encode([]).shape == (0, encoder.dim)
+
+    def test_progress_is_shown_for_several_batches(self, encoder: Encoder) -> None:
+        images = [picture(40, 40, seed=seed) for seed in range(5)]
+        told = Told()
+        encoder.encode(images, batch_size=2, display=told)
+        assert told.of("encoding") == [(2, 5), (4, 5), (5, 5)]
+        told = Told()
+        encoder.encode(images, display=told)
+        assert told.of("encoding") == []
+
+    @pytest.mark.parametrize(
+        ("image", "said"),
+        [
+            (torch.zeros(40, 40, 3), r"must be a tensor \(3, height, width\), not of shape \(40, 40, 3\)"),
+            (torch.zeros(40, 40), r"must be a tensor \(3, height, width\), not of shape \(40, 40\)"),
+            (np.zeros((3, 40, 40), np.uint8), r"must be an array \(height, width, 3\), not of shape \(3, 40, 40\)"),
+            (np.zeros((40, 40, 4), np.uint8), r"not of shape \(40, 40, 4\)"),
+            (torch.zeros(3, 0, 4), r"not of shape \(3, 0, 4\)"),
+            (torch.randn(3, 40, 40), r"numbers from 0 to 1 that are not normalised, not float32 from -"),
+            (torch.full((3, 4, 4), torch.nan), r"not float32 from nan to nan"),
+            (torch.full((3, 4, 4), 200.0), r"not float32 from 200 to 200"),
+            (torch.zeros(3, 4, 4, dtype=torch.long), r"not int64 from 0 to 0"),
+        ],
+    )
+    def test_pixels_that_are_none(self, image: ImageLike, said: str, encoder: Encoder) -> None:
+        with pytest.raises(DataError, match=said):
+            encoder.encode([image])
+
+    def test_batches_of_nothing(self, encoder: Encoder) -> None:
+        with pytest.raises(ConfigError, match="`batch_size` must be at least 1, not 0"):
+            encoder.encode([], batch_size=0)

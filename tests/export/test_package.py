@@ -20,7 +20,8 @@ from shortlist.export import Exported, export
 from shortlist.export import package as package_module
 from shortlist.export.package import write_package
 from shortlist.export.source import ExportSource
-from shortlist.training import Display, RunFolder, open_encoder, train
+from shortlist.training import Display, RunFolder, open_encoder
+from shortlist.training import train_run as train
 from tests.export.encoders import SCALES, WHOLE, encoder, pictures
 from tests.state import another_state, changes
 from tests.training.runs import class_folders, config

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
 
@@ -15,12 +16,13 @@ from PIL import Image
 from shortlist.data import Catalog, ImageError, TestTransform, open_collection
 from shortlist.encoding import Encoder, embed_images
 from shortlist.errors import ConfigError, DataError, ModelError
-from shortlist.gallery import GalleryError, Hit, NoSuchItem, index
+from shortlist.gallery import Gallery, GalleryError, Hit, NoSuchItem, index
 from shortlist.model import Embedder
 from shortlist.search import nearest
 from tests.data.pictures import picture, write
 from tests.displays import Told
 from tests.gallery.galleries import CLASSES, DIM, NUMBER, Open
+from tests.user_parts import Net
 
 
 def ids(hits: list[Hit]) -> list[int]:
@@ -37,6 +39,19 @@ class TestSearch:
             for hits in (gallery.search(images.file(query), 5), gallery.search_vectors(vectors[[query]], 5)[0]):
                 assert ids(hits) == rows[query].tolist()
                 assert [hit.score for hit in hits] == pytest.approx(scores[query].tolist(), abs=1e-5)
+
+    def test_several_queries(self, new: Open, images: Catalog) -> None:
+        gallery = new()
+        gallery.add(images)
+        files = [images.file(query) for query in (7, 0, 3)]
+        expected = [gallery.search(file, 4) for file in files]
+        for queries in (files, tuple(map(str, files)), [Image.open(file) for file in files]):
+            assert [ids(hits) for hits in gallery.search(queries, 4)] == [ids(hits) for hits in expected]
+        assert ids(gallery.search(files[:1], 4)[0]) == ids(expected[0])
+        pixels = torch.stack([torch.from_numpy(np.array(Image.open(files[0]))).permute(2, 0, 1)] * 2)
+        assert len(gallery.search(pixels, 4)) == 2
+        assert ids(gallery.search(pixels[0], 4)) == ids(expected[0])
+        assert gallery.search([], 4) == []
 
     def test_an_item_is_what_was_added(self, new: Open, images: Catalog) -> None:
         new().add(images)
@@ -248,3 +263,31 @@ class TestIndex:
         gallery.close()
         with pytest.raises(GalleryError, match="choose another location for hnsw"):
             index(encoder, images, place, model=run, kind="hnsw")
+
+
+class TestBuild:
+    def test_a_new_gallery_and_an_existing_one(
+        self, place: str, encoder: Encoder, images: Catalog, tmp_path: Path
+    ) -> None:
+        model = encoder.save(tmp_path / "run")
+        with closing(Gallery.build(encoder, images.root, place, model=model)) as gallery:
+            assert len(gallery) == NUMBER
+            assert gallery.labels() == dict(sorted(CLASSES.items()))
+            assert gallery.search(images.file(3), 1)[0].item.path == images.file(3)
+        write(images.root / "bolt" / "new.png", picture(40, 40, seed=99))
+        with closing(Gallery.build(encoder, images.root, place, model=model, workers=0)) as gallery:
+            assert len(gallery) == NUMBER + 1
+
+    def test_of_a_catalog(self, place: str, encoder: Encoder, images: Catalog, tmp_path: Path) -> None:
+        model = encoder.save(tmp_path / "run")
+        with closing(Gallery.build(encoder, images.subset(range(3)), place, model=model)) as gallery:
+            assert len(gallery) == 3
+
+    def test_a_model_that_was_given_in_python(self, images: Catalog, tmp_path: Path) -> None:
+        one, other = (Encoder(Embedder(Net()).eval(), TestTransform(32, 32)) for _ in range(2))
+        found = Gallery.build(one, images, tmp_path / "gallery").search(images.file(3), 4)
+        with pytest.raises(ModelError, match="the model Net was given in Python"):
+            Gallery.open(tmp_path / "gallery").search(images.file(3))
+        assert Gallery.open(tmp_path / "gallery", one).search(images.file(3), 4) == found
+        with pytest.raises(GalleryError, match="is not the one that computed the vectors"):
+            Gallery.open(tmp_path / "gallery", other)

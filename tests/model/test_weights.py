@@ -157,7 +157,7 @@ def test_unreadable_files_are_said(tmp_path):
 
 def test_without_a_connection_the_file_is_named_at_once(monkeypatch):
     monkeypatch.setattr(weights.huggingface_hub, "try_to_load_from_cache", lambda *_, **__: None)
-    monkeypatch.setattr(weights, "_reachable", lambda _: False)
+    monkeypatch.setattr(weights, "reachable", lambda _: False)
     monkeypatch.setattr(weights.huggingface_hub, "hf_hub_download", pytest.fail)  # which would try again and again
     address = r"https://\S+/timm/test_resnet.r160_in1k/resolve/main/model.safetensors"
     with pytest.raises(ModelError, match=rf"cannot connect .* download {address} .* `pretrained=FILE`"):
@@ -173,7 +173,7 @@ def test_a_cached_download_is_used_without_a_connection(tmp_path, monkeypatch):
         return str(tmp_path / filename)
 
     monkeypatch.setattr(weights.huggingface_hub, "try_to_load_from_cache", cached)
-    monkeypatch.setattr(weights, "_reachable", pytest.fail)
+    monkeypatch.setattr(weights, "reachable", pytest.fail)
     assert holds(Embedder("test_resnet", dim=8, pretrained=True), state)
 
 
@@ -182,7 +182,7 @@ def test_a_download_that_fails_is_said(monkeypatch):
         raise OSError("it broke off")
 
     monkeypatch.setattr(weights.huggingface_hub, "try_to_load_from_cache", lambda *_, **__: None)
-    monkeypatch.setattr(weights, "_reachable", lambda _: True)
+    monkeypatch.setattr(weights, "reachable", lambda _: True)
     monkeypatch.setattr(weights.huggingface_hub, "hf_hub_download", fails)
     with pytest.raises(ModelError, match=r"could not be downloaded \(it broke off\); .*model.safetensors"):
         Embedder("test_resnet", pretrained=True)
@@ -206,9 +206,9 @@ def test_reachable_means_that_something_answers():
     with http.server.HTTPServer(("127.0.0.1", 0), Refuses) as server:
         threading.Thread(target=server.serve_forever, daemon=True).start()
         address = f"http://127.0.0.1:{server.server_port}/file"
-        assert weights._reachable(address)
+        assert weights.reachable(address)
         server.shutdown()
-    assert not weights._reachable(address)
+    assert not weights.reachable(address)
 
 
 def test_lite0_has_every_tensor_in_its_place():

@@ -22,7 +22,7 @@ from shortlist.ranking import (
     recall_at_k_loss,
     smooth_ap_loss,
 )
-from shortlist.training import train
+from shortlist.training import train_run as train
 from tests.ranking.losses import unit
 from tests.training.runs import class_folders, config
 

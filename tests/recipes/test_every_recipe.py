@@ -13,7 +13,7 @@ import torch
 from shortlist.config import RunConfig
 from shortlist.data import BENCHMARKS
 from shortlist.recipes import open_recipe, recipe_names
-from shortlist.training import train
+from shortlist.training import train_run as train
 from shortlist.training.components import build_embedder
 from shortlist.training.loop import Trainer
 from tests.miniatures import miniature

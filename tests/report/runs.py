@@ -5,7 +5,8 @@ from __future__ import annotations
 import csv
 from pathlib import Path
 
-from shortlist.training import RunFolder, train
+from shortlist.training import RunFolder
+from shortlist.training import train_run as train
 from tests.report.test_pages import Texts
 from tests.training.runs import class_folders, config
 

@@ -9,7 +9,8 @@ import pytest
 
 from shortlist.report.comparison import Comparison, compare_runs, write_comparison
 from shortlist.report.run_report import write_report
-from shortlist.training import RunFolder, train
+from shortlist.training import RunFolder
+from shortlist.training import train_run as train
 from tests.report.runs import read
 from tests.training.test_evaluation import home, landmarks  # noqa: F401 - a fixture
 

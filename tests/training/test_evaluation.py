@@ -20,7 +20,8 @@ from shortlist.errors import ConfigError, DataError
 from shortlist.evaluation import Estimate, Evaluation, evaluate
 from shortlist.model import Embedder, MultiScale
 from shortlist.report.terminal_tables import print_evaluations
-from shortlist.training import Display, RunFolder, describe, evaluate_run, make_plan, run_evaluation, train
+from shortlist.training import Display, RunFolder, describe, evaluate_run, make_plan, run_evaluation
+from shortlist.training import train_run as train
 from shortlist.training.components import build_embedder, build_transforms
 from shortlist.training.datasets import with_absolute_paths
 from shortlist.training.folder import ImagesChangedError

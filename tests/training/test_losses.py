@@ -16,12 +16,14 @@ from shortlist.config import RunConfig, read_config
 from shortlist.errors import ConfigError
 from shortlist.extras import MissingExtraError
 from shortlist.ranking import BinnedAPLoss, BlackboxAPLoss, RecallAtKLoss, SmoothAPLoss
-from shortlist.training import Display, RunFolder, describe, loop, make_plan, train
+from shortlist.training import Display, RunFolder, describe, loop, make_plan
+from shortlist.training import train_run as train
 from shortlist.training.checkpoint import TrainingState, latest_state, save_state
 from shortlist.training.components import build_embedder, build_loss
 from shortlist.training.learner import Learner
-from shortlist.training.metric_learning import REFUSED_LOSSES, REFUSED_MINERS, MetricLearningLoss
+from shortlist.training.metric_learning import REFUSED_LOSSES, REFUSED_MINERS
 from shortlist.training.metric_learning_arguments import classes_in
+from shortlist.training.user_loss import ForeignLoss
 from tests.training.runs import RECIPE, class_folders, records
 from tests.training.runs import config as run_config
 
@@ -546,6 +548,6 @@ def test_a_dry_run(tmp_path: Any) -> None:
 
 def test_it_says_what_it_is() -> None:
     loss = build("pml.NCALoss", "loss.memory.size=30")
-    assert isinstance(loss, MetricLearningLoss)
+    assert isinstance(loss, ForeignLoss)
     assert "NCALoss" in repr(loss)
     assert not any(inspect.isclass(each) for each in vars(loss).values())

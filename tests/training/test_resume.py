@@ -20,7 +20,9 @@ from safetensors import SafetensorError
 from torch import Tensor
 
 from shortlist.errors import Interrupted, RunError
-from shortlist.training import Display, RunFolder, checkpoint, loop, resume, run_evaluation, train
+from shortlist.training import Display, RunFolder, checkpoint, loop, run_evaluation
+from shortlist.training import resume_run as resume
+from shortlist.training import train_run as train
 from shortlist.training.checkpoint import TrainingState, latest_state, save_state
 from shortlist.training.stopping import StopRequest
 from tests.processes import Commands

@@ -25,9 +25,13 @@ from shortlist.training import (
     evaluate_run,
     loop,
     make_plan,
-    resume,
     run_evaluation,
-    train,
+)
+from shortlist.training import (
+    resume_run as resume,
+)
+from shortlist.training import (
+    train_run as train,
 )
 from tests.training.runs import CLASSES, IMAGES, STEPS_AN_EPOCH, class_folders, config, records, same_weights, weights
 
@@ -82,6 +86,7 @@ class TestFolder:
             "best",
             "embedder.json",
             "embedder.safetensors",
+            "encoder.json",
             "evaluation-before.json",
             "evaluation.json",
             "vectors",

@@ -18,7 +18,9 @@ from shortlist.batches.memory import GraphSize
 from shortlist.data import Catalog, FitTransform, ImageDataset, image_chunks, load_image
 from shortlist.encoding import embed_images
 from shortlist.model import MultiScale
-from shortlist.training import Display, describe, make_plan, resume, train
+from shortlist.training import Display, describe, make_plan
+from shortlist.training import resume_run as resume
+from shortlist.training import train_run as train
 from shortlist.training.components import build_embedder, build_transforms
 from shortlist.training.loop import Trainer
 from tests.training.runs import config, records, same_weights, weights

@@ -16,7 +16,9 @@ from shortlist.config import RunConfig
 from shortlist.data import Catalog, FitTransform, TestTransform, load_image
 from shortlist.errors import ModelError
 from shortlist.model import Embedder, pair_whitening, pca_whitening
-from shortlist.training import Display, RunFolder, loop, make_plan, resume, train
+from shortlist.training import Display, RunFolder, loop, make_plan
+from shortlist.training import resume_run as resume
+from shortlist.training import train_run as train
 from shortlist.training.components import build_embedder, build_transforms
 from shortlist.training.initial_whitening import _resized, learn_whitening, sample_images
 from shortlist.training.loop import Trainer

@@ -14,6 +14,8 @@ def main() -> None:
     """Run the command line. Errors that a user can correct are printed as one message, without a traceback."""
     warnings.showwarning = lambda message, *_: print(f"Warning: {message}", file=sys.stderr)
     logging.getLogger("accelerate").setLevel(logging.ERROR)
+    if "" not in sys.path:
+        sys.path.append("")  # the current folder, for modules of the user; last, so that they hide no other module
     try:
         with extra("all", "The shortlist command"):  # each module registers its commands
             from shortlist.cli import data, export, recipes, reports, search, serving, training  # noqa: F401

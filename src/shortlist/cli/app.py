@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import logging
 from collections.abc import Iterable
 from importlib import import_module
@@ -22,6 +23,17 @@ COMMANDS = (  # in the order in which --help lists them
 class _Commands(TyperGroup):
     def list_commands(self, ctx: Any) -> list[str]:
         return sorted(super().list_commands(ctx), key=COMMANDS.index)
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        """Accept --import also after the name of the command."""
+        found, rest = list[str](), list[str]()
+        remaining = iter(args)
+        for each in remaining:
+            if each == "--import":
+                found += [each, *itertools.islice(remaining, 1)]
+            else:
+                (found if each.startswith("--import=") else rest).append(each)
+        return super().parse_args(ctx, [*found, *rest])
 
 
 app = typer.Typer(
@@ -61,10 +73,23 @@ def _print_version(requested: bool) -> None:
 
 @app.callback()
 def _options(
+    context: typer.Context,
+    modules: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--import",
+            metavar="MODULE",
+            help="Import a Python module first, such as one that registers a timm model. May be repeated.",
+        ),
+    ] = None,
     version: Annotated[
         bool, typer.Option("--version", callback=_print_version, is_eager=True, help="Print the version and exit.")
     ] = False,
-) -> None: ...
+) -> None:
+    from shortlist.imports import import_modules
+
+    context.obj = modules or []
+    import_modules(context.obj, "--import")
 
 
 def option_names(command: Any = None) -> dict[str, str]:

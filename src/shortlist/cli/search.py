@@ -145,8 +145,7 @@ def search(
     if sheet is not None:
         from shortlist.report.contact_sheet import draw_hits  # fails before the search if an extra is missing
     gallery = Gallery.open(place, model)
-    vectors = gallery.encoder.encode(images)
-    found = list(zip(images, gallery.search_vectors(vectors, k, label=label), strict=True))
+    found = list(zip(images, gallery.search(images, k, label=label), strict=True))
     if label is not None and not any(hits for _, hits in found):
         known = gallery.labels()
         hint = did_you_mean(label, known) if known else "and no labels at all"

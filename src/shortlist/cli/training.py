@@ -19,6 +19,7 @@ from shortlist.errors import ConfigError
 
 @app.command()
 def train(
+    context: typer.Context,
     recipe: Annotated[str | None, typer.Argument(help="Name of a packaged recipe, or a YAML file.")] = None,
     settings: Settings = None,
     run: Annotated[
@@ -36,7 +37,7 @@ def train(
 
         shortlist train folder data.source=my-images
     """
-    from shortlist.recipes import open_recipe
+    from shortlist import runs
 
     if resume is not None and (recipe is not None or run is not None or dry_run):
         raise ConfigError(
@@ -44,22 +45,20 @@ def train(
         )
     if resume is None and recipe is None:
         raise ConfigError("No recipe was given. Give the name of a recipe or a YAML file, or use --resume RUN.")
-    config = None if recipe is None else open_recipe(recipe, settings or [])
+    config = None if recipe is None else _open_recipe(recipe, settings, context)
 
-    from shortlist import training  # imported here because it takes seconds, after errors are reported
     from shortlist.progress import display_for
-    from shortlist.report.run_report import report_after_training
 
-    _reuse_freed_memory()
+    _reuse_freed_memory()  # imports torch, which takes seconds: after errors are reported
     display = display_for(sys.stdout, as_json=as_json)
-    if resume is not None:
-        done = training.resume(resume, display)
-    elif config is not None:
-        if dry_run:
-            _print_plan(config, as_json)
-            return
-        done = training.train(config, run or _new_run_folder(config.name), display)
-    report_after_training(done, display)
+    if config is None:
+        assert resume is not None
+        done = runs.resume(resume, display=display)
+    elif dry_run:
+        _print_plan(config, as_json)
+        return
+    else:
+        done = runs.train(config, output=run, display=display)
     display.message(f"The run is in {done.path}.", run=str(done.path))
 
 
@@ -86,10 +85,11 @@ def evaluate(
     from shortlist.progress import display_for
     from shortlist.recipes import differences, recipe_names
     from shortlist.report.terminal_tables import print_evaluations
-    from shortlist.training import RunFolder, evaluate_run
+    from shortlist.runs import evaluate
+    from shortlist.training import RunFolder
 
     display = display_for(sys.stderr, as_json=as_json)
-    evaluations = evaluate_run(run, data, root=root, distractors=distractors, on_missing=on_missing, display=display)
+    evaluations = evaluate(run, data, root=root, distractors=distractors, on_missing=on_missing, display=display)
     if as_json:
         print(json.dumps([each.to_dict() for each in evaluations], indent=2))
     else:
@@ -102,6 +102,7 @@ def evaluate(
 
 @app.command()
 def ablate(
+    context: typer.Context,
     study: Annotated[str, typer.Argument(help="Setting that varies: rank-temperature, batch-size or k.")],
     recipe: Annotated[str, typer.Argument(help="Name of a packaged recipe, or a YAML file.")],
     settings: Settings = None,
@@ -132,9 +133,7 @@ def ablate(
     To resume an interrupted study, run the same command again. Several processes may work on the same study. Its
     folder contains results.json, a plot next to the results of the paper, and one run per case.
     """
-    from shortlist.recipes import open_recipe
-
-    config = open_recipe(recipe, settings or [])
+    config = _open_recipe(recipe, settings, context)
 
     from shortlist import training  # imported here because it takes seconds, after errors are reported
     from shortlist.progress import display_for
@@ -173,9 +172,18 @@ def demo(
     from shortlist.progress import display_for
     from shortlist.recipes import open_recipe
     from shortlist.report.demo import run_demo
+    from shortlist.runs import new_folder
 
     _reuse_freed_memory()
-    run_demo(open_recipe("glyphs"), run or _new_run_folder("demo"), display_for(sys.stdout, as_json=as_json))
+    run_demo(open_recipe("glyphs"), run or new_folder("demo"), display_for(sys.stdout, as_json=as_json))
+
+
+def _open_recipe(recipe: str, settings: list[str] | None, context: typer.Context) -> RunConfig:
+    """Open a recipe; the modules of --import become part of the configuration."""
+    from shortlist.recipes import open_recipe
+
+    config = open_recipe(recipe, settings or [])
+    return config.model_copy(update={"imports": tuple(dict.fromkeys((*config.imports, *context.obj)))})
 
 
 def _reuse_freed_memory() -> None:
@@ -201,11 +209,3 @@ def _print_plan(config: RunConfig, as_json: bool) -> None:
         print(json.dumps(facts, indent=2))
     else:
         print(yaml.safe_dump(facts, sort_keys=False, allow_unicode=True, width=120), end="")
-
-
-def _new_run_folder(name: str) -> Path:
-    """Return runs/NAME, or the first of runs/NAME-2, runs/NAME-3, ... that does not exist."""
-    folder, number = Path("runs") / name, 2
-    while folder.exists():
-        folder, number = Path("runs") / f"{name}-{number}", number + 1
-    return folder

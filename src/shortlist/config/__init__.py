@@ -3,7 +3,7 @@
 from shortlist.extras import extra
 
 with extra("training", __name__):
-    from shortlist.config.reading import read_config, read_yaml, validate_config
+    from shortlist.config.reading import dotted_key, read_config, read_yaml, validate_config
     from shortlist.config.schema import (
         CONFIG_KEYS,
         PAPER_K,
@@ -22,6 +22,7 @@ __all__ = [
     "OptimizerConfig",
     "RunConfig",
     "ScheduleConfig",
+    "dotted_key",
     "read_config",
     "read_yaml",
     "validate_config",

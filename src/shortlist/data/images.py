@@ -8,9 +8,10 @@ from contextlib import contextmanager
 from math import isnan
 from pathlib import Path
 from random import Random
-from typing import BinaryIO
+from typing import Any, BinaryIO
 
 import numpy as np
+from numpy.typing import NDArray
 from PIL import ExifTags, Image, UnidentifiedImageError
 from torch import Tensor
 from torch.utils.data import Dataset
@@ -91,6 +92,36 @@ def open_image(path: Path | str, content: BinaryIO | None = None) -> Iterator[Im
     except Exception as error:  # Pillow's decoders raise almost any exception for damaged files
         reason = getattr(error, "strerror", None) or str(error).partition("\n")[0] or type(error).__name__
         raise ImageError(path, reason) from error
+
+
+def as_image(pixels: Image.Image | Tensor | NDArray[Any]) -> Image.Image:
+    """Convert pixels in memory to an upright RGB image.
+
+    Args:
+        pixels: A PIL image; a tensor (3, H, W) or (1, H, W), as of torchvision; or an array (H, W, 3) or (H, W), as of
+            NumPy. Values are uint8, or floating-point numbers from 0 to 1.
+
+    Raises:
+        DataError: The shape, type or range of the values is another one.
+    """
+    if isinstance(pixels, Image.Image):
+        return upright_rgb(pixels)
+    if isinstance(pixels, Tensor):
+        values, expected = pixels.detach().cpu().numpy(), "a tensor (3, height, width)"
+        values = np.moveaxis(values, 0, -1) if values.ndim == 3 else values[..., None, None]  # the latter is refused
+    else:
+        values, expected = np.asarray(pixels), "an array (height, width, 3)"
+        values = values[..., None] if values.ndim == 2 else values
+    if values.ndim != 3 or values.shape[2] not in (1, 3) or 0 in values.shape:
+        raise DataError(f"an image in memory must be {expected}, not of shape {tuple(pixels.shape)}")
+    if np.issubdtype(values.dtype, np.floating) and values.min() >= 0 and values.max() <= 1:
+        values = (values * 255).round().astype(np.uint8)
+    if values.dtype != np.uint8:
+        raise DataError(
+            f"the pixels of an image must be uint8, or numbers from 0 to 1 that are not normalised, not {values.dtype} "
+            f"from {values.min():g} to {values.max():g}"
+        )
+    return Image.fromarray(np.ascontiguousarray(np.broadcast_to(values, (*values.shape[:2], 3))))
 
 
 def load_crop(

@@ -14,6 +14,7 @@ from shortlist.data.catalog import ROLES, SPLITS, Catalog
 from shortlist.data.missing_files import shorten_list
 from shortlist.errors import DataError, did_you_mean
 from shortlist.extras import extra
+from shortlist.files import absolute_path, atomic_replace
 
 TABLE_EXTENSIONS = (".csv", ".parquet")
 REQUIRED, OPTIONAL = ("path", "label"), ("split", "role")
@@ -72,6 +73,31 @@ def table_catalog(file: Path, root: Path | None = None, *, unlabelled: str | Non
         splits=np.array(_splits(table)),
         roles=np.array(_roles(table)) if "role" in columns else None,
     )
+
+
+def write_table(catalog: Catalog, file: Path) -> None:
+    """Write the images of a catalog to a Parquet file, from which `table_catalog` reads them.
+
+    Paths in the folder of the table are relative to it, so that both can be moved together; others are absolute.
+
+    Raises:
+        DataError: The catalog has boxes or judgements, for which a table has no columns.
+    """
+    if catalog.boxes is not None or catalog.judgements is not None or catalog.protocol is not None:
+        raise DataError(f"a table cannot hold the boxes and judgements of {catalog.name}: give the source by its name")
+    with extra("training", "Writing Parquet tables"):
+        import pyarrow as pa  # imported here because it is slow to import
+        import pyarrow.parquet as pq
+    folder = Path(absolute_path(file.parent))
+    files = (Path(absolute_path(catalog.file(index))) for index in range(len(catalog)))
+    columns = {
+        "path": [(each.relative_to(folder) if each.is_relative_to(folder) else each).as_posix() for each in files],
+        "label": [catalog.class_names[label] for label in catalog.labels],
+        "split": catalog.splits.tolist(),
+        **({} if catalog.roles is None else {"role": catalog.roles.tolist()}),
+    }
+    with atomic_replace(file) as temporary:
+        pq.write_table(pa.table(columns), temporary)
 
 
 def _splits(table: _Table) -> list[str]:

@@ -42,9 +42,12 @@ def write_package(
 
     Raises:
         RunError: The folder contains something else than a package.
-        ModelError: load.py gives other vectors than the run.
+        ModelError: The backbone is not a timm model, or load.py gives other vectors than the run.
     """
     check_package_folder(folder)
+    if encoder.embedder.config.returns_vectors:
+        name = encoder.embedder.config.backbone
+        raise ModelError(f"a package is loaded with timm, which does not have {name}: use another format")
     folder.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(prefix=f".{folder.name}.", dir=folder.parent) as temporary:
         new = Path(temporary)

@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import Any, overload
 
 import numpy as np
 import torch
 
-from shortlist.data import Catalog
-from shortlist.encoding.encoder import Encoder, ImageLike
+from shortlist.data import Catalog, open_collection
+from shortlist.data.loader import decoding_workers
+from shortlist.encoding.encoder import Encoder, ImageLike, is_single
 from shortlist.errors import ConfigError, DataError
 from shortlist.extras import extra
 from shortlist.files import absolute_path
@@ -37,18 +38,22 @@ class Gallery:
         self.store, self._model = store, model
 
     @classmethod
-    def open(cls, location: Path | str, model: Path | str | None = None) -> Gallery:
+    def open(cls, location: Path | str, model: Path | str | Encoder | None = None) -> Gallery:
         """Open an existing gallery.
 
         Args:
             location: Folder, or Milvus collection: milvus:FILE.db or http://HOST:19530/COLLECTION.
-            model: Folder of a run whose model to use instead of the gallery's own. It must be the same model.
+            model: Folder of a run whose model to use instead of the gallery's own, or an encoder. It must be the same
+                model. Required if the model was given in Python.
 
         Raises:
             GalleryError: There is no gallery, it is damaged, or the model is not the gallery's.
         """
-        gallery = cls(_open_store(location), None if model is None else Path(model))
-        if model is not None:
+        folder = None if model is None or isinstance(model, Encoder) else Path(model)
+        gallery = cls(_open_store(location), folder)
+        if isinstance(model, Encoder):
+            gallery.encoder = gallery._checked(model)
+        elif model is not None:
             _ = gallery.encoder  # checks that it is the same model
         return gallery
 
@@ -78,6 +83,41 @@ class Gallery:
         from shortlist.gallery.milvus_store import MilvusStore
 
         return cls(MilvusStore.create(MilvusAddress.parse(str(location)), encoder, Path(model), kind), Path(model))
+
+    @classmethod
+    def build(
+        cls,
+        encoder: Encoder,
+        source: Path | str | Catalog,
+        location: Path | str,
+        *,
+        root: Path | str | None = None,
+        model: Path | str | None = None,
+        kind: str = "auto",
+        workers: int | None = None,
+        display: Display | None = None,
+    ) -> Gallery:
+        """Add images to a gallery, which is created if it does not exist.
+
+        Args:
+            encoder: Encoder that computes the vectors.
+            source: Images, with or without labels: a folder, table, image file or benchmark, as in `open_collection`,
+                or a catalog.
+            location: See `open`.
+            root: Root of `source`, as in `open_catalog`.
+            model: See `create`.
+            kind: See `create`.
+            workers: Number of processes that decode images. Default: chosen by the number of cores and images.
+            display: Shows the progress.
+
+        Raises:
+            DataError: The images cannot be opened, or none can be read.
+            GalleryError: The location is in use, or the gallery has vectors of another model.
+        """
+        catalog = source if isinstance(source, Catalog) else open_collection(source, root=root)
+        number = decoding_workers(len(catalog)) if workers is None else workers
+        gallery, _ = index(encoder, catalog, location, model=model, kind=kind, workers=number, display=display)
+        return gallery
 
     @staticmethod
     def exists(location: Path | str) -> bool:
@@ -112,15 +152,14 @@ class Gallery:
             GalleryError: It is not the encoder that computed the vectors of the gallery.
             ModelError: It cannot be read.
         """
-        from accelerate import Accelerator
+        return self._checked(self.store.encoder(self._model)).to()
 
-        found = self.store.encoder(self._model)
+    def _checked(self, found: Encoder) -> Encoder:
         if found.fingerprint != self.store.fingerprint:
             raise GalleryError(
                 f"the model in {self._model or self.name} is not the one that computed the vectors of the gallery "
                 f"{self.name} (fingerprint {found.fingerprint[:12]}, expected {self.store.fingerprint[:12]})"
             )
-        found.embedder.to(Accelerator().device)
         return found
 
     @property
@@ -158,21 +197,29 @@ class Gallery:
         """Return the number of images per label, sorted by label."""
         return self.store.labels()
 
-    def search(self, image: ImageLike, k: int = 10, *, label: str | None = None) -> list[Hit]:
-        """Find the k images that are most similar to an image.
+    @overload  # a string is also a sequence of strings
+    def search(self, images: ImageLike, k: int = 10, *, label: str | None = None) -> list[Hit]: ...  # type: ignore[overload-overlap]
+    @overload
+    def search(self, images: Sequence[ImageLike], k: int = 10, *, label: str | None = None) -> list[list[Hit]]: ...
+
+    def search(
+        self, images: ImageLike | Sequence[ImageLike], k: int = 10, *, label: str | None = None
+    ) -> list[Hit] | list[list[Hit]]:
+        """Find the k images that are most similar to an image, or to each image of a list.
 
         Args:
-            image: Path, file contents or PIL image.
+            images: One image, as a path, file contents, PIL image, tensor or array (see `Encoder.encode`), or a list.
             k: Number of results. If the gallery has fewer images, all are returned.
             label: Find only images with this label.
 
         Returns:
-            Hits in descending order of their scores.
+            Hits in descending order of their scores; for a list, one list of hits per image.
 
         Raises:
-            ImageError: The image cannot be read.
+            ImageError: An image cannot be read.
         """
-        return self.search_vectors(self.encoder.encode([image]), k, label=label)[0]
+        found = self.search_vectors(self.encoder.encode(images), k, label=label)
+        return found[0] if is_single(images) else found
 
     def search_vectors(self, vectors: Vectors, k: int = 10, *, label: str | None = None) -> list[list[Hit]]:
         """Find the k nearest images of each vector.

@@ -1,4 +1,4 @@
-"""Build timm backbones without their classifiers, and determine the layout of their features."""
+"""Build timm backbones without their classifiers, or models of the user, and determine the layout of their features."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ from timm.data.config import resolve_model_data_config
 from torch import Tensor, nn
 
 from shortlist.errors import ModelError
+from shortlist.imports import call, import_object
 
 
 @dataclass(frozen=True)
@@ -83,8 +84,50 @@ def create_backbone(
     raise ModelError(f"timm cannot build {name!r}{given}: {problem or 'no reason given'}") from problem
 
 
+def build_module(reference: str, arguments: Mapping[str, Any]) -> nn.Module:
+    """Build a model of the user by the reference of a function or class, `package.module:name`.
+
+    Raises:
+        ConfigError: The function cannot be imported, or fails.
+        ModelError: It does not return a module.
+    """
+    build = import_object(reference, "`backbone`")
+    module = None if isinstance(build, nn.Module) else call(build, arguments, reference, "`backbone_args`")
+    if not isinstance(module, nn.Module):
+        what = "a module already" if module is None else f"a function that returns {type(module).__name__}"
+        raise ModelError(f"{reference} is {what}: name a class, or a function that builds and returns an nn.Module")
+    return module
+
+
+def inspect_module(name: str, module: nn.Module, image_size: int | None) -> tuple[Layout, DataConfig]:
+    """Run a model of the user on an image; return the layout of its output, and its preprocessing.
+
+    Raises:
+        ModelError: It fails, or does not return a vector per image.
+    """
+    config = _data_config(module)
+    height, width = (image_size, image_size) if image_size else config.input_size[1:]
+    first = next(module.parameters(), torch.empty(0))
+    image = torch.zeros(2, 3, height, width, device=first.device, dtype=first.dtype)
+    module.eval()
+    try:
+        with torch.no_grad():
+            vectors = module(image)
+    except Exception as error:  # it is the user's code
+        problem = f"{type(error).__name__}: {error}"
+        raise ModelError(f"{name} fails for images of {height} x {width} pixels with {problem}") from error
+    if not isinstance(vectors, Tensor) or vectors.ndim != 2 or len(vectors) != 2 or not vectors.is_floating_point():
+        what = tuple(vectors.shape) if isinstance(vectors, Tensor) else type(vectors).__name__
+        raise ModelError(f"{name} must map images (B, 3, H, W) to vectors (B, d), but for two images it returns {what}")
+    layout = Layout(vectors.shape[1], False, False, 0, class_token=False, from_forward=True)
+    return layout, replace(config, input_size=(3, height, width))
+
+
 def extract_features(backbone: nn.Module, layout: Layout, images: Tensor) -> Tensor:
-    """Compute features of normalised images: maps (B, C, H, W), or tokens (B, N, C) with the prefix tokens first."""
+    """Compute features of normalised images: maps (B, C, H, W), or tokens (B, N, C) with the prefix tokens first.
+
+    A model of the user returns vectors (B, d) instead.
+    """
     features: Tensor = backbone(images) if layout.from_forward else backbone.forward_features(images)  # type: ignore[operator]
     return features.permute(0, 3, 1, 2) if layout.channels_last else features
 

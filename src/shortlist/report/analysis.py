@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from torch import Tensor
+from torch import Tensor, nn
 
 from shortlist.config import CONFIG_KEYS, RunConfig
 from shortlist.data import Catalog
@@ -78,8 +78,12 @@ class Analysis:
         return np.flatnonzero(self.num_positives)
 
 
-def open_finished_run(path: Path | str) -> tuple[RunFolder, RunConfig, Encoder]:
+def open_finished_run(path: Path | str, model: nn.Module | None = None) -> tuple[RunFolder, RunConfig, Encoder]:
     """Open a finished run.
+
+    Args:
+        path: Folder of the run.
+        model: The model, if it was given in Python; see `Encoder.from_run`.
 
     Returns:
         The run's folder, its configuration and its encoder.
@@ -91,7 +95,7 @@ def open_finished_run(path: Path | str) -> tuple[RunFolder, RunConfig, Encoder]:
     config = folder.config()
     if not folder.evaluation_file.exists():
         raise RunError(f"The run in {folder.path} is not finished. To finish it: {folder.resume_command}")
-    return folder, config, open_encoder(folder.path)
+    return folder, config, open_encoder(folder.path, model)
 
 
 @translate_arguments(CONFIG_KEYS)

@@ -11,7 +11,7 @@ from shortlist.files import read_json
 from shortlist.progress import Display
 from shortlist.report.contact_sheet import Column, draw_rankings, sample_queries
 from shortlist.report.run_report import report_after_training
-from shortlist.training import open_embedder, train
+from shortlist.training import open_embedder, train_run
 from shortlist.training.components import build_embedder, build_transforms
 from shortlist.training.datasets import open_images
 from shortlist.training.plan import decoding_workers
@@ -31,7 +31,7 @@ def run_demo(config: RunConfig, path: Path, display: Display) -> Path:
         The picture.
     """
     started = time.perf_counter()
-    folder = train(config, path, display)
+    folder = train_run(config, path, display)
     test = open_images(config, display, folder).catalog.split("test")
     trained = open_embedder(folder)
     _, transform = build_transforms(config, trained)

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from torch import nn
 
 from shortlist.config import RunConfig
 from shortlist.data import Catalog
@@ -45,7 +46,13 @@ class ResultSections:
     num_unchecked: int
 
 
-def write_report(path: Path | str, out: Path | str | None = None, display: Display | None = None) -> Path:
+def write_report(
+    path: Path | str,
+    out: Path | str | None = None,
+    display: Display | None = None,
+    *,
+    model: nn.Module | None = None,
+) -> Path:
     """Write the report of a finished run.
 
     If the run's images cannot be opened or have changed, the report says so and omits the results.
@@ -54,6 +61,7 @@ def write_report(path: Path | str, out: Path | str | None = None, display: Displ
         path: Folder of the run.
         out: File to write; report.html in the run's folder by default.
         display: Where progress is shown.
+        model: The model, if it was given in Python; see `Encoder.from_run`.
 
     Returns:
         The file.
@@ -63,7 +71,7 @@ def write_report(path: Path | str, out: Path | str | None = None, display: Displ
         ConfigError: The file cannot be written.
     """
     display = display or default_display()
-    folder, config, encoder = open_finished_run(path)
+    folder, config, encoder = open_finished_run(path, model)
     file = folder.path / "report.html" if out is None else Path(out)
     check_writable(file)
     plan: Plan | None = None
@@ -100,10 +108,10 @@ def write_report(path: Path | str, out: Path | str | None = None, display: Displ
     )
 
 
-def report_after_training(folder: RunFolder, display: Display) -> None:
+def report_after_training(folder: RunFolder, display: Display, model: nn.Module | None = None) -> None:
     """Write the report of a run that was just trained. A failure is only a message: the run itself is complete."""
     try:
-        file = write_report(folder.path, display=display)
+        file = write_report(folder.path, display=display, model=model)
     except Exception as error:  # no error here may end a finished training
         retry = f"shortlist report {shlex.quote(str(folder.path))}"
         reason = f"{type(error).__name__}: {error}"

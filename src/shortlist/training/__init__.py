@@ -8,13 +8,15 @@ with extra("training", __name__):
     from shortlist.batches import LargeBatchStep, StepOutput
     from shortlist.progress import Display
     from shortlist.training.ablation import ablate, collect
+    from shortlist.training.components import Given
     from shortlist.training.folder import RunFolder
-    from shortlist.training.loop import resume, train
+    from shortlist.training.loop import resume_run, train_run
     from shortlist.training.plan import Plan, describe, make_plan
-    from shortlist.training.run_evaluation import evaluate_run, open_embedder, open_encoder
+    from shortlist.training.run_evaluation import evaluate_encoder, evaluate_run, open_embedder, open_encoder
 
 __all__ = [
     "Display",
+    "Given",
     "LargeBatchStep",
     "Plan",
     "RunFolder",
@@ -22,10 +24,11 @@ __all__ = [
     "ablate",
     "collect",
     "describe",
+    "evaluate_encoder",
     "evaluate_run",
     "make_plan",
     "open_embedder",
     "open_encoder",
-    "resume",
-    "train",
+    "resume_run",
+    "train_run",
 ]

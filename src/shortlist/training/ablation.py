@@ -17,7 +17,7 @@ from shortlist.files import read_json, write_text_atomically
 from shortlist.progress import Display, default_display
 from shortlist.training.datasets import open_images
 from shortlist.training.folder import RunFolder, RunInUseError
-from shortlist.training.loop import resume, train
+from shortlist.training.loop import resume_run, train_run
 
 METHODS: Mapping[str, str] = {  # overrides; hyper-parameters are the paper's
     "RS@k": "loss={name: recall_at_k}",
@@ -200,9 +200,9 @@ def _run(case: Case, config: RunConfig, folder: Path, display: Display) -> None:
         run.path.mkdir(parents=True, exist_ok=True)
         write_text_atomically(run.path / "case.json", json.dumps(vars(case)) + "\n")
         if run.config_file.exists():
-            resume(run.path, display)
+            resume_run(run.path, display)
         else:
-            train(config, run.path, display)
+            train_run(config, run.path, display)
         if run.evaluation_file.exists():
             _tested(run)
     except RunInUseError:

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -13,28 +13,42 @@ from torch import Tensor, nn
 
 from shortlist.batches.undo import seeded
 from shortlist.config import CONFIG_KEYS, LossConfig, OptimizerConfig, RunConfig
-from shortlist.data import FitTransform, TestTransform, TrainTransform, Transform
-from shortlist.errors import translate_arguments
+from shortlist.data import FitTransform, TrainTransform, Transform
+from shortlist.encoding.pretrained import square_transform
+from shortlist.errors import ConfigError, translate_arguments
 from shortlist.extras import extra
+from shortlist.imports import GIVEN, given_name, is_reference
 from shortlist.model import Embedder
 from shortlist.ranking import BinnedAPLoss, BlackboxAPLoss, RecallAtKLoss, SiMix, SmoothAPLoss
 from shortlist.seeds import derived_seed
+from shortlist.training.user_loss import build_user_loss
 
 Classes = Tensor | NDArray[np.integer]
 
 
+class Given(NamedTuple):
+    """Parts of a run that are given in Python instead of named in its configuration."""
+
+    model: nn.Module | None = None  # maps normalised images (B, 3, H, W) to vectors (B, d)
+    loss: Callable[..., Tensor] | None = None  # (embeddings, labels) -> scalar, or a head of the engine
+
+
 @translate_arguments(CONFIG_KEYS)
-def build_embedder(config: RunConfig, *, weights: bool = True) -> Embedder:
+def build_embedder(config: RunConfig, *, weights: bool = True, given: nn.Module | None = None) -> Embedder:
     """Build the embedder with its initial weights, which depend on the seed only.
 
     Args:
         config: Configuration of the run.
         weights: Whether to load pretrained weights; False if only shapes matter.
+        given: The model, if it is given in Python; an `Embedder` is used as it is.
     """
     model, images = config.model, config.images
+    check_given(model.backbone, given, "model")
+    if isinstance(given, Embedder):
+        return given
     with seeded(derived_seed("weights", config.training.seed)):
         return Embedder(
-            model.backbone,
+            model.backbone if given is None else given,
             dim=model.dim,
             pooling=model.pooling,
             layer_norm=model.layer_norm,
@@ -45,6 +59,30 @@ def build_embedder(config: RunConfig, *, weights: bool = True) -> Embedder:
             image_size=images.size,
             mean=images.mean,
             std=images.std,
+            imports=config.imports,
+        )
+
+
+def check_given(name: str, given: object, argument: str) -> None:
+    """Check that a part that was given in Python when the run started is given again, and no other part.
+
+    Args:
+        name: Name of the part in the configuration.
+        given: The part, or None.
+        argument: Argument of the Python function, for error messages.
+
+    Raises:
+        ConfigError: The part is missing, or is another one.
+    """
+    if given is None and name.startswith(GIVEN):
+        of_recipe = {"model": "model.backbone", "loss": "loss.name"}[argument]
+        raise ConfigError(
+            f"The {argument} {name.removeprefix(GIVEN)} of this run was given in Python: give it again, with "
+            f"{argument}= of the Python function, or start a run with {of_recipe}=MODULE:NAME."
+        )
+    if given is not None and given_name(given) != name:
+        raise ConfigError(
+            f"The {argument} of this run is {name.removeprefix(GIVEN)}, not {given_name(given).removeprefix(GIVEN)}."
         )
 
 
@@ -54,28 +92,29 @@ def _pretrained(weights: str | None) -> bool | str:
 
 def build_transforms(config: RunConfig, embedder: Embedder) -> tuple[Transform, Transform]:
     """Build the transforms of training and test images; values that are not set are those of the backbone."""
-    images, native = config.images, embedder.data_config
-    interpolation = images.interpolation or ("bicubic" if native.interpolation == "bicubic" else "bilinear")
+    images = config.images
+    square = square_transform(embedder, images.size, images.resize, images.interpolation)
     if images.max_side is not None:
-        fit = FitTransform(images.max_side, interpolation=interpolation)
+        fit = FitTransform(images.max_side, interpolation=square.interpolation)
         return replace(fit, flip=images.flip), fit
-    size = images.size or native.input_size[-1]
-    resize = images.resize or round(size / native.crop_pct)
-    train = TrainTransform(size, images.scale, images.ratio, images.flip, interpolation)
-    return train, TestTransform(size, resize, interpolation)
+    return TrainTransform(square.size, images.scale, images.ratio, images.flip, square.interpolation), square
 
 
-def build_loss(config: LossConfig, classes: Classes, dim: int) -> nn.Module:
+def build_loss(config: LossConfig, classes: Classes, dim: int, given: Callable[..., Tensor] | None = None) -> nn.Module:
     """Build the loss: a module that maps (embeddings, labels) to a scalar.
 
     Args:
         config: Configuration of the loss.
         classes: Labels of the training classes, in any order, for losses that have parameters per class.
         dim: Number of dimensions of the embeddings.
+        given: The loss, if it is given in Python: a callable of (embeddings, labels), or a head.
 
     Raises:
         ConfigError: The loss does not exist, or does not support its arguments.
     """
+    check_given(config.name, given, "loss")
+    if given is not None or is_reference(config.name):
+        return build_user_loss(config, torch.as_tensor(classes), dim, given)
     if config.pml_class:
         with extra("baselines", f"loss.name={config.name}"):
             from shortlist.training.metric_learning import build_metric_learning_loss

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import platform
 import shlex
+import shutil
 import sys
 import time
 import warnings
@@ -36,12 +37,16 @@ class RunFolder:
 
     config.yaml             the resolved configuration; `shortlist train config.yaml` repeats the run
     facts.json              fingerprint of the images, what was left out, versions, seed, threads, command
+    images.parquet          paths and labels of the images, if they were given in Python
+    given-images/           the images themselves, if they were given as a torch dataset
     unreadable.json         images that were left out because they cannot be read, and why (data.on_missing: skip)
     metrics.jsonl           one line per step and per evaluation
-    tensorboard/            the same for TensorBoard
+    tensorboard/            the same for TensorBoard, and wandb/ for Weights & Biases
+    tracking.json           ids of the run in Weights & Biases and MLflow, if it is tracked there
     checkpoints/            the last two checkpoints
     best/                   the embedder with the best validation result
     embedder.*              the trained embedder
+    encoder.json            preprocessing of the images that are searched, for `Encoder.from_run`
     vectors/                embeddings of test images and distractors, which `report` and `compare` use
     evaluation-before.json  results of all tests before training
     evaluation.json         results of all tests with the trained embedder
@@ -56,6 +61,8 @@ class RunFolder:
         self.checkpoints, self.best, self.failed = path / "checkpoints", path / "best", path / "failed"
         self.before_file, self.evaluation_file = path / "evaluation-before.json", path / "evaluation.json"
         self.vectors, self.lock_file = path / "vectors", path / ".lock"
+        self.tracking_file = path / "tracking.json"
+        self.images_file, self.given_images = path / "images.parquet", path / "given-images"
 
     @classmethod
     def open(cls, path: Path) -> RunFolder:
@@ -71,7 +78,13 @@ class RunFolder:
 
     def config(self) -> RunConfig:
         """Read the configuration of the run."""
-        return read_config(self.config_file.read_text(encoding="utf-8"), str(self.config_file))
+        config = read_config(self.config_file.read_text(encoding="utf-8"), str(self.config_file))
+        return self.with_own_images(config) if self.images_file.exists() else config
+
+    def with_own_images(self, config: RunConfig) -> RunConfig:
+        """Return the configuration with the list of images in this folder as `data.source`."""
+        own = {"source": str(self.images_file.absolute()), "root": None}
+        return config.model_copy(update={"data": config.data.model_copy(update=own)})
 
     @property
     def resume_command(self) -> str:
@@ -99,7 +112,7 @@ class RunFolder:
         Raises:
             RunError: The folder contains a run already.
         """
-        if self.config_file.exists():
+        if self.config_file.exists() or self.given_images.exists():
             raise RunError(
                 f"{self.path} contains a run already. Resume it with: {self.resume_command} - or choose another folder."
             )
@@ -109,8 +122,9 @@ class RunFolder:
     def abandon(self) -> None:
         """Undo `begin`, so that a run that could not be set up leaves no files behind."""
         with suppress(OSError):
-            for file in (self.config_file, self.unreadable_file, self.facts_file, self.lock_file):
+            for file in (self.config_file, self.images_file, self.unreadable_file, self.facts_file, self.lock_file):
                 file.unlink(missing_ok=True)
+            shutil.rmtree(self.given_images, ignore_errors=True)
             self.path.rmdir()  # fails if it contains other files
 
     def check_images(self, fingerprint: str) -> None:

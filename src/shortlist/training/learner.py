@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
 import torch
@@ -42,6 +42,7 @@ class Learner:
         device: Device to train on.
         classes: Labels of the training classes, for losses that have parameters per class.
         embedder: Embedder to train; None to build it from the configuration.
+        loss: Loss that is given in Python; None to build it from the configuration.
     """
 
     def __init__(
@@ -50,11 +51,12 @@ class Learner:
         device: torch.device,
         classes: Classes | None = None,
         embedder: Embedder | None = None,
+        loss: Callable[..., Tensor] | None = None,
     ) -> None:
         self.config, self._device, batch = config, device, config.batch
         self.embedder = (embedder or build_embedder(config)).to(device).train()
         refuse_batch_statistics(self.embedder)  # fail now rather than in the first step
-        self.loss = self._initial_loss(torch.empty(0) if classes is None else classes).to(device)
+        self.loss = self._initial_loss(torch.empty(0) if classes is None else classes, loss).to(device)
         self._loss_before: dict[str, Tensor] | None = None  # state of the loss before the current step
         self.optimizer = build_optimizer(config.optimizer, self.embedder.parts(), self.loss)
         half = config.training.precision == "float16"
@@ -73,10 +75,10 @@ class Learner:
             scaler=self.scaler,
         )
 
-    def _initial_loss(self, classes: Classes) -> nn.Module:
+    def _initial_loss(self, classes: Classes, given: Callable[..., Tensor] | None) -> nn.Module:
         """Build the loss with its initial weights, which depend on the seed only."""
         with seeded(derived_seed("loss", self.config.training.seed)):
-            return build_loss(self.config.loss, classes, self.embedder.dim)
+            return build_loss(self.config.loss, classes, self.embedder.dim, given)
 
     def _compute_loss(self, embeddings: Tensor, labels: Tensor) -> Tensor:
         """Compute the loss; NaN if an embedding is not finite, for which the loss itself would raise an error."""

@@ -19,6 +19,8 @@ from shortlist.batches.large_batch import AUTOMATIC_CHUNK
 from shortlist.batches.sizes import Images
 from shortlist.config import CONFIG_KEYS, RunConfig
 from shortlist.data import ImageDataset, image_chunks
+from shortlist.data.given_images import GivenImages, as_catalog
+from shortlist.data.tables import write_table
 from shortlist.encoding import NonFiniteError
 from shortlist.errors import ConfigError, Interrupted, RunError, translate_arguments
 from shortlist.evaluation import Evaluation
@@ -28,15 +30,16 @@ from shortlist.process import threads
 from shortlist.processor import require_bfloat16
 from shortlist.progress import Display, default_display
 from shortlist.training.checkpoint import latest_state, save_state
-from shortlist.training.components import build_embedder, build_loss, build_transforms
+from shortlist.training.components import Given, build_embedder, build_loss, build_transforms
 from shortlist.training.datasets import EvalSet, with_absolute_paths
 from shortlist.training.folder import RunFolder
 from shortlist.training.initial_whitening import check_whitening, learn_whitening
 from shortlist.training.learner import Learner, StepResult
 from shortlist.training.plan import decoding_workers, inference_batch_size, make_plan
-from shortlist.training.run_evaluation import evaluate_embedder
+from shortlist.training.run_evaluation import build_encoder, evaluate_embedder
 from shortlist.training.schedule import learning_rate_factor
 from shortlist.training.stopping import StopRequest, report_resume_command
+from shortlist.training.tracking import check_trackers, start_trackers
 
 Batch = tuple[Tensor, Iterator[Images]]  # indices of images in the training catalog, and their pixels in chunks
 PROGRESS_VALUES = ("epoch", "loss", "images_per_second")  # shown in the progress bar
@@ -44,26 +47,37 @@ ADVICE = "A smaller optimizer.lr, schedule.warmup or training.clip_norm often he
 
 
 @translate_arguments(CONFIG_KEYS)
-def train(config: RunConfig, path: Path | str, display: Display | None = None) -> RunFolder:
-    """Train a new run, and evaluate it.
+def train_run(
+    config: RunConfig,
+    path: Path | str,
+    display: Display | None = None,
+    given: Given | None = None,
+    data: GivenImages | None = None,
+) -> RunFolder:
+    """Train a new run, and evaluate it; `shortlist.train` also opens recipes and writes a report.
 
     Args:
         config: Configuration of the run.
         path: Folder of the run, which is created.
         display: Display for progress.
+        given: Model and loss that are given in Python; the configuration must say so.
+        data: Images to use instead of `data.source`. The folder of the run keeps a list of them.
 
     Returns:
         The folder of the run.
 
     Raises:
         ShortlistError: The configuration, images or weights cannot be used.
-        Interrupted: The user pressed Ctrl-C; `resume` continues the run.
+        Interrupted: The user pressed Ctrl-C; `resume_run` continues the run.
     """
-    folder, config = RunFolder(Path(path)), with_absolute_paths(config)
+    folder = RunFolder(Path(path))
+    config = with_absolute_paths(config if data is None else folder.with_own_images(config))
     with folder.locked(), report_resume_command(folder), threads(config.training.threads):
         folder.begin(config)
         try:
-            trainer = Trainer(config, folder, display or default_display())
+            if data is not None:
+                write_table(as_catalog(data, folder.given_images), folder.images_file)
+            trainer = Trainer(config, folder, display or default_display(), given or Given())
         except BaseException:
             folder.abandon()
             raise
@@ -72,12 +86,13 @@ def train(config: RunConfig, path: Path | str, display: Display | None = None) -
 
 
 @translate_arguments(CONFIG_KEYS)
-def resume(path: Path | str, display: Display | None = None) -> RunFolder:
+def resume_run(path: Path | str, display: Display | None = None, given: Given | None = None) -> RunFolder:
     """Resume a run from its last checkpoint; the result is the same as that of an uninterrupted run.
 
     Args:
         path: Folder of the run.
         display: Display for progress.
+        given: Model and loss, if they were given in Python when the run started.
 
     Returns:
         The folder of the run.
@@ -93,16 +108,17 @@ def resume(path: Path | str, display: Display | None = None) -> RunFolder:
         else:
             config = folder.config()
             with threads(config.training.threads):
-                Trainer(config, folder, display).run()
+                Trainer(config, folder, display, given or Given()).run()
     return folder
 
 
 class Trainer:
     """Trains one run, from the last checkpoint in its folder to the end."""
 
-    def __init__(self, config: RunConfig, folder: RunFolder, display: Display) -> None:
-        self.config, self.folder, self.display = config, folder, display
-        self.accelerator = Accelerator(log_with="tensorboard", project_dir=str(folder.path))
+    def __init__(self, config: RunConfig, folder: RunFolder, display: Display, given: Given) -> None:
+        self.config, self.folder, self.display, self.given = config, folder, display, given
+        check_trackers(config.tracking)
+        self.accelerator = Accelerator()
         if self.accelerator.num_processes > 1:
             raise ConfigError("Training in several processes is not supported yet. Start a single process.")
         self.device = self.accelerator.device
@@ -111,11 +127,11 @@ class Trainer:
                 raise ConfigError("training.precision=float16 requires a GPU. Use float32 or bfloat16.")
             if config.training.precision == "bfloat16":
                 require_bfloat16()
-        embedder = build_embedder(config)
-        build_loss(config.loss, torch.arange(2), embedder.dim)  # report mistakes before the images are opened
+        embedder = build_embedder(config, given=given.model)
+        build_loss(config.loss, torch.arange(2), embedder.dim, given.loss)  # report mistakes before images are opened
         self.plan = plan = make_plan(config, display, folder)
         check_whitening(config, embedder, plan.train)
-        self.learner = Learner(config, self.device, plan.classes, embedder)
+        self.learner = Learner(config, self.device, plan.classes, embedder, given.loss)
         self.train_transform, self.test_transform = build_transforms(config, self.learner.embedder)
         left_out = {"missing": list(plan.catalog.missing), "classes_too_small": plan.classes_left_out}
         folder.record_facts(plan.catalog.fingerprint(), seed=config.training.seed, **left_out)
@@ -226,8 +242,10 @@ class Trainer:
 
     def _finish(self) -> None:
         """Save the best embedder, or the last one if there is no validation, and test it once."""
-        result = self.learner.result if self.best is None else Embedder.load(self.folder.best).to(self.device)
-        result.save(self.folder.path)
+        result = self.learner.result
+        if self.best is not None:
+            result = Embedder.load(self.folder.best, self.given.model).to(self.device)
+        build_encoder(self.config, result).save(self.folder.path)
         if not self.plan.eval_sets:
             self.display.message("There are no test classes, so the embedder was not tested.")
         later = {
@@ -262,7 +280,7 @@ class Trainer:
             ) from None
 
     def _record(self, record: dict[str, Any]) -> None:
-        """Log a record to `metrics.jsonl` and TensorBoard."""
+        """Log a record to `metrics.jsonl` and the trackers."""
         self.folder.log(record)
         kind = record["kind"].replace(" ", "_")
         if len(self.plan.eval_sets) > 1 and "data" in record:
@@ -273,7 +291,6 @@ class Trainer:
     def _save(self) -> None:
         state = self.learner.state(self.step)
         save_state(self.folder.checkpoints, replace(state, facts={**state.facts, "best": self.best}))
-        self.accelerator.get_tracker("tensorboard", unwrap=True).flush()
 
     def _restore(self) -> bool:
         """Restore the last checkpoint and discard what was logged after it; return whether there is a checkpoint."""
@@ -283,8 +300,7 @@ class Trainer:
             self.step, self.best = state.step, state.facts["best"]
             self.display.message(f"Resuming after step {self.step} of {self.plan.total_steps}.", step=self.step)
         self.folder.discard_records_after(self.step or -1)  # the evaluation before step 1 is repeated
-        purge = {"tensorboard": {"purge_step": self.step + 1}}
-        self.accelerator.init_trackers("tensorboard", init_kwargs=purge)
+        start_trackers(self.accelerator, self.config, self.folder, self.step)
         return state is not None
 
     def _failure(self, result: StepResult, batch: Tensor) -> RunError:

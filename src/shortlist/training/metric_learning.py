@@ -14,6 +14,7 @@ from shortlist.config.schema import NamedConfig
 from shortlist.errors import ConfigError, did_you_mean
 from shortlist.pytorch_metric_learning import CrossBatchMemory
 from shortlist.training.metric_learning_arguments import RunSizes, classes_in, construct
+from shortlist.training.user_loss import ForeignLoss
 
 _BASE = "it is a base class of other losses"
 _UNLABELLED = "it learns from unlabelled views of images, and the images of a run have labels"
@@ -39,7 +40,7 @@ REFUSED_MINERS = {
 }
 
 
-def build_metric_learning_loss(config: LossConfig, classes: Tensor, dim: int) -> MetricLearningLoss:
+def build_metric_learning_loss(config: LossConfig, classes: Tensor, dim: int) -> ForeignLoss:
     """Build a loss with its miner and memory, and try it on four vectors.
 
     Args:
@@ -61,7 +62,7 @@ def build_metric_learning_loss(config: LossConfig, classes: Tensor, dim: int) ->
             supported = ", ".join(sorted(losses.CrossBatchMemory.supported_losses()))
             raise ConfigError(f"loss.memory does not work with {config.name}. It works with {supported}.")
         loss, miner = Memory(loss, dim, config.memory.size, miner), None
-    complete = MetricLearningLoss(loss, miner, classes)
+    complete = ForeignLoss(loss, classes, miner)
     _try(complete, config, dim)
     return complete
 
@@ -81,7 +82,7 @@ def _build(
     return built
 
 
-def _try(loss: MetricLearningLoss, config: LossConfig, dim: int) -> None:
+def _try(loss: ForeignLoss, config: LossConfig, dim: int) -> None:
     """Call the loss once, so that what the library refuses fails before images are read."""
     vectors = torch.randn(4, dim, generator=torch.Generator().manual_seed(0))
     labels = loss.classes[[0, 0, -1, -1]]
@@ -95,46 +96,6 @@ def _try(loss: MetricLearningLoss, config: LossConfig, dim: int) -> None:
             problem = str(error).strip() or type(error).__name__
             given = f" and the arguments {config.args}" if config.args else ""
             raise ConfigError(f"{config.name}{miner}{given} does not work: {problem}") from error
-
-
-class MetricLearningLoss(nn.Module):
-    """Wrapper that gives a loss of pytorch-metric-learning the call and the state of the losses of shortlist.
-
-    The loss gets labels from 0 to C - 1. Everything that it keeps between steps is in `state_dict`.
-
-    Args:
-        loss: Loss that is called with (embeddings, labels, indices_tuple).
-        miner: Miner that selects the indices, or None to use all pairs.
-        classes: Labels of the training classes (C,), ascending.
-    """
-
-    classes: Tensor
-
-    def __init__(self, loss: nn.Module, miner: nn.Module | None, classes: Tensor) -> None:
-        super().__init__()
-        self.loss, self.miner = loss, miner
-        self.register_buffer("classes", classes, persistent=False)
-        for module in self.modules():  # some keep state in plain tensors, which state_dict and .to() would ignore
-            for name, value in list(vars(module).items()):
-                if isinstance(value, Tensor):
-                    delattr(module, name)
-                    module.register_buffer(name, value)
-
-    def forward(self, embeddings: Tensor, labels: Tensor) -> Tensor:
-        for buffer in self.buffers():  # some also keep the graph of the last batch
-            buffer.detach_()
-        indices = self._class_indices(labels)
-        mined = None if self.miner is None else self.miner(embeddings, indices)
-        value = self.loss(embeddings, indices, mined)
-        if not isinstance(value, Tensor) or value.numel() != 1:
-            raise ValueError("it does not return one number per batch; use another reducer")
-        return value.reshape(())
-
-    def _class_indices(self, labels: Tensor) -> Tensor:
-        indices = torch.searchsorted(self.classes, labels).clamp_(max=len(self.classes) - 1)
-        if not torch.equal(self.classes[indices], labels):
-            raise ValueError("a batch contains labels that are not among the training classes")
-        return indices
 
 
 class Memory(CrossBatchMemory):

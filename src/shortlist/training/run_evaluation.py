@@ -10,11 +10,12 @@ from typing import Any
 import numpy as np
 import torch
 from accelerate import Accelerator
-from torch import Tensor
+from torch import Tensor, nn
 
 from shortlist.config import CONFIG_KEYS, RunConfig
 from shortlist.config.schema import TestConfig
-from shortlist.data import Catalog
+from shortlist.data import BENCHMARKS, Catalog, open_catalog
+from shortlist.data.loader import decoding_workers as default_workers
 from shortlist.data.missing_files import check_on_missing
 from shortlist.encoding import Encoder, NonFiniteError, embed_images, embed_to_file, left_out_images
 from shortlist.encoding.encoder import ENCODER_FILE
@@ -24,7 +25,14 @@ from shortlist.model import Embedder
 from shortlist.progress import Advance, Display, default_display
 from shortlist.search import Vectors, open_vectors
 from shortlist.training.components import build_transforms
-from shortlist.training.datasets import EvalSet, open_eval_set, open_eval_sets, open_images, open_run_images
+from shortlist.training.datasets import (
+    EvalSet,
+    open_eval_set,
+    open_eval_sets,
+    open_images,
+    open_run_images,
+    reported_k,
+)
 from shortlist.training.folder import RunFolder
 from shortlist.training.plan import decoding_workers, inference_batch_size
 
@@ -32,11 +40,12 @@ from shortlist.training.plan import decoding_workers, inference_batch_size
 @translate_arguments({name: key for name, key in CONFIG_KEYS.items() if name not in ("on_missing", "root")})
 def evaluate_run(
     path: Path | str,
-    data: str | None = None,
+    data: str | Path | Catalog | None = None,
     *,
-    root: Path | None = None,
-    distractors: Path | None = None,
+    root: Path | str | None = None,
+    distractors: Path | str | None = None,
     on_missing: str | None = None,
+    model: nn.Module | None = None,
     display: Display | None = None,
 ) -> list[Evaluation]:
     """Evaluate the embedder of a run on the test sets of its configuration, or on other images.
@@ -48,6 +57,7 @@ def evaluate_run(
         root: Root of `data`, as in `open_catalog`.
         distractors: Folder of R1M, whose images are added to the gallery of `data`.
         on_missing: Replaces `data.on_missing` of the configuration.
+        model: The model, if it was given in Python; see `Encoder.from_run`.
         display: Display for progress.
 
     Returns:
@@ -62,12 +72,14 @@ def evaluate_run(
     for name, value in {"root": root, "distractors": distractors}.items():
         if value is not None and data is None:
             raise ConfigError(f"`{name}` requires `data`: it is the location of other images.")
+        if value is not None and isinstance(data, Catalog):
+            raise ConfigError(f"`{name}` has no effect on a catalog.")
     folder, display = RunFolder.open(Path(path)), display or default_display()
     config = folder.config()
     if on_missing is not None:
         check_on_missing(on_missing)
         config = _with_on_missing(config, on_missing)
-    embedder = open_embedder(folder).to(Accelerator().device)
+    embedder = open_embedder(folder, model).to(Accelerator().device)
 
     @translate_arguments({"root": "data.root"})
     def own() -> Catalog:
@@ -76,13 +88,42 @@ def evaluate_run(
         return open_run_images(config, display, folder).catalog
 
     eval_sets: tuple[EvalSet, ...]
-    if data is not None:
-        eval_sets = (open_eval_set(config, TestConfig(source=data, root=root, distractors=distractors), display, own),)
+    if isinstance(data, Catalog):
+        eval_sets = (EvalSet(_test_images(data), reported_k(config, data.name)),)
+    elif data is not None:
+        test = TestConfig.model_validate({"source": str(data), "root": root, "distractors": distractors})
+        eval_sets = (open_eval_set(config, test, display, own),)
     else:
         eval_sets = open_eval_sets(config, display, own)
     if not eval_sets:
         raise DataError(f"{config.data.source} has no test images, and evaluation.tests of the run is empty")
     return [each for eval_set in eval_sets for each in evaluate_embedder(embedder, eval_set, config, display, folder)]
+
+
+def evaluate_encoder(
+    encoder: Encoder,
+    data: str | Path | Catalog,
+    *,
+    root: Path | str | None = None,
+    on_missing: str = "error",
+    display: Display | None = None,
+) -> list[Evaluation]:
+    """Evaluate an encoder that need not belong to a run; see `evaluate_run` for the arguments."""
+    display = display or default_display()
+    if not isinstance(data, Catalog):
+        with display.task(f"opening {data}", "images") as progress:
+            data = open_catalog(data, root=root, on_missing=on_missing, train_share=0, progress=progress)
+    test = _test_images(data)
+    k = BENCHMARKS[data.name].k if data.name in BENCHMARKS else None
+    with display.task(f"embedding {test.name}", "images") as progress:
+        vectors = embed_test(encoder, test, default_workers(len(test)), None, progress)
+    with display.task(f"ranking {test.name}") as progress:
+        return [evaluate(vectors, test, k=k, progress=progress)]
+
+
+def _test_images(catalog: Catalog) -> Catalog:
+    """Return the test images of a catalog, or all of them if it has no splits."""
+    return catalog.split("test") if catalog.splits.any() else catalog
 
 
 def _with_on_missing(config: RunConfig, on_missing: str) -> RunConfig:
@@ -182,23 +223,28 @@ def build_encoder(config: RunConfig, embedder: Embedder, *, validation: bool = F
     return Encoder(embedder, build_transforms(config, embedder)[1], scales, inference_batch_size(config))
 
 
-def open_encoder(path: Path | str) -> Encoder:
+def open_encoder(path: Path | str, model: nn.Module | None = None) -> Encoder:
     """Open the encoder of a finished run, or one that `Encoder.save` wrote, and move it to the default device.
+
+    Args:
+        path: Folder of the run. Unlike `Encoder.from_run`, this function also opens runs that have no encoder.json.
+        model: See `Encoder.from_run`.
 
     Raises:
         RunError: The run is not finished.
     """
     if (Path(path) / ENCODER_FILE).is_file():
-        encoder = Encoder.load(path)
-    else:
-        folder = RunFolder.open(Path(path))
-        encoder = build_encoder(folder.config(), open_embedder(folder))
-    encoder.embedder.to(Accelerator().device)
-    return encoder
+        return Encoder.from_run(path, model=model)
+    folder = RunFolder.open(Path(path))
+    return build_encoder(folder.config(), open_embedder(folder, model)).to()
 
 
-def open_embedder(folder: RunFolder) -> Embedder:
+def open_embedder(folder: RunFolder, model: nn.Module | None = None) -> Embedder:
     """Open the embedder of a finished run, on the CPU.
+
+    Args:
+        folder: Folder of the run.
+        model: See `Encoder.from_run`.
 
     Raises:
         RunError: The run is not finished.
@@ -207,4 +253,4 @@ def open_embedder(folder: RunFolder) -> Embedder:
         raise RunError(
             f"The run in {folder.path} is not finished and has no embedder yet. Resume it with: {folder.resume_command}"
         )
-    return Embedder.load(folder.path)
+    return Embedder.load(folder.path, model)

@@ -1,0 +1,96 @@
+"""Models that need no training here: timm models as they are published, and packages that `shortlist export` wrote."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import huggingface_hub
+from safetensors import SafetensorError
+from safetensors.torch import load_file
+
+from shortlist.data import FitTransform, TestTransform, Transform
+from shortlist.errors import ModelError
+from shortlist.model import ClassToken, Embedder
+from shortlist.model.embedder_config import RESERVED
+from shortlist.model.state_dict import load_completely
+from shortlist.model.weights import reachable
+
+TRANSFORMS: dict[str, type[TestTransform] | type[FitTransform]] = {"square": TestTransform, "fit": FitTransform}
+CONFIG, WEIGHTS = "config.json", "model.safetensors"  # of a package
+
+Parts = tuple[Embedder, Transform, tuple[float, ...]]  # the embedder in evaluation mode, its transform, and its scales
+
+
+def open_pretrained(name: str, pretrained: bool | str | Path, pooling: str | None, image_size: int | None) -> Parts:
+    """Open a timm model by name, a package in a folder, or a package on the Hugging Face Hub (`OWNER/NAME`).
+
+    See `Encoder.from_pretrained` for the arguments and errors.
+    """
+    if Path(name).is_dir():
+        return _open_package(Path(name))
+    if "/" in name:
+        return _open_package(_download(name))
+    pooled = pooling or "average"
+    embedder = Embedder(name, None, pooled, layer_norm=False, pretrained=pretrained, image_size=image_size).eval()
+    if pooling is None and embedder.layout.class_token:
+        embedder.pooling, embedder.config = ClassToken(), replace(embedder.config, pooling="token")
+    return embedder, square_transform(embedder), (1.0,)
+
+
+def square_transform(
+    embedder: Embedder, size: int | None = None, resize: int | None = None, interpolation: str | None = None
+) -> TestTransform:
+    """Return the transform to squares; values that are not given are those of the backbone.
+
+    Args:
+        embedder: Embedder of the images.
+        size: Side of the square.
+        resize: Length of the shorter side before the square is cropped.
+        interpolation: `bilinear` or `bicubic`.
+    """
+    native = embedder.data_config
+    size = size or native.input_size[-1]
+    kind = interpolation or ("bicubic" if native.interpolation == "bicubic" else "bilinear")
+    return TestTransform(size, resize or round(size / native.crop_pct), kind)
+
+
+def _open_package(folder: Path) -> Parts:
+    """Build the embedder of a package, without executing its load.py."""
+    if not (folder / CONFIG).is_file() or not (folder / WEIGHTS).is_file():
+        raise ModelError(f"{folder} has no {CONFIG} and {WEIGHTS}: it is not a package that shortlist exported")
+    try:
+        config = json.loads((folder / CONFIG).read_text(encoding="utf-8"))
+        if not str(config["made_by"]).startswith("shortlist "):
+            raise KeyError("made_by")
+        tensors = load_file(folder / WEIGHTS)
+        preprocessing: dict[str, Any] = dict(config["preprocessing"])
+        kind = TRANSFORMS[preprocessing.pop("kind")]
+        del preprocessing["reducing_gap"]  # the same for all images
+        transform = kind(**preprocessing)
+        settings = {name: config[name] for name in ("pooling", "layer_norm", "l2_pooled", "mean", "std")}
+        settings["dim"] = config["dim"] if "linear.weight" in tensors else None
+        options = {name: value for name, value in config["backbone_options"].items() if name not in RESERVED}
+        name, scales = str(config["backbone"]), tuple(config["scales"])
+    except (OSError, SafetensorError, ValueError, KeyError, TypeError, AttributeError) as error:
+        raise ModelError(f"{folder} is not a package that shortlist exported, or is damaged: {error!r}") from error
+    if ":" in name:  # would import and call a function that the package names
+        raise ModelError(f"{folder} names the backbone {name!r}, which is not a timm model")
+    embedder = Embedder(name, **settings, backbone_args=options, image_size=transform.size)
+    load_completely(embedder, tensors, f"the weights in {folder} are not those of {name!r} with this configuration")
+    return embedder.eval(), transform, scales
+
+
+def _download(name: str) -> Path:
+    """Download the weights and the configuration of a package, or find them in the local cache."""
+    online = reachable(huggingface_hub.hf_hub_url(name, CONFIG))  # checked first: otherwise, retries take a minute
+    try:
+        files = [CONFIG, WEIGHTS]
+        return Path(huggingface_hub.snapshot_download(name, allow_patterns=files, local_files_only=not online))
+    except Exception as error:  # the library raises many kinds
+        problem = str(error).strip().partition("\n")[0]
+        raise ModelError(
+            f"there is no folder {name}, and no package {name} can be downloaded from the Hugging Face Hub: {problem}"
+        ) from error

@@ -1,0 +1,216 @@
+"""Train, resume and evaluate runs: what `import shortlist` and the command line call."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from shortlist.errors import ConfigError
+from shortlist.extras import extra
+from shortlist.imports import given_name
+
+with extra("training", __name__):
+    from shortlist.config import RunConfig, dotted_key, validate_config
+    from shortlist.recipes import open_recipe
+
+if TYPE_CHECKING:  # these imports take seconds: mistakes in a recipe are reported before them
+    from torch import Tensor, nn
+
+    from shortlist.data.catalog import Catalog
+    from shortlist.data.given_images import GivenImages
+    from shortlist.encoding import Encoder
+    from shortlist.evaluation import Evaluation
+    from shortlist.progress import Display
+    from shortlist.training import RunFolder
+
+PARTS = {"model": "backbone", "loss": "name", "data": "source"}  # section -> the key that names the part
+
+
+@dataclass(frozen=True)
+class Run:
+    """A finished run.
+
+    Args:
+        path: Folder of the run.
+        config: Its configuration.
+        evaluations: Results of all tests with the trained model, with confidence intervals; empty without test images.
+    """
+
+    path: Path
+    config: RunConfig = field(repr=False)
+    evaluations: tuple[Evaluation, ...] = field(repr=False)
+
+    @property
+    def metrics(self) -> dict[str, float]:
+        """Results of the first test, from 0 to 1."""
+        return self.evaluations[0].values if self.evaluations else {}
+
+
+def train(
+    recipe: str | Path | RunConfig,
+    *settings: str,
+    model: str | nn.Module | Mapping[str, Any] | None = None,
+    loss: str | Callable[..., Tensor] | Mapping[str, Any] | None = None,
+    data: str | Path | GivenImages | Mapping[str, Any] | None = None,
+    output: Path | str | None = None,
+    report: bool = True,
+    display: Display | None = None,
+    **keywords: Any,
+) -> Run:
+    """Train a model in a new folder, and test it.
+
+    Settings of the recipe are overridden by dotted strings, or by keywords: `epochs=10` is `"training.epochs=10"`. A
+    keyword is the name of a setting or, if several sections have a setting of that name, of section and setting:
+    `batch_size=64`.
+
+    Args:
+        recipe: Name of a packaged recipe, path of a YAML file, or a configuration.
+        settings: Overrides of the form `dotted.key=value`, with the value in YAML.
+        model: Module that maps normalised images (B, 3, H, W) to vectors (B, d), or an `Embedder`. It is trained in
+            place. A string is a name for `model.backbone`.
+        loss: Callable that maps (embeddings, labels) to a scalar, such as a loss of pytorch-metric-learning, with
+            labels from 0 to C - 1 for C training classes; or a head of the engine (`shortlist.ranking.Head`). A string
+            is a name for `loss.name`.
+        data: Images: a `Catalog`, a pair (paths, labels), or a torch dataset of images and labels. A string is a name
+            or path for `data.source`.
+        output: Folder of the run. Default: runs/NAME, or the first of runs/NAME-2, ... that does not exist.
+        report: Whether to write report.html to the folder.
+        display: Shows the progress.
+        keywords: Further overrides.
+
+    Returns:
+        The finished run.
+
+    Raises:
+        ConfigError: The recipe or a setting is not valid.
+        ShortlistError: The images or weights cannot be used.
+        Interrupted: The user pressed Ctrl-C; `resume` continues the run.
+
+    Example:
+        >>> run = train("folder", "optimizer.lr=1e-4", source="my-images", epochs=10)  # doctest: +SKIP
+        >>> run.metrics["r@1"]  # doctest: +SKIP
+        0.81
+    """
+    parts = {"model": model, "loss": loss, "data": data}
+    given = {name: part for name, part in parts.items() if not isinstance(part, str | Path | Mapping | None)}
+    named = {name: part for name, part in parts.items() if isinstance(part, str | Path | Mapping)}
+    config = _configure(recipe, settings, given, {**named, **keywords})
+
+    from shortlist.training import Given, train_run
+
+    of_run = Given(given.get("model"), given.get("loss"))  # type: ignore[arg-type]
+    folder = train_run(config, output or new_folder(config.name), display, of_run, given.get("data"))  # type: ignore[arg-type]
+    return _finished(folder, of_run.model, report, display)
+
+
+def resume(
+    path: Path | str,
+    *,
+    model: nn.Module | None = None,
+    loss: Callable[..., Tensor] | None = None,
+    report: bool = True,
+    display: Display | None = None,
+) -> Run:
+    """Resume an interrupted run from its last checkpoint, with the result of an uninterrupted run.
+
+    Args:
+        path: Folder of the run.
+        model: A module of the same architecture, if the model was given in Python.
+        loss: The same loss, if it was given in Python.
+        report: Whether to write report.html to the folder.
+        display: Shows the progress.
+
+    Raises:
+        RunError: The run cannot be resumed.
+        ConfigError: A part that was given in Python is missing.
+        Interrupted: The user pressed Ctrl-C.
+    """
+    from shortlist.training import Given, resume_run
+
+    return _finished(resume_run(path, display, Given(model, loss)), model, report, display)
+
+
+def evaluate(
+    run: Run | Encoder | Path | str,
+    data: str | Path | Catalog | None = None,
+    *,
+    root: Path | str | None = None,
+    distractors: Path | str | None = None,
+    on_missing: str | None = None,
+    model: nn.Module | None = None,
+    display: Display | None = None,
+) -> list[Evaluation]:
+    """Evaluate a run on its test images or on other images, or any encoder on images.
+
+    Args:
+        run: A run or its folder, or an encoder.
+        data: Images to evaluate on; all of them if they define no splits, and else the test images. Default: the test
+            images of the run.
+        root: Root of `data`, as in `open_catalog`.
+        distractors: Folder of R1M, whose images are added to the gallery of `data`. For runs only.
+        on_missing: "error" or "skip", for missing images. Default: the setting of the run, or "error".
+        model: A module of the same architecture, if the model of the run was given in Python.
+        display: Shows the progress.
+
+    Returns:
+        One evaluation per test set, or two (without and with distractors) for a test set with distractors.
+
+    Raises:
+        ConfigError: An argument is missing or has no effect.
+        DataError: The images cannot be opened, or have no test images.
+        RunError: The run is not finished.
+    """
+    from shortlist.encoding import Encoder
+    from shortlist.training import evaluate_encoder, evaluate_run
+
+    if not isinstance(run, Encoder):
+        path = run.path if isinstance(run, Run) else run
+        return evaluate_run(
+            path, data, root=root, distractors=distractors, on_missing=on_missing, model=model, display=display
+        )
+    if data is None:
+        raise ConfigError("An encoder has no test images of its own: give `data`.")
+    if distractors is not None or model is not None:
+        raise ConfigError("`distractors` and `model` are for runs, and have no effect on an encoder.")
+    return evaluate_encoder(run, data, root=root, on_missing=on_missing or "error", display=display)
+
+
+def new_folder(name: str) -> Path:
+    """Return runs/NAME, or the first of runs/NAME-2, runs/NAME-3, ... that does not exist."""
+    folder, number = Path("runs") / name, 2
+    while folder.exists():
+        folder, number = Path("runs") / f"{name}-{number}", number + 1
+    return folder
+
+
+def _configure(
+    recipe: str | Path | RunConfig, settings: Sequence[str], given: Mapping[str, object], keywords: Mapping[str, Any]
+) -> RunConfig:
+    """Open a recipe, or copy a configuration, with all overrides and the names of parts that are given in Python."""
+    overrides: dict[str, Any] = {}
+    for name, part in given.items():
+        if name == "data":
+            overrides |= {"data.source": given_name(part), "data.root": None}
+        else:
+            overrides[name] = {PARTS[name]: given_name(part)}
+    for name, value in keywords.items():
+        key = dotted_key(name)
+        key = f"{key}.{PARTS[key]}" if key in PARTS and not isinstance(value, Mapping) else key
+        overrides[key] = str(value) if isinstance(value, Path) else value
+    if isinstance(recipe, RunConfig):
+        return validate_config(recipe.model_dump(), f"The configuration {recipe.name}", settings, overrides)
+    return open_recipe(recipe, settings, overrides)
+
+
+def _finished(folder: RunFolder, model: nn.Module | None, report: bool, display: Display | None) -> Run:
+    from shortlist.evaluation import Evaluation
+    from shortlist.files import read_json
+    from shortlist.progress import default_display
+    from shortlist.report.run_report import report_after_training
+
+    if report:
+        report_after_training(folder, display or default_display(), model)
+    found = read_json(folder.evaluation_file)
+    return Run(folder.path, folder.config(), tuple(Evaluation.from_dict(each) for each in found))

@@ -1,0 +1,428 @@
+"""`shortlist.train`, `resume` and `evaluate`: recipes, settings by keyword, and parts that are given in Python."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+from torch import Tensor, nn
+from torch.utils.data import Dataset
+
+import shortlist
+from shortlist import Embedder, Encoder, evaluate, resume, train
+from shortlist.config import RunConfig, read_config
+from shortlist.data import Catalog, open_catalog
+from shortlist.errors import ConfigError, DataError, Interrupted, ModelError, RunError
+from shortlist.training import loop
+from tests.processes import Commands
+from tests.training.runs import RECIPE, class_folders, config, records, same_weights, weights
+from tests.user_parts import Net, Proxies, ReciprocalRank, pull
+
+TINY: dict[str, Any] = {"report": False, "validation": "none", "epochs": 1}
+
+
+@pytest.fixture(scope="module")
+def images(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return class_folders(tmp_path_factory.mktemp("data") / "images")
+
+
+@pytest.fixture(scope="module")
+def files(images: Path) -> list[Path]:
+    return sorted(images.glob("*/*.png"))
+
+
+def net() -> Net:
+    """Always the same initial weights."""
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(3)
+        return Net()
+
+
+class TestRecipes:
+    def test_a_recipe_with_settings_of_both_kinds(self, images: Path, tmp_path: Path) -> None:
+        run = train(
+            "folder",
+            "model={backbone: test_efficientnet, weights: none, dim: 8}",
+            "schedule.warmup=0",
+            source=images,
+            images_size=32,
+            batch_size=6,
+            per_class=3,
+            workers=0,
+            epochs=2,
+            bootstrap=20,
+            output=tmp_path / "run",
+        )
+        assert run.path == tmp_path / "run"
+        assert (run.config.name, run.config.training.epochs, run.config.batch.size) == ("folder", 2, 6)
+        assert run.config.data.source == str(images)
+        assert (run.path / "report.html").is_file()
+        (found,) = json.loads((run.path / "evaluation.json").read_text())
+        assert run.metrics["r@1"] == found["metrics"]["r@1"]["value"] == run.evaluations[0].metrics["r@1"].value
+        assert "config" not in repr(run)
+
+    def test_a_file_and_a_configuration_give_the_same_run(self, images: Path, tmp_path: Path) -> None:
+        recipe = tmp_path / "tiny.yaml"
+        recipe.write_text(RECIPE)
+        one = train(recipe, source=images, output=tmp_path / "one", **TINY)
+        other = train(config(images), output=tmp_path / "other", **TINY)
+        assert same_weights(weights(one.path), weights(other.path))
+        assert one.config == other.config
+        different = train(config(images), "optimizer.lr=0.1", output=tmp_path / "different", **TINY)
+        assert not same_weights(weights(one.path), weights(different.path))
+
+    def test_runs_are_numbered(self, images: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.chdir(tmp_path)
+        runs = [train(config(images), name="twice", **TINY) for _ in range(2)]
+        assert [str(run.path) for run in runs] == ["runs/twice", "runs/twice-2"]
+
+    def test_a_run_without_test_images_has_no_metrics(self, images: Path, tmp_path: Path) -> None:
+        run = train(config(images), train_share=1, output=tmp_path / "run", **TINY)
+        assert run.metrics == {}
+        assert run.evaluations == ()
+
+    @pytest.mark.parametrize(
+        ("keywords", "said"),
+        [
+            ({"epoch": 3}, r"no setting 'epoch'; did you mean 'epochs'\?"),
+            ({"batchsize": 3}, r"no setting 'batchsize'; did you mean 'batch_size'\?"),
+            (
+                {"size": 3},
+                r"'size' is the name of several settings: images.size, batch.size. Write images_size=... ",
+            ),
+            ({"k": 3}, r"several settings: loss.k, evaluation.k. Write loss_k=... or evaluation_k=..."),
+            ({"epochs": 0}, r"training.epochs: should be greater than or equal to 1"),
+            ({"loss": "recal_at_k"}, r"loss.name: unknown loss; did you mean 'recall_at_k'"),
+            ({"optimizer": {"rate": 1}}, r"optimizer.rate: unknown key"),
+        ],
+    )
+    def test_mistakes(self, keywords: dict[str, Any], said: str, tmp_path: Path) -> None:
+        with pytest.raises(ConfigError, match=said):
+            train("folder", output=tmp_path / "run", **keywords)
+        with pytest.raises(ConfigError, match="no recipe and no file 'foldr'; did you mean 'folder'"):
+            train("foldr")
+        assert not (tmp_path / "run").exists()
+
+    def test_parts_by_name(self, images: Path, tmp_path: Path) -> None:
+        run = train(
+            read_config(RECIPE, "tiny"),
+            model={"backbone": "test_resnet", "weights": "none", "dim": 4},
+            loss="smooth_ap",
+            data=images,
+            output=tmp_path / "run",
+            **TINY,
+        )
+        assert run.config.model.backbone == "test_resnet"
+        assert run.config.model.dim == 4
+        assert run.config.loss.name == "smooth_ap"
+        assert run.config.data.source == str(images)
+
+
+class TestModel:
+    def test_a_module_is_trained_in_place_and_its_results_are_those_of_its_vectors(
+        self, images: Path, tmp_path: Path
+    ) -> None:
+        model = net()
+        before = {name: each.clone() for name, each in model.state_dict().items()}
+        run = train(config(images), model=model, output=tmp_path / "run", **{**TINY, "report": True})
+        assert (run.path / "report.html").is_file()
+        assert run.config.model.backbone == "given in Python: Net"
+        assert not torch.equal(model.linear.weight, before["linear.weight"])
+        assert torch.equal(model.norm.running_mean, before["norm.running_mean"])  # BatchNorm is frozen
+        encoder = Encoder.from_run(run.path, model=net())
+        test = open_catalog(images).split("test")
+        vectors = encoder.encode([test.file(index) for index in range(len(test))])
+        assert vectors.shape == (len(test), 6)
+        torch.testing.assert_close(vectors.norm(dim=1), torch.ones(len(test)))
+        expected = shortlist.retrieval_metrics(vectors, torch.from_numpy(test.labels.copy()), k=(1,))
+        assert run.metrics["r@1"] == pytest.approx(float(expected["r@1"]))
+        (again,) = evaluate(run, model=net())
+        assert again.values == run.metrics
+
+    def test_the_best_epoch_is_kept(self, images: Path, tmp_path: Path) -> None:
+        run = train(config(images), model=net(), output=tmp_path / "run", report=False, epochs=2)
+        assert same_weights(weights(run.path), weights(run.path / "best"))
+
+    def test_without_the_module_one_sentence_says_so(
+        self, images: Path, tmp_path: Path, commands: Commands, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        run = train(config(images), model=net(), loss=pull, output=tmp_path / "run", **TINY)
+        with pytest.raises(ModelError, match=r"the model Net was given in Python, .* give it again"):
+            evaluate(run)
+        with pytest.raises(ModelError, match="has the weights of Net, not of Linear"):
+            evaluate(run, model=nn.Linear(3, 3))
+        calls = (["evaluate", run.path], ["index", run.path, images, "-o", "gallery"], ["report", run.path])
+        for command in (*calls, ["export", run.path, "--onnx", "model.onnx"]):
+            code, _, error = commands.run(*command, cwd=tmp_path)
+            assert code == 1
+            assert error.splitlines()[-1].startswith("Error: the model Net was given in Python, which a folder cannot")
+            assert "Traceback" not in error
+        (run.path / "evaluation.json").unlink()
+        for command in (["train", "--resume", run.path], ["train", run.path / "config.yaml"]):
+            code, _, error = commands.run(*command, cwd=tmp_path)
+            said = "Error: The model Net of this run was given in Python: give it again, with model= of the Python"
+            assert (code, error.startswith(said)) == (1, True), error
+        with pytest.raises(ConfigError, match=r"The loss pull of this run was given in Python: .*loss.name=MODULE"):
+            resume(run.path, model=net())
+        with pytest.raises(ConfigError, match=r"The loss of this run is pull, not ReciprocalRank"):
+            resume(run.path, model=net(), loss=ReciprocalRank())
+
+    def test_a_resumed_run_is_the_same(self, images: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        """With a module whose initial weights are other ones, and a loss with weights and state of its own."""
+        settings = {**TINY, "epochs": 2}
+
+        def loss() -> Proxies:
+            torch.manual_seed(0)
+            return Proxies(6, 6)
+
+        whole = train(config(images), model=net(), loss=loss(), output=tmp_path / "whole", **settings)
+        step = loop.Trainer._train_step
+        with monkeypatch.context() as patch:
+
+            def interrupt(self: loop.Trainer, *batch: Any) -> dict[str, Any]:
+                if self.step == 4:  # in the second epoch
+                    raise KeyboardInterrupt
+                return step(self, *batch)
+
+            patch.setattr(loop.Trainer, "_train_step", interrupt)
+            with pytest.raises(Interrupted):
+                train(config(images), model=net(), loss=loss(), output=tmp_path / "run", **settings)
+        torch.manual_seed(9)
+        again = resume(tmp_path / "run", model=Net(), loss=Proxies(6, 6), report=False)
+        assert same_weights(weights(again.path), weights(whole.path))
+        assert records(again.path) == records(whole.path)
+
+    def test_another_architecture_does_not_resume(self, images: Path, tmp_path: Path) -> None:
+        run = train(config(images), model=net(), output=tmp_path / "run", **TINY)
+        (run.path / "evaluation.json").unlink()
+        with pytest.raises(RunError, match="does not fit the architecture"):
+            resume(run.path, model=Net(dim=7))
+
+    def test_an_embedder_is_used_as_it_is_and_needs_no_python_later(
+        self, images: Path, tmp_path: Path, commands: Commands
+    ) -> None:
+        model = Embedder("test_resnet", dim=4)
+        run = train(config(images), model=model, output=tmp_path / "run", **TINY)
+        assert run.config.model.backbone == "given in Python: Embedder"
+        assert Embedder.load(run.path).config.backbone == "test_resnet"
+        code, out, error = commands.run("evaluate", run.path, "--json", cwd=tmp_path)
+        assert code == 0, error
+        assert json.loads(out)[0]["metrics"]["r@1"]["value"] == run.metrics["r@1"]
+
+    @pytest.mark.parametrize(
+        ("model", "said"),
+        [
+            (nn.Conv2d(3, 2, 3), r"Conv2d must map images \(B, 3, H, W\) to vectors .* it returns \(2, 2, 30, 30\)"),
+            (nn.Linear(7, 2), r"Linear fails for images of 32 x 32 pixels with RuntimeError: "),
+            (nn.Flatten(0), r"Flatten must map images .* it returns \(6144,\)"),
+        ],
+    )
+    def test_modules_that_do_not_fit(self, model: nn.Module, said: str, images: Path, tmp_path: Path) -> None:
+        with pytest.raises(ModelError, match=said):
+            train(config(images), model=model, output=tmp_path / "run", **TINY)
+        assert not (tmp_path / "run").exists()
+
+    def test_a_setting_of_the_head_is_refused(self, images: Path) -> None:
+        with pytest.raises(ConfigError, match="dim has no effect with given in Python: Net, which returns vectors"):
+            train(config(images), model=net(), dim=3)
+
+
+class TestLoss:
+    @pytest.mark.parametrize("loss", [pull, lambda embeddings, labels: embeddings.sum() * 0, Proxies(6, 8)])
+    def test_any_callable(self, loss: Any, images: Path, tmp_path: Path) -> None:
+        run = train(config(images), loss=loss, output=tmp_path / "run", **TINY)
+        assert run.config.loss.name.startswith("given in Python: ")
+        assert len(records(run.path)) == 6
+
+    def test_it_gets_the_embeddings_and_the_classes_from_0_on(self, images: Path, tmp_path: Path) -> None:
+        seen: list[tuple[Tensor, Tensor]] = []
+
+        def loss(embeddings: Tensor, labels: Tensor) -> Tensor:
+            seen.append((embeddings.detach(), labels))
+            return pull(embeddings, labels)
+
+        run = train(config(images), "data.split_seed=1", loss=loss, output=tmp_path / "run", **TINY)
+        labels = torch.cat([each for _, each in seen]).unique()
+        assert labels.tolist() == [0, 1, 2, 3, 4, 5]  # any six of the twelve classes are trained on
+        assert all(embeddings.shape == (6, 8) for embeddings, _ in seen)
+        values = [pull(*each).item() for each in seen]
+        assert [each["loss"] for each in records(run.path)] == pytest.approx(values)
+
+    def test_pytorch_metric_learning(self, images: Path, tmp_path: Path) -> None:
+        from pytorch_metric_learning.losses import MultiSimilarityLoss
+
+        given = train(config(images), loss=MultiSimilarityLoss(alpha=3), output=tmp_path / "given", **TINY)
+        named = train(
+            config(images),
+            loss={"name": "pml.MultiSimilarityLoss", "args": {"alpha": 3}},
+            output=tmp_path / "named",
+            **TINY,
+        )
+        assert same_weights(weights(given.path), weights(named.path))
+
+    def test_a_head(self, images: Path, tmp_path: Path) -> None:
+        settings = ["loss.simix=true", "loss.similarity_temperature=0.1"]
+        given = train(config(images), *settings, loss=ReciprocalRank(), output=tmp_path / "given", **TINY)
+        assert given.config.loss.simix
+        plain = train(config(images), loss=ReciprocalRank(), output=tmp_path / "plain", **TINY)
+        assert not same_weights(weights(given.path), weights(plain.path))
+        losses = [each["loss"] for each in records(plain.path)]
+        assert all(0 < each < 1 for each in losses)
+        with pytest.raises(ConfigError, match=r"loss.simix has no effect: .* is not a head of the engine"):
+            train(config(images), "loss.simix=true", loss=pull, output=tmp_path / "run", **TINY)
+
+    @pytest.mark.parametrize(
+        ("loss", "said"),
+        [
+            (lambda embeddings, labels: embeddings.mean(1), r"one number per batch, a tensor, not \(6,\)"),
+            (lambda embeddings, labels: 3.0, r"one number per batch, a tensor, not float"),
+        ],
+    )
+    def test_losses_that_return_something_else(self, loss: Any, said: str, images: Path, tmp_path: Path) -> None:
+        with pytest.raises(ConfigError, match=said):
+            train(config(images), loss=loss, output=tmp_path / "run", **TINY)
+
+
+class Memory(Dataset[tuple[Any, int]]):
+    """Images in memory, of one kind."""
+
+    def __init__(self, files: list[Path], kind: str) -> None:
+        self.pictures = [Image.open(file).convert("RGB") for file in files]
+        self.labels = [int(file.parent.name.split()[1]) for file in files]
+        self.kind = kind
+
+    def __len__(self) -> int:
+        return len(self.pictures)
+
+    def __getitem__(self, index: int) -> tuple[Any, int]:
+        array = np.asarray(self.pictures[index])
+        tensor = torch.from_numpy(array.copy()).permute(2, 0, 1)
+        made = {"pil": self.pictures[index], "array": array, "uint8": tensor, "float": tensor / 255}
+        return made[self.kind], self.labels[index]
+
+
+class TestData:
+    @pytest.fixture(scope="class")
+    def expected(self, images: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Tensor]:
+        run = train(config(images), output=tmp_path_factory.mktemp("runs") / "run", **TINY)
+        return weights(run.path)
+
+    def test_paths_and_labels(
+        self, images: Path, files: list[Path], tmp_path: Path, expected: dict[str, Tensor], commands: Commands
+    ) -> None:
+        data = (files, [file.parent.name for file in files])
+        run = train(config(Path("nothing")), data=data, output=tmp_path / "run", **TINY)
+        assert same_weights(weights(run.path), expected)  # as from the folder
+        moved = Path(shutil.move(run.path, tmp_path / "moved"))  # its list of images moves with it
+        code, out, error = commands.run("evaluate", moved, "--json", cwd=tmp_path)
+        assert code == 0, error
+        assert json.loads(out)[0]["metrics"]["r@1"]["value"] == run.metrics["r@1"]
+
+    def test_relative_paths(
+        self, files: list[Path], tmp_path: Path, expected: dict[str, Tensor], monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.chdir(files[0].parents[1])
+        data = ([str(file.relative_to(Path.cwd())) for file in files], [file.parent.name for file in files])
+        run = train(config(Path("nothing")), data=data, output=tmp_path / "run", **TINY)
+        monkeypatch.chdir(tmp_path)
+        assert same_weights(weights(run.path), expected)
+        assert evaluate(run)[0].values == run.metrics
+
+    def test_a_catalog_keeps_its_splits(self, images: Path, tmp_path: Path) -> None:
+        catalog = open_catalog(images, split_seed=5)
+        run = train(config(Path("nothing")), data=catalog, output=tmp_path / "run", **TINY)
+        direct = train(config(images), split_seed=5, output=tmp_path / "direct", **TINY)
+        assert same_weights(weights(run.path), weights(direct.path))
+        assert run.metrics == direct.metrics
+
+    @pytest.mark.parametrize("kind", ["pil", "array", "uint8", "float"])
+    def test_a_dataset_in_memory(
+        self, kind: str, files: list[Path], tmp_path: Path, expected: dict[str, Tensor]
+    ) -> None:
+        run = train(config(Path("nothing")), data=Memory(files, kind), output=tmp_path / "run", **TINY)
+        assert same_weights(weights(run.path), expected)
+        moved = shutil.move(run.path, tmp_path / "moved")
+        assert evaluate(moved)[0].values == run.metrics
+
+    def test_a_dataset_of_files(self, images: Path, tmp_path: Path, expected: dict[str, Tensor]) -> None:
+        from torchvision.datasets import ImageFolder
+
+        run = train(config(Path("nothing")), data=ImageFolder(str(images)), output=tmp_path / "run", **TINY)
+        assert same_weights(weights(run.path), expected)
+        assert not (run.path / "given-images").exists()
+
+    def test_a_run_resumes_without_the_data(
+        self, files: list[Path], tmp_path: Path, expected: dict[str, Tensor], monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        with monkeypatch.context() as patch:
+            patch.setattr(loop.Trainer, "_finish", lambda self: (_ for _ in ()).throw(KeyboardInterrupt))
+            with pytest.raises(Interrupted):
+                train(config(Path("nothing")), data=Memory(files, "pil"), output=tmp_path / "run", **TINY)
+        assert same_weights(weights(resume(tmp_path / "run", report=False).path), expected)
+
+    def test_what_cannot_be_used_leaves_nothing_behind(self, files: list[Path], tmp_path: Path) -> None:
+        class Words(Memory):
+            def __getitem__(self, index: int) -> Any:
+                return "words" if index == 3 else super().__getitem__(index)
+
+        for data, said in (
+            (Words(files, "pil"), r"must be pairs \(image, label\), not str"),
+            (([tmp_path / "missing.png", *files], ["a"] * 73), r"missing.png"),
+            ((files, ["a"]), r"72 paths but 1 labels"),
+            (([], []), "no images"),
+            ((files, [None] * 72), "a label must be a string or an integer, not None"),
+            (files, r"must be a Catalog, a pair \(paths, labels\) or a torch Dataset, not list of 72"),
+        ):
+            with pytest.raises(DataError, match=said):
+                train(config(Path("nothing")), data=data, output=tmp_path / "run", **TINY)
+            assert not (tmp_path / "run").exists()
+
+    def test_a_table_cannot_hold_boxes(self, images: Path, tmp_path: Path) -> None:
+        catalog = open_catalog(images)
+        boxed = Catalog(
+            "boxed", catalog.root, catalog.paths, catalog.labels, catalog.class_names, catalog.splits,
+            boxes=np.zeros((len(catalog), 4)),
+        )  # fmt: skip
+        with pytest.raises(DataError, match="cannot hold the boxes and judgements of boxed: give the source by its"):
+            train(config(images), data=boxed, output=tmp_path / "run", **TINY)
+
+
+class TestEvaluate:
+    def test_a_run_on_its_own_and_on_other_images(self, images: Path, tmp_path: Path) -> None:
+        run = train(config(images), output=tmp_path / "run", **TINY)
+        assert [each.values for each in evaluate(run)] == [each.values for each in evaluate(run.path)] == [run.metrics]
+        other = class_folders(tmp_path / "other", classes=3, images=4, seed=4)
+        by_name, by_catalog = evaluate(run, other), evaluate(run, open_catalog(other, train_share=0))
+        assert by_name[0].values == by_catalog[0].values
+        assert by_name[0].queries == 12
+        encoder = Encoder.from_run(run.path)
+        assert evaluate(encoder, other)[0].values == by_name[0].values
+        assert evaluate(encoder, open_catalog(images))[0].values == run.metrics  # only the test images
+
+    def test_an_encoder_needs_images(self) -> None:
+        encoder = Encoder.from_pretrained("test_resnet", pretrained=False)
+        with pytest.raises(ConfigError, match="give `data`"):
+            evaluate(encoder)
+        with pytest.raises(ConfigError, match="`distractors` and `model` are for runs"):
+            evaluate(encoder, "images", distractors="r1m")
+
+    def test_arguments_without_effect(self, images: Path, tmp_path: Path) -> None:
+        run = train(config(images), output=tmp_path / "run", **TINY)
+        with pytest.raises(ConfigError, match="`root` has no effect on a catalog"):
+            evaluate(run, open_catalog(images), root=images)
+
+
+def test_all_keywords_of_settings_are_unambiguous_with_their_section() -> None:
+    from shortlist.config import dotted_key
+
+    for section, field in RunConfig.model_fields.items():
+        assert dotted_key(section) == section
+        for name in getattr(field.annotation, "model_fields", {}):
+            if section not in ("name", "about"):
+                assert dotted_key(f"{section}_{name}") == f"{section}.{name}"
