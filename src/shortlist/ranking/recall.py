@@ -179,6 +179,11 @@ class RecallAtKLoss(RankingLoss):
         self.rank_temperature = rank_temperature
         self.k_factor = check_setting(k_factor, "k_factor")
 
+    def extra_repr(self) -> str:
+        changing = {"rank_temperature": self.rank_temperature, "k_factor": self.k_factor}
+        shown = [f", {name}={value}" for name, value in changing.items() if not isinstance(value, int | float)]
+        return super().extra_repr() + "".join(shown)
+
     def head_for(self, batch: Mapping[str, Any]) -> RecallHead:
         temperature, factor = self.rank_temperature, current_value(self.k_factor, self.progress)
         if isinstance(temperature, MedianRank):
