@@ -5,6 +5,7 @@ Equation numbers are those of the paper (CVPR 2022, Recall@k Surrogate Loss with
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 
 import torch
@@ -23,18 +24,53 @@ def sigmoid(temperature: float) -> Step:
     return lambda u: torch.sigmoid(u / temperature)
 
 
-def rank(similarity: Tensor, x: int, database: Sequence[int], step: Step) -> Tensor:
-    """r(q, x) = 1 + sum over z in the database, z != x, of step(s_qz - s_qx), equation 2."""
-    return 1 + sum((step(similarity[z] - similarity[x]) for z in database if z != x), 0 * similarity[x])
+def linear_tail(temperature: float, slope: float = 100.0, start: float = 0.05) -> Step:
+    """SupRank's bound of H from above (Ramzi et al. 2021): a raised sigmoid, and a line from where it is flat."""
+    soft = sigmoid(temperature)
+
+    def step(u: Tensor) -> Tensor:
+        if u < 0:
+            return soft(u)
+        if u <= start:
+            return soft(u) + 0.5
+        return slope * (u - start) + soft(torch.full_like(u, start)) + 0.5
+
+    return step
 
 
-def databases(labels: Tensor, count_query: bool = False) -> list[tuple[list[int], list[int]]]:
-    """For each query of a batch: its database (the batch without it, or with it) and its positives."""
+def rank(similarity: Tensor, x: int, database: Sequence[int], step: Step, exact: Sequence[int] = ()) -> Tensor:
+    """r(q, x) = 1 + sum over z in the database, z != x, of step(s_qz - s_qx), equation 2; of H for those in `exact`."""
+    steps = {z: heaviside if z in exact else step for z in database if z != x}
+    return 1 + sum((steps[z](similarity[z] - similarity[x]) for z in steps), 0 * similarity[x])
+
+
+def databases(
+    labels: Sequence[int | frozenset[int]] | Tensor, count_query: bool = False, queries: int | None = None
+) -> list[tuple[list[int], list[int]]]:
+    """For each query of a batch: its database (the batch without it, or with it) and its positives.
+
+    An item with two labels is a mixture. Queries of either label ignore it, and it has no positives. If only the first
+    items are `queries`, the others are in the database only.
+    """
     items = range(len(labels))
+    sets = [each if isinstance(each, frozenset) else frozenset((int(each),)) for each in labels]
     return [
-        ([z for z in items if z != q or count_query], [x for x in items if x != q and labels[x] == labels[q]])
-        for q in items
+        (
+            [z for z in items if (z != q or count_query) and (sets[z] == sets[q] or not sets[z] & sets[q])],
+            [x for x in items if x != q and sets[x] == sets[q] and len(sets[q]) == 1],
+        )
+        for q in range(len(labels) if queries is None else queries)
     ]
+
+
+Memory = tuple[Tensor, Tensor]
+
+
+def with_memory(embeddings: Tensor, labels: Tensor, memory: Memory | None) -> tuple[Tensor, Tensor]:
+    """The database of a batch and a memory, whose items are constants."""
+    if memory is None:
+        return embeddings, labels
+    return torch.cat((embeddings, memory[0].detach())), torch.cat((labels, memory[1]))
 
 
 def mean_over_queries(losses: list[Tensor], vectors: Tensor) -> Tensor:
@@ -50,34 +86,80 @@ def recall_at_k_loss(
     similarity_temperature: float = 0.01,
     count_query: bool = False,
     clip: bool = True,
+    tail: Step | None = None,
+    memory: Memory | None = None,
 ) -> Tensor:
     """Equations 5 to 7, with the division by min(k, |P|) and the clip at k that the text below them adds."""
-    step, inside = sigmoid(similarity_temperature), sigmoid(rank_temperature)
+    inside = sigmoid(rank_temperature)
     losses = []
-    for q, (database, positives) in enumerate(databases(labels, count_query)):
-        if not positives:
-            continue
-        similarity = torch.stack([embeddings[q] @ embeddings[z] for z in range(len(labels))])
+    for ranks in ranks_of_positives(embeddings, labels, similarity_temperature, count_query, tail, memory):
         by_k = []
         for cut in k:
-            found = sum(inside(cut - rank(similarity, x, database, step)) for x in positives)
+            found = sum(inside(cut - each) for each in ranks)
             found = torch.clamp(found, max=cut) if clip else found
-            by_k.append(1 - found / min(cut, len(positives)))
+            by_k.append(1 - found / min(cut, len(ranks)))
         losses.append(sum(by_k) / len(k))
     return mean_over_queries(losses, embeddings)
 
 
-def smooth_ap_loss(embeddings: Tensor, labels: Tensor, similarity_temperature: float = 0.01) -> Tensor:
+def ranks_of_positives(
+    embeddings: Tensor,
+    labels: Sequence[int | frozenset[int]] | Tensor,
+    similarity_temperature: float = 0.01,
+    count_query: bool = False,
+    tail: Step | None = None,
+    memory: Memory | None = None,
+    among: bool = False,
+) -> list[list[Tensor]]:
+    """The smooth ranks of the positives of each query that has any, in its database or only `among` the positives."""
+    vectors, all_labels = with_memory(embeddings, labels, memory)
+    step, found = tail or sigmoid(similarity_temperature), []
+    for q, (database, positives) in enumerate(databases(all_labels, count_query, queries=len(labels))):
+        similarity = torch.stack([embeddings[q] @ vectors[z] for z in range(len(vectors))])
+        ranked, exact = positives if among else database, positives if tail else ()
+        if positives:
+            found.append([rank(similarity, x, ranked, step, exact) for x in positives])
+    return found
+
+
+def median_rank(embeddings: Tensor, labels: Tensor, **options: object) -> float:
+    """The lower median, since the number of ranks may be even."""
+    ranks = sorted(float(each) for query in ranks_of_positives(embeddings, labels, **options) for each in query)
+    return ranks[(len(ranks) - 1) // 2] if ranks else 0.0
+
+
+def smooth_ap_loss(
+    embeddings: Tensor, labels: Tensor, similarity_temperature: float = 0.01, **options: object
+) -> Tensor:
     """1 - mean over positives of (rank among the positives) / (rank in the database), both smooth."""
-    step = sigmoid(similarity_temperature)
+    both = [
+        ranks_of_positives(embeddings, labels, similarity_temperature, among=among, **options)
+        for among in (True, False)
+    ]
+    losses = [
+        1 - sum(one / other for one, other in zip(*query, strict=True)) / len(query[0])
+        for query in zip(*both, strict=True)
+    ]
+    return mean_over_queries(losses, embeddings)
+
+
+def calibration_loss(embeddings: Tensor, labels: Tensor, above: float = 0.9, below: float = 0.6) -> Tensor:
+    """Ramzi et al. 2021: means over the positives of [above - s]+ and over the negatives of [s - below]+."""
     losses = []
     for q, (database, positives) in enumerate(databases(labels)):
+        negatives = [z for z in database if z not in positives]
         if not positives:
             continue
-        similarity = torch.stack([embeddings[q] @ embeddings[z] for z in range(len(labels))])
-        precision = [rank(similarity, x, positives, step) / rank(similarity, x, database, step) for x in positives]
-        losses.append(1 - sum(precision) / len(positives))
+        missing = [torch.relu(above - embeddings[q] @ embeddings[x]) for x in positives]
+        excess = [torch.relu(embeddings[q] @ embeddings[z] - below) for z in negatives]
+        losses.append(sum(missing) / len(missing) + (sum(excess) / len(excess) if excess else 0))
     return mean_over_queries(losses, embeddings)
+
+
+def schedule(start: float, end: float, until: float, progress: float) -> float:
+    """A straight line of the logarithm."""
+    way = min(progress / until, 1)
+    return math.exp((1 - way) * math.log(start) + way * math.log(end))
 
 
 def binned_ap_loss(embeddings: Tensor, labels: Tensor, bins: int = 20) -> Tensor:
@@ -154,6 +236,11 @@ def with_virtual(embeddings: Tensor, labels: Tensor, pairs: Tensor, alphas: Tens
     """The batch with its virtual examples built for real: v = alpha x + (1 - alpha) z, equation 8."""
     built = [alpha * embeddings[x] + (1 - alpha) * embeddings[z] for (x, z), alpha in zip(pairs, alphas, strict=True)]
     return torch.stack([*embeddings, *built]), torch.cat((labels, labels[pairs[:, 0]]))
+
+
+def labels_with_virtual(labels: Tensor, pairs: Tensor) -> list[frozenset[int]]:
+    """The label of each item, or the two labels of a mixture."""
+    return [frozenset((int(each),)) for each in labels] + [frozenset(labels[pair].tolist()) for pair in pairs]
 
 
 def all_pairs_of_positives(labels: Tensor) -> set[tuple[int, int]]:

@@ -14,6 +14,15 @@ def unit(*shape: int, seed: int = 0, dtype: torch.dtype = torch.float64) -> Tens
     return torch.nn.functional.normalize(torch.randn(*shape, generator=random, dtype=dtype), dim=-1)
 
 
+def clusters(
+    classes: int, per_class: int, spread: float, dimensions: int = 16, dtype: torch.dtype = torch.float64
+) -> Tensor:
+    """Unit vectors around class centres: spread 0.3 is a trained network, 3 hardly differs from noise."""
+    centres = unit(classes, dimensions, seed=1, dtype=dtype).repeat_interleave(per_class, dim=0)
+    noise = unit(classes * per_class, dimensions, seed=2, dtype=dtype)
+    return torch.nn.functional.normalize(centres + spread * noise, dim=1)
+
+
 def value_and_gradient(
     loss: Callable[..., Tensor], vectors: Tensor, *args: object, **options: object
 ) -> tuple[Tensor, Tensor]:

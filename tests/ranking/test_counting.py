@@ -13,19 +13,22 @@ from torch import Tensor
 from shortlist.ranking.counting import BandCounts, DenseCounts, FactoredCounts, RankCounts, SeriesCounts, soft_steps
 from shortlist.ranking.pruning import exponent_range, flat_from, series, similarity_out_of_reach
 from shortlist.ranking.scratch import Scratch
+from shortlist.ranking.tail import LinearTail
 
 
-def counts(way: str, items: Tensor, thresholds: Tensor, members: Tensor, scale: float) -> RankCounts:
+def counts(
+    way: str, items: Tensor, thresholds: Tensor, members: Tensor, scale: float, tail: LinearTail | None = None
+) -> RankCounts:
     scratch = Scratch(items.device, items.dtype)
     if way == "dense":
-        return DenseCounts(items, thresholds, scale, soft_steps, scratch)
+        return DenseCounts(items, thresholds, scale, soft_steps, scratch, tail)
     if way == "factored":
-        return FactoredCounts(items, thresholds, members, scale, scratch)
+        return FactoredCounts(items, thresholds, members, scale, scratch, tail=tail)
     if way == "series":
-        return SeriesCounts(items, thresholds, members, scale, scratch)
+        return SeriesCounts(items, thresholds, members, scale, scratch, tail)
     lowest = thresholds.masked_fill(~members, torch.inf).amin(1, keepdim=True)
     floor = lowest - flat_from(items.shape[1], items.dtype) / scale
-    return BandCounts(items, thresholds, members, scale, scratch, floor)
+    return BandCounts(items, thresholds, members, scale, scratch, floor, tail)
 
 
 @settings(max_examples=60, deadline=None)

@@ -20,6 +20,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from shortlist.ranking import (
     Engine,
+    LinearTail,
+    MedianRank,
     RankingLoss,
     Ranks,
     RecallAtKLoss,
@@ -35,18 +37,9 @@ from shortlist.ranking import (
 )
 from tests import reference
 from tests.processes import Commands
-from tests.ranking.losses import assert_same, unit, value_and_gradient
+from tests.ranking.losses import assert_same, clusters, unit, value_and_gradient
 
 Loss = Callable[..., Tensor]
-
-
-def clusters(
-    classes: int, per_class: int, spread: float, dimensions: int = 16, dtype: torch.dtype = torch.float64
-) -> Tensor:
-    """Unit vectors around class centres: spread 0.3 is a trained network, 3 hardly differs from noise."""
-    centres = unit(classes, dimensions, seed=1, dtype=dtype).repeat_interleave(per_class, dim=0)
-    noise = unit(classes * per_class, dimensions, seed=2, dtype=dtype)
-    return torch.nn.functional.normalize(centres + spread * noise, dim=1)
 
 
 batches = st.tuples(
@@ -101,6 +94,7 @@ def test_order_of_the_batch_and_names_of_labels_do_not_matter(data: st.DataObjec
     assert_same(value_and_gradient(recall_at_k_loss, embeddings[order], names[labels][order]), (value, gradient[order]))
 
 
+WIDE = RecallAtKLoss(rank_temperature=MedianRank())  # a reach of thousands of ranks
 LARGE = {"trained": 0.35, "half-trained": 0.9, "untrained": 4.0}
 
 
@@ -111,7 +105,9 @@ def way(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None
 
 
 @pytest.mark.usefixtures("way")
-@pytest.mark.parametrize("loss", [RecallAtKLoss(), SmoothAPLoss(), RecallAtKLoss(k=4, rank_temperature=0.2)], ids=str)
+@pytest.mark.parametrize(
+    "loss", [RecallAtKLoss(), SmoothAPLoss(), RecallAtKLoss(k=4, rank_temperature=0.2), WIDE], ids=str
+)
 @pytest.mark.parametrize("stage", LARGE)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 def test_pruned_equals_unpruned(loss: RankingLoss, stage: str, dtype: torch.dtype) -> None:
@@ -328,7 +324,8 @@ def no_garbage() -> Iterator[None]:
 @settings(max_examples=30, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(
     loss=st.sampled_from([RecallAtKLoss, SmoothAPLoss]),
-    simix=st.sampled_from([None, SiMix()]),
+    simix=st.sampled_from([None, SiMix(), SiMix(alphas=2, negatives=1)]),
+    tail=st.sampled_from([None, None, LinearTail()]),
     prune=st.booleans(),
     per_class=st.sampled_from([2, 3, 8]),
     latent=st.sampled_from([1, 2, 4, 16]),
@@ -336,10 +333,10 @@ def no_garbage() -> Iterator[None]:
     spread=st.floats(0, 4),
     length=st.sampled_from([1.0, 1.0, 30.0]),
     temperature=st.sampled_from([0.001, 0.01, 0.01, 0.1]),
-    rank_temperature=st.sampled_from([0.01, 0.1, 1.0, 1.0, 5.0]),
+    rank_temperature=st.sampled_from([0.01, 0.1, 1.0, 1.0, 5.0, 500.0, MedianRank()]),
 )
 def test_nothing_is_subnormal(
-    loss, simix, prune, per_class, latent, shared, spread, length, temperature, rank_temperature
+    loss, simix, tail, prune, per_class, latent, shared, spread, length, temperature, rank_temperature
 ) -> None:
     """Whatever the distribution of the similarities: some processors take a hundred times as long for subnormals."""
     classes = 96 // per_class
@@ -349,7 +346,7 @@ def test_nothing_is_subnormal(
     vectors = torch.cat((vectors, torch.full((len(vectors), 1), shared * latent**0.5 + 1e-3)), dim=1)
     embeddings = (length * torch.nn.functional.normalize(vectors)).requires_grad_()
     options = {"rank_temperature": rank_temperature} if loss is RecallAtKLoss else {}
-    module = loss(similarity_temperature=temperature, simix=simix, engine=Engine(prune=prune), **options)
+    module = loss(similarity_temperature=temperature, simix=simix, tail=tail, engine=Engine(prune=prune), **options)
     with _Subnormals() as watch:
         module(embeddings, torch.arange(len(embeddings)) // per_class).backward()
     assert not +watch.found

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterable
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, Self
 
 from pydantic import (
     AfterValidator,
@@ -184,16 +184,34 @@ class NamedConfig(Section):
 
 
 class MemoryConfig(Section):
-    """Cross-batch memory (CrossBatchMemory): each batch is also compared with embeddings of earlier batches."""
+    """Cross-batch memory: each batch is also compared with embeddings of earlier batches."""
 
     size: Count  # number of embeddings; at least the batch size
 
 
+class StartConfig(Section):
+    """Values at the start of training. They move geometrically to the values of the loss itself."""
+
+    rank_temperature: Positive | None = None  # recall_at_k
+    similarity_temperature: Positive | None = None  # recall_at_k and smooth_ap
+    k_factor: Positive | None = None  # recall_at_k: factor by which every k is multiplied; it moves to 1
+    until: PositiveFraction = 0.5  # share of training after which the values are those of the loss
+
+
+class TailConfig(Section):
+    """Upper bound of the step function with a linear tail (LinearTail)."""
+
+    slope: Positive = 100.0
+    start: Positive = 0.05
+
+
+_RANKING = {"similarity_temperature", "simix", "simix_alphas", "simix_negatives", "start", "tail", "memory"}
 OWN_LOSSES = {  # name -> the settings that have an effect on it
-    "recall_at_k": {"k", "rank_temperature", "similarity_temperature", "simix", "count_query"},
-    "smooth_ap": {"similarity_temperature", "simix"},
+    "recall_at_k": {"k", "rank_temperature", "count_query", *_RANKING},
+    "smooth_ap": _RANKING,
     "binned_ap": {"bins"},
     "blackbox_ap": {"blackbox_lambda", "margin"},
+    "calibration": {"positives_above", "negatives_below"},
 }
 HEAD_SETTINGS = {"similarity_temperature", "simix", "count_query"}  # of a loss of the user that is a head
 PML_PREFIX = "pml."  # marks a loss of pytorch-metric-learning
@@ -209,21 +227,27 @@ def _known_loss(name: str) -> str:
     return name
 
 
-class LossConfig(Section):
-    """The loss, and its miner and memory."""
+class SingleLossConfig(Section):
+    """A loss, and its miner and memory."""
 
     name: Annotated[str, AfterValidator(_known_loss)] = "recall_at_k"  # one of OWN_LOSSES, pml.CLASS, or MODULE:NAME
     k: CutOffs | None = None  # recall_at_k; None: the paper's values, with or without SiMix
-    rank_temperature: Positive = 1.0  # recall_at_k
+    rank_temperature: Positive | Literal["auto"] = 1.0  # recall_at_k; auto: half of the median rank, at least 1
     similarity_temperature: Positive = 0.01  # recall_at_k and smooth_ap
+    start: StartConfig = StartConfig()  # recall_at_k and smooth_ap
+    tail: TailConfig | None = None  # recall_at_k and smooth_ap; {}: with its default values
     simix: bool = False  # recall_at_k and smooth_ap
+    simix_alphas: Count = 1  # virtual examples per pair of positives
+    simix_negatives: NonNegativeInt = 0  # virtual negatives per image
     count_query: bool = False  # recall_at_k: count ranks as the authors' release does
     bins: Annotated[Count, Field(ge=2)] = 20  # binned_ap: number of bins, as in Revaud et al. 2019
     blackbox_lambda: Positive = 4.0  # blackbox_ap: how far scores are perturbed to find out which ranks change
     margin: NonNegative = 0.02  # blackbox_ap: margin between the scores of positives and negatives
+    positives_above: Number = 0.9  # calibration: similarity that positives should have at least
+    negatives_below: Number = 0.6  # calibration: similarity that negatives should have at most
     args: dict[str, Any] = {}  # pml.CLASS and MODULE:NAME: arguments of its constructor
     miner: NamedConfig | None = None  # pml.CLASS
-    memory: MemoryConfig | None = None  # pml.CLASS
+    memory: MemoryConfig | None = None  # pml.CLASS, and recall_at_k and smooth_ap without SiMix
 
     @property
     def cut_offs(self) -> tuple[int, ...]:
@@ -236,7 +260,7 @@ class LossConfig(Section):
         return self.name.removeprefix(PML_PREFIX) if self.name.startswith(PML_PREFIX) else None
 
     @model_validator(mode="after")
-    def _refuse_conflicts(self) -> LossConfig:
+    def _refuse_conflicts(self) -> Self:
         if self.pml_class:
             used = {"args", "miner", "memory"}
         elif self.name in OWN_LOSSES:
@@ -245,8 +269,28 @@ class LossConfig(Section):
             used = HEAD_SETTINGS if self.name.startswith(GIVEN) else {"args", *HEAD_SETTINGS}
         if self.simix and "simix" not in used:
             raise ValueError(f"simix works with recall_at_k and smooth_ap only, not with {self.name}; remove it")
-        self._refuse_unused((key for key in type(self).model_fields if key not in {"name", *used}), self.name)
+        self._refuse_unused((key for key in SingleLossConfig.model_fields if key not in {"name", *used}), self.name)
+        if not self.simix:
+            self._refuse_unused(("simix_alphas", "simix_negatives"), "simix: false")
+        elif self.memory is not None:
+            raise ValueError("simix and memory exclude each other; remove one")
+        if self.name != "recall_at_k" and (self.start.rank_temperature or self.start.k_factor):
+            raise ValueError(f"start.rank_temperature and start.k_factor have no effect with {self.name}; remove them")
+        if self.rank_temperature == "auto" and self.start.rank_temperature:
+            raise ValueError("start.rank_temperature has no effect with rank_temperature: auto; remove one")
         return self
+
+
+class AddedLossConfig(SingleLossConfig):
+    """A loss that is added to another one."""
+
+    weight: Positive
+
+
+class LossConfig(SingleLossConfig):
+    """The loss, and other losses that are added to it."""
+
+    plus: tuple[AddedLossConfig, ...] = ()
 
 
 class BatchConfig(Section):
@@ -378,7 +422,10 @@ class RunConfig(Section):
 
     @model_validator(mode="after")
     def _memory_holds_a_batch(self) -> RunConfig:
-        memory, size = self.loss.memory, self.batch.size
-        if memory is not None and size != "auto" and memory.size < size:
-            raise ValueError(f"loss.memory.size {memory.size} is smaller than batch.size {size}; it must hold a batch")
+        size = self.batch.size
+        for memory in (self.loss.memory, *(added.memory for added in self.loss.plus)):
+            if memory is not None and size != "auto" and memory.size < size:
+                raise ValueError(
+                    f"loss.memory.size {memory.size} is smaller than batch.size {size}; it must hold a batch"
+                )
         return self

@@ -11,6 +11,9 @@ A ranking loss spends most of its time here. Four classes compute the same count
 All of them set a sigmoid to exactly 0 where it is negligible (see `pruning.flat_from`). Otherwise sigmoids far from
 their midpoint, and products with them, would be subnormal numbers, on which some processors are a hundred times slower.
 
+With a `tail`, an upper bound of the step function takes the place of the sigmoid. The two differ only for items above a
+threshold, and these items are always among those that `DenseCounts` and `FactoredCounts` treat one by one.
+
 Shapes: T rows, N items per row, P thresholds per row.
 """
 
@@ -26,8 +29,9 @@ from torch import Tensor
 
 from shortlist.ranking.pruning import exponent_range, flat_from, series
 from shortlist.ranking.scratch import Scratch
+from shortlist.ranking.tail import LinearTail
 
-Steps = Callable[[Tensor, Tensor, float, Tensor], tuple[Tensor, Tensor]]
+Steps = Callable[[Tensor, Tensor, float, Tensor, LinearTail | None], tuple[Tensor, Tensor]]
 
 _CACHE_ELEMENTS = 2**19  # number of elements that a CPU processes at a time
 
@@ -62,7 +66,9 @@ def sigmoid_or_zero(x: Tensor, items: int) -> Tensor:
     return torch.threshold_(x, -flat_from(items, x.dtype), -torch.inf).sigmoid_()
 
 
-def soft_steps(items: Tensor, thresholds: Tensor, scale: float, slope: Tensor) -> tuple[Tensor, Tensor]:
+def soft_steps(
+    items: Tensor, thresholds: Tensor, scale: float, slope: Tensor, tail: LinearTail | None = None
+) -> tuple[Tensor, Tensor]:
     """Compute the counts and the derivative of every sigmoid.
 
     Args:
@@ -70,14 +76,20 @@ def soft_steps(items: Tensor, thresholds: Tensor, scale: float, slope: Tensor) -
         thresholds: Thresholds of shape (T, P).
         scale: Inverse temperature of the sigmoid.
         slope: Output of shape (T, P, N): the derivative of each sigmoid, divided by `scale`.
+        tail: Upper bound that takes the place of the sigmoid, if any.
 
     Returns:
         The counts and the sums of the derivatives over the items, both of shape (T, P).
     """
-    gap = torch.sub(items.unsqueeze(1), thresholds.unsqueeze(2), out=slope).mul_(scale)
-    soft = sigmoid_or_zero(gap, items.shape[1])
+    gap = torch.sub(items.unsqueeze(1), thresholds.unsqueeze(2), out=slope)
+    unscaled = gap if tail is None else gap.clone()
+    soft = sigmoid_or_zero(gap.mul_(scale), items.shape[1])
     counts = soft.sum(2)
+    if tail is not None:
+        counts += tail.excess(unscaled, soft, scale)
     slope = soft.addcmul_(soft, soft, value=-1)
+    if tail is not None:
+        slope = tail.slopes(unscaled, slope, scale)
     return counts, slope.sum(2)
 
 
@@ -88,9 +100,17 @@ class DenseCounts:
         steps: `soft_steps`, or `compiled_steps` for the same computation fused by torch.compile.
     """
 
-    def __init__(self, items: Tensor, thresholds: Tensor, scale: float, steps: Steps, scratch: Scratch):
+    def __init__(
+        self,
+        items: Tensor,
+        thresholds: Tensor,
+        scale: float,
+        steps: Steps,
+        scratch: Scratch,
+        tail: LinearTail | None = None,
+    ):
         self._slope = scratch("slope", *thresholds.shape, items.shape[1])
-        self.counts, self._slope_sums = steps(items, thresholds, scale, self._slope)
+        self.counts, self._slope_sums = steps(items, thresholds, scale, self._slope, tail)
 
     def gradient(self, weights: Tensor, columns: Tensor, addend: Tensor, out: Tensor) -> Tensor:
         torch.bmm(weights.unsqueeze(1), self._slope, out=out.unsqueeze(1))
@@ -120,8 +140,9 @@ class FactoredCounts:
         scale: float,
         scratch: Scratch,
         lengths: Tensor | None = None,
+        tail: LinearTail | None = None,
     ):
-        self._items, self._scale, self._scratch = items, scale, scratch
+        self._items, self._scale, self._scratch, self._tail = items, scale, scratch, tail
         self._width = flat_from(items.shape[1], items.dtype)
         self._span = exponent_range(items.dtype) - self._width  # largest extent of a group, in temperatures
         self._active = active.reshape(-1).nonzero().squeeze(1)  # (M,) flat indices
@@ -139,12 +160,15 @@ class FactoredCounts:
         self._shape = len(key), int(sizes[-1]) if len(key) else 0
         self._slot = self._slots(group, sizes)
         self._factor = self._to_groups(((threshold - self._anchor[group]) * scale).exp_(), torch.inf)
+        self._threshold = None if tail is None else self._to_groups(threshold, torch.inf)
         length = [items.shape[1]] * len(key) if lengths is None else lengths[self._rows].tolist()
         self._blocks = list(_blocks(sizes.tolist(), length))
         counts = torch.zeros_like(self._factor)
         for block in self._blocks:
             _, soft = self._sigmoids(*block)
             counts[block.groups, : block.width] = soft.sum(2)
+            if tail is not None:
+                counts[block.groups, : block.width] += tail.excess(self._gaps(*block), soft, scale)
         self.counts = self._to_thresholds(counts, thresholds)
 
     def _sigmoids(self, groups: slice, width: int, length: int) -> tuple[Tensor, Tensor]:
@@ -158,6 +182,12 @@ class FactoredCounts:
         soft = torch.add(item.unsqueeze(1), factor, out=self._scratch("soft", len(rows), width, length))
         soft = torch.div(item.unsqueeze(1), soft, out=soft)
         return item, torch.threshold_(soft, math.exp(-self._width), 0)
+
+    def _gaps(self, groups: slice, width: int, length: int) -> Tensor:
+        """Compute the differences of items and thresholds, (R, width, length), of R groups."""
+        assert self._threshold is not None
+        items = self._items[:, :length].index_select(0, self._rows[groups])
+        return items.unsqueeze(1) - self._threshold[groups, :width].unsqueeze(2)
 
     def _slots(self, group: Tensor, sizes: Tensor) -> Tensor:
         """Return the flat index of each active threshold in a matrix with one row per group, (M,)."""
@@ -187,6 +217,8 @@ class FactoredCounts:
         for block in self._blocks:
             item, soft = self._sigmoids(*block)
             slope = soft.addcmul_(soft, soft, value=-1)
+            if self._tail is not None:
+                slope = self._tail.slopes(self._gaps(*block), slope, self._scale)
             slope_sums[block.groups, : block.width] = slope.sum(2)
             torch.bmm(grouped[block.groups, : block.width].unsqueeze(1), slope, out=item.unsqueeze(1))
             out[:, : block.length].index_add_(0, self._rows[block.groups], item)
@@ -230,7 +262,14 @@ class BandCounts:
     """
 
     def __init__(
-        self, items: Tensor, thresholds: Tensor, active: Tensor, scale: float, scratch: Scratch, floor: Tensor
+        self,
+        items: Tensor,
+        thresholds: Tensor,
+        active: Tensor,
+        scale: float,
+        scratch: Scratch,
+        floor: Tensor,
+        tail: LinearTail | None = None,
     ):
         rows, self._size = items.shape
         device = items.device
@@ -253,6 +292,7 @@ class BandCounts:
             scale,
             scratch,
             lengths=self._number[self._order],
+            tail=tail,
         )
         self.counts = self._counts.counts[self._position]
 
@@ -288,12 +328,20 @@ class SeriesCounts:
     threshold. Hence the powers of these items are summed once per row instead of once per threshold.
     """
 
-    def __init__(self, items: Tensor, thresholds: Tensor, active: Tensor, scale: float, scratch: Scratch):
+    def __init__(
+        self,
+        items: Tensor,
+        thresholds: Tensor,
+        active: Tensor,
+        scale: float,
+        scratch: Scratch,
+        tail: LinearTail | None = None,
+    ):
         depth, coefficients = series(items.shape[1], items.dtype)
         width = flat_from(items.shape[1], items.dtype)
         lowest = thresholds.masked_fill(~active, torch.inf).amin(1, keepdim=True)
         floor = lowest - depth / scale
-        self._near = BandCounts(items, thresholds, active, scale, scratch, floor)
+        self._near = BandCounts(items, thresholds, active, scale, scratch, floor, tail)
         gap = torch.sub(items, floor, out=scratch("gap", *items.shape)).mul_(scale)
         item = torch.threshold_(gap.clamp_(depth - width - 1, 0).exp_(), math.exp(depth - width), 0)
         item.view(-1).index_fill_(0, self._near.entry, 0)
@@ -329,15 +377,16 @@ class PositiveCounts:
         positives: Similarities of the positives, of shape (T, P).
         present: Boolean mask of shape (T, P) that is False for padding.
         scale: Inverse temperature of the sigmoid.
+        exact: Whether to count exactly, ties included. There is no gradient then.
     """
 
-    def __init__(self, positives: Tensor, present: Tensor, scale: float):
+    def __init__(self, positives: Tensor, present: Tensor, scale: float, exact: bool = False):
         items = positives.masked_fill(~present, -torch.inf)
         gap = (items.unsqueeze(1) - positives.unsqueeze(2)).mul_(scale)
-        soft = sigmoid_or_zero(gap, positives.shape[1])
+        soft = (gap >= 0).to(gap.dtype) if exact else sigmoid_or_zero(gap, positives.shape[1])
         soft.diagonal(dim1=1, dim2=2).zero_()
         self.counts = soft.sum(2)
-        self._slope = soft.addcmul_(soft, soft, value=-1)
+        self._slope = soft.addcmul_(soft, soft, value=-1)  # 0 for exact counts
 
     def gradient(self, weights: Tensor) -> Tensor:
         """Compute the gradient of sum(weights * counts) with respect to the positives, divided by `scale`, (T, P)."""
@@ -360,18 +409,20 @@ class _Compiled:
         self._steps: Steps | None = None
         self._worked = False
 
-    def __call__(self, items: Tensor, thresholds: Tensor, scale: float, slope: Tensor) -> tuple[Tensor, Tensor]:
+    def __call__(
+        self, items: Tensor, thresholds: Tensor, scale: float, slope: Tensor, tail: LinearTail | None = None
+    ) -> tuple[Tensor, Tensor]:
         if self._steps is None:
             self._steps = torch.compile(soft_steps, dynamic=True)
         try:
-            result = self._steps(items, thresholds, scale, slope)
+            result = self._steps(items, thresholds, scale, slope, tail)
         except Exception as error:  # a missing or broken compiler can raise anything
             if self._worked or isinstance(error, torch.OutOfMemoryError):
                 raise
             reason = str(error).strip().split("\n")[0]
             warnings.warn(f"torch.compile failed; continuing without it: {reason}", stacklevel=2)
             self._steps = soft_steps
-            result = soft_steps(items, thresholds, scale, slope)
+            result = soft_steps(items, thresholds, scale, slope, tail)
         self._worked = True
         return result
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from functools import partial
 from typing import Any, Protocol
 
@@ -10,10 +11,13 @@ from torch import Tensor, nn
 
 from shortlist.ranking.batch_warnings import warn_if_not_normalised, warn_without_positives
 from shortlist.ranking.inputs import check_database, check_temperature, check_vectors
+from shortlist.ranking.memory import EmbeddingMemory
 from shortlist.ranking.precision import computed_dtype, full_precision
 from shortlist.ranking.relevance import ListedPairs, Relevance, SameLabel
+from shortlist.ranking.schedules import Schedule, check_setting, current_value
 from shortlist.ranking.similarities import DotProducts, MixedProducts, Similarities
-from shortlist.ranking.simix import SiMix, VirtualBatch
+from shortlist.ranking.simix import SiMix, VirtualBatch, VirtualBatchWithNegatives
+from shortlist.ranking.tail import LinearTail
 from shortlist.ranking.tiles import Engine, Head
 
 IndicesTuple = tuple[Tensor, ...]
@@ -44,6 +48,8 @@ def ranking_loss(
     indices_tuple: IndicesTuple | None = None,
     ref_emb: Tensor | None = None,
     ref_labels: Tensor | None = None,
+    memory: tuple[Tensor, Tensor] | None = None,
+    tail: LinearTail | None = None,
     engine: Engine | None = None,
 ) -> Tensor:
     """Compute the mean of a head's loss over all queries that have a positive.
@@ -62,6 +68,8 @@ def ranking_loss(
         ref_emb: Separate database of shape (N, d). Default: the batch is its own database, and a query is not in its
             own database.
         ref_labels: Labels of the database, of shape (N,).
+        memory: Embeddings of shape (M, d) and their labels, which are added to the database and have no gradient.
+        tail: Upper bound of the step function that takes the place of the sigmoid on similarity differences.
         engine: Execution settings. Default: chosen by device and batch size.
 
     Returns:
@@ -72,8 +80,8 @@ def ranking_loss(
         TypeError: If an input has the wrong type or dtype.
     """
     check_temperature(similarity_temperature, "similarity_temperature")
-    run = partial((engine or Engine()).run, head, temperature=similarity_temperature)
-    return streamed_loss(run, embeddings, labels, virtual, count_query, indices_tuple, ref_emb, ref_labels)
+    run = partial((engine or Engine()).run, head, temperature=similarity_temperature, tail=tail)
+    return streamed_loss(run, embeddings, labels, virtual, count_query, indices_tuple, ref_emb, ref_labels, memory)
 
 
 def streamed_loss(
@@ -85,6 +93,7 @@ def streamed_loss(
     indices_tuple: IndicesTuple | None = None,
     ref_emb: Tensor | None = None,
     ref_labels: Tensor | None = None,
+    memory: tuple[Tensor, Tensor] | None = None,
 ) -> Tensor:
     """Check the inputs, and compute the loss by `run`, a pass over all tiles of similarities.
 
@@ -97,26 +106,52 @@ def streamed_loss(
     check_database(embeddings, ref_emb, ref_labels, "ref_emb")
     if count_query and (ref_emb is not None or indices_tuple is not None):
         raise ValueError("count_query needs the batch to be its own database: do not pass ref_emb or indices_tuple")
+    if memory is not None:
+        if any(each is not None for each in (virtual, ref_emb, indices_tuple)):
+            raise ValueError(
+                "a memory enlarges the batch's own database: do not use it with ref_emb, mined pairs or SiMix"
+            )
+        check_database(embeddings, *memory, "memory")
+    warn_if_not_normalised(embeddings)
+    relevance: Relevance
     if virtual is not None:
         if ref_emb is not None or indices_tuple is not None:
             raise ValueError("SiMix needs the batch to be its own database: do not pass ref_emb or indices_tuple")
         virtual.check(labels)
-        virtual = VirtualBatch(virtual.pairs.long(), virtual.alphas)
-        labels = torch.cat((labels, labels[virtual.pairs[:, 0]]))
-    warn_if_not_normalised(embeddings)
-    relevance: Relevance
-    if indices_tuple is not None:
+        virtual = virtual._replace(pairs=virtual.pairs.long())
+        labels, ignored = _extended_labels(labels, virtual)
+        relevance = SameLabel(labels, None, count_query, ignored=ignored)
+    elif memory is not None and len(memory[1]):
+        relevance = SameLabel(labels, None, count_query, further_labels=memory[1].long())
+        ref_emb = torch.cat((embeddings, memory[0].detach()))  # the gradient of its first part is added to the queries'
+    elif indices_tuple is not None:
         relevance = ListedPairs(indices_tuple, embeddings, embeddings if ref_emb is None else ref_emb)
     else:
         relevance = SameLabel(labels, None if ref_labels is None else ref_labels.long(), count_query)
-        if not relevance.counts:  # pairs that a miner lists may well be none
-            warn_without_positives()
+    if not relevance.counts and indices_tuple is None:  # pairs that a miner lists may well be none
+        warn_without_positives()
     backward = torch.is_grad_enabled() and any(
         each is not None and each.requires_grad for each in (embeddings, ref_emb)
     )
     bound_run = partial(run, relevance=relevance, backward=backward)
     loss: Tensor = _StreamedLoss.apply(embeddings, ref_emb, virtual, bound_run)
     return loss
+
+
+def _extended_labels(labels: Tensor, virtual: VirtualBatch) -> tuple[Tensor, tuple[Tensor, Tensor] | None]:
+    """Return the labels of a batch and its virtual examples, and which examples the queries of a label ignore.
+
+    An example that mixes two labels has a label of its own, so that it has no positives and is not a query.
+    """
+    if not isinstance(virtual, VirtualBatchWithNegatives):
+        return torch.cat((labels, labels[virtual.pairs[:, 0]])), None
+    classes, labels = torch.unique(labels, return_inverse=True)
+    parents = labels[virtual.pairs]  # (V, 2)
+    number = torch.arange(len(parents), device=labels.device)
+    mixed = parents[:, 0] != parents[:, 1]
+    own = torch.where(mixed, len(classes) + number, parents[:, 0])
+    items = (len(labels) + number)[mixed].repeat_interleave(2)
+    return torch.cat((labels, own)), (items, parents[mixed].flatten())
 
 
 class _StreamedLoss(torch.autograd.Function):
@@ -169,25 +204,36 @@ class _OnceDifferentiable(torch.autograd.Function):
 class RankingLoss(nn.Module):
     """Base class of modules with a head and the call signature of pytorch-metric-learning's losses.
 
+    A loss with a `Schedule` needs the attribute `progress`, the share of training that has passed. Set it before every
+    step; the training loop of shortlist does so.
+
     Args:
         head: Loss as a function of ranks.
-        similarity_temperature: Temperature tau_2 of the sigmoid on similarity differences.
+        similarity_temperature: Temperature tau_2 of the sigmoid on similarity differences, or its schedule.
         simix: Generator of virtual examples for every batch, or None.
         count_query: Whether a query competes in its own ranking, as in the authors' released code.
         engine: Execution settings. Default: chosen by device and batch size.
+        tail: Upper bound of the step function that takes the place of the sigmoid on similarity differences.
+        memory: Embeddings of earlier batches, which are added to the database. In training mode, every batch is stored
+            after its loss has been computed.
     """
 
     def __init__(
         self,
         head: Head,
-        similarity_temperature: float,
+        similarity_temperature: float | Schedule,
         simix: SiMix | None = None,
         count_query: bool = False,
         engine: Engine | None = None,
+        *,
+        tail: LinearTail | None = None,
+        memory: EmbeddingMemory | None = None,
     ):
         super().__init__()
         self.head, self.simix, self.count_query, self.engine = head, simix, count_query, engine
-        self.similarity_temperature = check_temperature(similarity_temperature, "similarity_temperature")
+        self.similarity_temperature = check_setting(similarity_temperature, "similarity_temperature")
+        self.tail, self.memory = tail, memory
+        self.progress: float | None = None
 
     def forward(
         self,
@@ -198,19 +244,30 @@ class RankingLoss(nn.Module):
         ref_labels: Tensor | None = None,
     ) -> Tensor:
         """Compute the loss, a scalar. See `ranking_loss` for the arguments."""
-        return ranking_loss(
-            self.head,
-            embeddings,
-            labels,
-            similarity_temperature=self.similarity_temperature,
-            virtual=None if self.simix is None else self.simix(labels),
-            count_query=self.count_query,
-            indices_tuple=indices_tuple,
-            ref_emb=ref_emb,
-            ref_labels=ref_labels,
-            engine=self.engine,
-        )
+        batch = {
+            "embeddings": embeddings,
+            "labels": labels,
+            "similarity_temperature": current_value(self.similarity_temperature, self.progress),
+            "virtual": None if self.simix is None else self.simix(labels),
+            "count_query": self.count_query,
+            "indices_tuple": indices_tuple,
+            "ref_emb": ref_emb,
+            "ref_labels": ref_labels,
+            "memory": None if self.memory is None else self.memory.items(),
+            "tail": self.tail,
+            "engine": self.engine,
+        }
+        loss = ranking_loss(self.head_for(batch), **batch)
+        if self.memory is not None and self.training:
+            self.memory.store(embeddings, labels)
+        return loss
+
+    def head_for(self, batch: Mapping[str, Any]) -> Head:
+        """Return the head for a batch, given as the other arguments of `ranking_loss`."""
+        return self.head
 
     def extra_repr(self) -> str:
-        shown = ("head", "similarity_temperature", "simix", "count_query")
-        return ", ".join(f"{name}={getattr(self, name)}" for name in shown)
+        shown = {name: getattr(self, name) for name in ("head", "similarity_temperature", "simix", "count_query")}
+        if self.tail is not None:
+            shown["tail"] = self.tail
+        return ", ".join(f"{name}={value}" for name, value in shown.items())

@@ -52,22 +52,23 @@ def series(items: int, dtype: torch.dtype) -> tuple[float, list[float]]:
     return depth, coefficients.tolist()
 
 
-def similarity_out_of_reach(competitors: Tensor, reach: float) -> Tensor:
+def similarity_out_of_reach(competitors: Tensor, reach: float, least: float = 0.5) -> Tensor:
     """Bound the similarity at or below which the rank of a positive certainly exceeds `reach`.
 
-    A positive with c competitors at or above it has a smooth rank of at least 1 + c / 2. The competitors are divided
-    into disjoint groups. At least c competitors reach the c-th largest of the groups' maxima, and it is close to the
-    largest similarity for which that holds.
+    A positive with c competitors at or above it has a smooth rank of at least 1 + c * least. The competitors are
+    divided into disjoint groups. At least c competitors reach the c-th largest of the groups' maxima, and it is close
+    to the largest similarity for which that holds.
 
     Args:
         competitors: Similarities of shape (T, N).
         reach: Rank beyond which a positive does not contribute to the loss.
+        least: Least contribution of a competitor at or above a positive to its rank: 1/2 for a sigmoid.
 
     Returns:
         Similarities of shape (T, 1); -inf where no bound can be given.
     """
     size = competitors.shape[1]
-    certain = int(2 * (min(reach, size + 1) - 1)) + 1
+    certain = int((min(reach, size + 1) - 1) / least) + 1
     groups = 2 * certain
     if groups > size:
         return competitors.new_full((len(competitors), 1), -torch.inf)

@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from shortlist.ranking.inputs import check_k, check_temperature
 from shortlist.ranking.losses import RankingLoss, ranking_loss
+from shortlist.ranking.memory import EmbeddingMemory
 from shortlist.ranking.pruning import flat_from
+from shortlist.ranking.schedules import MedianRank, Schedule, check_setting, current_value
 from shortlist.ranking.simix import SiMix, VirtualBatch
+from shortlist.ranking.tail import LinearTail
 from shortlist.ranking.tiles import Engine, Ranks
 
 
@@ -55,6 +60,9 @@ def recall_at_k_loss(
     virtual: VirtualBatch | None = None,
     count_query: bool = False,
     engine: Engine | None = None,
+    *,
+    memory: tuple[Tensor, Tensor] | None = None,
+    tail: LinearTail | None = None,
 ) -> Tensor:
     """Compute the recall@k surrogate loss RS@k of a batch that is its own database.
 
@@ -68,6 +76,8 @@ def recall_at_k_loss(
         virtual: SiMix's virtual examples.
         count_query: Whether a query competes in its own ranking, as in the authors' released code.
         engine: Execution settings. Default: chosen by device and batch size.
+        memory: Embeddings of shape (M, d) and their labels, which are added to the database and have no gradient.
+        tail: Upper bound of the step function that takes the place of the sigmoid of temperature tau_2.
 
     Returns:
         The loss, a scalar; 0 if the batch contains no positive pair.
@@ -89,16 +99,56 @@ def recall_at_k_loss(
         virtual=virtual,
         count_query=count_query,
         engine=engine,
+        memory=memory,
+        tail=tail,
     )
+
+
+class _RankCollector:
+    """Head that collects the ranks of all positives."""
+
+    def __init__(self) -> None:
+        self.ranks: list[Tensor] = []
+
+    def __call__(self, ranks: Ranks) -> Tensor:
+        self.ranks.append(ranks.overall[ranks.present])
+        return torch.zeros_like(ranks.overall[:, 0])
+
+    def reach(self, width: float) -> float:
+        return math.inf
+
+
+@torch.no_grad()
+def median_rank(embeddings: Tensor, labels: Tensor, similarity_temperature: float = 0.01, **options: Any) -> float:
+    """Compute the median of the smooth ranks of all positives of all queries; 0 if there is no positive.
+
+    RS@k has no gradient if nearly all ranks exceed the largest k by many rank temperatures.
+
+    Args:
+        embeddings: Embeddings of shape (B, d).
+        labels: Integer labels of shape (B,).
+        similarity_temperature: Temperature tau_2 of the sigmoid on similarity differences.
+        options: Further arguments of `ranking_loss`.
+
+    Example:
+        >>> apart = torch.eye(2).repeat_interleave(2, dim=0)
+        >>> median_rank(apart, torch.tensor([5, 5, 9, 9]))
+        1.0
+    """
+    collector = _RankCollector()
+    ranking_loss(collector, embeddings, labels, similarity_temperature=similarity_temperature, **options)
+    return torch.cat(collector.ranks).median().item() if collector.ranks else 0.0
 
 
 class RecallAtKLoss(RankingLoss):
     """RS@k as a module with the call signature of pytorch-metric-learning's losses.
 
-    See `recall_at_k_loss` for the other arguments.
+    See `recall_at_k_loss` and `RankingLoss` for the other arguments.
 
     Args:
+        rank_temperature: Temperature tau_1, its schedule, or `MedianRank()`, which follows the ranks of the batch.
         simix: Generator of virtual examples for every batch, `SiMix()`, or None.
+        k_factor: Factor by which every k is multiplied, or its schedule. The products are rounded.
 
     Example:
         >>> embeddings = torch.nn.functional.normalize(torch.randn(8, 16)).requires_grad_()
@@ -108,15 +158,38 @@ class RecallAtKLoss(RankingLoss):
         torch.Size([8, 16])
     """
 
+    head: RecallHead
+
     def __init__(
         self,
         k: int | Sequence[int] = (1, 2, 4, 8, 16),
-        rank_temperature: float = 1.0,
-        similarity_temperature: float = 0.01,
+        rank_temperature: float | Schedule | MedianRank = 1.0,
+        similarity_temperature: float | Schedule = 0.01,
         simix: SiMix | None = None,
         count_query: bool = False,
         engine: Engine | None = None,
+        *,
+        k_factor: float | Schedule = 1.0,
+        tail: LinearTail | None = None,
+        memory: EmbeddingMemory | None = None,
     ):
-        super().__init__(
-            RecallHead(check_k(k), rank_temperature), similarity_temperature, simix, count_query, engine=engine
+        scheduled = isinstance(rank_temperature, Schedule | MedianRank)
+        head = RecallHead(check_k(k), rank_temperature.end if scheduled else rank_temperature)
+        super().__init__(head, similarity_temperature, simix, count_query, engine, tail=tail, memory=memory)
+        self.rank_temperature = rank_temperature
+        self.k_factor = check_setting(k_factor, "k_factor")
+
+    def extra_repr(self) -> str:
+        changing = {"rank_temperature": self.rank_temperature, "k_factor": self.k_factor}
+        shown = [f", {name}={value}" for name, value in changing.items() if not isinstance(value, int | float)]
+        return super().extra_repr() + "".join(shown)
+
+    def head_for(self, batch: Mapping[str, Any]) -> RecallHead:
+        temperature, factor = self.rank_temperature, current_value(self.k_factor, self.progress)
+        if isinstance(temperature, MedianRank):
+            temperature = max(temperature.end, temperature.share * median_rank(**batch))
+        return replace(
+            self.head,
+            k=tuple(max(1, round(k * factor)) for k in self.head.k),
+            rank_temperature=current_value(temperature, self.progress),
         )

@@ -49,22 +49,32 @@ class SameLabel:
         database_labels: Labels of a separate database, of shape (N,). If None, the queries are the database, and a
             query is not a positive of itself.
         count_query: Whether a query competes in its own ranking, as in the authors' released code.
+        further_labels: Labels of further items of the database, of shape (M,), which follow the queries.
+        ignored: Database items that are neither positives nor competitors of the queries of a label: indices and
+            labels, both of shape (I,).
     """
 
-    def __init__(self, labels: Tensor, database_labels: Tensor | None = None, count_query: bool = False):
+    def __init__(
+        self,
+        labels: Tensor,
+        database_labels: Tensor | None = None,
+        count_query: bool = False,
+        further_labels: Tensor | None = None,
+        ignored: tuple[Tensor, Tensor] | None = None,
+    ):
         self._own_database = database_labels is None
         self._hide_query = self._own_database and not count_query
-        database_labels = labels if database_labels is None else database_labels
+        if database_labels is None:
+            database_labels = labels if further_labels is None else torch.cat((labels, further_labels))
         self._by_label = database_labels.argsort(stable=True)  # database indices, class by class
         sorted_labels = database_labels[self._by_label]
         self._first = torch.searchsorted(sorted_labels, labels)
         self._count = torch.searchsorted(sorted_labels, labels, right=True) - self._first - int(self._own_database)
         if self._own_database:  # position of each query in `_by_label`, where it is skipped
             self._position = torch.empty_like(self._by_label)
-            self._position[self._by_label] = torch.arange(len(labels), device=labels.device)
-        self.queries, self.counts = few_positives_first(
-            self._by_label if self._own_database else labels.argsort(stable=True), self._count
-        )
+            self._position[self._by_label] = torch.arange(len(database_labels), device=labels.device)
+        self.queries, self.counts = few_positives_first(labels.argsort(stable=True), self._count)
+        self._ignored = None if ignored is None else (ignored[0], SameLabel(labels, ignored[1]))
 
     def positives(self, rows: Tensor, width: int) -> tuple[Tensor, Tensor]:
         offsets = torch.arange(width, device=rows.device)
@@ -78,6 +88,10 @@ class SameLabel:
         similarities.scatter_(1, positives, HIDDEN)
         if self._hide_query:
             similarities.scatter_(1, rows[:, None], HIDDEN)
+        if self._ignored is not None:
+            items, same = self._ignored
+            tile_row, place = _enumerate(same._first[rows], same._count[rows])
+            similarities[tile_row, items[same._by_label[place]]] = HIDDEN
 
 
 class ListedPairs:
@@ -116,12 +130,16 @@ class ListedPairs:
         return self._positive[self._first[rows, None] + offsets * present], present
 
     def hide(self, similarities: Tensor, rows: Tensor, positives: Tensor) -> None:
-        count = self._count_negative[rows]
-        tile_row = torch.repeat_interleave(count)
-        offset = torch.arange(len(tile_row), device=rows.device) - (count.cumsum(0) - count)[tile_row]
+        tile_row, place = _enumerate(self._first_negative[rows], self._count_negative[rows])
         hidden = torch.ones_like(similarities, dtype=torch.bool)
-        hidden[tile_row, self._negative[self._first_negative[rows][tile_row] + offset]] = False
+        hidden[tile_row, self._negative[place]] = False
         similarities.masked_fill_(hidden, HIDDEN)
+
+
+def _enumerate(first: Tensor, count: Tensor) -> tuple[Tensor, Tensor]:
+    """Enumerate ranges of positions: return the range that each position belongs to, and all positions."""
+    owner = torch.repeat_interleave(count)
+    return owner, torch.arange(len(owner), device=count.device) - (count.cumsum(0) - count - first)[owner]
 
 
 def few_positives_first(queries: Tensor, count: Tensor) -> tuple[Tensor, list[int]]:

@@ -8,7 +8,10 @@ from dataclasses import dataclass
 from torch import Tensor
 
 from shortlist.ranking.losses import RankingLoss, ranking_loss
+from shortlist.ranking.memory import EmbeddingMemory
+from shortlist.ranking.schedules import Schedule
 from shortlist.ranking.simix import SiMix, VirtualBatch
+from shortlist.ranking.tail import LinearTail
 from shortlist.ranking.tiles import Engine, Ranks
 
 
@@ -30,6 +33,9 @@ def smooth_ap_loss(
     similarity_temperature: float = 0.01,
     virtual: VirtualBatch | None = None,
     engine: Engine | None = None,
+    *,
+    memory: tuple[Tensor, Tensor] | None = None,
+    tail: LinearTail | None = None,
 ) -> Tensor:
     """Compute the Smooth-AP loss of a batch that is its own database.
 
@@ -39,6 +45,8 @@ def smooth_ap_loss(
         similarity_temperature: Temperature of the sigmoid that decides whether an item is ahead of a positive.
         virtual: SiMix's virtual examples.
         engine: Execution settings. Default: chosen by device and batch size.
+        memory: Embeddings of shape (M, d) and their labels, which are added to the database and have no gradient.
+        tail: Upper bound of the step function that takes the place of the sigmoid: the loss of SupAP.
 
     Returns:
         The loss, a scalar; 0 if the batch contains no positive pair.
@@ -60,17 +68,27 @@ def smooth_ap_loss(
         similarity_temperature=similarity_temperature,
         virtual=virtual,
         engine=engine,
+        memory=memory,
+        tail=tail,
     )
 
 
 class SmoothAPLoss(RankingLoss):
     """Smooth-AP as a module with the call signature of pytorch-metric-learning's losses.
 
-    See `smooth_ap_loss` for the other arguments.
+    See `smooth_ap_loss` and `RankingLoss` for the other arguments.
 
     Args:
         simix: Generator of virtual examples for every batch, `SiMix()`, or None.
     """
 
-    def __init__(self, similarity_temperature: float = 0.01, simix: SiMix | None = None, engine: Engine | None = None):
-        super().__init__(SmoothAPHead(), similarity_temperature, simix, engine=engine)
+    def __init__(
+        self,
+        similarity_temperature: float | Schedule = 0.01,
+        simix: SiMix | None = None,
+        engine: Engine | None = None,
+        *,
+        tail: LinearTail | None = None,
+        memory: EmbeddingMemory | None = None,
+    ):
+        super().__init__(SmoothAPHead(), similarity_temperature, simix, engine=engine, tail=tail, memory=memory)

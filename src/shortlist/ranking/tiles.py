@@ -43,6 +43,7 @@ from shortlist.ranking.pruning import flat_from, series, similarity_out_of_reach
 from shortlist.ranking.relevance import Relevance
 from shortlist.ranking.scratch import Scratch
 from shortlist.ranking.similarities import Gradients, Rows, Similarities
+from shortlist.ranking.tail import LinearTail
 
 
 class Ranks(NamedTuple):
@@ -96,7 +97,13 @@ class Engine:
         check_tile_size(self.tile_size)
 
     def run(
-        self, head: Head, similarities: Similarities, relevance: Relevance, temperature: float, backward: bool
+        self,
+        head: Head,
+        similarities: Similarities,
+        relevance: Relevance,
+        temperature: float,
+        backward: bool,
+        tail: LinearTail | None = None,
     ) -> Tensor:
         """Compute the mean loss over the queries that have a positive.
 
@@ -106,6 +113,7 @@ class Engine:
             relevance: Positives and competitors of each query.
             temperature: Temperature of the sigmoid on similarity differences.
             backward: Whether to accumulate the gradient in `similarities` as well.
+            tail: Upper bound that takes the place of this sigmoid, if any.
         """
         on_cpu = similarities.device.type == "cpu"
         sigmoids = sum(relevance.counts) * similarities.size
@@ -119,6 +127,7 @@ class Engine:
             prune=prune,
             backward=backward,
             scratch=Scratch(similarities.device, similarities.dtype),
+            tail=tail,
         )
         losses = torch.empty(len(relevance.queries), device=similarities.device, dtype=similarities.dtype)
         for part, width in self._tiles(relevance.counts, similarities.size, on_cpu, prune):
@@ -170,15 +179,17 @@ class _Stream:
     prune: bool
     backward: bool
     scratch: Scratch
+    tail: LinearTail | None
 
     def tile(self, tile: _Tile) -> tuple[Tensor, Gradients]:
         """Compute the losses, (T,), and the gradients of the mean loss with respect to the similarities."""
         if self.prune:
             reach = self.head.reach(flat_from(tile.positives.shape[1], tile.positives.dtype))
-            in_reach = tile.positives > similarity_out_of_reach(tile.competitors, reach)
+            least = 0.5 if self.tail is None else 1.0
+            in_reach = tile.positives > similarity_out_of_reach(tile.competitors, reach, least)
             tile = tile._replace(active=tile.active & in_reach)
         counted = list(self._count(tile))
-        among = PositiveCounts(tile.positives, tile.present, 1 / self.temperature)
+        among = PositiveCounts(tile.positives, tile.present, 1 / self.temperature, exact=self.tail is not None)
         overall = 1 + among.counts
         for rows, ahead in counted:
             overall[rows] += ahead.counts
@@ -211,12 +222,12 @@ class _Stream:
     def _count(self, tile: _Tile) -> Iterator[tuple[Rows, RankCounts]]:
         """Count the competitors ahead of each positive. Yield the rows that are counted in the same way together."""
         size, dtype, scale = tile.competitors.shape[1], tile.positives.dtype, 1 / self.temperature
-        all_rows = slice(None)
+        all_rows, scratch, tail = slice(None), self.scratch, self.tail
         if not self.prune:
-            yield all_rows, DenseCounts(tile.competitors, tile.positives, scale, self.steps, self.scratch)
+            yield all_rows, DenseCounts(tile.competitors, tile.positives, scale, self.steps, scratch, tail)
             return
         if size < _SORT_FROM:
-            yield all_rows, SeriesCounts(tile.competitors, tile.positives, tile.active, scale, self.scratch)
+            yield all_rows, SeriesCounts(tile.competitors, tile.positives, tile.active, scale, scratch, tail)
             return
         lowest = tile.positives.masked_fill(~tile.active, torch.inf).amin(1, keepdim=True)
         negligible = lowest - flat_from(size, dtype) * self.temperature  # competitors below do not count
@@ -228,15 +239,15 @@ class _Stream:
             rows = (kind & tile.active.any(1, keepdim=True)).squeeze(1).nonzero().squeeze(1)
             if not len(rows):
                 continue
-            competitors = self.scratch(f"{name} competitors", len(rows), size)
+            competitors = scratch(f"{name} competitors", len(rows), size)
             torch.index_select(tile.competitors, 0, rows, out=competitors)
             positives, active = tile.positives[rows], tile.active[rows]
             if name == "sparse":
-                yield rows, BandCounts(competitors, positives, active, scale, self.scratch, floor=negligible[rows])
+                yield rows, BandCounts(competitors, positives, active, scale, scratch, negligible[rows], tail)
             elif name == "series":
-                yield rows, SeriesCounts(competitors, positives, active, scale, self.scratch)
+                yield rows, SeriesCounts(competitors, positives, active, scale, scratch, tail)
             else:
-                yield rows, FactoredCounts(competitors, positives, active, scale, self.scratch)
+                yield rows, FactoredCounts(competitors, positives, active, scale, scratch, tail=tail)
 
 
 def _concatenate(rows: list[Rows]) -> Rows:

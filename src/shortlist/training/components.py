@@ -13,13 +13,26 @@ from torch import Tensor, nn
 
 from shortlist.batches.undo import seeded
 from shortlist.config import CONFIG_KEYS, LossConfig, OptimizerConfig, RunConfig
+from shortlist.config.schema import SingleLossConfig
 from shortlist.data import FitTransform, TrainTransform, Transform
 from shortlist.encoding.pretrained import square_transform
 from shortlist.errors import ConfigError, translate_arguments
 from shortlist.extras import extra
 from shortlist.imports import GIVEN, given_name, is_reference
 from shortlist.model import Embedder
-from shortlist.ranking import BinnedAPLoss, BlackboxAPLoss, RecallAtKLoss, SiMix, SmoothAPLoss
+from shortlist.ranking import (
+    BinnedAPLoss,
+    BlackboxAPLoss,
+    CalibrationLoss,
+    CombinedLoss,
+    EmbeddingMemory,
+    LinearTail,
+    MedianRank,
+    RecallAtKLoss,
+    Schedule,
+    SiMix,
+    SmoothAPLoss,
+)
 from shortlist.seeds import derived_seed
 from shortlist.training.user_loss import build_user_loss
 
@@ -113,22 +126,51 @@ def build_loss(config: LossConfig, classes: Classes, dim: int, given: Callable[.
         ConfigError: The loss does not exist, or does not support its arguments.
     """
     check_given(config.name, given, "loss")
-    if given is not None or is_reference(config.name):
-        return build_user_loss(config, torch.as_tensor(classes), dim, given)
+    if given is not None:
+        loss = build_user_loss(config, torch.as_tensor(classes), dim, given)
+    else:
+        loss = _build_single_loss(config, classes, dim, "loss")
+    added = [
+        (_build_single_loss(each, classes, dim, f"loss.plus.{number}"), each.weight)
+        for number, each in enumerate(config.plus)
+    ]
+    return CombinedLoss(loss, *added) if added else loss
+
+
+def _build_single_loss(config: SingleLossConfig, classes: Classes, dim: int, where: str) -> nn.Module:
+    if is_reference(config.name):
+        return build_user_loss(config, torch.as_tensor(classes), dim)
     if config.pml_class:
-        with extra("baselines", f"loss.name={config.name}"):
+        with extra("baselines", f"{where}.name={config.name}"):
             from shortlist.training.metric_learning import build_metric_learning_loss
-        return build_metric_learning_loss(config, torch.as_tensor(classes), dim)
-    simix = SiMix() if config.simix else None
-    if config.name == "smooth_ap":
-        return SmoothAPLoss(config.similarity_temperature, simix)
+        return build_metric_learning_loss(config, torch.as_tensor(classes), dim, where)
     if config.name == "binned_ap":
         return BinnedAPLoss(config.bins)
     if config.name == "blackbox_ap":
         return BlackboxAPLoss(config.blackbox_lambda, config.margin)
+    if config.name == "calibration":
+        return CalibrationLoss(config.positives_above, config.negatives_below)
+    start = config.start
+    common: dict[str, Any] = {
+        "similarity_temperature": _scheduled(config, start.similarity_temperature, config.similarity_temperature),
+        "simix": SiMix(alphas=config.simix_alphas, negatives=config.simix_negatives) if config.simix else None,
+        "tail": None if config.tail is None else LinearTail(config.tail.slope, config.tail.start),
+        "memory": None if config.memory is None else EmbeddingMemory(config.memory.size, dim),
+    }
+    if config.name == "smooth_ap":
+        return SmoothAPLoss(**common)
+    final = config.rank_temperature
     return RecallAtKLoss(
-        config.cut_offs, config.rank_temperature, config.similarity_temperature, simix, config.count_query
+        config.cut_offs,
+        MedianRank() if final == "auto" else _scheduled(config, start.rank_temperature, final),
+        count_query=config.count_query,
+        k_factor=_scheduled(config, start.k_factor, 1.0),
+        **common,
     )
+
+
+def _scheduled(config: SingleLossConfig, start: float | None, end: float) -> float | Schedule:
+    return end if start is None else Schedule(start, end, config.start.until)
 
 
 def build_optimizer(

@@ -16,6 +16,7 @@ from shortlist.batches.undo import seeded
 from shortlist.config import RunConfig
 from shortlist.errors import RunError
 from shortlist.model import Embedder
+from shortlist.ranking import RankingLoss
 from shortlist.seeds import derived_seed
 from shortlist.training.checkpoint import TrainingState, load_optimizer_tensors, optimizer_tensors
 from shortlist.training.components import Classes, build_embedder, build_loss, build_optimizer
@@ -112,7 +113,9 @@ class Learner:
                 embedder.linear.weight.copy_(weight)
                 embedder.linear.bias.copy_(bias)
 
-    def train_step(self, step: int, chunks: Iterable[Images], labels: Tensor, lr_factor: float) -> StepResult:
+    def train_step(
+        self, step: int, chunks: Iterable[Images], labels: Tensor, lr_factor: float, progress: float = 0.0
+    ) -> StepResult:
         """Update the weights with one batch.
 
         Args:
@@ -120,7 +123,11 @@ class Learner:
             chunks: Images of the batch, in chunks.
             labels: Labels of the batch (B,).
             lr_factor: Factor by which the learning rates are multiplied; see `learning_rate_factor`.
+            progress: Share of training that has passed, for losses with a schedule.
         """
+        for module in self.loss.modules():
+            if isinstance(module, RankingLoss):
+                module.progress = progress
         for group in self.optimizer.param_groups:
             group["lr"] = group["initial_lr"] * lr_factor
         self.optimizer.zero_grad()

@@ -196,7 +196,7 @@ class Trainer:
         plan, learner = self.plan, self.learner
         labels = torch.from_numpy(plan.train.labels[batch.numpy()])
         factor = learning_rate_factor(self.config.schedule, self.step, plan.steps_per_epoch, plan.total_steps)
-        result = learner.train_step(self.step, chunks, labels, factor)
+        result = learner.train_step(self.step, chunks, labels, factor, progress=self.step / plan.total_steps)
         if not result.finite:
             raise self._failure(result, batch)
         self.step += 1

@@ -9,8 +9,7 @@ import torch
 from pytorch_metric_learning import losses, miners
 from torch import Tensor, nn
 
-from shortlist.config import LossConfig
-from shortlist.config.schema import NamedConfig
+from shortlist.config.schema import NamedConfig, SingleLossConfig
 from shortlist.errors import ConfigError, did_you_mean
 from shortlist.pytorch_metric_learning import CrossBatchMemory
 from shortlist.training.metric_learning_arguments import RunSizes, classes_in, construct
@@ -40,13 +39,14 @@ REFUSED_MINERS = {
 }
 
 
-def build_metric_learning_loss(config: LossConfig, classes: Tensor, dim: int) -> ForeignLoss:
+def build_metric_learning_loss(config: SingleLossConfig, classes: Tensor, dim: int, where: str = "loss") -> ForeignLoss:
     """Build a loss with its miner and memory, and try it on four vectors.
 
     Args:
         config: Configuration of the loss.
         classes: Labels of the training classes, in any order.
         dim: Number of dimensions of the embeddings.
+        where: Dotted key of the section in the configuration, for error messages.
 
     Raises:
         ConfigError: The loss or miner does not exist, its arguments are invalid, or the trial fails.
@@ -55,12 +55,12 @@ def build_metric_learning_loss(config: LossConfig, classes: Tensor, dim: int) ->
     if not len(classes):
         raise ValueError("a loss of pytorch-metric-learning requires the labels of the training classes")
     sizes = RunSizes(len(classes), dim)
-    loss = _build(losses, REFUSED_LOSSES, config, "loss", sizes)
-    miner = None if config.miner is None else _build(miners, REFUSED_MINERS, config.miner, "loss.miner", sizes)
+    loss = _build(losses, REFUSED_LOSSES, config, where, sizes)
+    miner = None if config.miner is None else _build(miners, REFUSED_MINERS, config.miner, f"{where}.miner", sizes)
     if config.memory is not None:
         if config.pml_class not in losses.CrossBatchMemory.supported_losses():
             supported = ", ".join(sorted(losses.CrossBatchMemory.supported_losses()))
-            raise ConfigError(f"loss.memory does not work with {config.name}. It works with {supported}.")
+            raise ConfigError(f"{where}.memory does not work with {config.name}. It works with {supported}.")
         loss, miner = Memory(loss, dim, config.memory.size, miner), None
     complete = ForeignLoss(loss, classes, miner)
     _try(complete, config, dim)
@@ -68,11 +68,11 @@ def build_metric_learning_loss(config: LossConfig, classes: Tensor, dim: int) ->
 
 
 def _build(
-    module: Any, refused: dict[str, str], config: LossConfig | NamedConfig, where: str, sizes: RunSizes
+    module: Any, refused: dict[str, str], config: SingleLossConfig | NamedConfig, where: str, sizes: RunSizes
 ) -> nn.Module:
     """Build the class of a module of the library that the section `where` of the configuration names."""
-    known, kind = classes_in(module), where.rpartition(".")[2]
-    name = str(config.pml_class) if isinstance(config, LossConfig) else config.name
+    known, kind = classes_in(module), "miner" if module is miners else "loss"
+    name = str(config.pml_class) if isinstance(config, SingleLossConfig) else config.name
     if name in refused:
         raise ConfigError(f"{where}.name: {config.name} cannot be used: {refused[name]}.")
     if name not in known:
@@ -82,7 +82,7 @@ def _build(
     return built
 
 
-def _try(loss: ForeignLoss, config: LossConfig, dim: int) -> None:
+def _try(loss: ForeignLoss, config: SingleLossConfig, dim: int) -> None:
     """Call the loss once, so that what the library refuses fails before images are read."""
     vectors = torch.randn(4, dim, generator=torch.Generator().manual_seed(0))
     labels = loss.classes[[0, 0, -1, -1]]

@@ -10,8 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from shortlist.config import LossConfig
-from shortlist.config.schema import HEAD_SETTINGS
+from shortlist.config.schema import HEAD_SETTINGS, SingleLossConfig
 from shortlist.errors import ConfigError
 from shortlist.imports import call, import_object
 from shortlist.ranking import RankingLoss, SiMix
@@ -61,7 +60,7 @@ class ForeignLoss(nn.Module):
         return indices
 
 
-def build_user_loss(config: LossConfig, classes: Tensor, dim: int, given: Loss | None) -> nn.Module:
+def build_user_loss(config: SingleLossConfig, classes: Tensor, dim: int, given: Loss | None = None) -> nn.Module:
     """Build the loss that was given in Python, or that `loss.name` refers to as `package.module:name`.
 
     A class is constructed with `loss.args`; a function gets them as further arguments. An object with a method `reach`
@@ -90,7 +89,7 @@ def build_user_loss(config: LossConfig, classes: Tensor, dim: int, given: Loss |
     return ForeignLoss(loss, classes)
 
 
-def _import(config: LossConfig, num_classes: int, dim: int) -> Any:
+def _import(config: SingleLossConfig, num_classes: int, dim: int) -> Any:
     """Import the loss; `num_classes` and `embedding_size` are filled in if its constructor requires them."""
     found = import_object(config.name, "loss.name")
     if not inspect.isclass(found):

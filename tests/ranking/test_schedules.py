@@ -1,0 +1,153 @@
+"""Settings that change during training, and the rank temperature that follows the median rank."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor
+
+from shortlist.ranking import (
+    EmbeddingMemory,
+    Engine,
+    LinearTail,
+    MedianRank,
+    RecallAtKLoss,
+    Schedule,
+    SiMix,
+    SmoothAPLoss,
+    median_rank,
+    recall_at_k_loss,
+    smooth_ap_loss,
+)
+from tests import reference
+from tests.ranking.losses import assert_same, clusters, unit, value_and_gradient
+
+values = st.floats(1e-3, 1e3)
+
+
+@given(start=values, end=values, until=st.floats(0.01, 1), progress=st.floats(0, 1))
+def test_a_schedule_is_geometric(start: float, end: float, until: float, progress: float) -> None:
+    schedule = Schedule(start, end, until)
+    assert schedule(progress) == pytest.approx(reference.schedule(start, end, until, progress), rel=1e-9)
+    assert schedule(0) == start
+    assert schedule(until) == schedule(1) == end  # to the last bit
+
+
+def test_bad_schedules() -> None:
+    for name, value in (("start", 0), ("end", -1.0), ("until", math.inf), ("start", True), ("end", "1")):
+        with pytest.raises(ValueError, match=f"{name} of a schedule must be a finite number above 0"):
+            Schedule(**{"start": 1.0, "end": 1.0, name: value})
+    with pytest.raises(ValueError, match=r"must be at most 1, got 1.5"):
+        Schedule(2.0, 1.0, until=1.5)
+    for name in ("share", "end"):
+        with pytest.raises(ValueError, match=f"{name} of MedianRank must be a finite number above 0, got 0"):
+            MedianRank(**{name: 0})
+
+
+EMBEDDINGS, LABELS = unit(20, 4), torch.arange(20) // 4
+
+
+def at(loss: RecallAtKLoss | SmoothAPLoss, progress: float) -> tuple[Tensor, Tensor]:
+    loss.progress = progress
+    return value_and_gradient(loss, EMBEDDINGS, LABELS)
+
+
+@pytest.mark.parametrize("progress", [0.0, 0.1, 0.25, 0.5, 0.9])
+def test_all_three_settings(progress: float) -> None:
+    loss = RecallAtKLoss(
+        (1, 2), Schedule(50, 1), Schedule(0.4, 0.01, until=0.8), k_factor=Schedule(5, 1, until=0.2), simix=None
+    )
+    factor = reference.schedule(5, 1, 0.2, progress)
+    want = value_and_gradient(
+        reference.recall_at_k_loss,
+        EMBEDDINGS,
+        LABELS,
+        k=[round(factor), round(2 * factor)],
+        rank_temperature=reference.schedule(50, 1, 0.5, progress),
+        similarity_temperature=reference.schedule(0.4, 0.01, 0.8, progress),
+    )
+    assert_same(at(loss, progress), want)
+
+
+def test_at_the_end_it_is_the_loss_of_the_paper() -> None:
+    loss = RecallAtKLoss(
+        rank_temperature=Schedule(50, 1), similarity_temperature=Schedule(1, 0.01), k_factor=Schedule(9, 1)
+    )
+    want = value_and_gradient(recall_at_k_loss, EMBEDDINGS, LABELS)
+    assert_same(at(loss, 0.5), want, 0)
+    assert (at(loss, 0.3)[1] - want[1]).abs().max() > 1e-6  # the control
+    average = SmoothAPLoss(Schedule(1, 0.01))
+    assert_same(at(average, 1.0), value_and_gradient(smooth_ap_loss, EMBEDDINGS, LABELS), 0)
+
+
+def test_the_progress_must_be_known() -> None:
+    for loss in (
+        RecallAtKLoss(k_factor=Schedule(2, 1)),
+        SmoothAPLoss(Schedule(1, 0.01)),
+        RecallAtKLoss(1, Schedule(2, 1)),
+    ):
+        with pytest.raises(ValueError, match=r"set `loss\.progress` to the share of training"):
+            loss(EMBEDDINGS, LABELS)
+    RecallAtKLoss()(EMBEDDINGS, LABELS)
+
+
+@settings(max_examples=30, deadline=None)
+@given(
+    labels=st.lists(st.integers(-2, 2), min_size=1, max_size=9).map(torch.tensor),
+    seed=st.integers(0, 10**6),
+    share=st.sampled_from([0.1, 0.5, 3.0]),
+    tail=st.booleans(),
+    prune=st.booleans(),
+)
+def test_the_temperature_follows_the_median_rank(
+    labels: Tensor, seed: int, share: float, tail: bool, prune: bool
+) -> None:
+    """The literal median, and a gradient that treats it as a constant."""
+    embeddings, literal = unit(len(labels), 3, seed=seed), {"tail": reference.linear_tail(0.05) if tail else None}
+    engine, options = Engine(prune=prune, tile_size=2), {"tail": LinearTail() if tail else None}
+    median = reference.median_rank(embeddings, labels, similarity_temperature=0.05, **literal)
+    assert median_rank(embeddings, labels, 0.05, engine=engine, **options) == pytest.approx(median, rel=1e-9)
+    temperature = max(0.3, share * median)
+    want = value_and_gradient(reference.recall_at_k_loss, embeddings, labels, (1, 2), temperature, 0.05, **literal)
+    loss = RecallAtKLoss((1, 2), MedianRank(share, end=0.3), 0.05, engine=engine, **options)
+    assert_same(value_and_gradient(loss, embeddings, labels), want)
+
+
+def test_the_median_is_that_of_the_ranks_that_the_loss_uses() -> None:
+    """With a memory and with virtual examples, there are more ranks."""
+    embeddings, labels = clusters(10, 4, 2.0), torch.arange(40) // 4
+    plain = median_rank(embeddings, labels)
+    memory = unit(200, 16, seed=9), torch.arange(200)
+    assert median_rank(embeddings, labels, memory=memory) > 2 * plain
+    virtual = SiMix(torch.Generator().manual_seed(0))(labels)
+    assert median_rank(embeddings, labels, virtual=virtual) != plain
+
+
+def test_out_of_reach_there_is_a_gradient_again() -> None:
+    """Noise, so that nearly all ranks are in the hundreds; then well separated classes."""
+    embeddings, labels = unit(800, 64, dtype=torch.float32), torch.arange(800) // 2
+    adaptive, paper = RecallAtKLoss(k=1, rank_temperature=MedianRank()), RecallAtKLoss(k=1)
+    gradients = [value_and_gradient(loss, embeddings, labels)[1] for loss in (adaptive, paper)]
+    without = [(gradient.abs().amax(1) < 1e-9).float().mean() for gradient in gradients]
+    assert without[0] == 0
+    assert without[1] > 0.1  # the control
+    trained = clusters(100, 4, 0.2), torch.arange(400) // 4
+    assert median_rank(*trained) < 3
+    found = [value_and_gradient(RecallAtKLoss(rank_temperature=each), *trained) for each in (MedianRank(0.3), 1.0)]
+    assert_same(found[0], found[1], 0)
+
+
+def test_without_positives() -> None:
+    assert median_rank(EMBEDDINGS, torch.arange(20)) == 0
+    assert RecallAtKLoss(rank_temperature=MedianRank())(EMBEDDINGS, torch.arange(20)) == 0
+
+
+def test_they_are_shown() -> None:
+    loss: Any = RecallAtKLoss(1, MedianRank(), k_factor=Schedule(2, 1), memory=EmbeddingMemory(5, 3), tail=LinearTail())
+    for part in ("MedianRank(share=0.5, end=1.0)", "k_factor=Schedule(start=2.0", "size=5, dim=3", "LinearTail(slope="):
+        assert part in repr(loss)

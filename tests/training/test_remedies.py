@@ -1,0 +1,154 @@
+"""The remedies for vanishing gradients in a configuration, and in runs that are resumed."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+from torch import nn
+
+from shortlist.config import LossConfig, read_config
+from shortlist.errors import ConfigError
+from shortlist.ranking import (
+    CalibrationLoss,
+    CombinedLoss,
+    LinearTail,
+    MedianRank,
+    RecallAtKLoss,
+    Schedule,
+    SmoothAPLoss,
+)
+from shortlist.training import loop, resume, train
+from shortlist.training.components import build_loss
+from shortlist.training.learner import Learner
+from shortlist.training.metric_learning import MetricLearningLoss
+from tests.training.runs import RECIPE, class_folders, records, same_weights, weights
+from tests.training.runs import config as run_config
+
+
+def settings(*overrides: str) -> LossConfig:
+    return read_config(RECIPE, "tiny", overrides).loss
+
+
+def build(*overrides: str) -> nn.Module:
+    return build_loss(settings(*overrides), torch.arange(4), 8)
+
+
+def test_by_default_nothing_changes() -> None:
+    loss = build()
+    assert isinstance(loss, RecallAtKLoss)
+    assert (loss.rank_temperature, loss.similarity_temperature, loss.k_factor) == (1.0, 0.01, 1.0)
+    assert (loss.tail, loss.memory, loss.simix) == (None, None, None)
+    assert loss.head.k == (1, 2, 4, 8, 16)
+
+
+def test_values_at_the_start() -> None:
+    start = "loss.start={rank_temperature: 500, similarity_temperature: 0.1, k_factor: 8, until: 0.25}"
+    loss = build(start, "loss.rank_temperature=2")
+    assert isinstance(loss, RecallAtKLoss)
+    assert loss.rank_temperature == Schedule(500, 2, 0.25)
+    assert loss.similarity_temperature == Schedule(0.1, 0.01, 0.25)
+    assert loss.k_factor == Schedule(8, 1, 0.25)
+    average = build("loss.name=smooth_ap", "loss.start.similarity_temperature=0.1")
+    assert isinstance(average, SmoothAPLoss)
+    assert average.similarity_temperature == Schedule(0.1, 0.01, 0.5)
+
+
+def test_the_other_settings() -> None:
+    loss = build("loss.rank_temperature=auto", "loss.tail={slope: 50}", "loss.memory.size=9")
+    assert isinstance(loss, RecallAtKLoss)
+    assert loss.rank_temperature == MedianRank()
+    assert loss.tail == LinearTail(50.0, 0.05)
+    assert loss.memory is not None
+    assert loss.memory.embeddings.shape == (9, 8)
+    mixed = build("loss.simix=true", "loss.simix_alphas=3", "loss.simix_negatives=2")
+    assert isinstance(mixed, RecallAtKLoss)
+    assert repr(mixed.simix) == "SiMix(alphas=3, negatives=2)"
+
+
+def test_losses_that_are_added() -> None:
+    added = "loss.plus=[{name: calibration, weight: 2, negatives_below: 0.3}, {name: pml.ProxyNCALoss, weight: 0.1}]"
+    loss = build(added, "loss.rank_temperature=auto")
+    assert isinstance(loss, CombinedLoss)
+    assert isinstance(loss.loss, RecallAtKLoss)
+    assert loss.loss.rank_temperature == MedianRank()
+    calibration, proxies = loss.added
+    assert isinstance(calibration, CalibrationLoss)
+    assert str(calibration.list_loss) == "Calibration(positives_above=0.9, negatives_below=0.3)"
+    assert isinstance(proxies, MetricLearningLoss)
+    assert loss.weights == [2, 0.1]
+    alone = build("loss.name=calibration", "loss.positives_above=0.8")
+    assert str(alone.list_loss) == "Calibration(positives_above=0.8, negatives_below=0.6)"
+
+
+@pytest.mark.parametrize(
+    ("overrides", "message"),
+    [
+        (["loss.name=smooth_ap", "loss.start.k_factor=2"], "start.k_factor have no effect with smooth_ap; remove them"),
+        (["loss.rank_temperature=auto", "loss.start.rank_temperature=9"], "no effect with rank_temperature: auto"),
+        (["loss.name=binned_ap", "loss.start.rank_temperature=9"], "loss: start has no effect with binned_ap"),
+        (["loss.name=binned_ap", "loss.tail={}"], "loss: tail has no effect with binned_ap"),
+        (
+            ["loss.name=binned_ap", "loss.plus=[{name: smooth_ap, bins: 9, weight: 1}]"],
+            "bins has no effect with smooth",
+        ),
+        (["loss.simix_alphas=2"], "loss: simix_alphas has no effect with simix: false"),
+        (["loss.simix=true", "loss.memory.size=9"], "loss: simix and memory exclude each other"),
+        (["loss.start.until=0"], "loss.start.until: should be greater than 0"),
+        (["loss.tail.slop=0"], "loss.tail.slop: unknown key; did you mean 'slope'?"),
+        (["loss.rank_temperature=adaptive"], "loss.rank_temperature: should be"),
+        (["loss.plus=[{name: calibration}]"], "loss.plus.0.weight: is required"),
+        (["loss.plus=[{name: calibration, weight: 0}]"], "loss.plus.0.weight: should be greater than 0"),
+        (["loss.plus=[{name: smooth_ap, weight: 1, memory: {size: 5}}]"], "memory.size 5 is smaller than batch.size 6"),
+    ],
+)
+def test_what_a_config_refuses(overrides: list[str], message: str) -> None:
+    with pytest.raises(ConfigError) as error:
+        settings(*overrides)
+    assert message in str(error.value)
+
+
+def test_mistakes_in_an_added_loss_are_found_there() -> None:
+    with pytest.raises(ConfigError, match=r"loss\.plus\.0\.name: pytorch-metric-learning has no loss ProxyNCLoss"):
+        build("loss.plus=[{name: pml.ProxyNCLoss, weight: 1}]")
+    with pytest.raises(ConfigError, match=r"loss\.plus\.0\.args\.alpa: unknown argument"):
+        build("loss.plus=[{name: pml.MultiSimilarityLoss, weight: 1, args: {alpa: 2}}]")
+
+
+def test_every_ranking_loss_of_a_sum_learns_the_progress() -> None:
+    plus = "loss.plus=[{name: smooth_ap, weight: 1, start: {similarity_temperature: 1}}]"
+    learner = Learner(read_config(RECIPE, "tiny", [plus]), torch.device("cpu"), torch.arange(4))
+    images = torch.randint(256, (6, 3, 32, 32), dtype=torch.uint8)
+    learner.train_step(0, iter([images]), torch.tensor([0, 0, 0, 1, 1, 1]), 1.0, progress=0.25)
+    assert isinstance(learner.loss, CombinedLoss)
+    assert [learner.loss.loss.progress, learner.loss.added[0].progress] == [0.25, 0.25]
+
+
+CHANGING = [
+    "loss.start={rank_temperature: 50, similarity_temperature: 0.5, k_factor: 3, until: 0.8}",
+    "loss.memory.size=12",
+    "loss.plus=[{name: recall_at_k, rank_temperature: auto, weight: 0.5}, {name: pml.ProxyNCALoss, weight: 0.1}]",
+]
+
+
+def test_a_resumed_run_continues_its_schedule(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Stopped in step 5 of 9, after the checkpoint of step 3; the weights are the same bit for bit."""
+    config = run_config(class_folders(tmp_path / "images"), *CHANGING)
+    whole = train(config, tmp_path / "whole")
+    real = loop.learning_rate_factor
+
+    def fails(schedule, step, *sizes):  # type: ignore[no-untyped-def]
+        if step == 4:
+            raise RuntimeError("power failure")
+        return real(schedule, step, *sizes)
+
+    monkeypatch.setattr(loop, "learning_rate_factor", fails)
+    with pytest.raises(RuntimeError, match="power failure"):
+        train(config, tmp_path / "stopped")
+    monkeypatch.undo()
+    stopped = resume(tmp_path / "stopped")
+    assert same_weights(weights(stopped), weights(whole))
+    assert records(stopped) == records(whole)
+    constant = train(run_config(tmp_path / "images", *CHANGING[1:]), tmp_path / "constant")
+    assert records(constant) != records(whole)  # the control: the schedule matters
