@@ -50,7 +50,7 @@ def train(
     from shortlist.progress import display_for
     from shortlist.report.run_report import report_after_training
 
-    _reuse_freed_memory()
+    keep_freed_memory()
     display = display_for(sys.stdout, as_json=as_json)
     if resume is not None:
         done = training.resume(resume, display)
@@ -140,7 +140,7 @@ def ablate(
     from shortlist.progress import display_for
     from shortlist.report.ablation import draw, read_results, shown_metric, table
 
-    _reuse_freed_memory()
+    keep_freed_memory()
     display = display_for(sys.stdout, as_json=as_json)
     folder = out or Path("ablations") / f"{study}-{config.name}"
     file = training.ablate(
@@ -174,11 +174,11 @@ def demo(
     from shortlist.recipes import open_recipe
     from shortlist.report.demo import run_demo
 
-    _reuse_freed_memory()
+    keep_freed_memory()
     run_demo(open_recipe("glyphs"), run or _new_run_folder("demo"), display_for(sys.stdout, as_json=as_json))
 
 
-def _reuse_freed_memory() -> None:
+def keep_freed_memory() -> None:
     """Configure the allocator for training on the CPU. Only the command line does this, as it owns the process."""
     import torch
 

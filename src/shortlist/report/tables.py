@@ -1,4 +1,4 @@
-"""Evaluations and comparisons as tables in a terminal."""
+"""Evaluations, comparisons and sweeps as tables in a terminal."""
 
 from __future__ import annotations
 
@@ -10,6 +10,8 @@ from rich.table import Table
 
 from shortlist.evaluation import Evaluation
 from shortlist.report.comparison import Comparison, format_p
+from shortlist.report.sweep_report import describe_best, header, rows
+from shortlist.training import SweepResult
 
 
 def print_evaluations(
@@ -93,3 +95,13 @@ def print_comparison(comparison: Comparison, console: Console | None = None) -> 
         console.print("~ not significant: the interval contains 0", markup=False, highlight=False)
     for verdict in comparison.verdicts():
         console.print(f"{verdict}.", markup=False, highlight=False, soft_wrap=True)
+
+
+def print_sweep(result: SweepResult, console: Console | None = None) -> None:
+    """Print the trials of a sweep, complete trials first, then by value, and a sentence about the best one."""
+    console = console or Console()
+    table = Table(*map(escape, header(result)), title=escape(f"{result.path}, {result.done} of {result.total} trials"))
+    for row in rows(result):
+        table.add_row(*map(escape, row))
+    console.print(table)
+    console.print(describe_best(result), markup=False, highlight=False, soft_wrap=True)

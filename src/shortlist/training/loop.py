@@ -6,7 +6,7 @@ import itertools
 import json
 import math
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -39,18 +39,22 @@ from shortlist.training.schedule import learning_rate_factor
 from shortlist.training.stopping import StopRequest, report_resume_command
 
 Batch = tuple[Tensor, Iterator[Images]]  # indices of images in the training catalog, and their pixels in chunks
+OnValidation = Callable[[int, dict[str, float]], None]  # called with the epoch and the metrics of each validation
 PROGRESS_VALUES = ("epoch", "loss", "images_per_second")  # shown in the progress bar
 ADVICE = "A smaller optimizer.lr, schedule.warmup or training.clip_norm often helps."
 
 
 @translate_arguments(CONFIG_KEYS)
-def train(config: RunConfig, path: Path | str, display: Display | None = None) -> RunFolder:
+def train(
+    config: RunConfig, path: Path | str, display: Display | None = None, *, on_validation: OnValidation | None = None
+) -> RunFolder:
     """Train a new run, and evaluate it.
 
     Args:
         config: Configuration of the run.
         path: Folder of the run, which is created.
         display: Display for progress.
+        on_validation: Called with the epoch and the metrics after each validation. An exception ends the training.
 
     Returns:
         The folder of the run.
@@ -63,7 +67,7 @@ def train(config: RunConfig, path: Path | str, display: Display | None = None) -
     with folder.locked(), report_resume_command(folder), threads(config.training.threads):
         folder.begin(config)
         try:
-            trainer = Trainer(config, folder, display or default_display())
+            trainer = Trainer(config, folder, display or default_display(), on_validation)
         except BaseException:
             folder.abandon()
             raise
@@ -72,12 +76,13 @@ def train(config: RunConfig, path: Path | str, display: Display | None = None) -
 
 
 @translate_arguments(CONFIG_KEYS)
-def resume(path: Path | str, display: Display | None = None) -> RunFolder:
+def resume(path: Path | str, display: Display | None = None, *, on_validation: OnValidation | None = None) -> RunFolder:
     """Resume a run from its last checkpoint; the result is the same as that of an uninterrupted run.
 
     Args:
         path: Folder of the run.
         display: Display for progress.
+        on_validation: See `train`. Validations after the last checkpoint are repeated.
 
     Returns:
         The folder of the run.
@@ -93,15 +98,17 @@ def resume(path: Path | str, display: Display | None = None) -> RunFolder:
         else:
             config = folder.config()
             with threads(config.training.threads):
-                Trainer(config, folder, display).run()
+                Trainer(config, folder, display, on_validation).run()
     return folder
 
 
 class Trainer:
     """Trains one run, from the last checkpoint in its folder to the end."""
 
-    def __init__(self, config: RunConfig, folder: RunFolder, display: Display) -> None:
-        self.config, self.folder, self.display = config, folder, display
+    def __init__(
+        self, config: RunConfig, folder: RunFolder, display: Display, on_validation: OnValidation | None = None
+    ) -> None:
+        self.config, self.folder, self.display, self.on_validation = config, folder, display, on_validation
         self.accelerator = Accelerator(log_with="tensorboard", project_dir=str(folder.path))
         if self.accelerator.num_processes > 1:
             raise ConfigError("Training in several processes is not supported yet. Start a single process.")
@@ -223,12 +230,14 @@ class Trainer:
                 self.learner.result.save(self.folder.best)
                 text += ", the best so far"
         self.display.message(text, **facts)
+        if self.on_validation is not None and "validation" in facts:
+            self.on_validation(epoch, values)
 
     def _finish(self) -> None:
         """Save the best embedder, or the last one if there is no validation, and test it once."""
         result = self.learner.result if self.best is None else Embedder.load(self.folder.best).to(self.device)
         result.save(self.folder.path)
-        if not self.plan.eval_sets:
+        if not self.plan.eval_sets and not self.config.data.withhold_test:
             self.display.message("There are no test classes, so the embedder was not tested.")
         later = {
             "on_missing": f"{self.folder.evaluate_command} --on-missing"
