@@ -156,7 +156,8 @@ def find_runs(patterns: Sequence[Path | str]) -> list[Path]:
     for pattern in map(str, patterns):
         matches = [Path(pattern)]
         if not matches[0].exists() and glob.escape(pattern) != pattern:
-            matches = [Path(each) for each in sorted(glob.glob(pattern)) if RunFolder(Path(each)).config_file.is_file()]
+            paths = map(Path, sorted(glob.glob(pattern)))  # noqa: PTH207 - the pattern may be absolute
+            matches = [path for path in paths if RunFolder(path).config_file.is_file()]
         if not matches:
             raise RunError(f"No folder of a run matches {pattern}.")
         found += matches

@@ -70,8 +70,8 @@ def name_groups(groups: Sequence[Sequence[Path]]) -> list[str]:
 def _pattern(paths: Sequence[str]) -> str:
     if len(paths) == 1:
         return paths[0]
-    start = os.path.commonprefix(paths)
-    end = os.path.commonprefix([path[len(start) :][::-1] for path in paths])[::-1]
+    start = os.path.commonprefix(paths)  # noqa: RUF071 - of characters
+    end = os.path.commonprefix([path[len(start) :][::-1] for path in paths])[::-1]  # noqa: RUF071
     return f"{start}*{end}"
 
 
@@ -98,8 +98,8 @@ def _check_same_seeds(groups: Groups) -> None:
             missing = ", ".join(str(seed) for seed in others if seed not in runs)
             if missing:
                 raise ConfigError(
-                    f"The group {name} has no run with seed {missing}, but {other} has: runs are paired by seed, so all "
-                    "groups need the same seeds."
+                    f"The group {name} has no run with seed {missing}, but {other} has: runs are paired by seed, so "
+                    "all groups need the same seeds."
                 )
 
 
