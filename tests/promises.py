@@ -14,6 +14,16 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+RECIPE = """
+name: tiny
+data: {workers: 0, validation: none}
+images: {size: 32}
+model: {backbone: test_efficientnet, weights: none, dim: 8}
+batch: {size: 4, per_class: 2}
+training: {epochs: 1}
+evaluation: {bootstrap: 20, before: false}
+"""
+
 
 def plain(folder: Path) -> None:
     import torch
@@ -48,16 +58,7 @@ def training(folder: Path) -> None:
     from shortlist.training import evaluate_run
     from shortlist.training import train_run as train
 
-    recipe = """
-name: tiny
-data: {workers: 0, validation: none}
-images: {size: 32}
-model: {backbone: test_efficientnet, weights: none, dim: 8}
-batch: {size: 4, per_class: 2}
-training: {epochs: 1}
-evaluation: {bootstrap: 20, before: false}
-"""
-    config = read_config(recipe, "tiny", [f"data.source={images(folder)}"])
+    config = read_config(RECIPE, "tiny", [f"data.source={images(folder)}"])
     run = train(config, folder / "run")
     assert 0 <= evaluate_run(run.path)[0].metrics["r@1"].value <= 1
     assert write_report(run.path).is_file()
@@ -116,6 +117,16 @@ def lite0(folder: Path) -> None:
 
 def milvus(folder: Path) -> None:
     gallery(folder, f"milvus:{folder / 'gallery.db'}").close()
+
+
+def sweep(folder: Path) -> None:
+    from shortlist.config import read_config
+    from shortlist.training import sweep, write_best_recipe
+
+    config = read_config(RECIPE, "tiny", [f"data.source={images(folder)}"])
+    result = sweep(config, {"optimizer.lr": [1e-4, 1e-3]}, folder / "study", trials=1)
+    assert result.done == 1
+    assert write_best_recipe(folder / "study").is_file()
 
 
 def torchmetrics(folder: Path) -> None:
@@ -188,7 +199,7 @@ def refused(extra: str, use: Callable[[], object]) -> None:
 
 
 BEYOND = {  # what `training` alone does not do
-    use.__name__: use for use in (search, report, serve, export, baselines, lite0, milvus, torchmetrics)
+    use.__name__: use for use in (search, report, serve, export, baselines, lite0, milvus, sweep, torchmetrics)
 }
 PROMISES = {"plain": plain, "training": training, **BEYOND, "all": everything}
 

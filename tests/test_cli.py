@@ -111,7 +111,7 @@ class TestHelp:
         lines = call("--help")[1].partition("Commands")[2].splitlines()
         commands = [line.split()[1] for line in lines if re.match(r"│ \w", line)]
         first = ["demo", "train", "evaluate", "report", "compare", "embed", "index", "search", "serve", "export"]
-        assert commands == [*first, "data", "recipes", "gallery", "ablate"]
+        assert commands == [*first, "data", "recipes", "gallery", "sweep", "ablate"]
 
     def test_version(self, call: Call) -> None:
         assert call("--version") == (0, f"shortlist {metadata.version('shortlist')}\n", "")
@@ -354,7 +354,7 @@ class TestAllocator:
         calls: list[str] = []
         monkeypatch.setattr("shortlist.batches.memory.reuse_freed_memory", lambda: calls.append("kept"))
         monkeypatch.setattr("torch.cuda.is_available", lambda: gpu)
-        training._reuse_freed_memory()
+        training.keep_freed_memory()
         assert calls == expected
 
 

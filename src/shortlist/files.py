@@ -31,12 +31,13 @@ def check_writable(path: Path) -> None:
 
 
 @contextmanager
-def exclusive_lock(file: Path, in_use: RunError) -> Iterator[None]:
+def exclusive_lock(file: Path, in_use: RunError, timeout: float = 0) -> Iterator[None]:
     """Hold a lock file for as long as the context is open. The lock of a process that is killed is released.
 
     Args:
         file: Path of the lock file. Its folder is created.
         in_use: Error to raise if another process holds the lock.
+        timeout: Number of seconds to wait for the lock.
 
     Raises:
         RunError: Another process holds the lock (`in_use`), or the folder is not writable.
@@ -44,7 +45,7 @@ def exclusive_lock(file: Path, in_use: RunError) -> Iterator[None]:
     lock = filelock.FileLock(file)
     try:
         file.parent.mkdir(parents=True, exist_ok=True)
-        lock.acquire(timeout=0)
+        lock.acquire(timeout=timeout)
     except filelock.Timeout:
         raise in_use from None
     except OSError as error:

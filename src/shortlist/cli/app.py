@@ -16,7 +16,7 @@ from typer.core import TyperGroup
 
 COMMANDS = (  # in the order in which --help lists them
     *("demo", "train", "evaluate", "report", "compare", "embed", "index", "search", "serve", "export"),
-    *("data", "recipes", "gallery", "ablate"),
+    *("data", "recipes", "gallery", "sweep", "ablate"),
 )
 
 

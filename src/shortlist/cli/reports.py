@@ -5,9 +5,10 @@ from __future__ import annotations
 import json
 import sys
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
+from typer.core import TyperCommand
 
 from shortlist.cli.app import AsJsonLines, AsJsonWithProgress, app
 
@@ -32,14 +33,38 @@ def report(
     display.message(f"The report is {file}.", report=str(file))
 
 
-@app.command()
+class _CompareCommand(TyperCommand):
+    """Command whose option --with takes all arguments up to the next option; each --with starts another group."""
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        joined: list[str] = []
+        in_group = False
+        for arg in args:
+            if not in_group or arg.startswith("-") or joined[-1] == "--with":
+                joined.append(arg)
+                in_group = arg == "--with" or (in_group and not arg.startswith("-"))
+            else:
+                joined[-1] += f"\n{arg}"  # an option has only one value
+        return super().parse_args(ctx, joined)
+
+
+@app.command(cls=_CompareCommand)
 def compare(
     runs: Annotated[
-        list[Path],
+        list[str],
         typer.Argument(
-            metavar="RUN_A RUN_B...", help="Folders of finished runs; the others are compared with the first."
+            metavar="RUN_A RUN_B...",
+            help="Folders of finished runs, or glob patterns; the others are compared with the first.",
         ),
     ],
+    groups: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--with",
+            metavar="RUN...",
+            help="Folders of another group of runs. Groups are compared with the first group, paired by seed.",
+        ),
+    ] = None,
     out: Annotated[
         Path | None,
         typer.Option("--out", "-o", help="HTML file to write. Default: comparison.html; with --json, none."),
@@ -48,14 +73,20 @@ def compare(
 ) -> None:
     """Compare runs on the same queries, with confidence intervals and p-values from a paired bootstrap.
 
-    Prints a table of all metrics, and writes an HTML page that shows the same queries side by side.
+    Prints a table of all metrics, and writes an HTML page that shows the same queries side by side. To compare groups
+    of runs that differ in their seed:
+
+        shortlist compare runs/rsk-* --with runs/sap-*
     """
     from shortlist.progress import display_for
-    from shortlist.report.comparison import compare_runs, write_comparison
+    from shortlist.report import compare_groups, compare_runs, write_comparison
     from shortlist.report.terminal_tables import print_comparison
 
     display = display_for(sys.stderr, as_json=as_json)
-    comparison = compare_runs(runs, display)
+    if groups:
+        comparison = compare_groups([runs, *(group.split("\n") for group in groups)], display)
+    else:
+        comparison = compare_runs(runs, display)
     if as_json:
         print(json.dumps(comparison.to_dict(), indent=2))
     else:

@@ -49,7 +49,7 @@ def train(
 
     from shortlist.progress import display_for
 
-    _reuse_freed_memory()  # imports torch, which takes seconds: after errors are reported
+    keep_freed_memory()  # imports torch, which takes seconds: after errors are reported
     display = display_for(sys.stdout, as_json=as_json)
     if config is None:
         assert resume is not None
@@ -139,7 +139,7 @@ def ablate(
     from shortlist.progress import display_for
     from shortlist.report.study_results import draw, read_results, shown_metric, table
 
-    _reuse_freed_memory()
+    keep_freed_memory()
     display = display_for(sys.stdout, as_json=as_json)
     folder = out or Path("ablations") / f"{study}-{config.name}"
     file = training.ablate(
@@ -174,7 +174,7 @@ def demo(
     from shortlist.report.demo import run_demo
     from shortlist.runs import new_folder
 
-    _reuse_freed_memory()
+    keep_freed_memory()
     run_demo(open_recipe("glyphs"), run or new_folder("demo"), display_for(sys.stdout, as_json=as_json))
 
 
@@ -186,7 +186,7 @@ def _open_recipe(recipe: str, settings: list[str] | None, context: typer.Context
     return config.model_copy(update={"imports": tuple(dict.fromkeys((*config.imports, *context.obj)))})
 
 
-def _reuse_freed_memory() -> None:
+def keep_freed_memory() -> None:
     """Configure the allocator for training on the CPU. Only the command line does this, as it owns the process."""
     import torch
 

@@ -105,6 +105,7 @@ class DataConfig(Section):
     train_share: Fraction = 0.5  # fraction of the classes to train on, if the source defines no split
     split_seed: int | None = None  # None: classes are split in the order of their names; a number: in random order
     validation: Literal["none", "half"] = "none"  # half: hold out the second half of the training classes, as the paper
+    withhold_test: bool = False  # leave out all test images, as a sweep does
     validation_source: TestConfig | None = None  # validate on other images, such as sfm120k-val, by their first metric
     workers: NonNegativeInt | Literal["auto"] = "auto"  # number of decoding processes; does not change any pixel
 

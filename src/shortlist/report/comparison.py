@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import glob
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +20,7 @@ from shortlist.files import check_writable
 from shortlist.progress import Display, default_display
 from shortlist.report.analysis import Analysis, EmbeddedTest, analyse, open_finished_run, open_test
 from shortlist.report.pages import QueryBrowser, Thumbnails, browse_queries, write_page
+from shortlist.training import RunFolder
 from shortlist.training.datasets import open_eval_sets, open_run_images
 
 MIN_QUERIES = 30  # with fewer, bootstrap intervals are too narrow: three queries that agree have an interval of width 0
@@ -27,19 +29,22 @@ GROUP_SIZE = 12  # queries per group in the page
 
 @dataclass(frozen=True, eq=False)
 class ComparedTest:
-    """A test that all runs have in common.
+    """A test that all runs have in common. If groups of runs are compared, "run" means a group of runs.
 
     Args:
-        runs: The images and their vectors by run; the others are compared with the first.
+        runs: The images and their vectors by run (of a group, those of its first seed); the others are compared with
+            the first.
         queries: Number of queries by metric.
-        means: Mean over the queries by run and metric.
+        means: Mean over the queries (and seeds) by run and metric.
         differences: Difference to the first run by run (without the first) and metric.
+        seeds: Mean over the queries by group, seed and metric; empty if single runs are compared.
     """
 
     runs: dict[str, EmbeddedTest]
     queries: dict[str, int]
     means: dict[str, dict[str, float]]
     differences: dict[str, dict[str, Difference]]
+    seeds: dict[str, dict[int, dict[str, float]]] = field(default_factory=dict)
 
     @property
     def catalog(self) -> Catalog:
@@ -54,20 +59,32 @@ class ComparedTest:
 
 @dataclass(frozen=True, eq=False)
 class Comparison:
-    """Several runs, by name, on the tests that they have in common."""
+    """Several runs, by name, on the tests that they have in common.
+
+    Args:
+        runs: Folders of all runs by name.
+        tests: The tests.
+        groups: Folders of the runs by group and seed; empty if single runs are compared.
+    """
 
     runs: dict[str, Path]
     tests: list[ComparedTest]
+    groups: dict[str, dict[int, Path]] = field(default_factory=dict)
+
+    @property
+    def names(self) -> list[str]:
+        """Names of what is compared: groups of runs, or runs."""
+        return list(self.groups or self.runs)
 
     @property
     def first(self) -> str:
-        """Name of the run that the others are compared with."""
-        return next(iter(self.runs))
+        """Name of the run or group that the others are compared with."""
+        return self.names[0]
 
     def verdicts(self) -> list[str]:
         """Return a sentence about the first metric for each test and each run but the first."""
         return [
-            f"{test.catalog.name}: {_verdict(self.first, run, test.queries, *next(iter(differences.items())))}"
+            f"{test.catalog.name}: {_verdict(self.first, run, test, *next(iter(differences.items())))}"
             for test in self.tests
             for run, differences in test.differences.items()
         ]
@@ -83,17 +100,22 @@ class Comparison:
                     run: {name: {**asdict(each), "real": each.real} for name, each in differences.items()}
                     for run, differences in test.differences.items()
                 },
+                **({"seeds": test.seeds} if test.seeds else {}),
             }
             for test in self.tests
         ]
-        return {"runs": {name: str(path) for name, path in self.runs.items()}, "first": self.first, "tests": tests}
+        groups = {name: {seed: str(path) for seed, path in runs.items()} for name, runs in self.groups.items()}
+        runs = {name: str(path) for name, path in self.runs.items()}
+        return {"runs": runs, **({"groups": groups} if groups else {}), "first": self.first, "tests": tests}
 
 
-def _verdict(first: str, run: str, queries: Mapping[str, int], metric: str, difference: Difference) -> str:
+def _verdict(first: str, run: str, test: ComparedTest, metric: str, difference: Difference) -> str:
     value, _, interval = str(difference).partition(" ")
     details = f"{metric} {value} points, 95 % interval {interval}, p {format_p(difference)}"
-    if queries[metric] < MIN_QUERIES:
-        details += f"; but {queries[metric]} queries are too few for a reliable interval"
+    if test.seeds:
+        details += f", {len(test.seeds[run])} seeds"
+    if test.queries[metric] < MIN_QUERIES:
+        details += f"; but {test.queries[metric]} queries are too few for a reliable interval"
     if difference.real:
         return f"{run} is {'better' if difference.value > 0 else 'worse'} than {first} ({details})"
     return f"there is no significant difference between {run} and {first} ({details})"
@@ -112,7 +134,7 @@ def compare_runs(paths: Sequence[Path | str], display: Display | None = None) ->
     order and the same labels, are ignored.
 
     Args:
-        paths: Folders of the runs.
+        paths: Folders of the runs, or glob patterns that match them.
         display: Where progress is shown.
 
     Raises:
@@ -120,7 +142,34 @@ def compare_runs(paths: Sequence[Path | str], display: Display | None = None) ->
         RunError: A run is not finished, its images have changed, or the runs have no test in common.
     """
     display = display or default_display()
-    runs = _name_runs([Path(path) for path in paths])
+    runs = _name_runs(find_runs(paths))
+    return Comparison(runs, [_compare_test(tests, display) for tests in open_common_tests(runs, display)])
+
+
+def find_runs(patterns: Sequence[Path | str]) -> list[Path]:
+    """Return the folders of runs that are given by their paths or by glob patterns.
+
+    Raises:
+        RunError: A pattern matches no run.
+    """
+    found: list[Path] = []
+    for pattern in map(str, patterns):
+        matches = [Path(pattern)]
+        if not matches[0].exists() and glob.escape(pattern) != pattern:
+            paths = map(Path, sorted(glob.glob(pattern)))  # noqa: PTH207 - the pattern may be absolute
+            matches = [path for path in paths if RunFolder(path).config_file.is_file()]
+        if not matches:
+            raise RunError(f"No folder of a run matches {pattern}.")
+        found += matches
+    return found
+
+
+def open_common_tests(runs: Mapping[str, Path], display: Display) -> list[dict[str, EmbeddedTest]]:
+    """Open the tests that all runs have in common, each by run.
+
+    Raises:
+        RunError: A run is not finished, its images have changed, or the runs have no test in common.
+    """
     tests_of = {name: _open_tests(path, display) for name, path in runs.items()}
     first = next(iter(tests_of.values()))
     common = [key for key in first if all(key in tests for tests in tests_of.values())]
@@ -130,8 +179,7 @@ def compare_runs(paths: Sequence[Path | str], display: Display | None = None) ->
             f"These runs were not tested on the same queries, so they cannot be compared ({listed}). Test them on the "
             "same images: with the same data.source, data.split_seed and data.on_missing, or the same evaluation.tests."
         )
-    tests = [_compare_test({name: tests[key] for name, tests in tests_of.items()}, display) for key in common]
-    return Comparison(runs, tests)
+    return [{name: tests[key] for name, tests in tests_of.items()} for key in common]
 
 
 def _name_runs(paths: Sequence[Path]) -> dict[str, Path]:
@@ -160,29 +208,41 @@ def _list_tests(tests: Mapping[str, EmbeddedTest]) -> str:
 
 
 def _compare_test(runs: dict[str, EmbeddedTest], display: Display) -> ComparedTest:
-    (first, reference), *_ = runs.items()
+    first, *others = runs
+    scores = score_runs(runs, display)
+    differences: dict[str, dict[str, Difference]] = {}
+    for run in others:
+        differences[run] = {}
+        with display.task(f"comparing {run} with {first}"):
+            for setup, one in scores[first].items():
+                differences[run] |= paired_differences(one.names, one.values, scores[run][setup].values)
+    means = {run: mean_scores(tables) for run, tables in scores.items()}
+    return ComparedTest(runs, count_queries(scores[first]), means, differences)
+
+
+def score_runs(runs: Mapping[str, EmbeddedTest], display: Display) -> dict[str, dict[str, QueryTable]]:
+    """Score the queries of a test for each run, with the cut-offs of the first: tables by run and setup."""
+    reference = next(iter(runs.values()))
     scores: dict[str, dict[str, QueryTable]] = {}
     for run, test in runs.items():
         with display.task(f"ranking {reference.catalog.name} for {run}") as progress:
-            scores[run] = score_queries(test.vectors, test.catalog, reference.k, progress=progress)
-    setups = [setup for setup, table in scores[first].items() if len(table.queries)]
-    queries = {metric: len(scores[first][setup].queries) for setup in setups for metric in scores[first][setup].names}
-    means = {
-        run: {
-            metric: value
-            for setup in setups
-            for metric, value in zip(tables[setup].names, tables[setup].values.double().mean(0).tolist(), strict=True)
-        }
-        for run, tables in scores.items()
+            tables = score_queries(test.vectors, test.catalog, reference.k, progress=progress)
+        scores[run] = {setup: table for setup, table in tables.items() if len(table.queries)}
+    return scores
+
+
+def mean_scores(tables: Mapping[str, QueryTable]) -> dict[str, float]:
+    """Return the mean over the queries by metric."""
+    return {
+        metric: value
+        for table in tables.values()
+        for metric, value in zip(table.names, table.values.double().mean(0).tolist(), strict=True)
     }
-    differences: dict[str, dict[str, Difference]] = {}
-    for run in list(runs)[1:]:
-        differences[run] = {}
-        with display.task(f"comparing {run} with {first}"):
-            for setup in setups:
-                one, other = scores[first][setup], scores[run][setup]
-                differences[run] |= paired_differences(one.names, one.values, other.values)
-    return ComparedTest(runs, queries, means, differences)
+
+
+def count_queries(tables: Mapping[str, QueryTable]) -> dict[str, int]:
+    """Return the number of queries by metric."""
+    return {metric: len(table.queries) for table in tables.values() for metric in table.names}
 
 
 def write_comparison(comparison: Comparison, out: Path | str, display: Display | None = None) -> Path:
@@ -206,7 +266,7 @@ def write_comparison(comparison: Comparison, out: Path | str, display: Display |
         file,
         "comparison.html",
         thumbnails,
-        title=" against ".join(reversed(comparison.runs)) if len(comparison.runs) == 2 else "Comparison of runs",
+        title=" against ".join(reversed(comparison.names)) if len(comparison.names) == 2 else "Comparison of runs",
         sections=[*(f"{part}{suffix}" for suffix in suffixes for part in ("Numbers", "Queries")), "Runs"],
         comparison=comparison,
         tests=[(test, _browse_test(thumbnails, test, display)) for test in comparison.tests],

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -101,21 +102,53 @@ def line_plot(
     """
     drawn = average_neighbours(points)
     marks = ticks(min(y for _, y in drawn), max(y for _, y in drawn), 4)
-    x = Axis(points[0][0], max(points[-1][0], points[0][0] + 1), LEFT + 6, WIDTH - RIGHT - 6)
+    x, x_labels = _whole_number_axis(points[0][0], points[-1][0])
     y = Axis(marks[0], marks[-1], HEIGHT - BOTTOM, TOP)
     positions = [(x(a), y(b)) for a, b in drawn]
     means = f" Each point is the mean of {math.ceil(len(points) / MAX_POINTS)}." if len(drawn) < len(points) else ""
-    whole = [tick for tick in ticks(points[0][0], points[-1][0], 5) if tick == round(tick)]
     return Plot(
         title,
         f"{title}: from {show(points[0][1])}{unit} to {show(points[-1][1])}{unit}.{means}",
         x_name,
-        [(x(tick), f"{tick:,.0f}") for tick in whole if x.low <= tick <= x.high],
+        x_labels,
         [(y(mark), text) for mark, text in zip(marks, format_ticks(marks), strict=True)],
         [(x(a), y(b), f"{x_name} {a:,.0f}: {show(b)}{unit}") for a, b in drawn],
         line="M" + " L".join(f"{a} {b}" for a, b in positions),
         dots=positions if len(positions) <= 30 else (),
     )
+
+
+def history_plot(title: str, points: Sequence[tuple[int, float, str]], *, x_name: str, unit: str = "") -> Plot:
+    """Plot values as dots, and the largest value so far as a line.
+
+    Args:
+        title: Title of the plot.
+        points: Number, value and tooltip of each point, with ascending numbers.
+        x_name: Name of the horizontal axis.
+        unit: Unit of the values.
+    """
+    values = [value for _, value, _ in points]
+    best = list(itertools.accumulate(values, max))
+    marks = ticks(min(values), best[-1], 4)
+    x, x_labels = _whole_number_axis(points[0][0], points[-1][0])
+    y = Axis(marks[0], marks[-1], HEIGHT - BOTTOM, TOP)
+    return Plot(
+        title,
+        f"{title}: the best of {len(points)} is {best[-1]:.1f}{unit}.",
+        x_name,
+        x_labels,
+        [(y(mark), text) for mark, text in zip(marks, format_ticks(marks), strict=True)],
+        [(x(number), y(value), text) for number, value, text in points],
+        line="M" + " L".join(f"{x(number)} {y(value)}" for (number, _, _), value in zip(points, best, strict=True)),
+        dots=[(x(number), y(value)) for number, value, _ in points],
+    )
+
+
+def _whole_number_axis(first: float, last: float) -> tuple[Axis, list[Label]]:
+    """Return a horizontal axis from `first` to `last`, and labels at whole numbers."""
+    x = Axis(first, max(last, first + 1), LEFT + 6, WIDTH - RIGHT - 6)
+    whole = [tick for tick in ticks(first, last, 5) if tick == round(tick)]
+    return x, [(x(tick), f"{tick:,.0f}") for tick in whole if x.low <= tick <= x.high]
 
 
 def bar_plot(title: str, bars: Sequence[tuple[str, float, str]], *, x_name: str, summary: str) -> Plot:

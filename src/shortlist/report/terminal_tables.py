@@ -1,4 +1,4 @@
-"""Evaluations and comparisons as tables in a terminal."""
+"""Evaluations, comparisons and sweeps as tables in a terminal."""
 
 from __future__ import annotations
 
@@ -9,7 +9,9 @@ from rich.markup import escape
 from rich.table import Table
 
 from shortlist.evaluation import Evaluation
-from shortlist.report.comparison import Comparison, format_p
+from shortlist.report.comparison import ComparedTest, Comparison, format_p
+from shortlist.report.sweep_report import describe_best, header, rows
+from shortlist.training import SweepResult
 
 
 def print_evaluations(
@@ -72,7 +74,7 @@ def counts(evaluation: Evaluation) -> str:
 
 
 def print_comparison(comparison: Comparison, console: Console | None = None) -> None:
-    """Print a table per test with every metric of every run and the differences to the first run, and the verdicts."""
+    """Print a table per test with every metric of every run or group and the differences to the first, and verdicts."""
     console = console or Console()
     for test in comparison.tests:
         first, *others = test.runs
@@ -88,8 +90,29 @@ def print_comparison(comparison: Comparison, console: Console | None = None) -> 
                 row += [f"{100 * test.means[run][metric]:.1f}", marked, format_p(difference)]
             table.add_row(*(escape(cell) for cell in row))
         console.print(table)
+        if test.seeds:
+            console.print(_seeds_table(test))
     every = [each for test in comparison.tests for run in test.differences.values() for each in run.values()]
     if not all(difference.real for difference in every):
         console.print("~ not significant: the interval contains 0", markup=False, highlight=False)
     for verdict in comparison.verdicts():
         console.print(f"{verdict}.", markup=False, highlight=False, soft_wrap=True)
+
+
+def _seeds_table(test: ComparedTest) -> Table:
+    """Return a table with the first metric of each seed and group."""
+    metric = next(iter(test.queries))
+    table = Table("seed", *(escape(f"{group}, %") for group in test.seeds), title=f"{metric} by seed")
+    for seed in next(iter(test.seeds.values())):
+        table.add_row(str(seed), *(f"{100 * means[seed][metric]:.1f}" for means in test.seeds.values()))
+    return table
+
+
+def print_sweep(result: SweepResult, console: Console | None = None) -> None:
+    """Print the trials of a sweep, complete trials first, then by value, and a sentence about the best one."""
+    console = console or Console()
+    table = Table(*map(escape, header(result)), title=escape(f"{result.path}, {result.done} of {result.total} trials"))
+    for row in rows(result):
+        table.add_row(*map(escape, row))
+    console.print(table)
+    console.print(describe_best(result), markup=False, highlight=False, soft_wrap=True)

@@ -1,4 +1,4 @@
-"""Training, evaluation and ablation studies of runs."""
+"""Training and evaluation of runs, ablation studies, and sweeps over hyper-parameters."""
 
 from shortlist.extras import extra
 
@@ -13,6 +13,7 @@ with extra("training", __name__):
     from shortlist.training.loop import resume_run, train_run
     from shortlist.training.plan import Plan, describe, make_plan
     from shortlist.training.run_evaluation import evaluate_encoder, evaluate_run, open_embedder, open_encoder
+    from shortlist.training.sweeps import SweepResult, TrialResult, sweep, write_best_recipe
 
 __all__ = [
     "Display",
@@ -21,6 +22,8 @@ __all__ = [
     "Plan",
     "RunFolder",
     "StepOutput",
+    "SweepResult",
+    "TrialResult",
     "ablate",
     "collect",
     "describe",
@@ -30,5 +33,7 @@ __all__ = [
     "open_embedder",
     "open_encoder",
     "resume_run",
+    "sweep",
     "train_run",
+    "write_best_recipe",
 ]

@@ -58,6 +58,8 @@ class EvalSet:
 def open_images(config: RunConfig, display: Display, folder: RunFolder | None = None) -> OpenedImages:
     """Open the catalog that `data` names, without unreadable images if `data.on_missing` is `skip`.
 
+    With `data.withhold_test`, the catalog has no test images, so that nothing that is done with it can depend on them.
+
     Args:
         config: Configuration of the run.
         display: Display for progress.
@@ -73,6 +75,8 @@ def open_images(config: RunConfig, display: Display, folder: RunFolder | None = 
             split_seed=data.split_seed,
             progress=progress,
         )
+    if data.withhold_test:
+        catalog = catalog.subset(catalog.splits != "test")
     if data.on_missing == "error":
         return OpenedImages(catalog, [])
     missing = len(catalog.missing)
@@ -178,7 +182,7 @@ def _open_other(config: RunConfig, test: TestConfig, display: Display) -> Catalo
     """Open images other than those of the run; if they define no splits, all of them are test images."""
     roots = [each.root for each in config.evaluation.tests if each.source == test.source]
     root = next(filter(None, [test.root, *roots]), config.data.root if test.source in BENCHMARKS else None)
-    other = {"source": test.source, "root": root, "train_share": 0.0}
+    other = {"source": test.source, "root": root, "train_share": 0.0, "withhold_test": False}
     if test.on_missing is not None:
         other["on_missing"] = test.on_missing
     return open_images(config.model_copy(update={"data": config.data.model_copy(update=other)}), display).catalog

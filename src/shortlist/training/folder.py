@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import platform
+import re
 import shlex
 import shutil
 import sys
@@ -21,6 +22,7 @@ from shortlist.config import RunConfig, read_config
 from shortlist.errors import RunError
 from shortlist.files import exclusive_lock, parse_json, read_json, write_text_atomically
 
+_PASSWORD = re.compile(r"(://[^:/@\s]*:)[^@\s]+@")  # in the URL of a database
 PACKAGES = ("shortlist", "torch", "timm", "accelerate", "numpy", "pillow")
 
 
@@ -165,7 +167,7 @@ class RunFolder:
             "threads": threads,
             "device": torch.cuda.get_device_name() if torch.cuda.is_available() else platform.processor() or "cpu",
             "started": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
-            "command": shlex.join([Path(sys.argv[0]).name, *sys.argv[1:]]),
+            "command": _PASSWORD.sub(r"\1***@", shlex.join([Path(sys.argv[0]).name, *sys.argv[1:]])),
         }
         write_text_atomically(self.facts_file, json.dumps(facts, indent=2) + "\n")
 

@@ -6,7 +6,7 @@ import itertools
 import json
 import math
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -42,6 +42,7 @@ from shortlist.training.stopping import StopRequest, report_resume_command
 from shortlist.training.tracking import check_trackers, start_trackers
 
 Batch = tuple[Tensor, Iterator[Images]]  # indices of images in the training catalog, and their pixels in chunks
+OnValidation = Callable[[int, dict[str, float]], None]  # called with the epoch and the metrics of each validation
 PROGRESS_VALUES = ("epoch", "loss", "images_per_second")  # shown in the progress bar
 ADVICE = "A smaller optimizer.lr, schedule.warmup or training.clip_norm often helps."
 
@@ -53,6 +54,7 @@ def train_run(
     display: Display | None = None,
     given: Given | None = None,
     data: GivenImages | None = None,
+    on_validation: OnValidation | None = None,
 ) -> RunFolder:
     """Train a new run, and evaluate it; `shortlist.train` also opens recipes and writes a report.
 
@@ -62,6 +64,7 @@ def train_run(
         display: Display for progress.
         given: Model and loss that are given in Python; the configuration must say so.
         data: Images to use instead of `data.source`. The folder of the run keeps a list of them.
+        on_validation: Called with the epoch and the metrics after each validation. An exception ends the training.
 
     Returns:
         The folder of the run.
@@ -77,7 +80,7 @@ def train_run(
         try:
             if data is not None:
                 write_table(as_catalog(data, folder.given_images), folder.images_file)
-            trainer = Trainer(config, folder, display or default_display(), given or Given())
+            trainer = Trainer(config, folder, display or default_display(), given or Given(), on_validation)
         except BaseException:
             folder.abandon()
             raise
@@ -86,13 +89,19 @@ def train_run(
 
 
 @translate_arguments(CONFIG_KEYS)
-def resume_run(path: Path | str, display: Display | None = None, given: Given | None = None) -> RunFolder:
+def resume_run(
+    path: Path | str,
+    display: Display | None = None,
+    given: Given | None = None,
+    on_validation: OnValidation | None = None,
+) -> RunFolder:
     """Resume a run from its last checkpoint; the result is the same as that of an uninterrupted run.
 
     Args:
         path: Folder of the run.
         display: Display for progress.
         given: Model and loss, if they were given in Python when the run started.
+        on_validation: See `train_run`. Validations after the last checkpoint are repeated.
 
     Returns:
         The folder of the run.
@@ -108,15 +117,23 @@ def resume_run(path: Path | str, display: Display | None = None, given: Given | 
         else:
             config = folder.config()
             with threads(config.training.threads):
-                Trainer(config, folder, display, given or Given()).run()
+                Trainer(config, folder, display, given or Given(), on_validation).run()
     return folder
 
 
 class Trainer:
     """Trains one run, from the last checkpoint in its folder to the end."""
 
-    def __init__(self, config: RunConfig, folder: RunFolder, display: Display, given: Given) -> None:
-        self.config, self.folder, self.display, self.given = config, folder, display, given
+    def __init__(
+        self,
+        config: RunConfig,
+        folder: RunFolder,
+        display: Display,
+        given: Given,
+        on_validation: OnValidation | None = None,
+    ) -> None:
+        self.config, self.folder, self.display = config, folder, display
+        self.given, self.on_validation = given, on_validation
         check_trackers(config.tracking)
         self.accelerator = Accelerator()
         if self.accelerator.num_processes > 1:
@@ -239,6 +256,8 @@ class Trainer:
                 self.learner.result.save(self.folder.best)
                 text += ", the best so far"
         self.display.message(text, **facts)
+        if self.on_validation is not None and "validation" in facts:
+            self.on_validation(epoch, values)
 
     def _finish(self) -> None:
         """Save the best embedder, or the last one if there is no validation, and test it once."""
@@ -246,7 +265,7 @@ class Trainer:
         if self.best is not None:
             result = Embedder.load(self.folder.best, self.given.model).to(self.device)
         build_encoder(self.config, result).save(self.folder.path)
-        if not self.plan.eval_sets:
+        if not self.plan.eval_sets and not self.config.data.withhold_test:
             self.display.message("There are no test classes, so the embedder was not tested.")
         later = {
             "on_missing": f"{self.folder.evaluate_command} --on-missing"

@@ -1,0 +1,226 @@
+"""Studies of Optuna: where they are stored, how they sample values, and how they prune trials."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import filelock
+
+from shortlist.errors import ConfigError, RunError, did_you_mean
+from shortlist.extras import extra
+from shortlist.seeds import derived_seed
+from shortlist.training.search_space import Choices, Space
+
+with extra("sweep", "A sweep"):
+    import optuna
+    from optuna import TrialPruned
+    from optuna.importance import PedAnovaImportanceEvaluator, get_param_importances
+    from optuna.pruners import BasePruner, MedianPruner, NopPruner, SuccessiveHalvingPruner
+    from optuna.samplers import BaseSampler, GridSampler, RandomSampler, TPESampler
+    from optuna.storages import BaseStorage, JournalStorage, RDBStorage
+    from optuna.storages.journal import JournalFileBackend, JournalFileOpenLock
+    from optuna.trial import FrozenTrial, Trial, TrialState
+    from sqlalchemy.engine import URL, make_url
+    from sqlalchemy.exc import SQLAlchemyError
+
+if TYPE_CHECKING:
+    from optuna.distributions import BaseDistribution
+
+SAMPLERS = ("grid", "random", "tpe")
+PRUNERS: Mapping[str, Callable[[], BasePruner]] = {
+    "none": NopPruner,
+    "median": MedianPruner,
+    "halving": SuccessiveHalvingPruner,
+}
+__all__ = [
+    "TrialPruned",
+    "TrialState",
+    "address_without_password",
+    "continued",
+    "importances",
+    "make_pruner",
+    "make_sampler",
+    "open_study",
+    "trials_of",
+]
+
+JOURNAL = "journal.log"  # in the folder of a study
+BEST_SHARE = 0.25  # share of the trials whose values are compared with those of all trials, for importances
+
+
+class _TrialSampler(BaseSampler):
+    """Samples each trial with a sampler of its own, whose seed depends on the number of the trial.
+
+    With one seed for all, every worker would draw the same values, and so would a study that is resumed.
+    """
+
+    def __init__(self, create: Callable[[int], BaseSampler]) -> None:
+        self.create = create
+
+    def before_trial(self, study: optuna.Study, trial: FrozenTrial) -> None:
+        self.sampler = self.create(trial.number)
+        self.sampler.before_trial(study, trial)
+
+    def infer_relative_search_space(self, study: optuna.Study, trial: FrozenTrial) -> dict[str, BaseDistribution]:
+        return self.sampler.infer_relative_search_space(study, trial)
+
+    def sample_relative(
+        self, study: optuna.Study, trial: FrozenTrial, search_space: dict[str, BaseDistribution]
+    ) -> dict[str, Any]:
+        return self.sampler.sample_relative(study, trial, search_space)
+
+    def sample_independent(
+        self, study: optuna.Study, trial: FrozenTrial, param_name: str, param_distribution: BaseDistribution
+    ) -> Any:
+        return self.sampler.sample_independent(study, trial, param_name, param_distribution)
+
+
+def make_sampler(name: str, space: Space, seed: int) -> BaseSampler:
+    """Create a sampler.
+
+    Raises:
+        ConfigError: The name is unknown, or a grid has a range.
+    """
+    if name not in SAMPLERS:
+        raise ConfigError(f"There is no sampler {name!r}; {did_you_mean(name, SAMPLERS)}")
+    if name != "grid":
+        kind = RandomSampler if name == "random" else TPESampler
+        return _TrialSampler(lambda number: kind(seed=derived_seed("sweep", seed, number) % 2**32))
+    ranges = [key for key, values in space.items() if not isinstance(values, Choices)]
+    if ranges:
+        raise ConfigError(
+            f"A grid needs lists, but {ranges[0]} is a range: list its values, or use the sampler random or tpe."
+        )
+    grid = GridSampler({key: values.texts for key, values in space.items() if isinstance(values, Choices)}, seed)
+    return _TrialSampler(lambda number: grid)
+
+
+def make_pruner(name: str) -> BasePruner:
+    """Create a pruner.
+
+    Raises:
+        ConfigError: The name is unknown.
+    """
+    if name not in PRUNERS:
+        raise ConfigError(f"There is no pruner {name!r}; {did_you_mean(name, PRUNERS)}")
+    return PRUNERS[name]()
+
+
+class _JournalLock(JournalFileOpenLock):
+    """Lock that the operating system releases if its process is killed; those of Optuna would block for 30 seconds."""
+
+    def __init__(self, journal: Path) -> None:
+        super().__init__(str(journal))
+        self._lock = filelock.FileLock(journal.with_name(f".{journal.name}.lock"))
+
+    def acquire(self) -> bool:
+        self._lock.acquire()
+        return True
+
+    def release(self) -> None:
+        self._lock.release()
+
+
+def address_without_password(storage: str) -> str:
+    """Return the URL of a database without its password.
+
+    Raises:
+        ConfigError: It is not a URL.
+    """
+    try:
+        url = make_url(storage)
+    except SQLAlchemyError:
+        raise ConfigError(
+            f"`storage` is not the URL of a database, such as postgresql://user@host/database: {storage!r}"
+        ) from None
+    return str(URL.create(url.drivername, url.username, None, url.host, url.port, url.database, url.query))
+
+
+@contextmanager
+def open_study(
+    folder: Path, storage: str | None, sampler: BaseSampler | None = None, pruner: BasePruner | None = None
+) -> Iterator[optuna.Study]:
+    """Open the study of a folder, whose name is the name of the study.
+
+    Args:
+        folder: Folder of the study.
+        storage: URL of a database. None: a journal file in the folder.
+        sampler: How values are sampled, for a study that is created unless it exists. None: it must exist.
+        pruner: How trials are pruned.
+
+    Raises:
+        ConfigError: `storage` is not a URL, or its driver is not installed.
+        RunError: The storage cannot be read or written, or does not contain the study.
+    """
+    before = optuna.logging.get_verbosity()
+    optuna.logging.set_verbosity(optuna.logging.ERROR)
+    place = str(folder / JOURNAL) if storage is None else address_without_password(storage)
+    opened: BaseStorage | None = None
+    folder.mkdir(parents=True, exist_ok=True)
+    try:
+        opened = _open_journal(folder / JOURNAL) if storage is None else _open_database(storage, place)
+        name = folder.absolute().name
+        if sampler is not None:
+            create = partial(optuna.create_study, sampler=sampler, pruner=pruner, direction="maximize")
+            yield create(storage=opened, study_name=name, load_if_exists=True)
+        elif name in optuna.get_all_study_names(opened):
+            yield optuna.load_study(study_name=name, storage=opened)
+        else:
+            raise RunError(f"There is no study {name} in {place}.")
+    except (optuna.exceptions.OptunaError, SQLAlchemyError) as error:
+        reason = " ".join(str(error.__cause__ or error).split("\n")[0].split())
+        raise RunError(
+            f"The study in {place} cannot be read or written: {reason}. Fix the cause, and run the same command again."
+        ) from error
+    finally:
+        if isinstance(opened, RDBStorage):
+            opened.engine.dispose()
+        optuna.logging.set_verbosity(before)
+
+
+def _open_journal(file: Path) -> BaseStorage:
+    try:
+        return JournalStorage(JournalFileBackend(str(file), _JournalLock(file)))
+    except (ValueError, KeyError) as error:
+        raise RunError(f"{file} is damaged ({error}). Restore a copy, or choose another folder.") from None
+
+
+def _open_database(url: str, place: str) -> BaseStorage:
+    if url.startswith("postgresql://"):  # older versions of SQLAlchemy use psycopg2
+        url = f"postgresql+psycopg{url.removeprefix('postgresql')}"
+    try:
+        return RDBStorage(url, engine_kwargs={"pool_pre_ping": True})  # connections may break during a long trial
+    except ImportError as error:
+        raise ConfigError(f"The driver of the database {place} is not installed: {error.__cause__ or error}.") from None
+
+
+def continued(study: optuna.Study, trial: FrozenTrial) -> Trial:
+    """Return a running trial, to continue it."""
+    return Trial(study, trial._trial_id)
+
+
+def trials_of(study: optuna.Study) -> list[FrozenTrial]:
+    """Return all trials, without those that were created when no more were wanted."""
+    return [trial for trial in study.get_trials(deepcopy=False) if trial.params or not trial.state.is_finished()]
+
+
+def importances(study: optuna.Study, keys: Sequence[str], min_trials: int) -> dict[str, float] | None:
+    """Return the share of each key in how the values of the best quarter of the trials differ from those of all.
+
+    This is PED-ANOVA, which needs no other package.
+
+    Returns:
+        Shares in descending order, or None if fewer than `min_trials` trials are complete, or the best are as
+        good as the others.
+    """
+    values = sorted(trial.value or 0.0 for trial in study.get_trials(deepcopy=False, states=(TrialState.COMPLETE,)))
+    best = math.ceil(BEST_SHARE * len(values))  # number of trials
+    if len(values) < min_trials or values[-best] == values[0]:
+        return None
+    evaluator = PedAnovaImportanceEvaluator(target_quantile=BEST_SHARE)
+    return get_param_importances(study, evaluator=evaluator, params=list(keys))
