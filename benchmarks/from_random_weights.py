@@ -21,7 +21,7 @@ from shortlist.batches.memory import reuse_freed_memory
 from shortlist.files import write_text_atomically
 from shortlist.progress import display_for
 from shortlist.recipes import open_recipe
-from shortlist.training import RunFolder, resume, train
+from shortlist.training import RunFolder, resume_run, train_run
 
 RESULTS = Path(__file__).parent / "results" / "from_random_weights.json"
 LARGE = "batch.size=1928"  # 4 images of half of the classes
@@ -56,7 +56,7 @@ def main() -> None:
         path = options.out / f"{options.epochs}-epochs" / name.replace(", ", "-").replace(" ", "-")
         settings = [f"data.root={options.data}", f"training.epochs={options.epochs}", *CASES[name]]
         started = RunFolder(path).config_file.exists()
-        folder = resume(path, display) if started else train(open_recipe("omniglot", settings), path, display)
+        folder = resume_run(path, display) if started else train_run(open_recipe("omniglot", settings), path, display)
         record(name, folder, options.epochs)
     show()
 

@@ -76,7 +76,7 @@ def run(
     from shortlist import training  # imported here because it takes seconds, after errors are reported
     from shortlist.progress import display_for
     from shortlist.report.sweep_report import write_sweep_report
-    from shortlist.report.tables import print_sweep
+    from shortlist.report.terminal_tables import print_sweep
 
     keep_freed_memory()
     display = display_for(sys.stdout, as_json=as_json)
