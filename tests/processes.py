@@ -27,9 +27,9 @@ ROOT = Path(__file__).parents[1]
 SOURCES = ROOT / "src"
 PRELOADED = (  # not shortlist.serve: what it says without its packages is tested
     *("faiss", "fastapi.staticfiles", "pandas", "torch.utils.tensorboard", "uvicorn"),  # pyarrow wants pandas
-    *(f"shortlist.cli.{name}" for name in ("data", "export", "recipes", "reports", "search", "serving", "sweeps", "training")),
+    *(f"shortlist.cli.{name}" for name in ("data", "export", "recipes", "reports", "search", "serving", "sweeps")),
     *("shortlist.report.run_report", "shortlist.gallery.folder_store", "shortlist.gallery.gallery"),
-    "shortlist.training.loop",
+    *("shortlist.cli.training", "shortlist.training.loop", "shortlist.training.sweep_study"),
 )
 LONG = 300.0  # seconds; for a machine that has much else to do
 
