@@ -30,7 +30,7 @@ PRELOADED = (  # not shortlist.serve: what it says without its packages is teste
     *(f"shortlist.cli.{name}" for name in ("data", "export", "recipes", "reports", "search", "serving")),
     *("shortlist.cli.sweeps", "shortlist.cli.training"),
     *("shortlist.report.run_report", "shortlist.gallery.folder_store", "shortlist.gallery.gallery"),
-    "shortlist.training.loop",
+    *("shortlist.cli.training", "shortlist.training.loop", "shortlist.training.sweep_study"),
 )
 LONG = 300.0  # seconds; for a machine that has much else to do
 

@@ -47,3 +47,23 @@ def paired_bootstrap(first: Sequence[float], second: Sequence[float], resamples:
     value = sum(b - a for a, b in pairs) / len(pairs)
     at = [means[round(share * (resamples - 1))] for share in (0.025, 0.975)]
     return value, *at, min(1.0, 2 * (min(below, above) + 1) / (resamples + 1))
+
+
+def group_bootstrap(
+    differences: Sequence[Sequence[float]], clusters: Sequence[int], widening: float, resamples: int, seed: int
+) -> tuple[float, ...]:
+    """The same of differences[seed][query]: all queries of clusters that are drawn, and independently S - 1 seeds."""
+    draws, seeds = random.Random(seed), range(len(differences))
+    members = [[query for query, each in enumerate(clusters) if each == cluster] for cluster in sorted(set(clusters))]
+    means = []
+    for _ in range(resamples):
+        queries = [query for _ in members for query in draws.choice(members)]
+        per_seed = [sum(differences[each][query] for query in queries) / len(queries) for each in seeds]
+        middle = sum(per_seed) / len(per_seed)
+        drawn = [draws.choice(per_seed) for _ in seeds[1:]] or per_seed
+        means.append(middle + widening * (sum(drawn) / len(drawn) - middle))
+    means.sort()
+    below, above = sum(mean <= 0 for mean in means), sum(mean >= 0 for mean in means)
+    value = sum(map(sum, differences)) / len(differences) / len(clusters)
+    at = [means[round(share * (resamples - 1))] for share in (0.025, 0.975)]
+    return value, *at, min(1.0, 2 * (min(below, above) + 1) / (resamples + 1))

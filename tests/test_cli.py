@@ -471,6 +471,48 @@ class TestRecipes:
         assert "did you mean 'cars196-resnet50-rsk'?" in err
 
 
+class TestSweep:
+    def test_trials_their_table_the_page_and_the_best_recipe(self, call: Call, folders: Path) -> None:
+        Path("space.yaml").write_text("optimizer.lr: [1e-3, 1e-2]\nmodel.pooling: [gem]\n")
+        command = ("sweep", "tiny.yaml", f"data.source={json.dumps(str(folders / 'images'))}", *FAST)
+        code, out, err = call(*command, "--space", "space.yaml")
+        assert (code, err) == (0, "")
+        assert "validation r@1, %" in out
+        assert re.search(r"(?m)^1 of 2 trials; best r@1 [\d.]+ % in trial 0; .+ left$", out)
+        study = Path("sweeps") / "tiny"
+        assert out.splitlines()[-1] == f"The report is {study / 'report.html'}."
+        best = json.loads((study / "results.json").read_text())["best"]
+        assert f"Trial {best} is the best" in (study / "report.html").read_text()
+        code, out, _ = call("sweep", "best", study)
+        assert (code, out) == (
+            0,
+            f"The recipe is {study / 'best.yaml'}. Train and test it with: shortlist train {study / 'best.yaml'}\n",
+        )
+        code, out, _ = call("train", study / "best.yaml", "--run", "final")
+        assert code == 0
+        assert "test, images: r@1" in out
+
+    def test_help(self, call: Call) -> None:
+        for command in (["sweep", "-h"], ["sweep", "--help"]):
+            assert "sweep RECIPE --space SPACE.yaml" in " ".join(call(*command)[1].replace("│", "").split())
+        assert "--take-over" in call("sweep", "tiny.yaml", "--help")[1]
+
+    def test_mistakes(self, call: Call, folders: Path) -> None:
+        images = f"data.source={json.dumps(str(folders / 'images'))}"
+        Path("space.yaml").write_text("optimizer.lr: [1e-3, oops]\n")
+        assert_error(call("sweep", "tiny.yaml", images, "--space", "nothing.yaml"), "There is no file nothing.yaml")
+        assert_error(call("sweep", "tiny.yaml", images, "--space", "space.yaml"), 'optimizer.lr="oops"')
+        assert_error(call("sweep", "nothing", "--space", "space.yaml"), "There is no recipe")
+        assert_error(call("sweep", "best", "nothing"), "There is no sweep in nothing")
+        Path("space.yaml").write_text("optimizer.lr: [1e-3]\n")
+        command = ("sweep", "tiny.yaml", images, "--space", "space.yaml")
+        assert_error(call(*command, "--storage", "somewhere"), "--storage is not the URL of a database")
+        assert_error(call(*command, "--pruner", "mean"), "There is no pruner 'mean'; did you mean 'median'?")
+        assert call("sweep", "tiny.yaml")[0] == 2
+        assert call(*command, "--trials", "0")[0] == 2
+        assert not Path("sweeps").exists()
+
+
 class TestAblate:
     SMALL = ("data.validation=none", "training.epochs=1", "evaluation.bootstrap=0", "batch.per_class=2", "batch.size=4")
 

@@ -40,6 +40,7 @@ COMMANDS = {  # what is told of at the start and at the end, what in between, an
         rf"training: \d+{STEPS}",
         ["ablate", "k", "tiny.yaml", "data.source=images", *FAST, "--seeds=1", "--values=[1]", "--methods=RS@k"],
     ),
+    "sweep": ("sweep", rf"training: \d+{STEPS}", ["sweep", "tiny.yaml", "data.source=images", *FAST, "--space=s.yaml"]),
     "check": ("opening images", rf"opening images: \d+{IMAGES}", ["data", "check", "images"]),
 }
 
@@ -59,6 +60,7 @@ def here(workshop: Path, tmp_path: Path, call: Call) -> Path:
         (tmp_path / name).symlink_to(workshop / name)
     for name in ("run", "other"):
         shutil.copytree(workshop / name, tmp_path / name, ignore=shutil.ignore_patterns("vectors"))
+    (tmp_path / "s.yaml").write_text("optimizer.lr: [1e-3]")
     assert call("index", "run", "images", "-o", "there")[0] == 0
     return tmp_path
 
@@ -90,7 +92,7 @@ def test_json(command: str, here: Path, call: Call, often: None) -> None:
     name, state, args = COMMANDS[command]
     code, out, err = call(*args, "--json")
     assert code == 0, err
-    told_on_stdout = command in ("train", "report", "ablate")  # they have no other result
+    told_on_stdout = command in ("train", "report", "ablate", "sweep")  # they have no other result
     told, other = (out, err) if told_on_stdout else (err, out)
     events = [json.loads(line) for line in told.splitlines()]
     assert all(("message" in event) != ("progress" in event) for event in events)

@@ -20,7 +20,7 @@ from shortlist.encoding.parquet import embed_to_table
 from shortlist.gallery import index
 from shortlist.process import threads
 from shortlist.report.run_report import write_report
-from shortlist.training import RunFolder, evaluate_run, open_encoder
+from shortlist.training import RunFolder, evaluate_run, open_encoder, sweep
 from shortlist.training import resume_run as resume
 from shortlist.training import train_run as train
 from tests.state import another_state, changes
@@ -64,6 +64,7 @@ STAGES: dict[str, Callable[[Path, Path], object]] = {  # that of an export is co
     "index": lambda home, out: index(
         open_encoder(home / "run"), open_collection(home / "images"), out / "gallery", kind="hnsw"
     ),
+    "sweep": lambda home, out: sweep(config(home / "images", *SHORT), {"optimizer.lr": [1e-3]}, out / "study"),
     "report": lambda home, out: write_report(home / "run", out / "report.html"),
 }
 

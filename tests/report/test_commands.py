@@ -7,6 +7,8 @@ from pathlib import Path
 
 import pytest
 
+from shortlist import report
+from shortlist.errors import RunError
 from shortlist.report import run_report
 from tests.report.runs import trained
 from tests.test_cli import FAST, Call, assert_error, call, folders  # noqa: F401 - fixtures
@@ -80,3 +82,21 @@ class TestCompare:
         assert_error(call("compare", two[0], two[0]), "given twice")
         assert_error(call("compare", two[0], "nowhere"), "There is no run in nowhere")
         assert_error(call("compare", *two, "--json", "-o", two[0]), "is a folder")
+
+    def test_groups(self, call: Call, two: tuple[Path, Path]) -> None:  # noqa: F811
+        code, out, err = call("compare", two[0], "--with", two[1], "-o", "page.html")
+        assert code == 0, err
+        assert "by seed" in out
+        assert Path("page.html").is_file()
+        code, out, _ = call("compare", "--json", two[0], "--with", two[1].with_name("oth*"))
+        assert code == 0
+        assert list(json.loads(out)["groups"]) == ["run", "other"]
+
+    def test_each_with_starts_a_group(self, call: Call, monkeypatch: pytest.MonkeyPatch) -> None:  # noqa: F811
+        def stop(groups: list[list[str]], display: object) -> None:
+            raise RunError(str(groups))
+
+        monkeypatch.setattr(report, "compare_groups", stop)
+        _, _, err = call("compare", "a", "b", "--with", "c", "d", "-o", "page", "--with", "e", "f")
+        assert err == "Error: [['a', 'b'], ['c', 'd'], ['e', 'f']]\n"
+        assert call("compare", "a", "--with")[0] == 2
