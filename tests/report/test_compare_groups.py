@@ -17,7 +17,7 @@ from shortlist.evaluation.intervals import group_differences, paired_differences
 from shortlist.report import compare_groups, compare_runs, write_comparison
 from shortlist.report.comparison import Comparison
 from shortlist.report.group_comparison import name_groups
-from shortlist.report.tables import print_comparison
+from shortlist.report.terminal_tables import print_comparison
 from tests.reference_search import group_bootstrap
 from tests.report.runs import images_with_a_nasty_class, read, trained
 

@@ -11,7 +11,7 @@ from shortlist.errors import ConfigError
 from shortlist.report import write_sweep_report
 from shortlist.report.plots import history_plot
 from shortlist.report.sweep_report import rows
-from shortlist.report.tables import print_sweep
+from shortlist.report.terminal_tables import print_sweep
 from shortlist.training import SweepResult, TrialResult
 from tests.report.runs import NASTY, read
 

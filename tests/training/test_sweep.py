@@ -23,7 +23,8 @@ from shortlist.errors import ConfigError, DataError, Interrupted, RunError
 from shortlist.files import exclusive_lock
 from shortlist.progress import Display
 from shortlist.recipes import open_recipe
-from shortlist.training import RunFolder, SweepResult, evaluate_run, make_plan, sweep, sweeps, train, write_best_recipe
+from shortlist.training import RunFolder, SweepResult, evaluate_run, make_plan, sweep, sweeps, write_best_recipe
+from shortlist.training import train_run as train
 from shortlist.training.sweep_study import address_without_password, importances, optuna
 from tests.processes import Commands
 from tests.training.runs import class_folders, config, records, same_weights, weights
@@ -80,7 +81,7 @@ class TestTrials:
     def test_nothing_is_trained_twice(
         self, finished: SweepResult, base: RunConfig, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        monkeypatch.setattr(sweeps, "train", lambda *_, **__: pytest.fail("trained"))
+        monkeypatch.setattr(sweeps, "train_run", lambda *_, **__: pytest.fail("trained"))
         assert sweep(base, GRID, finished.path) == finished
 
     def test_another_sweep_in_the_folder(self, finished: SweepResult, base: RunConfig, tmp_path: Path) -> None:
@@ -178,7 +179,7 @@ def pretend(monkeypatch: pytest.MonkeyPatch) -> Callable[[Scores], list[RunConfi
                 run.log({"kind": "validation", "step": epoch, "epoch": epoch, "r@1": score})
                 on_validation(epoch, {"r@1": score})
 
-        monkeypatch.setattr(sweeps, "train", pretended)
+        monkeypatch.setattr(sweeps, "train_run", pretended)
         return trained
 
     return replaced
@@ -278,7 +279,7 @@ class TestInterruptions:
             (path / "failed").mkdir(parents=True)
             raise RunError("not finite")
 
-        monkeypatch.setattr(sweeps, "train", diverges)
+        monkeypatch.setattr(sweeps, "train_run", diverges)
         result = sweep(base, GRID, tmp_path / "study", trials=2)
         assert [trial.state for trial in result.trials] == ["failed", "failed"]
         assert result.best is None
@@ -335,7 +336,7 @@ class TestInterruptions:
         def stopped(*_: object, **__: object) -> None:
             raise Interrupted("stopped")
 
-        monkeypatch.setattr(sweeps, "train", stopped)
+        monkeypatch.setattr(sweeps, "train_run", stopped)
         with pytest.raises(Interrupted, match=r"Stopped in trial 0\. Run the same command again to resume\."):
             sweep(base, GRID, tmp_path / "study")
 
