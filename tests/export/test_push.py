@@ -11,13 +11,14 @@ from pathlib import Path
 
 import pytest
 from huggingface_hub import constants
-from huggingface_hub.utils import close_session
+from huggingface_hub.utils import are_progress_bars_disabled, close_session
 
 from shortlist.errors import ConfigError
 from shortlist.export import HubError, export
 from tests.export.encoders import encoder
 from tests.export.fake_hub import TOKEN, FakeHub, fake_hub
 
+pytestmark = pytest.mark.filterwarnings("ignore:Use 'content=:DeprecationWarning")  # of httpx about the Hub's library
 NAME = "someone/a-model"
 FILES = {"README.md", "config.json", "load.py", "model.safetensors"}
 
@@ -52,6 +53,7 @@ def test_a_package_is_uploaded(model: Path, hub: FakeHub, tmp_path: Path) -> Non
     assert repository.files["README.md"].startswith(b"---\nlicense: apache-2.0\n")
     assert hub.large  # the weights
     assert (repository.private, repository.commits) == (False, 1)
+    assert not are_progress_bars_disabled()  # afterwards
 
     (tmp_path / "package" / "notes.txt").write_text("not for others")
     export(model, package=tmp_path / "package", license="mit", push_to_hub=NAME)  # again, to the same place
@@ -152,7 +154,8 @@ def test_the_command(model: Path, hub: FakeHub, tmp_path: Path) -> None:
     code, out, error = command(hub, tmp_path, *given, "--json")
     assert code == 0, error
     assert json.loads(out)[0]["url"] == f"{hub.address}/{NAME}"
-    assert {"message": f"uploading {tmp_path / 'package'} to {NAME}"} in map(json.loads, error.splitlines())
+    lines = [json.loads(line) for line in error.splitlines()]  # and no bars of the Hub's library
+    assert {"progress": f"uploading {tmp_path / 'package'} to {NAME}", "state": "started"} in lines
 
 
 @pytest.mark.parametrize(

@@ -92,8 +92,8 @@ def export(
             check = write_package(Path(package), encoder, samples, source, license)
         url = None
         if push_to_hub is not None:
-            display.message(f"uploading {package} to {push_to_hub}")
-            url = push(Path(package), push_to_hub, private)
+            with display.task(f"uploading {package} to {push_to_hub}"):
+                url = push(Path(package), push_to_hub, private)
         written.append(Exported("package", Path(package), check, url))
     return written
 

@@ -2,11 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
-from huggingface_hub import CommitOperationAdd, HfApi, get_token
+from huggingface_hub import CommitOperationAdd, HfApi, constants, get_token
 from huggingface_hub.errors import HfHubHTTPError, HFValidationError
-from huggingface_hub.utils import validate_repo_id
+from huggingface_hub.utils import (  # type: ignore[attr-defined]
+    are_progress_bars_disabled,
+    disable_progress_bars,
+    enable_progress_bars,
+    validate_repo_id,
+)
 
 from shortlist import __version__
 from shortlist.errors import ConfigError, ShortlistError
@@ -60,7 +67,8 @@ def push(folder: Path, repository: str, private: bool) -> str:
         public = private and not api.model_info(repository).private
         if not public:
             files = [CommitOperationAdd(name, folder / name) for name in PACKAGE_FILES]
-            api.create_commit(repository, files, commit_message=f"Upload a package of shortlist {__version__}")
+            with _without_bars():
+                api.create_commit(repository, files, commit_message=f"Upload a package of shortlist {__version__}")
     except Exception as error:  # of the Hub, of its HTTP library, or of the network
         again = f"The package is in {folder}; to upload it later: hf upload {repository} {folder}"
         raise HubError(f"{_reason(error, repository, api.endpoint)}. {again}") from error
@@ -72,13 +80,28 @@ def push(folder: Path, repository: str, private: bool) -> str:
     return str(address)
 
 
-def _reason(error: Exception, repository: str, endpoint: str) -> str:
+def _reason(error: BaseException, repository: str, endpoint: str) -> str:
+    while not isinstance(error, HfHubHTTPError) and error.__cause__ is not None:
+        error = error.__cause__
     detail = str(error).strip().partition("\n")[0].rstrip(".") or type(error).__name__
-    if not isinstance(error, HfHubHTTPError):
+    if isinstance(error, HfHubHTTPError):
+        if error.response.status_code not in (401, 403):
+            return f"{endpoint} refused the upload to {repository} ({detail})"
+        token = "run hf auth login with a token that has write permission"
+        return f"The access token may not write to {repository} ({detail}): {token}"
+    if isinstance(error, OSError):
         return f"{endpoint} cannot be reached ({detail})"
-    if error.response.status_code in (401, 403):
-        return (
-            f"The access token may not write to {repository} ({detail}): run hf auth login with a token that has write "
-            "permission"
-        )
-    return f"{endpoint} refused the upload to {repository} ({detail})"
+    return f"The upload to {repository} failed ({detail})"
+
+
+@contextmanager
+def _without_bars() -> Iterator[None]:
+    """Hide the progress bars of the Hub, which are not those of our displays. Users may have set them explicitly."""
+    change = constants.HF_HUB_DISABLE_PROGRESS_BARS is None and not are_progress_bars_disabled()
+    if change:
+        disable_progress_bars()
+    try:
+        yield
+    finally:
+        if change:
+            enable_progress_bars()
