@@ -144,8 +144,8 @@ def group_differences(
         if number > 1:
             drawn = _count_draws(number, number - 1, len(times), random) / (number - 1)
             weights += _widening(number - 1) * (drawn - weights)
-        total = sum(weights[:, [each]] * (times @ sums[each]) for each in range(number))
-        means.append(total / (times @ sizes.double())[:, None])
+        per_seed = torch.stack([times @ each for each in sums]) / (times @ sizes.double())[:, None]
+        means.append(torch.einsum("bs,sbm->bm", weights, per_seed))
     return _differences(names, table.mean((0, 1)), torch.cat(means))
 
 
