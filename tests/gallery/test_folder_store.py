@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import multiprocessing
 import os
+import re
 import signal
 from pathlib import Path
 
@@ -15,7 +16,8 @@ import pytest
 from shortlist.data import Catalog, open_collection
 from shortlist.encoding import Encoder
 from shortlist.errors import ConfigError
-from shortlist.gallery import Gallery, GalleryError, folder_store
+from shortlist.gallery import Gallery, GalleryError, folder_store, segment
+from shortlist.gallery.manifest import read_manifest
 from shortlist.gallery.store import Row
 from shortlist.search import faiss_index, nearest
 from tests.data.pictures import picture, write
@@ -48,22 +50,53 @@ def rows(first: int, last: int) -> list[Row]:
     return [Row(f"/{each}.png", None, 1, 1) for each in range(first, last)]
 
 
+def names(folder: Path) -> set[str]:
+    """The names of the files that a gallery should have, without temporary ones."""
+    return read_manifest(folder).file_names() | {"gallery.json", "model", ".lock"}
+
+
 class TestKilled:
     POINTS = (
         "shortlist.encoding.vector_file.VectorFile.finish",
-        "shortlist.gallery.generation.write_vectors",
-        "shortlist.search.faiss_index.build",
-        "shortlist.gallery.generation.write",
-        "shortlist.search.faiss_index.write",
-        "shortlist.gallery.generation.write_text_atomically",
+        "shortlist.gallery.folder_store.write_segment",
+        "pyarrow.parquet.write_table",
+        "shortlist.gallery.folder_store.write_manifest",
+        "shortlist.gallery.manifest.write_text_atomically",
+        "shortlist.gallery.manifest.delete_unused",
     )
+    INDEX_POINTS = tuple(f"shortlist.search.faiss_index.{name}" for name in ("build", "extended", "tune", "write"))
 
     @pytest.mark.parametrize("after", [False, True], ids=["before", "after"])
     @pytest.mark.parametrize("point", POINTS)
+    @pytest.mark.parametrize("how", ["appended", "merged", "compacted"])
     def test_the_old_one_works_and_the_next_call_goes_on(
-        self, gallery: Gallery, point: str, after: bool, tmp_path: Path
+        self, gallery: Gallery, point: str, after: bool, how: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        found = [hit.item.id for hit in gallery.similar(0, NUMBER)]
+        gallery.remove([NUMBER - 1])
+        if how == "merged":
+            monkeypatch.setattr(segment, "MIN_MERGED", 2)
+        if how == "compacted":
+            monkeypatch.setattr(folder_store, "MAX_REMOVED_SHARE", 0)
+        self.kill_and_go_on(gallery, point, after, tmp_path)
+        assert len(read_manifest(tmp_path / "gallery").segments) == {"appended": 3, "merged": 2, "compacted": 1}[how]
+
+    @pytest.mark.parametrize("after", [False, True], ids=["before", "after"])
+    @pytest.mark.parametrize("point", [*INDEX_POINTS, *POINTS[-2:]])
+    def test_with_an_index(
+        self, encoder: Encoder, images: Catalog, point: str, after: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        gallery = Gallery.create(tmp_path / "gallery", encoder, kind="hnsw")
+        gallery.add(images)
+        gallery.remove([NUMBER - 1])
+        monkeypatch.setattr(folder_store, "MIN_UNINDEXED", 0)
+        if point.endswith("build"):
+            monkeypatch.setattr(folder_store, "MAX_REMOVED_SHARE", 0)
+        self.kill_and_go_on(gallery, point, after, tmp_path)
+        assert read_manifest(tmp_path / "gallery").index.rows == NUMBER + (3 if point.endswith("build") else 4)
+
+    def kill_and_go_on(self, gallery: Gallery, point: str, after: bool, tmp_path: Path) -> None:
+        """Kill a process that adds 4 images to a gallery of which one is removed, look, and add them."""
+        found = gallery.similar(0, NUMBER)
         for number in range(3):
             write(tmp_path / "images" / "bolt" / f"new {number}.png", picture(seed=50 + number))
         child = multiprocessing.get_context("fork").Process(target=_killed, args=(tmp_path, point, after))
@@ -71,14 +104,16 @@ class TestKilled:
         child.join()
         assert child.exitcode == -signal.SIGKILL
         again = Gallery.open(tmp_path / "gallery")
-        whole = point.endswith("write_text_atomically") or point == "shortlist.gallery.generation.write"
-        assert len(again) == (NUMBER + 3 if after and whole else NUMBER)
-        assert [hit.item.id for hit in again.similar(0, NUMBER + 3) if hit.item.id < NUMBER] == found
+        done = point.endswith("delete_unused") or (after and point.endswith(("write_text_atomically", "write_manifest")))
+        assert len(again) == (NUMBER + 3 if done else NUMBER - 1)
+        assert [hit for hit in again.similar(0, NUMBER + 3) if hit.item.id < NUMBER] == found
         again.add(open_collection(tmp_path / "images"))
-        assert len(again) == NUMBER + 3
-        files = {each.name for each in (tmp_path / "gallery").iterdir()}
-        assert len(files) == 6  # nothing of other generations is left: note, three files, the model, the lock
-        assert {"gallery.json", "model", ".lock"} < files
+        for opened in (again, Gallery.open(tmp_path / "gallery")):
+            assert len(opened) == NUMBER + 3
+            assert [hit for hit in opened.similar(0, NUMBER + 3) if hit.item.id < NUMBER] == found
+        with again.store.changing():  # deletes what is left behind
+            pass
+        assert {each.name for each in (tmp_path / "gallery").iterdir()} == names(tmp_path / "gallery")
 
     def test_what_was_half_written_is_deleted(self, gallery: Gallery, tmp_path: Path) -> None:
         left = [tmp_path / "gallery" / f".{name}.123" for name in ("vectors-1.npy", "items-9.parquet", "index-2.faiss")]
@@ -99,7 +134,7 @@ class TestKilled:
     ) -> None:
         gallery = Gallery.create(tmp_path / "gallery", encoder)
         child = multiprocessing.get_context("fork").Process(
-            target=_killed, args=(tmp_path, "shortlist.gallery.generation.write_vectors", False)
+            target=_killed, args=(tmp_path, "shortlist.gallery.folder_store.write_segment", False)
         )
         child.start()
         child.join()
@@ -197,10 +232,11 @@ class TestKinds:
             assert len(opened) == 540
             hits = opened.search_vectors(vectors[:60], 20)
             assert all(len(each) == 20 and min(hit.item.id for hit in each) >= 60 for each in hits)
-        rows_left = len(np.load(next((tmp_path / "gallery").glob("vectors-*.npy"))))
-        assert rows_left == (540 if kind == "flat" else 600)  # an approximate index is not built anew for a tenth
+        (vectors_file,) = (tmp_path / "gallery").glob("vectors-*.npy")
+        assert len(np.load(vectors_file)) == 600  # nothing is rewritten for a tenth
         gallery.remove(list(range(60, 200)))
-        assert len(np.load(next((tmp_path / "gallery").glob("vectors-*.npy")))) == 400  # but for a third it is
+        (vectors_file,) = (tmp_path / "gallery").glob("vectors-*.npy")
+        assert np.array_equal(np.load(vectors_file), vectors[200:])  # but for a third it is
         assert gallery.item(599).path == Path("/599.png")
 
     @pytest.mark.parametrize("kind", ["hnsw", "ivfpq"])
@@ -286,30 +322,32 @@ class TestMistakes:
 
     @pytest.mark.parametrize("part", ["items", "vectors", "index"])
     @pytest.mark.parametrize("how", ["gone", "cut", "other"])
-    def test_damaged(self, gallery: Gallery, tmp_path: Path, part: str, how: str) -> None:
+    def test_damaged(self, encoder: Encoder, tmp_path: Path, part: str, how: str) -> None:
+        gallery, _ = filled(tmp_path / "gallery", encoder, "hnsw", 20)
         (file,) = (tmp_path / "gallery").glob(f"{part}-*")
         if how == "gone":
             file.unlink()
         elif how == "cut":
             file.write_bytes(file.read_bytes()[:-40])
         else:
-            before = file.read_bytes()
-            gallery.remove([0])
-            next((tmp_path / "gallery").glob(f"{part}-*")).write_bytes(before)
-        with pytest.raises(GalleryError, match="is damaged"):
+            filled(tmp_path / "other", encoder, "hnsw", 21)
+            file.write_bytes((tmp_path / "other" / file.name).read_bytes())
+        with pytest.raises(GalleryError, match=r"is damaged: .*" + re.escape(file.name)):
             Gallery.open(tmp_path / "gallery")
+        assert len(gallery.search_vectors(more(1), 20)[0]) == 20  # opened before
 
-    @pytest.mark.parametrize("note", ["[]", "{", '{"format": 1}', '{"format": "x"}'])
-    def test_a_damaged_note(self, gallery: Gallery, tmp_path: Path, note: str) -> None:
+    @pytest.mark.parametrize("note", ["[]", "{", '{"format": 2}', '{"format": "x"}'])
+    def test_a_damaged_manifest(self, gallery: Gallery, tmp_path: Path, note: str) -> None:
         (tmp_path / "gallery" / "gallery.json").write_text(note)
         with pytest.raises(GalleryError, match="is damaged"):
             Gallery.open(tmp_path / "gallery")
 
-    def test_a_later_version(self, gallery: Gallery, tmp_path: Path) -> None:
+    def test_another_version(self, gallery: Gallery, tmp_path: Path) -> None:
         file = tmp_path / "gallery" / "gallery.json"
-        file.write_text(json.dumps({**json.loads(file.read_text()), "format": 99}))
-        with pytest.raises(GalleryError, match="later version"):
-            Gallery.open(tmp_path / "gallery")
+        for number, message in ((99, "later version"), (1, "earlier version of shortlist: create the gallery again")):
+            file.write_text(json.dumps({**json.loads(file.read_text()), "format": number}))
+            with pytest.raises(GalleryError, match=message):
+                Gallery.open(tmp_path / "gallery")
 
     def test_another_model_in_its_folder(self, gallery: Gallery, images: Catalog, tmp_path: Path) -> None:
         from shortlist.model import Embedder
@@ -336,7 +374,7 @@ import numpy as np
 from shortlist.search import faiss_index
 vectors = np.eye(4, dtype=np.float32)
 alive = np.array([True, False, True, True])
-print(faiss_index.search_index(faiss_index.build("flat", vectors), vectors, 1, alive)[1].ravel().tolist())
+print(faiss_index.search(faiss_index.build("hnsw", vectors), vectors, vectors, 1, alive)[1].ravel().tolist())
 """)
     first, second, third, fourth = json.loads(found)
     assert (first, third, fourth) == (0, 2, 3)

@@ -2,8 +2,8 @@
 
 A change writes a segment, which holds what is added, removed and relabelled, and then replaces gallery.json, which
 names the segments. If the process is killed before that, the gallery is unchanged. Processes that have the gallery open
-continue to use the files that they opened. Small segments are merged, and the vectors of removed images are dropped when
-there are many of them, so a change takes time in proportion to its size, if averaged over many changes.
+continue to use the files that they opened. When there are many small segments, they are merged; when many images are
+removed, their vectors are dropped. Averaged over many changes, a change writes in proportion to its own size.
 """
 
 from __future__ import annotations
@@ -217,7 +217,7 @@ class FolderStore:
         )
         after = Generation(manifest, segments, table, now.index)
         after = self._with_index(after, rebuilds, progress)
-        if progress is not None and after.index is now.index:
+        if progress is not None and len(new.vectors) and after.index is now.index:
             progress(len(new.vectors), len(new.vectors))
         write_manifest(self.folder, after.manifest)
         self.now = after

@@ -133,8 +133,10 @@ def _open(folder: Path, manifest: Manifest, known: Generation) -> Generation:
 
 def _index(folder: Path, found: Generation, known: Generation) -> Any:
     facts = found.manifest.index
-    if facts is None or facts == known.manifest.index:
-        return known.index if facts else None
+    if facts is None:
+        return None
+    if known.index is not None and known.manifest.index == facts:
+        return known.index
     file = folder / INDEX.format(facts.number)
     index = faiss_index.read(file, found.vectors)
     if index.ntotal != facts.rows or facts.rows > len(found.vectors) or index.d != found.manifest.dim:

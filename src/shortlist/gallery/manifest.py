@@ -1,4 +1,4 @@
-"""gallery.json: the small file that says which files are a gallery's current state. Replacing it makes a change valid."""
+"""gallery.json: the small file that names the files of a gallery's current state. Replacing it completes a change."""
 
 from __future__ import annotations
 
