@@ -72,8 +72,10 @@ class FolderStore:
             raise GalleryError(f"{folder} exists and is not a gallery: choose another location")
         with _lock(folder):
             encoder.save(folder / MODEL)
-            identity = {"created": uuid.uuid4().hex, "fingerprint": encoder.fingerprint, "dim": encoder.dim}
-            write_manifest(folder, Manifest(**identity, requested_kind=kind))
+            manifest = Manifest(
+                created=uuid.uuid4().hex, fingerprint=encoder.fingerprint, dim=encoder.dim, requested_kind=kind
+            )
+            write_manifest(folder, manifest)
         return cls(folder)
 
     def close(self) -> None:
@@ -244,20 +246,21 @@ class FolderStore:
         """Return a state with its index, which is built or extended and written if necessary."""
         manifest, index, vectors = after.manifest, after.index, after.vectors
         if manifest.kind == "flat":
-            facts = {"index": None, "recall": None, "built_of": 0}
-            return replace(after, manifest=manifest.model_copy(update=facts), index=None)
-        facts = {"built_of": len(vectors)} if rebuilds else {}
+            no_index = manifest.model_copy(update={"index": None, "recall": None, "built_of": 0})
+            return replace(after, manifest=no_index, index=None)
+        built_of = manifest.built_of
         if rebuilds:
-            index = faiss_index.build(manifest.kind, vectors, progress)
+            index, built_of = faiss_index.build(manifest.kind, vectors, progress), len(vectors)
         elif len(vectors) - index.ntotal > max(MIN_UNINDEXED, MAX_UNINDEXED_SHARE * index.ntotal):
             index = faiss_index.extended(index, vectors, progress)
         else:
             return after
         recall = faiss_index.tune(index, vectors, after.alive)
         faiss_index.write(index, self.folder / INDEX.format(manifest.generation))
-        facts |= {
+        facts = {
             "index": IndexFacts(number=manifest.generation, rows=len(vectors)),
             "recall": None if recall is None else Recall(**recall),
+            "built_of": built_of,
         }
         return replace(after, manifest=manifest.model_copy(update=facts), index=index)
 

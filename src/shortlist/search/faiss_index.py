@@ -5,6 +5,7 @@ This includes which kind of index suits how many vectors, how to build one, and 
 
 from __future__ import annotations
 
+import errno
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -33,8 +34,8 @@ RERANK_FACTOR, MIN_RERANKED = 4, 100  # IVF-PQ candidates to rerank: a multiple 
 MIN_EFFORT = 16  # number of lists (IVF-PQ) or candidates (HNSW) that a search visits
 MAX_HNSW_CANDIDATES = 1_024
 TARGET_RECALL, RECALL_AT, RECALL_QUERIES = 0.95, 10, 1_000
-MANY_QUERIES = 20  # from this number on, matrix products are faster than comparing vector by vector
-_VECTORS_PER_ADD = 16_384
+MANY_QUERIES = 20  # from this number on, vectors are copied without those that cannot be found, for matrix products
+_VECTORS_PER_ADD, _VECTORS_PER_COPY = 16_384, 65_536
 
 Rows = NDArray[Any] | StackedVectors  # (n, d), may be memory-mapped
 Found = tuple[NDArray[np.float32], NDArray[np.int64]]  # similarities and rows, (q, k) each
@@ -145,36 +146,40 @@ def search(
         return search_exactly(vectors, queries, k, alive)
     if indexed == len(vectors):
         return by_index
-    others = None if alive is None else alive[indexed:]
-    number = _number(len(vectors) - indexed, others)
-    scores, rows = search_exactly(vectors[indexed:], queries, min(k, number), others)
+    scores, rows = search_exactly(vectors[indexed:], queries, k, None if alive is None else alive[indexed:])
     return _best([by_index, (scores, rows + indexed)], k)
 
 
 def search_exactly(vectors: Rows, queries: NDArray[np.float32], k: int, alive: NDArray[np.bool_] | None) -> Found:
     """Compare queries with all vectors; see `search`. Memory-mapped vectors are read in place."""
-    if len(queries) >= MANY_QUERIES:
-        best, best_rows = nearest(queries, vectors, k, searchable=alive)
-        return best.numpy(), best_rows.numpy()
-    found, first = [], 0
+    found, first = [(np.empty((len(queries), 0), np.float32), np.empty((len(queries), 0), np.int64))], 0
     for part in vectors.parts if isinstance(vectors, StackedVectors) else [vectors]:
         among = None if alive is None else alive[first : first + len(part)]
-        scores, rows = _compare(_float32(part), _float32(queries), min(k, _number(len(part), among)), among)
+        scores, rows = _search_part(part, queries, k, None if among is None or among.all() else among)
         found.append((scores, rows + first))
         first += len(part)
     return _best(found, k)
 
 
-def _compare(
-    vectors: NDArray[np.float32], queries: NDArray[np.float32], k: int, alive: NDArray[np.bool_] | None
-) -> Found:
+def _search_part(part: NDArray[Any], queries: NDArray[np.float32], k: int, alive: NDArray[np.bool_] | None) -> Found:
+    if alive is None or len(queries) < MANY_QUERIES:
+        return _compare(part, queries, k, alive)
+    starts = range(0, len(part), _VECTORS_PER_COPY)
+    chosen = [np.flatnonzero(alive[start : start + _VECTORS_PER_COPY]) + start for start in starts]
+    found = [_compare(part[rows], queries, k, None) for rows in chosen]
+    return _best([(scores, rows[at]) for rows, (scores, at) in zip(chosen, found, strict=True)], k)
+
+
+def _compare(vectors: NDArray[Any], queries: NDArray[np.float32], k: int, alive: NDArray[np.bool_] | None) -> Found:
     faiss = _faiss()
-    scores, rows = np.empty((len(queries), k), dtype=np.float32), np.empty((len(queries), k), dtype=np.int64)
-    if k:
-        selector, _bitmap = (None, None) if alive is None or alive.all() else _selector(alive)
-        arrays = [faiss.swig_ptr(each) for each in (queries, vectors, scores, rows)]
-        sizes = (vectors.shape[1], len(queries), len(vectors), k)
-        faiss.knn_inner_product(*arrays[:2], *sizes, *arrays[2:], selector)
+    shape = (len(queries), min(k, _number(len(vectors), alive)))
+    scores, rows = np.empty(shape, dtype=np.float32), np.empty(shape, dtype=np.int64)
+    if scores.size:
+        inputs = _float32(queries), _float32(vectors)
+        selector, _bitmap = (None, None) if alive is None else _selector(alive)
+        pointers = [faiss.swig_ptr(each) for each in (*inputs, scores, rows)]
+        sizes = (vectors.shape[1], len(queries), len(vectors), shape[1])
+        faiss.knn_inner_product(*pointers[:2], *sizes, *pointers[2:], selector)
     return scores, rows
 
 
@@ -200,7 +205,8 @@ def search_indexed(
         return _search_index(index, queries, k, alive)
     _, found = _search_index(index, queries, min(max(RERANK_FACTOR * k, MIN_RERANKED), index.ntotal), alive)
     found = np.sort(found)  # ties are sorted by id, and a file is read in order
-    exact = np.stack([_float32(vectors[rows]) @ query for query, rows in zip(queries, found, strict=True)])
+    candidates = np.maximum(found, 0)
+    exact = np.stack([_float32(vectors[rows]) @ query for query, rows in zip(queries, candidates, strict=True)])
     return _best([(np.where(found < 0, np.float32(-np.inf), exact), found)], k)
 
 
@@ -289,7 +295,8 @@ def write(index: Any, path: Path) -> None:
         try:
             faiss.write_index(index, str(temporary), faiss.IO_FLAG_SKIP_STORAGE)
         except RuntimeError as error:
-            raise OSError(f"the index cannot be written: {error}") from error
+            reason = str(error).rpartition("failed: ")[2]  # after the source line of FAISS
+            raise OSError(errno.EIO, f"the index cannot be written: {reason}") from error
 
 
 def read(path: Path, vectors: Rows) -> Any:
