@@ -1,4 +1,4 @@
-"""Search: exact in torch against FAISS's flat index, and FAISS's approximate indexes against exact.
+"""Search: exact in torch against FAISS's flat index, FAISS's approximate indexes against exact, and changes.
 
     python benchmarks/search.py
 
@@ -6,9 +6,11 @@ First the top 1000 of 60,502 x 512 against itself, the size of SOP's test set: `
 turn, in one process, the fastest of each counts; and the peak of memory above the vectors, each in a process of its
 own (the answer alone, (n, 1000) of float32 and int64, is 726 MB). Then 1,000,000 x 512, clustered: HNSW and IVF-PQ as
 galleries build and search them, recall@10 against exact search, queries per second one at a time and all at once, the
-index's size, the time to build it, and to find the effort that searches need (HNSW's candidates, IVF's lists). All
-with 2 threads. Smaller: --images 20000 --many 50000. Writes results/search.json, and a
-run that was stopped resumes from there.
+index's size, the time to build it, and to find the effort that searches need (HNSW's candidates, IVF's lists). Last,
+galleries of 10,000 to 1,000,000 vectors: the time to add 1, 100 and 10,000 vectors and to remove them again, and the
+bytes written, on average over a few changes, since some of them merge the files of earlier ones. All with 2 threads.
+Smaller: --images 20000 --many 50000 --changed 10000. Writes results/search.json, and a run that was stopped resumes
+from there.
 """
 
 from __future__ import annotations
@@ -20,7 +22,7 @@ import resource
 import tempfile
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -29,25 +31,32 @@ import psutil
 import torch
 from alone import run_alone
 
+from shortlist.gallery.folder_store import FolderStore
+from shortlist.gallery.store import Row
 from shortlist.search import faiss_index, nearest
 
 RESULTS = Path(__file__).parent / "results" / "search.json"
 DIMENSIONS, K, THREADS = 512, 1000, 2
 QUERIES = 1_000  # of the approximate indexes
 WAYS = ("nearest", "faiss")
+CHANGED = (10_000, 100_000, 1_000_000)  # vectors of the galleries that are changed
+MAX_CHANGED_HNSW = 100_000  # to build HNSW of a million takes 18 minutes
+REPEATS = {1: 10, 100: 10, 10_000: 3}  # how often so many vectors are added and removed
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--images", type=int, default=60_502, help="vectors of the exact search")
     parser.add_argument("--many", type=int, default=1_000_000, help="vectors of the approximate indexes; 0: none")
+    parser.add_argument("--changed", type=int, nargs="*", default=CHANGED, help="vectors of the galleries to change")
     parser.add_argument("--repeats", type=int, default=3)
     parser.add_argument("--out", type=Path, default=RESULTS)
     parser.add_argument("--case", type=json.loads, help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.case is not None:
         case = dict(options.case)
-        print(json.dumps({"time": timed, "memory": memory, "approximate": approximate}[case.pop("what")](**case)))
+        parts = {"time": timed, "memory": memory, "approximate": approximate, "changes": changes}
+        print(json.dumps(parts[case.pop("what")](**case)))
         return
     threads = {"OMP_NUM_THREADS": str(THREADS), "MKL_NUM_THREADS": str(THREADS)}
     found = begun(options.out, {"images": options.images, "many": options.many, "k": K, "threads": THREADS})
@@ -59,8 +68,12 @@ def main() -> None:
         found["exact"] = exact
         save(options.out, found)
     print_exact(found)
-    if not options.many:
-        return
+    if options.many:
+        measure_approximate(found, options, threads)
+    measure_changes(found, options, threads)
+
+
+def measure_approximate(found: dict[str, Any], options: argparse.Namespace, threads: dict[str, str]) -> None:
     print("\n| index | effort | recall@10 | queries/s, one at a time | all at once | MB | build s | tune s |")
     print("|---|---|---|---|---|---|---|---|")
     for kind in faiss_index.KINDS:
@@ -71,6 +84,27 @@ def main() -> None:
         row = found["approximate"][kind]
         numbers = " | ".join(f"{row[name]:,.0f}" for name in ("one", "all", "mb", "build", "tune"))
         print(f"| {kind} | {row['effort']} | {row['recall']:.3f} | {numbers} |", flush=True)
+
+
+def measure_changes(found: dict[str, Any], options: argparse.Namespace, threads: dict[str, str]) -> None:
+    print(
+        "\n| gallery | index | vectors | add ms | written MB | remove ms | written MB |\n|---|---|---|---|---|---|---|"
+    )
+    for kind in ("flat", "hnsw"):
+        for images in options.changed:
+            if kind == "hnsw" and images > MAX_CHANGED_HNSW:
+                continue
+            name = f"{kind} {images}"
+            if name not in found.setdefault("changes", {}):
+                case = {"what": "changes", "images": images, "kind": kind}
+                found["changes"][name] = run_alone(__file__, case, threads)
+                save(options.out, found)
+            for row in found["changes"][name]["rows"]:
+                add, remove = (
+                    f"{1000 * row[what]['seconds']:,.0f} | {row[what]['bytes'] / 1e6:,.3f}"
+                    for what in ("add", "remove")
+                )
+                print(f"| {images:,} | {kind} | {row['vectors']:,} | {add} | {remove} |", flush=True)
 
 
 def begun(file: Path, what: dict[str, Any]) -> dict[str, Any]:
@@ -109,11 +143,11 @@ def clustered(number: int, seed: int = 0) -> torch.Tensor:
 
 
 def ways(vectors: torch.Tensor) -> dict[str, Callable[[], tuple[Any, Any]]]:
-    flat = faiss_index.build("flat", vectors.numpy())
-    return {
-        "nearest": lambda: nearest(vectors, vectors, K),
-        "faiss": lambda: faiss_index.search_index(flat, vectors.numpy(), K, None),
-    }
+    import faiss  # after torch
+
+    flat = faiss.IndexFlatIP(DIMENSIONS)
+    flat.add(vectors.numpy())
+    return {"nearest": lambda: nearest(vectors, vectors, K), "faiss": lambda: flat.search(vectors.numpy(), K)}
 
 
 def timed(images: int, repeats: int) -> dict[str, Any]:
@@ -168,7 +202,7 @@ def approximate(images: int, kind: str) -> dict[str, Any]:
     torch.set_num_threads(THREADS)
     vectors = clustered(images).numpy()
     started = time.perf_counter()
-    index = faiss_index.build(kind, vectors)
+    index = None if kind == "flat" else faiss_index.build(kind, vectors)
     build = time.perf_counter() - started
     if kind != "flat":
         faiss_index.tune(index, vectors)
@@ -183,9 +217,11 @@ def approximate(images: int, kind: str) -> dict[str, Any]:
         faiss_index.search(index, vectors, query[None], 10, None)
     alone = len(queries[:200]) / (time.perf_counter() - started)
     recall = np.mean([len(np.intersect1d(*each)) / 10 for each in zip(found, exact.numpy(), strict=True)])
-    with tempfile.TemporaryDirectory() as folder:
-        faiss_index.write(index, Path(folder) / "index")
-        size = os.path.getsize(Path(folder) / "index")  # noqa: PTH202
+    size = 0 if kind == "ivfpq" else vectors.nbytes
+    if index is not None:
+        with tempfile.TemporaryDirectory() as folder:
+            faiss_index.write(index, Path(folder) / "index")  # without the vectors, which HNSW holds in memory
+            size += os.path.getsize(Path(folder) / "index")  # noqa: PTH202
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
     return {
         "kind": kind,
@@ -206,6 +242,48 @@ def clustered_queries(vectors: np.ndarray) -> np.ndarray:
     near = vectors[np.sort(random.permutation(len(vectors))[:QUERIES])]
     moved = near + random.normal(0, 0.3 / DIMENSIONS**0.5, near.shape)
     return (moved / np.linalg.norm(moved, axis=1, keepdims=True)).astype(np.float32)
+
+
+class NoEncoder:
+    """Stands for the model of a gallery whose vectors are random."""
+
+    dim, fingerprint = DIMENSIONS, "random"
+
+    def save(self, folder: Path) -> Path:
+        folder.mkdir()
+        return folder
+
+
+def changes(images: int, kind: str) -> dict[str, Any]:
+    """Add vectors to a gallery, and remove them again, so that its size stays about the same."""
+    torch.set_num_threads(THREADS)
+    rows = []
+    with tempfile.TemporaryDirectory() as folder:
+        store = FolderStore.create(Path(folder) / "gallery", NoEncoder(), kind)
+        change(store, clustered(images).numpy(), [])
+        for number, repeats in REPEATS.items():
+            vectors = clustered(number, seed=1).numpy()
+            done: dict[str, list[tuple[float, float]]] = {"add": [], "remove": []}
+            for _ in range(repeats):
+                first = store.now.manifest.next_id
+                done["add"].append(change(store, vectors, []))
+                done["remove"].append(change(store, vectors[:0], range(first, first + number)))
+            means = {
+                what: dict(zip(("seconds", "bytes"), np.mean(each, axis=0), strict=True)) for what, each in done.items()
+            }
+            rows.append({"vectors": number, **means})
+    return {"rows": rows}
+
+
+def change(store: FolderStore, vectors: np.ndarray, removed: Sequence[int]) -> tuple[float, float]:
+    """Seconds, and bytes passed to the system to write."""
+    first = store.now.manifest.next_id
+    rows = [Row(f"/images/{each // 1000}/{each}.jpg", None, 1, 1) for each in range(first, first + len(vectors))]
+    process = psutil.Process()
+    before, started = process.io_counters().write_chars, time.perf_counter()
+    with store.changing():
+        store.change(rows, vectors, removed=removed)
+    return time.perf_counter() - started, process.io_counters().write_chars - before
 
 
 if __name__ == "__main__":

@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import multiprocessing
 import os
+import re
+import shutil
 import signal
+from collections import Counter
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import filelock
@@ -15,7 +20,9 @@ import pytest
 from shortlist.data import Catalog, open_collection
 from shortlist.encoding import Encoder
 from shortlist.errors import ConfigError
-from shortlist.gallery import Gallery, GalleryError, folder_store
+from shortlist.gallery import Gallery, GalleryError, folder_store, segment
+from shortlist.gallery.folder_store import FolderStore
+from shortlist.gallery.manifest import read_manifest
 from shortlist.gallery.store import Row
 from shortlist.search import faiss_index, nearest
 from tests.data.pictures import picture, write
@@ -48,22 +55,59 @@ def rows(first: int, last: int) -> list[Row]:
     return [Row(f"/{each}.png", None, 1, 1) for each in range(first, last)]
 
 
+def names(folder: Path) -> set[str]:
+    """The names of the files that a gallery should have, without temporary ones."""
+    return read_manifest(folder).file_names() | {"gallery.json", "model", ".lock"}
+
+
 class TestKilled:
     POINTS = (
         "shortlist.encoding.vector_file.VectorFile.finish",
-        "shortlist.gallery.generation.write_vectors",
-        "shortlist.search.faiss_index.build",
-        "shortlist.gallery.generation.write",
-        "shortlist.search.faiss_index.write",
-        "shortlist.gallery.generation.write_text_atomically",
+        "shortlist.gallery.folder_store.write_segment",
+        "pyarrow.parquet.write_table",
+        "shortlist.gallery.folder_store.write_manifest",
+        "shortlist.gallery.manifest.write_text_atomically",
+        "shortlist.gallery.manifest.delete_unused",
     )
+    INDEX_POINTS = tuple(f"shortlist.search.faiss_index.{name}" for name in ("build", "extended", "tune", "write"))
 
     @pytest.mark.parametrize("after", [False, True], ids=["before", "after"])
     @pytest.mark.parametrize("point", POINTS)
+    @pytest.mark.parametrize("how", ["appended", "merged", "compacted"])
     def test_the_old_one_works_and_the_next_call_goes_on(
-        self, gallery: Gallery, point: str, after: bool, tmp_path: Path
+        self, gallery: Gallery, point: str, after: bool, how: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        found = [hit.item.id for hit in gallery.similar(0, NUMBER)]
+        gallery.remove([NUMBER - 1])
+        if how == "merged":
+            monkeypatch.setattr(segment, "MIN_MERGED", 2)
+        if how == "compacted":
+            monkeypatch.setattr(folder_store, "MAX_REMOVED_SHARE", 0)
+        self.kill_and_go_on(gallery, point, after, tmp_path)
+        assert len(read_manifest(tmp_path / "gallery").segments) == {"appended": 3, "merged": 2, "compacted": 1}[how]
+
+    @pytest.mark.parametrize("after", [False, True], ids=["before", "after"])
+    @pytest.mark.parametrize("point", [*INDEX_POINTS, *POINTS[-2:]])
+    def test_with_an_index(
+        self,
+        encoder: Encoder,
+        images: Catalog,
+        point: str,
+        after: bool,
+        tmp_path: Path,
+        monkeypatch: pytest.MonkeyPatch,
+    ) -> None:
+        gallery = Gallery.create(tmp_path / "gallery", encoder, kind="hnsw")
+        gallery.add(images)
+        gallery.remove([NUMBER - 1])
+        monkeypatch.setattr(folder_store, "MIN_UNINDEXED", 0)
+        if point.endswith("build"):
+            monkeypatch.setattr(folder_store, "MAX_REMOVED_SHARE", 0)
+        self.kill_and_go_on(gallery, point, after, tmp_path)
+        assert read_manifest(tmp_path / "gallery").index.rows == NUMBER + (3 if point.endswith("build") else 4)
+
+    def kill_and_go_on(self, gallery: Gallery, point: str, after: bool, tmp_path: Path) -> None:
+        """Kill a process that adds 4 images to a gallery of which one is removed, look, and add them."""
+        found = gallery.similar(0, NUMBER)
         for number in range(3):
             write(tmp_path / "images" / "bolt" / f"new {number}.png", picture(seed=50 + number))
         child = multiprocessing.get_context("fork").Process(target=_killed, args=(tmp_path, point, after))
@@ -71,14 +115,18 @@ class TestKilled:
         child.join()
         assert child.exitcode == -signal.SIGKILL
         again = Gallery.open(tmp_path / "gallery")
-        whole = point.endswith("write_text_atomically") or point == "shortlist.gallery.generation.write"
-        assert len(again) == (NUMBER + 3 if after and whole else NUMBER)
-        assert [hit.item.id for hit in again.similar(0, NUMBER + 3) if hit.item.id < NUMBER] == found
+        done = point.endswith("delete_unused") or (
+            after and point.endswith(("write_text_atomically", "write_manifest"))
+        )
+        assert len(again) == (NUMBER + 3 if done else NUMBER - 1)
+        assert [hit for hit in again.similar(0, NUMBER + 3) if hit.item.id < NUMBER] == found
         again.add(open_collection(tmp_path / "images"))
-        assert len(again) == NUMBER + 3
-        files = {each.name for each in (tmp_path / "gallery").iterdir()}
-        assert len(files) == 6  # nothing of other generations is left: note, three files, the model, the lock
-        assert {"gallery.json", "model", ".lock"} < files
+        for opened in (again, Gallery.open(tmp_path / "gallery")):
+            assert len(opened) == NUMBER + 3
+            assert [hit for hit in opened.similar(0, NUMBER + 3) if hit.item.id < NUMBER] == found
+        with again.store.changing():  # deletes what is left behind
+            pass
+        assert {each.name for each in (tmp_path / "gallery").iterdir()} == names(tmp_path / "gallery")
 
     def test_what_was_half_written_is_deleted(self, gallery: Gallery, tmp_path: Path) -> None:
         left = [tmp_path / "gallery" / f".{name}.123" for name in ("vectors-1.npy", "items-9.parquet", "index-2.faiss")]
@@ -99,7 +147,7 @@ class TestKilled:
     ) -> None:
         gallery = Gallery.create(tmp_path / "gallery", encoder)
         child = multiprocessing.get_context("fork").Process(
-            target=_killed, args=(tmp_path, "shortlist.gallery.generation.write_vectors", False)
+            target=_killed, args=(tmp_path, "shortlist.gallery.folder_store.write_segment", False)
         )
         child.start()
         child.join()
@@ -127,6 +175,152 @@ def _killed(root: Path, point: str, after: bool) -> None:
 
     setattr(owner, name, kill)
     Gallery.open(root / "gallery").add(open_collection(root / "images"))
+
+
+@pytest.fixture
+def limited_files() -> Iterator[Callable[[int], None]]:
+    """A function that limits the size of files that this process can write, as a full disk does."""
+    resource = pytest.importorskip("resource")
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    yield lambda size: resource.setrlimit(resource.RLIMIT_FSIZE, (size, before[1]))
+    resource.setrlimit(resource.RLIMIT_FSIZE, before)
+
+
+@pytest.mark.parametrize(
+    ("size", "number", "part"), [(200, 10, "vectors"), (1_000, 1, "items"), (100_000, 1_100, "index")]
+)
+def test_a_full_disk(
+    encoder: Encoder, tmp_path: Path, size: int, number: int, part: str, limited_files: Callable[[int], None]
+) -> None:
+    gallery, vectors = filled(tmp_path / "gallery", encoder, "hnsw" if part == "index" else "flat", 5)
+    before = gallery.search_vectors(vectors, 5)
+    limited_files(size)
+    with gallery.store.changing(), pytest.raises(OSError, match=rf"{part}-\d") as raised:
+        gallery.store.change(rows(5, 5 + number), more(number, seed=1), removed=[4])
+    assert raised.value.errno in (errno.EFBIG, errno.EIO)
+    limited_files(-1)
+    for opened in (gallery, Gallery.open(tmp_path / "gallery")):
+        assert opened.search_vectors(vectors, 5) == before
+    with gallery.store.changing():
+        assert {each.name for each in (tmp_path / "gallery").iterdir()} == names(tmp_path / "gallery")
+        gallery.store.change(rows(5, 5 + number), more(number, seed=1), removed=[4])
+    assert len(Gallery.open(tmp_path / "gallery")) == len(before[0]) + number - 1
+
+
+class Plain:
+    """What a gallery should hold, in dictionaries."""
+
+    def __init__(self) -> None:
+        self.labels: dict[int, str | None] = {}
+        self.vectors: dict[int, np.ndarray] = {}
+        self.next_id = 0
+
+    def change(self, added: list[Row], vectors: np.ndarray, removed: list[int], labels: dict[int, str | None]) -> None:
+        self.labels |= labels
+        for each in removed:
+            del self.labels[each], self.vectors[each]
+        for row, vector in zip(added, vectors, strict=True):
+            self.labels[self.next_id], self.vectors[self.next_id] = row.label, vector
+            self.next_id += 1
+
+    def check(self, store: FolderStore) -> None:
+        ids = sorted(self.labels)
+        assert [(item.id, item.path, item.label) for item in store.items(None, 0, 10_000)] == [
+            (each, Path(f"/{each}.png"), self.labels[each]) for each in ids
+        ]
+        assert store.labels() == dict(sorted(Counter(each for each in self.labels.values() if each).items()))
+        assert len(store) == store.now.manifest.images == len(ids)
+        if not ids:
+            return
+        stored = np.stack([self.vectors[each] for each in ids])
+        assert np.array_equal(store.vectors(ids), stored)
+        k = min(len(ids), 5)
+        scores, best = nearest(more(3, seed=9), stored, k)
+        for hits, right, right_scores in zip(store.search(more(3, seed=9), k, None), best, scores, strict=True):
+            assert [hit.item.id for hit in hits] == [ids[each] for each in right]
+            assert [hit.score for hit in hits] == pytest.approx(right_scores.tolist(), abs=1e-6)
+        for label in ("a", "b"):
+            found = store.search(more(1, seed=9), 10_000, label)[0]
+            assert {hit.item.id for hit in found} == {each for each in ids if self.labels[each] == label}
+
+
+class TestSegments:
+    @pytest.mark.parametrize("kind", ["flat", "hnsw"])
+    @pytest.mark.parametrize("seed", range(3))
+    def test_any_changes(
+        self, encoder: Encoder, tmp_path: Path, kind: str, seed: int, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """The writer, a reader that follows and a reader that opens each state all see what dictionaries hold."""
+        monkeypatch.setattr(segment, "MIN_MERGED", 3)
+        monkeypatch.setattr(folder_store, "MIN_UNINDEXED", 10)
+        monkeypatch.setattr(faiss_index, "MIN_EFFORT", 1_000)  # practically exact
+        random = np.random.default_rng(seed)
+        writer, plain = FolderStore.create(tmp_path / "gallery", encoder, kind), Plain()
+        follower = FolderStore(tmp_path / "gallery")
+        kept: list[int] = []
+        for step in range(40):
+            number = int(random.choice([0, 1, 2, 15]))
+            present = random.permutation(sorted(plain.labels)).tolist()
+            removed = present[: int(random.choice([0, 0, 1, 3, len(present) // 3]))]
+            relabelled = {each: random.choice(["a", "b"]).item() for each in present[-2:] if each not in removed}
+            added = [row._replace(label="a") for row in rows(plain.next_id, plain.next_id + number)]
+            change = (added, more(number, seed=100 + step), removed, relabelled if step % 3 == 0 else {})
+            first = writer.now.segments[0].vectors if writer.now.segments else None
+            with writer.changing():
+                writer.change(*change[:2], removed=change[2], labels=change[3])
+            plain.change(*change)
+            if step % 4 == 0:
+                follower.refresh()
+                plain.check(follower)
+            for store in (writer, FolderStore(tmp_path / "gallery")):
+                plain.check(store)
+                assert store.now.table.equals(writer.now.table)
+            kept.append(first is not None and bool(writer.now.segments) and writer.now.segments[0].vectors is first)
+            assert {each.name for each in (tmp_path / "gallery").iterdir()} == names(tmp_path / "gallery")
+        assert 10 < sum(kept) < 40  # often, nothing of the first segment is rewritten
+
+    def test_a_change_writes_as_much_as_it_changes(self, encoder: Encoder, tmp_path: Path) -> None:
+        gallery, _ = filled(tmp_path / "gallery", encoder, "flat", 5_000)
+        files = {each.name: each.stat() for each in (tmp_path / "gallery").glob("*-*")}
+        for number in range(3):
+            with gallery.store.changing():
+                gallery.store.change(rows(5_000, 5_001), more(1, seed=1), removed=[number])
+        sizes = {each.name: each.stat().st_size for each in (tmp_path / "gallery").glob("*-*")}
+        assert {name: (tmp_path / "gallery" / name).stat() for name in files} == files
+        assert sum(sizes[name] for name in sizes if name not in files) < 15_000 < sizes["vectors-1.npy"] / 10
+
+    def test_an_index_is_extended_when_many_are_not_in_it(self, encoder: Encoder, tmp_path: Path) -> None:
+        gallery, _ = filled(tmp_path / "gallery", encoder, "hnsw", 600)
+        indexes = []
+        for number in range(3):
+            first = 600 + 500 * number
+            with gallery.store.changing():
+                gallery.store.change(rows(first, first + 500), more(500, seed=number))
+            indexes.append(gallery.store.now.manifest.index)
+        assert [(each.number, each.rows) for each in indexes] == [(1, 600), (1, 600), (4, 2_100)]
+        assert gallery.facts()["recall"]["queries"] == 1_000
+
+    def test_few_segments_and_little_rewriting(self) -> None:
+        sizes: list[int] = []
+        written = 0
+        for added in [100_000, *[1] * 10_000, 50_000, *[3] * 1_000]:
+            sizes.append(added)
+            first = segment.first_to_merge(sizes)
+            sizes[first:] = [sum(sizes[first:])]
+            written += sizes[-1]
+            assert len(sizes) < segment.MIN_MERGED + np.log2(sum(sizes))
+        assert sum(sizes) == 163_000
+        assert sizes[0] == 100_000  # the many small ones were never merged into it
+        assert written < 163_000 + 13_000 * 10 + 100_000
+
+    def test_another_gallery_in_the_same_folder(self, encoder: Encoder, tmp_path: Path) -> None:
+        opened, _ = filled(tmp_path / "gallery", encoder, "flat", 10)
+        shutil.rmtree(tmp_path / "gallery")
+        gallery = Gallery.create(tmp_path / "gallery", encoder)
+        with gallery.store.changing():
+            gallery.store.change(rows(0, 10), more(10, seed=1))
+        opened.refresh()
+        assert np.array_equal(opened.store.vectors(range(10)), more(10, seed=1))
 
 
 class TestTogether:
@@ -197,10 +391,11 @@ class TestKinds:
             assert len(opened) == 540
             hits = opened.search_vectors(vectors[:60], 20)
             assert all(len(each) == 20 and min(hit.item.id for hit in each) >= 60 for each in hits)
-        rows_left = len(np.load(next((tmp_path / "gallery").glob("vectors-*.npy"))))
-        assert rows_left == (540 if kind == "flat" else 600)  # an approximate index is not built anew for a tenth
+        (vectors_file,) = (tmp_path / "gallery").glob("vectors-*.npy")
+        assert len(np.load(vectors_file)) == 600  # nothing is rewritten for a tenth
         gallery.remove(list(range(60, 200)))
-        assert len(np.load(next((tmp_path / "gallery").glob("vectors-*.npy")))) == 400  # but for a third it is
+        (vectors_file,) = (tmp_path / "gallery").glob("vectors-*.npy")
+        assert np.array_equal(np.load(vectors_file), vectors[200:])  # but for a third it is
         assert gallery.item(599).path == Path("/599.png")
 
     @pytest.mark.parametrize("kind", ["hnsw", "ivfpq"])
@@ -286,30 +481,32 @@ class TestMistakes:
 
     @pytest.mark.parametrize("part", ["items", "vectors", "index"])
     @pytest.mark.parametrize("how", ["gone", "cut", "other"])
-    def test_damaged(self, gallery: Gallery, tmp_path: Path, part: str, how: str) -> None:
+    def test_damaged(self, encoder: Encoder, tmp_path: Path, part: str, how: str) -> None:
+        gallery, _ = filled(tmp_path / "gallery", encoder, "hnsw", 20)
         (file,) = (tmp_path / "gallery").glob(f"{part}-*")
         if how == "gone":
             file.unlink()
         elif how == "cut":
             file.write_bytes(file.read_bytes()[:-40])
         else:
-            before = file.read_bytes()
-            gallery.remove([0])
-            next((tmp_path / "gallery").glob(f"{part}-*")).write_bytes(before)
-        with pytest.raises(GalleryError, match="is damaged"):
+            filled(tmp_path / "other", encoder, "hnsw", 21)
+            file.write_bytes((tmp_path / "other" / file.name).read_bytes())
+        with pytest.raises(GalleryError, match=r"is damaged: .*" + re.escape(file.name)):
             Gallery.open(tmp_path / "gallery")
+        assert len(gallery.search_vectors(more(1), 20)[0]) == 20  # opened before
 
-    @pytest.mark.parametrize("note", ["[]", "{", '{"format": 1}', '{"format": "x"}'])
-    def test_a_damaged_note(self, gallery: Gallery, tmp_path: Path, note: str) -> None:
+    @pytest.mark.parametrize("note", ["[]", "{", '{"format": 2}', '{"format": "x"}'])
+    def test_a_damaged_manifest(self, gallery: Gallery, tmp_path: Path, note: str) -> None:
         (tmp_path / "gallery" / "gallery.json").write_text(note)
         with pytest.raises(GalleryError, match="is damaged"):
             Gallery.open(tmp_path / "gallery")
 
-    def test_a_later_version(self, gallery: Gallery, tmp_path: Path) -> None:
+    def test_another_version(self, gallery: Gallery, tmp_path: Path) -> None:
         file = tmp_path / "gallery" / "gallery.json"
-        file.write_text(json.dumps({**json.loads(file.read_text()), "format": 99}))
-        with pytest.raises(GalleryError, match="later version"):
-            Gallery.open(tmp_path / "gallery")
+        for number, message in ((99, "later version"), (1, "earlier version of shortlist: create the gallery again")):
+            file.write_text(json.dumps({**json.loads(file.read_text()), "format": number}))
+            with pytest.raises(GalleryError, match=message):
+                Gallery.open(tmp_path / "gallery")
 
     def test_another_model_in_its_folder(self, gallery: Gallery, images: Catalog, tmp_path: Path) -> None:
         from shortlist.model import Embedder
@@ -336,7 +533,7 @@ import numpy as np
 from shortlist.search import faiss_index
 vectors = np.eye(4, dtype=np.float32)
 alive = np.array([True, False, True, True])
-print(faiss_index.search_index(faiss_index.build("flat", vectors), vectors, 1, alive)[1].ravel().tolist())
+print(faiss_index.search(faiss_index.build("hnsw", vectors), vectors, vectors, 1, alive)[1].ravel().tolist())
 """)
     first, second, third, fourth = json.loads(found)
     assert (first, third, fourth) == (0, 2, 3)

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from shortlist.search import open_vectors
-from shortlist.search.vectors import VectorReader, Vectors
+from shortlist.search.vectors import StackedVectors, VectorReader, Vectors
 
 LIKE = torch.empty(0)
 
@@ -79,5 +79,42 @@ def test_pages_that_were_read_are_released(tmp_path: Path) -> None:
     assert peak < 2000
     assert vectors.sum(dtype=np.float64) == 16_384 * 256  # reads the whole file without releasing it
     assert mapped(file) > 8000
+    VectorReader([vectors], LIKE).take(np.array([0, 9000]), release=False)
+    assert mapped(file) > 8000
     VectorReader([vectors], LIKE).take(np.array([0, 9000]))
     assert mapped(file) < 2000
+    assert vectors.sum(dtype=np.float64) == 16_384 * 256
+    for _ in VectorReader([StackedVectors([vectors[:9000], vectors[9000:]], 256)], LIKE).blocks(512):
+        pass
+    assert mapped(file) < 2000
+
+
+class TestStacked:
+    WHOLE = np.arange(22, dtype=np.float32).reshape(11, 2)
+
+    @pytest.fixture
+    def stacked(self, tmp_path: Path) -> StackedVectors:
+        np.save(tmp_path / "file.npy", self.WHOLE[5:])
+        return StackedVectors([self.WHOLE[:4], self.WHOLE[:0], self.WHOLE[4:5], open_vectors(tmp_path / "file.npy")], 2)
+
+    def test_as_one_array(self, stacked: StackedVectors) -> None:
+        assert (len(stacked), stacked.shape, stacked.ndim) == (11, (11, 2), 2)
+        for first in range(12):
+            for last in range(12):
+                assert np.array_equal(stacked[first:last], self.WHOLE[first:last])
+        for rows in ([], [10], [9, 0, 4, 4, 3]):
+            assert np.array_equal(stacked[np.array(rows, dtype=np.int64)], self.WHOLE[rows])
+        assert np.array_equal(stacked[2:9][3:], self.WHOLE[5:9])
+
+    def test_nothing_is_copied_unless_necessary(self, stacked: StackedVectors) -> None:
+        assert np.shares_memory(np.asarray(stacked[6:9]), stacked.parts[-1])
+        assert not np.shares_memory(np.array(stacked[6:9]), stacked.parts[-1])
+        assert np.asarray(stacked, dtype=np.float64).dtype == np.float64
+        assert np.asarray(StackedVectors([], 2)).shape == (0, 2)
+
+    def test_blocks_and_rows(self, stacked: StackedVectors) -> None:
+        found = torch.cat([block for _, block in VectorReader([stacked], LIKE).blocks(3)])
+        assert np.array_equal(found, self.WHOLE)
+        assert np.array_equal(
+            VectorReader([self.WHOLE[:1], stacked], LIKE).take(np.array([11, 0, 3])), self.WHOLE[[10, 0, 2]]
+        )

@@ -1,15 +1,19 @@
 """A gallery in a folder: items, vectors, a FAISS index, and the model that computed the vectors.
 
-A change writes new files and then replaces gallery.json, which names them. If the process is killed before that, the
-gallery is unchanged. Processes that have the gallery open continue to use the files that they opened.
+A change writes a segment, which holds what is added, removed and relabelled, and then replaces gallery.json, which
+names the segments. If the process is killed before that, the gallery is unchanged. Processes that have the gallery open
+continue to use the files that they opened. When there are many small segments, they are merged; when many images are
+removed, their vectors are dropped. Averaged over many changes, a change writes in proportion to its own size.
 """
 
 from __future__ import annotations
 
 import json
 import shutil
+import uuid
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -22,13 +26,26 @@ from shortlist.encoding.encoder import ENCODER_FILE, Encoder
 from shortlist.files import exclusive_lock
 from shortlist.gallery import generation
 from shortlist.gallery.generation import Generation
+from shortlist.gallery.manifest import (
+    INDEX,
+    IndexFacts,
+    Manifest,
+    Recall,
+    delete_unused,
+    gallery_files,
+    read_manifest,
+    write_manifest,
+)
+from shortlist.gallery.segment import Segment, first_to_merge, new_rows, with_column, with_updates, write_segment
 from shortlist.gallery.store import Floats, GalleryError, Hit, Ids, Item, Row, StoredRow
 from shortlist.progress import Progress
 from shortlist.search import faiss_index
 from shortlist.search.exact import nearest
+from shortlist.search.vectors import StackedVectors
 
 MODEL, WORK = "model", ".adding"
-MAX_REMOVED_SHARE = 0.2  # of the rows of an approximate index; above, it is rebuilt
+MAX_REMOVED_SHARE = 0.2  # of the rows; above, the vectors of removed images are dropped and the index is rebuilt
+MAX_UNINDEXED_SHARE, MIN_UNINDEXED = 0.02, 1_000  # more rows than this that are searched exactly are added to the index
 MAX_COPIED_VECTORS = 65_536  # vectors of one label to copy for a search; more are searched in place
 RETRAIN_FACTOR = 2.0  # IVF-PQ is trained again when the gallery has grown by this factor
 
@@ -36,7 +53,7 @@ RETRAIN_FACTOR = 2.0  # IVF-PQ is trained again when the gallery has grown by th
 class FolderStore:
     """A gallery's folder; see `Store`. Several threads may search it, also while it changes."""
 
-    images_per_change = None  # a change writes complete files
+    images_per_change = None  # all images of a call are added by one change
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
@@ -51,31 +68,22 @@ class FolderStore:
             ConfigError: There is no such kind of index.
         """
         faiss_index.check_kind(kind)
-        if folder.is_file() or (folder.is_dir() and any(not _is_gallery_file(each) for each in folder.iterdir())):
+        if folder.is_file() or (folder.is_dir() and _has_other_contents(folder)):
             raise GalleryError(f"{folder} exists and is not a gallery: choose another location")
         with _lock(folder):
             encoder.save(folder / MODEL)
-            note = {
-                "format": generation.FORMAT,
-                "fingerprint": encoder.fingerprint,
-                "dim": encoder.dim,
-                "generation": 0,
-                "next_id": 0,
-                "images": 0,
-                "asked_kind": kind,
-                **_index_facts("flat", 0),
-            }
-            none = np.empty((0, encoder.dim), dtype=np.float32)
-            vectors = generation.write_vectors(folder, 0, none, np.arange(0), none)
-            generation.write(folder, note, generation.new_rows([], 0), faiss_index.build("flat", vectors))
+            manifest = Manifest(
+                created=uuid.uuid4().hex, fingerprint=encoder.fingerprint, dim=encoder.dim, requested_kind=kind
+            )
+            write_manifest(folder, manifest)
         return cls(folder)
 
     def close(self) -> None:
         """Do nothing: memory maps are released with the object."""
 
     def refresh(self) -> None:
-        if generation.read_note(self.folder)["generation"] != self.now.note["generation"]:
-            self.now = generation.read(self.folder)
+        if read_manifest(self.folder) != self.now.manifest:
+            self.now = generation.read(self.folder, self.now)
 
     @property
     def name(self) -> str:
@@ -83,15 +91,15 @@ class FolderStore:
 
     @property
     def dim(self) -> int:
-        return int(self.now.note["dim"])
+        return self.now.manifest.dim
 
     @property
     def fingerprint(self) -> str:
-        return str(self.now.note["fingerprint"])
+        return self.now.manifest.fingerprint
 
     @property
     def requested_kind(self) -> str:
-        return str(self.now.note["asked_kind"])
+        return self.now.manifest.requested_kind
 
     def encoder(self, model: Path | None) -> Encoder:
         own = self.folder / MODEL
@@ -100,14 +108,16 @@ class FolderStore:
         return Encoder.load(model, json.loads((own / ENCODER_FILE).read_text(encoding="utf-8")))
 
     def facts(self) -> dict[str, Any]:
-        return {"place": str(self.folder.absolute()), **{name: self.now.note[name] for name in ("kind", "recall")}}
+        manifest = self.now.manifest
+        recall = None if manifest.recall is None else manifest.recall.model_dump()
+        return {"place": str(self.folder.absolute()), "kind": manifest.kind, "recall": recall}
 
     def __len__(self) -> int:
         return len(self.now.rows)
 
     def item(self, id: int) -> Item:  # noqa: A002
         now = self.now
-        return now.items([now.row(id)])[0]
+        return now.items(now.rows_of([id]))[0]
 
     def items(self, label: str | None, offset: int, limit: int) -> list[Item]:
         now = self.now
@@ -118,7 +128,7 @@ class FolderStore:
 
     def vectors(self, ids: Sequence[int]) -> Floats:
         now = self.now
-        return np.array(now.vectors[[now.row(each) for each in ids]], dtype=np.float32).reshape(len(ids), self.dim)
+        return now.vectors[now.rows_of(ids)]
 
     def search(self, vectors: Floats, k: int, label: str | None) -> list[list[Hit]]:
         now = self.now
@@ -128,10 +138,8 @@ class FolderStore:
             return [[] for _ in vectors]
         if label is None:
             alive = None if len(rows) == len(now.table) else now.alive
-            scores, found = faiss_index.search(now.index, now.vectors, vectors, k, alive)
-            if (found >= 0).all():
-                return _hits(now, scores, found)
-        # Exact search: an approximate index has a low recall among few of its vectors, and cannot find very many.
+            return _hits(now, *faiss_index.search(now.index, now.vectors, vectors, k, alive))
+        # Exact search: an approximate index has a low recall among few of its vectors.
         if len(rows) <= MAX_COPIED_VECTORS:
             scores_of_copies, positions = nearest(vectors, now.vectors[rows], k)
             return _hits(now, scores_of_copies.numpy(), rows[positions.numpy()])
@@ -158,7 +166,7 @@ class FolderStore:
         """Lock the folder, or raise a GalleryError if another process holds the lock; see `Store.changing`."""
         with _lock(self.folder):
             self.refresh()
-            generation.delete_unused(self.folder, self.now.note["files"])  # left behind by a killed process
+            delete_unused(self.folder, self.now.manifest)  # left behind by a killed process
             work = self.folder / WORK
             yield work
             shutil.rmtree(work, ignore_errors=True)  # after an error it is kept, to resume from it
@@ -172,61 +180,105 @@ class FolderStore:
         labels: Mapping[int, str | None] | None = None,
         progress: Progress | None = None,
     ) -> None:
-        now, first_id = self.now, self.now.note["next_id"]
-        is_removed = ~now.alive
-        is_removed[[now.row(each) for each in removed]] = True
-        table = _with_column(now.table, "removed", pa.array(is_removed))
-        if labels:
-            new_labels = now.table["label"].to_pylist()
-            for each, label in labels.items():
-                new_labels[now.row(each)] = label
-            table = _with_column(table, "label", pa.array(new_labels, pa.string()))
-        table = pa.concat_tables([table, generation.new_rows(rows, first_id)])
-        new = np.empty((0, self.dim), dtype=np.float32) if vectors is None else vectors
-        self._write_next(table, new, len(rows), progress)
+        now = self.now
+        updates = _updates(now, removed, labels or {})
+        added = new_rows(rows, now.manifest.next_id)
+        table = with_updates(pa.concat_tables([now.table, added]).combine_chunks(), updates)
+        new = Segment(now.manifest.generation + 1, np.empty((0, self.dim), np.float32), updates["id"].to_numpy())
+        if vectors is not None:
+            new = replace(new, vectors=vectors)
+        self._write_next(table, new, progress)
 
-    def _write_next(self, table: pa.Table, new: Floats, added: int, progress: Progress | None) -> None:
-        """Write the next generation, whose table has the present rows and then the `added` new ones."""
-        now, removed = self.now, table["removed"].to_numpy()
-        images = len(table) - int(removed.sum())
+    def _write_next(self, table: pa.Table, new: Segment, progress: Progress | None) -> None:
+        """Write the next generation.
+
+        Args:
+            table: Records of all rows: the present ones and those of the new images.
+            new: The segment to add, in memory.
+            progress: See `change`.
+        """
+        now, alive = self.now, ~table["removed"].to_numpy()
+        images = int(alive.sum())
         kind = faiss_index.choose_kind(self.requested_kind, images, self.dim)
-        note = {**now.note, "generation": now.note["generation"] + 1, "next_id": now.note["next_id"] + added}
-        extends = self._can_extend_index(kind, removed)
-        if not extends:
-            table = table.filter(pc.invert(table["removed"]))
-        kept = np.arange(len(now.table)) if extends else np.flatnonzero(~removed[: len(now.table)])
-        vectors = generation.write_vectors(self.folder, note["generation"], now.vectors, kept, new)
-        if extends:
-            index = faiss_index.read(self.folder / now.note["files"]["index"])  # other threads search the one in memory
-            faiss_index.extend(index, new, progress)
+        many_removed = len(table) - images > MAX_REMOVED_SHARE * len(table)
+        outgrown = kind == "ivfpq" and len(table) > RETRAIN_FACTOR * now.manifest.built_of
+        rebuilds = kind != "flat" and (kind != now.manifest.kind or outgrown or many_removed)
+        if images < len(table) and (rebuilds or many_removed):
+            segments = self._compacted(table, new, np.flatnonzero(alive))
+            table = table.filter(pa.array(alive)).combine_chunks()
         else:
-            index = faiss_index.build(kind, vectors, progress)
-            note |= _index_facts(kind, images)
-        if kind != "flat":
-            note["recall"] = faiss_index.tune(index, vectors, ~table["removed"].to_numpy())
-        generation.write(self.folder, {**note, "images": images}, table, index)
-        self.now = generation.read(self.folder)
+            segments = self._appended(table, new)
+        manifest = now.manifest.model_copy(
+            update={
+                "generation": new.number,
+                "next_id": now.manifest.next_id + len(new.vectors),
+                "images": images,
+                "segments": tuple(each.facts for each in segments),
+                "kind": kind,
+            }
+        )
+        after = Generation(manifest, segments, table, now.index)
+        after = self._with_index(after, rebuilds, progress)
+        if progress is not None and len(new.vectors) and after.index is now.index:
+            progress(len(new.vectors), len(new.vectors))
+        write_manifest(self.folder, after.manifest)
+        self.now = after
 
-    def _can_extend_index(self, kind: str, removed: NDArray[np.bool_]) -> bool:
-        """Return whether the index is kept, including rows of removed images. Exact indexes are cheap to rebuild."""
-        note = self.now.note
-        outgrown = kind == "ivfpq" and len(removed) > RETRAIN_FACTOR * note["built_of"]
-        return kind == note["kind"] != "flat" and not outgrown and removed.sum() <= MAX_REMOVED_SHARE * len(removed)
+    def _appended(self, table: pa.Table, new: Segment) -> tuple[Segment, ...]:
+        """Write the new segment, merged with those before it if there are many small ones."""
+        segments = (*self.now.segments, new)
+        first = first_to_merge([each.size for each in segments])
+        start = sum(len(each.vectors) for each in segments[:first])
+        vectors = StackedVectors([each.vectors for each in segments], self.dim)
+        updated = np.unique(np.concatenate([each.updated for each in segments[first:]]))
+        at = np.searchsorted(table["id"].to_numpy(), updated)
+        earlier, own = table.take(at[at < start]), np.arange(start, len(table))
+        return *segments[:first], write_segment(self.folder, new.number, table.slice(start), vectors, own, earlier)
+
+    def _compacted(self, table: pa.Table, new: Segment, rows: Ids) -> tuple[Segment, ...]:
+        """Write one segment of the rows that are not removed."""
+        if not len(rows):
+            return ()
+        vectors = StackedVectors([*self.now.vectors.parts, new.vectors], self.dim)
+        return (write_segment(self.folder, new.number, table.take(rows), vectors, rows, table.slice(0, 0)),)
+
+    def _with_index(self, after: Generation, rebuilds: bool, progress: Progress | None) -> Generation:
+        """Return a state with its index, which is built or extended and written if necessary."""
+        manifest, index, vectors = after.manifest, after.index, after.vectors
+        if manifest.kind == "flat":
+            no_index = manifest.model_copy(update={"index": None, "recall": None, "built_of": 0})
+            return replace(after, manifest=no_index, index=None)
+        built_of = manifest.built_of
+        if rebuilds:
+            index, built_of = faiss_index.build(manifest.kind, vectors, progress), len(vectors)
+        elif len(vectors) - index.ntotal > max(MIN_UNINDEXED, MAX_UNINDEXED_SHARE * index.ntotal):
+            index = faiss_index.extended(index, vectors, progress)
+        else:
+            return after
+        recall = faiss_index.tune(index, vectors, after.alive)
+        faiss_index.write(index, self.folder / INDEX.format(manifest.generation))
+        facts = {
+            "index": IndexFacts(number=manifest.generation, rows=len(vectors)),
+            "recall": None if recall is None else Recall(**recall),
+            "built_of": built_of,
+        }
+        return replace(after, manifest=manifest.model_copy(update=facts), index=index)
 
 
-def _is_gallery_file(file: Path) -> bool:
-    """Return whether a process that was killed while creating a gallery may have left this file behind."""
-    patterns = (".*", MODEL, *(name.format("*") for name in generation.PARTS.values()))
-    return any(file.match(each) for each in patterns)
+def _updates(now: Generation, removed: Sequence[int], labels: Mapping[int, str | None]) -> pa.Table:
+    """Return new records of images to remove or relabel."""
+    ids = list(dict.fromkeys([*removed, *labels]))
+    found = now.table.take(now.rows_of(ids))
+    is_removed = np.isin(ids, np.asarray(removed, dtype=np.int64))
+    new_labels = [labels.get(each, label) for each, label in zip(ids, found["label"].to_pylist(), strict=True)]
+    found = with_column(found, "label", pa.array(new_labels, pa.string()))
+    return with_column(found, "removed", pa.array(is_removed, pa.bool_()))
 
 
-def _with_column(table: pa.Table, name: str, values: pa.Array) -> pa.Table:
-    return table.set_column(table.schema.get_field_index(name), name, values)
-
-
-def _index_facts(kind: str, images: int) -> dict[str, Any]:
-    """Return what the note says about a new index. The recall of an exact index stays None."""
-    return {"kind": kind, "recall": None, "built_of": images}
+def _has_other_contents(folder: Path) -> bool:
+    """Return whether a folder has files that no process which was killed while creating a gallery has left behind."""
+    own = {*gallery_files(folder), *folder.glob(".*"), folder / MODEL}
+    return any(each not in own for each in folder.iterdir())
 
 
 def _lock(folder: Path) -> AbstractContextManager[None]:

@@ -1,50 +1,47 @@
-"""One immutable state of a gallery's folder. A change writes the next state, and then the note that names its files."""
+"""One immutable state of a gallery's folder, which a process keeps while others change the gallery."""
 
 from __future__ import annotations
 
-import json
-from collections.abc import Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from itertools import takewhile
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
-import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
 from shortlist.errors import DataError
-from shortlist.files import atomic_replace, write_text_atomically
-from shortlist.gallery.store import GALLERY_FILE, GalleryError, Ids, Item, NoSuchItem, Row
+from shortlist.gallery.manifest import INDEX, Manifest, read_manifest
+from shortlist.gallery.segment import SCHEMA, Segment, read_segment, with_updates
+from shortlist.gallery.store import GalleryError, Ids, Item, NoSuchItem
 from shortlist.search import faiss_index
-from shortlist.search.vectors import open_vectors
-
-FORMAT = 1
-PARTS = {"items": "items-{}.parquet", "vectors": "vectors-{}.npy", "index": "index-{}.faiss"}
-SCHEMA = pa.schema(
-    [
-        ("id", pa.int64()),
-        ("path", pa.string()),
-        ("label", pa.string()),
-        ("size", pa.int64()),
-        ("modified", pa.int64()),
-        ("removed", pa.bool_()),  # the row is still in the vectors and in the index
-    ]
-)
-_COPIED_VECTORS = 16_384  # at a time
+from shortlist.search.vectors import StackedVectors
 
 
 @dataclass(frozen=True, eq=False)
 class Generation:
-    """A state of a gallery. The table, the vectors and the index have one row per image, in the order of the ids."""
+    """A state of a gallery. The table and the vectors have one row per image, in the order of the ids.
 
-    note: dict[str, Any]
+    Args:
+        manifest: The contents of gallery.json.
+        segments: Segments, whose vectors together are those of the gallery.
+        table: The newest record of each image, in one chunk.
+        index: FAISS index of the first rows, or None.
+    """
+
+    manifest: Manifest
+    segments: tuple[Segment, ...]
     table: pa.Table
-    vectors: NDArray[np.float32]  # (n, d), memory-mapped
-    index: Any  # FAISS
+    index: Any
+
+    @cached_property
+    def vectors(self) -> StackedVectors:
+        """Vectors of all rows, (n, d), memory-mapped."""
+        return StackedVectors([each.vectors for each in self.segments], self.manifest.dim)
 
     @cached_property
     def ids(self) -> Ids:
@@ -81,12 +78,15 @@ class Generation:
         counts = np.bincount(codes[(codes >= 0) & self.alive], minlength=len(names)).tolist()
         return {name: count for name, count in sorted(zip(names, counts, strict=True)) if count}
 
-    def row(self, id: int) -> int:  # noqa: A002
-        """Return the row of an image, or raise NoSuchItem."""
-        row = int(np.searchsorted(self.ids, id))
-        if row == len(self.ids) or self.ids[row] != id or not self.alive[row]:
-            raise NoSuchItem(f"the gallery has no image {id}")
-        return row
+    def rows_of(self, ids: Sequence[int]) -> Ids:
+        """Return the rows of images, or raise NoSuchItem."""
+        wanted = np.asarray(ids, dtype=np.int64)
+        rows = np.searchsorted(self.ids, wanted)
+        known = rows < len(self.ids)
+        known[known] = (self.ids[rows[known]] == wanted[known]) & self.alive[rows[known]]
+        if not known.all():
+            raise NoSuchItem(f"the gallery has no image {wanted[~known][0]}")
+        return rows
 
     def items(self, rows: Sequence[int] | Ids) -> list[Item]:
         found = self.table.select(["id", "path", "label"]).take(np.asarray(rows, dtype=np.int64))
@@ -94,113 +94,51 @@ class Generation:
         return [Item(number, Path(path), label) for number, path, label in zip(*columns, strict=True)]
 
 
-def read_note(folder: Path) -> dict[str, Any]:
-    """Read gallery.json.
-
-    Raises:
-        GalleryError: It does not exist, is damaged, or was written by a later version.
-    """
-    file = folder / GALLERY_FILE
-    try:
-        note = json.loads(file.read_text(encoding="utf-8"))
-        if note["format"] > FORMAT:
-            raise GalleryError(f"{folder} was written by a later version of shortlist: update shortlist")
-        if missing := {"files", "fingerprint", "dim", "generation", "next_id", "kind", "recall"} - set(note):
-            raise KeyError(*sorted(missing))
-    except FileNotFoundError:
-        raise GalleryError(
-            f"there is no gallery in {folder}: it has no {GALLERY_FILE}. Create one with shortlist index"
-        ) from None
-    except (ValueError, KeyError, TypeError) as error:
-        raise GalleryError(f"{file} is damaged ({error!r}): create the gallery again") from error
-    return dict(note)
+def empty(manifest: Manifest) -> Generation:
+    """Return the state of a gallery without files."""
+    return Generation(manifest, (), SCHEMA.empty_table(), None)
 
 
-def read(folder: Path) -> Generation:
+def read(folder: Path, known: Generation | None = None) -> Generation:
     """Read the current state of a gallery.
+
+    Args:
+        folder: The gallery's folder.
+        known: An earlier state, of which the files that are still used are not read again.
 
     Raises:
         GalleryError: There is no gallery, or it is damaged.
     """
-    for _ in range(10):  # another process may replace the files while they are read
-        note = read_note(folder)
-        files = {part: folder / name for part, name in note["files"].items()}
+    while True:
+        manifest = read_manifest(folder)
+        if known is None or known.manifest.created != manifest.created:
+            known = empty(manifest)
         try:
-            if all(file.is_file() for file in files.values()):
-                return _open(note, files)
-        except FileNotFoundError:
-            continue
+            return _open(folder, manifest, known)
         except (DataError, OSError, ValueError, RuntimeError, pa.ArrowException) as error:
-            raise GalleryError(f"the gallery {folder} is damaged: {error}") from error
-    missing = ", ".join(file.name for file in files.values() if not file.is_file())
-    raise GalleryError(f"the gallery {folder} is damaged: {missing} is missing")
+            if read_manifest(folder) == manifest:  # otherwise, another process has replaced files meanwhile
+                raise GalleryError(f"the gallery {folder} is damaged: {error}") from error
 
 
-def _open(note: dict[str, Any], files: dict[str, Path]) -> Generation:
-    table = pq.read_table(files["items"], schema=SCHEMA, memory_map=False).combine_chunks()
-    found = Generation(note, table, open_vectors(files["vectors"]), faiss_index.read(files["index"]))
-    if not len(table) == len(found.vectors) == found.index.ntotal or found.vectors.shape[1] != note["dim"]:
-        raise ValueError("its items, vectors and index have different sizes")
-    return found
+def _open(folder: Path, manifest: Manifest, known: Generation) -> Generation:
+    pairs = zip(known.segments, manifest.segments, strict=False)
+    same = [each for each, _ in takewhile(lambda pair: pair[0].facts == pair[1], pairs)]
+    read_now = [read_segment(folder, facts, manifest.dim) for facts in manifest.segments[len(same) :]]
+    before = known.table.slice(0, sum(len(each.vectors) for each in same))
+    rows = pa.concat_tables([before, *(rows for _, rows, _ in read_now)]).combine_chunks()
+    updates = pa.concat_tables([SCHEMA.empty_table(), *(updates for _, _, updates in read_now)])
+    found = Generation(manifest, (*same, *(each for each, _, _ in read_now)), with_updates(rows, updates), None)
+    return Generation(manifest, found.segments, found.table, _index(folder, found, known))
 
 
-def new_rows(rows: Sequence[Row], first_id: int) -> pa.Table:
-    """Return a table of images to add, with ids from `first_id` on."""
-    columns = list(zip(*rows, strict=True)) if rows else [()] * len(Row._fields)
-    ids = range(first_id, first_id + len(rows))
-    values = [ids, *columns, [False] * len(rows)]
-    return pa.table([pa.array(each, kind) for each, kind in zip(values, SCHEMA.types, strict=True)], schema=SCHEMA)
-
-
-def write_vectors(
-    folder: Path, number: int, old: NDArray[np.float32], kept: Ids, new: NDArray[np.float32]
-) -> NDArray[np.float32]:
-    """Write the vectors of a generation, and open them as a memory map.
-
-    Args:
-        folder: The gallery's folder.
-        number: Number of the generation.
-        old: Vectors of the previous generation, (n, d).
-        kept: Rows of `old` to keep.
-        new: Vectors to append, (m, d).
-    """
-    path = folder / PARTS["vectors"].format(number)
-    shape = (len(kept) + len(new), old.shape[1])
-    with atomic_replace(path) as temporary:
-        if not shape[0]:
-            with temporary.open("wb") as file:
-                np.save(file, new)
-        else:
-            vectors = np.lib.format.open_memmap(temporary, mode="w+", dtype=np.float32, shape=shape)
-            for start in range(0, len(kept), _COPIED_VECTORS):
-                rows = kept[start : start + _COPIED_VECTORS]
-                vectors[start : start + len(rows)] = old[rows]
-            vectors[len(kept) :] = new
-            vectors.flush()
-    return open_vectors(path)
-
-
-def write(folder: Path, note: dict[str, Any], table: pa.Table, index: Any) -> None:
-    """Write the items and the index of a generation, make it the current one, and delete the files of the others.
-
-    Args:
-        folder: The gallery's folder.
-        note: Contents of gallery.json, except for the names of the files.
-        table: All rows.
-        index: FAISS index of the vectors.
-    """
-    names = {part: name.format(note["generation"]) for part, name in PARTS.items()}
-    with atomic_replace(folder / names["items"]) as temporary:
-        pq.write_table(table, temporary)
-    faiss_index.write(index, folder / names["index"])
-    write_text_atomically(folder / GALLERY_FILE, json.dumps({**note, "files": names}, indent=2) + "\n")
-    delete_unused(folder, names)
-
-
-def delete_unused(folder: Path, names: Mapping[str, str]) -> None:
-    """Delete the files of all generations except for those with these names, and incomplete files."""
-    for pattern in PARTS.values():
-        for file in (*folder.glob(pattern.format("*")), *folder.glob(f".{pattern.format('*')}.*")):
-            if file.name not in names.values():
-                with suppress(OSError):  # if an open file cannot be deleted, the next change deletes it
-                    file.unlink()
+def _index(folder: Path, found: Generation, known: Generation) -> Any:
+    facts = found.manifest.index
+    if facts is None:
+        return None
+    if known.index is not None and known.manifest.index == facts:
+        return known.index
+    file = folder / INDEX.format(facts.number)
+    index = faiss_index.read(file, found.vectors)
+    if index.ntotal != facts.rows or facts.rows > len(found.vectors) or index.d != found.manifest.dim:
+        raise ValueError(f"{file.name} has {index.ntotal:,} vectors, not {facts.rows:,}")
+    return index

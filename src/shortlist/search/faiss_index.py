@@ -1,7 +1,12 @@
-"""FAISS indexes: which kind suits how many vectors, how to build one, and what part of the exact results it finds."""
+"""Search with FAISS: exact, or with an approximate index of the first of the vectors and exact among the others.
+
+This includes which kind of index suits how many vectors, how to build one, and what part of the exact results it finds.
+"""
 
 from __future__ import annotations
 
+import errno
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -14,8 +19,9 @@ from shortlist.extras import extra
 from shortlist.files import atomic_replace
 from shortlist.progress import Progress
 from shortlist.search.exact import nearest
+from shortlist.search.vectors import StackedVectors
 
-KINDS = ("flat", "hnsw", "ivfpq")
+KINDS = ("flat", "hnsw", "ivfpq")  # flat is exact search, without an index
 MAX_FLAT_VECTORS = 200_000  # with 512 dimensions, an exact search takes about 40 ms, less than embedding the image
 HNSW_LINKS = 32  # per vector: 256 bytes, in addition to the 2,048 bytes of the vector itself
 HNSW_CONSTRUCTION_CANDIDATES = 100  # efConstruction
@@ -28,7 +34,11 @@ RERANK_FACTOR, MIN_RERANKED = 4, 100  # IVF-PQ candidates to rerank: a multiple 
 MIN_EFFORT = 16  # number of lists (IVF-PQ) or candidates (HNSW) that a search visits
 MAX_HNSW_CANDIDATES = 1_024
 TARGET_RECALL, RECALL_AT, RECALL_QUERIES = 0.95, 10, 1_000
-_VECTORS_PER_ADD = 16_384
+MANY_QUERIES = 20  # from this number on, vectors are copied without those that cannot be found, for matrix products
+_VECTORS_PER_ADD, _VECTORS_PER_COPY = 16_384, 65_536
+
+Rows = NDArray[Any] | StackedVectors  # (n, d), may be memory-mapped
+Found = tuple[NDArray[np.float32], NDArray[np.int64]]  # similarities and rows, (q, k) each
 
 
 def choose_kind(requested: str, number: int, dim: int) -> str:
@@ -58,12 +68,12 @@ def check_kind(kind: str) -> None:
         raise ConfigError(f"there is no index of the kind {kind!r}, {did_you_mean(kind, ('auto', *KINDS))}")
 
 
-def build(kind: str, vectors: NDArray[Any], progress: Progress | None = None) -> Any:
-    """Build a FAISS index, in which row i has the id i. Approximate indexes should be tuned next; see `tune`.
+def build(kind: str, vectors: Rows, progress: Progress | None = None) -> Any:
+    """Build an approximate FAISS index, in which row i has the id i. It should be tuned next; see `tune`.
 
     Args:
-        kind: One of `KINDS`.
-        vectors: (n, d), may be memory-mapped.
+        kind: hnsw or ivfpq.
+        vectors: (n, d).
         progress: Called with the number of vectors added and the total number.
     """
     faiss = _faiss()
@@ -71,7 +81,7 @@ def build(kind: str, vectors: NDArray[Any], progress: Progress | None = None) ->
     if kind == "hnsw":
         index = faiss.IndexHNSWFlat(dim, HNSW_LINKS, faiss.METRIC_INNER_PRODUCT)
         index.hnsw.efConstruction = HNSW_CONSTRUCTION_CANDIDATES
-    elif kind == "ivfpq":
+    else:
         index = _ivfpq(number, dim)
         lists = faiss.extract_index_ivf(index).nlist
         sample_size = max(VECTORS_PER_CENTROID * lists, MIN_TRAINING_VECTORS)
@@ -79,9 +89,7 @@ def build(kind: str, vectors: NDArray[Any], progress: Progress | None = None) ->
         if progress is not None:
             progress(0, number)
         index.train(_float32(vectors[np.sort(sample)]))
-    else:
-        index = faiss.IndexFlatIP(dim)
-    extend(index, vectors, progress)
+    _add(index, vectors, progress)
     return index
 
 
@@ -93,8 +101,20 @@ def _ivfpq(number: int, dim: int) -> Any:
     return faiss.index_factory(dim, f"OPQ{codes},IVF{lists},PQ{codes}x8np", faiss.METRIC_INNER_PRODUCT)
 
 
-def extend(index: Any, vectors: NDArray[Any], progress: Progress | None = None) -> None:
-    """Add vectors, (n, d), to an index."""
+def extended(index: Any, vectors: Rows, progress: Progress | None = None) -> Any:
+    """Return a copy of an index with more vectors. Other threads may search the original.
+
+    Args:
+        index: An index from `build` of the first of the vectors.
+        vectors: All vectors, (n, d).
+        progress: Called with the number of vectors in the index and the total number.
+    """
+    copy = _faiss().clone_index(index)
+    _add(copy, vectors[index.ntotal :], progress)
+    return copy
+
+
+def _add(index: Any, vectors: Rows, progress: Progress | None = None) -> None:
     total = index.ntotal + len(vectors)
     for start in range(0, len(vectors), _VECTORS_PER_ADD):
         index.add(_float32(vectors[start : start + _VECTORS_PER_ADD]))
@@ -103,56 +123,116 @@ def extend(index: Any, vectors: NDArray[Any], progress: Progress | None = None) 
 
 
 def search(
-    index: Any, vectors: NDArray[Any], queries: NDArray[np.float32], k: int, alive: NDArray[np.bool_] | None
-) -> tuple[NDArray[np.float32], NDArray[np.int64]]:
-    """Find the nearest neighbours of queries.
-
-    The results of IVF-PQ are reranked by the vectors themselves, since its codes give approximate scores.
+    index: Any | None, vectors: Rows, queries: NDArray[np.float32], k: int, alive: NDArray[np.bool_] | None
+) -> Found:
+    """Find the nearest neighbours of queries, by an index of the first vectors and exactly among the others.
 
     Args:
-        index: An index from `build`.
-        vectors: The vectors of the index, (n, d).
+        index: An index from `build`. None: all vectors are searched exactly.
+        vectors: All vectors, (n, d).
         queries: (q, d).
-        k: Number of results per query.
+        k: Number of results per query, at most the number of vectors that can be found.
         alive: Mask of the rows that can be found, (n,). None: all.
 
     Returns:
-        Cosine similarities and ids, (q, k) each. The id is -1 where fewer than k were found.
+        Cosine similarities in descending order and rows, (q, k) each.
+    """
+    indexed = 0 if index is None else int(index.ntotal)
+    if not indexed:
+        return search_exactly(vectors, queries, k, alive)
+    among = None if alive is None else alive[:indexed]
+    by_index = search_indexed(index, vectors, queries, min(k, _number(indexed, among)), among)
+    if (by_index[1] < 0).any():  # an approximate index cannot find very many
+        return search_exactly(vectors, queries, k, alive)
+    if indexed == len(vectors):
+        return by_index
+    scores, rows = search_exactly(vectors[indexed:], queries, k, None if alive is None else alive[indexed:])
+    return _best([by_index, (scores, rows + indexed)], k)
+
+
+def search_exactly(vectors: Rows, queries: NDArray[np.float32], k: int, alive: NDArray[np.bool_] | None) -> Found:
+    """Compare queries with all vectors; see `search`. Memory-mapped vectors are read in place."""
+    found, first = [(np.empty((len(queries), 0), np.float32), np.empty((len(queries), 0), np.int64))], 0
+    for part in vectors.parts if isinstance(vectors, StackedVectors) else [vectors]:
+        among = None if alive is None else alive[first : first + len(part)]
+        scores, rows = _search_part(part, queries, k, None if among is None or among.all() else among)
+        found.append((scores, rows + first))
+        first += len(part)
+    return _best(found, k)
+
+
+def _search_part(part: NDArray[Any], queries: NDArray[np.float32], k: int, alive: NDArray[np.bool_] | None) -> Found:
+    if alive is None or len(queries) < MANY_QUERIES:
+        return _compare(part, queries, k, alive)
+    starts = range(0, len(part), _VECTORS_PER_COPY)
+    chosen = [np.flatnonzero(alive[start : start + _VECTORS_PER_COPY]) + start for start in starts]
+    found = [_compare(part[rows], queries, k, None) for rows in chosen]
+    return _best([(scores, rows[at]) for rows, (scores, at) in zip(chosen, found, strict=True)], k)
+
+
+def _compare(vectors: NDArray[Any], queries: NDArray[np.float32], k: int, alive: NDArray[np.bool_] | None) -> Found:
+    faiss = _faiss()
+    shape = (len(queries), min(k, _number(len(vectors), alive)))
+    scores, rows = np.empty(shape, dtype=np.float32), np.empty(shape, dtype=np.int64)
+    if scores.size:
+        inputs = _float32(queries), _float32(vectors)
+        selector, _bitmap = (None, None) if alive is None else _selector(alive)
+        pointers = [faiss.swig_ptr(each) for each in (*inputs, scores, rows)]
+        sizes = (vectors.shape[1], len(queries), len(vectors), shape[1])
+        faiss.knn_inner_product(*pointers[:2], *sizes, *pointers[2:], selector)
+    return scores, rows
+
+
+def _best(found: Sequence[Found], k: int) -> Found:
+    """Return the best k of several results, in descending order; equal scores are sorted as they were found."""
+    scores, rows = (np.concatenate(each, axis=1) for each in zip(*found, strict=True))
+    best = np.argsort(-scores, axis=1, kind="stable")[:, :k]
+    return np.take_along_axis(scores, best, 1), np.take_along_axis(rows, best, 1)
+
+
+def _number(rows: int, alive: NDArray[np.bool_] | None) -> int:
+    return rows if alive is None else int(np.count_nonzero(alive))
+
+
+def search_indexed(
+    index: Any, vectors: Rows, queries: NDArray[np.float32], k: int, alive: NDArray[np.bool_] | None
+) -> Found:
+    """Search an index. The row is -1 where fewer than k were found; see `search`.
+
+    The results of IVF-PQ are reranked by the vectors themselves, since its codes give approximate scores.
     """
     if not isinstance(index, _faiss().IndexPreTransform):
-        return search_index(index, queries, k, alive)
-    _, found = search_index(index, queries, min(max(RERANK_FACTOR * k, MIN_RERANKED), len(vectors)), alive)
+        return _search_index(index, queries, k, alive)
+    _, found = _search_index(index, queries, min(max(RERANK_FACTOR * k, MIN_RERANKED), index.ntotal), alive)
     found = np.sort(found)  # ties are sorted by id, and a file is read in order
-    exact = np.stack([_float32(vectors[rows]) @ query for query, rows in zip(queries, found, strict=True)])
-    scores = np.where(found < 0, np.float32(-np.inf), exact)
-    best = np.argsort(-scores, kind="stable")[:, :k]
-    return np.take_along_axis(scores, best, 1), np.take_along_axis(found, best, 1)
+    candidates = np.maximum(found, 0)
+    exact = np.stack([_float32(vectors[rows]) @ query for query, rows in zip(queries, candidates, strict=True)])
+    return _best([(np.where(found < 0, np.float32(-np.inf), exact), found)], k)
 
 
-def search_index(
-    index: Any, queries: NDArray[np.float32], k: int, alive: NDArray[np.bool_] | None
-) -> tuple[NDArray[np.float32], NDArray[np.int64]]:
-    """Search an index without reranking; see `search`."""
-    faiss = _faiss()
+def _search_index(index: Any, queries: NDArray[np.float32], k: int, alive: NDArray[np.bool_] | None) -> Found:
     function = getattr(index, "search_numpy", index.search)  # the original, if faiss.contrib.torch_utils replaced it
     if alive is None:
         return function(queries, k)  # type: ignore[no-any-return]
-    bitmap = np.packbits(alive, bitorder="little")
-    selector = faiss.IDSelectorBitmap(bitmap)  # refers to the bitmap without owning it
+    selector, _bitmap = _selector(alive)
     return function(queries, k, params=_parameters(index, selector))  # type: ignore[no-any-return]
+
+
+def _selector(alive: NDArray[np.bool_]) -> tuple[Any, NDArray[np.uint8]]:
+    """Return a selector of the rows in a mask, and the bitmap that it refers to without owning it."""
+    bitmap = np.packbits(alive, bitorder="little")
+    return _faiss().IDSelectorBitmap(bitmap), bitmap
 
 
 def _parameters(index: Any, selector: Any) -> Any:
     faiss = _faiss()
     if isinstance(index, faiss.IndexHNSW):
         return faiss.SearchParametersHNSW(sel=selector, efSearch=effort(index))
-    if isinstance(index, faiss.IndexPreTransform):
-        inner = faiss.SearchParametersIVF(sel=selector, nprobe=effort(index))
-        return faiss.SearchParametersPreTransform(index_params=inner)
-    return faiss.SearchParameters(sel=selector)
+    inner = faiss.SearchParametersIVF(sel=selector, nprobe=effort(index))
+    return faiss.SearchParametersPreTransform(index_params=inner)
 
 
-def tune(index: Any, vectors: NDArray[Any], alive: NDArray[np.bool_] | None = None) -> dict[str, Any] | None:
+def tune(index: Any, vectors: Rows, alive: NDArray[np.bool_] | None = None) -> dict[str, Any] | None:
     """Set the lowest search effort at which an approximate index finds 95 % of the exact 10 nearest neighbours.
 
     The recall is measured with vectors of the index as queries, and a query does not count as its own neighbour. The
@@ -176,7 +256,7 @@ def tune(index: Any, vectors: NDArray[Any], alive: NDArray[np.bool_] | None = No
     effort, maximum = MIN_EFFORT, _max_effort(index)
     while True:
         set_effort(index, min(effort, maximum))
-        _, found = search(index, vectors, queries, k + 1, alive)
+        _, found = search_indexed(index, vectors, queries, k + 1, alive)
         hits = sum(len(right & set(each)) for right, each in zip(expected, found.tolist(), strict=True))
         recall = hits / sum(map(len, expected))
         if recall >= TARGET_RECALL or effort >= maximum:
@@ -205,15 +285,35 @@ def set_effort(index: Any, number: int) -> None:
 
 
 def write(index: Any, path: Path) -> None:
-    """Write an index to a file."""
+    """Write an index to a file, without the vectors that HNSW holds in memory.
+
+    Raises:
+        OSError: The file cannot be written, for example because the disk is full.
+    """
     faiss = _faiss()
     with atomic_replace(path) as temporary:
-        faiss.write_index(index, str(temporary))
+        try:
+            faiss.write_index(index, str(temporary), faiss.IO_FLAG_SKIP_STORAGE)
+        except RuntimeError as error:
+            reason = str(error).rpartition("failed: ")[2]  # after the source line of FAISS
+            raise OSError(errno.EIO, f"the index cannot be written: {reason}") from error
 
 
-def read(path: Path) -> Any:
-    """Read an index from a file."""
-    return _faiss().read_index(str(path))
+def read(path: Path, vectors: Rows) -> Any:
+    """Read an index from a file.
+
+    Args:
+        path: The file.
+        vectors: The vectors of the index, (n, d), and possibly others after them.
+    """
+    faiss = _faiss()
+    index = faiss.read_index(str(path))
+    if isinstance(index, faiss.IndexHNSW):
+        storage = faiss.IndexFlatIP(vectors.shape[1])
+        _add(storage, vectors[: index.ntotal])
+        storage.this.disown()
+        index.storage, index.own_fields = storage, True
+    return index
 
 
 def _faiss() -> Any:
@@ -222,5 +322,5 @@ def _faiss() -> Any:
     return faiss
 
 
-def _float32(vectors: NDArray[Any]) -> NDArray[np.float32]:
+def _float32(vectors: Rows) -> NDArray[np.float32]:
     return np.ascontiguousarray(vectors, dtype=np.float32)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import mmap
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, overload
 
 import numpy as np
 import torch
@@ -14,7 +14,48 @@ from torch import Tensor
 
 from shortlist.errors import DataError
 
-Vectors = Tensor | NDArray[Any]  # (n, d); an array may be memory-mapped, and in half precision
+
+class StackedVectors:
+    """Several arrays of vectors that are read as one, without copying them. A slice is a view; chosen rows are copied.
+
+    Args:
+        parts: Arrays of float32, (n, d) each. They may be memory-mapped.
+        dim: The dimension d.
+    """
+
+    ndim = 2
+
+    def __init__(self, parts: Sequence[NDArray[np.float32]], dim: int) -> None:
+        self.parts = [part for part in parts if len(part)]
+        self.shape = (sum(map(len, self.parts)), dim)
+
+    def __len__(self) -> int:
+        return self.shape[0]
+
+    @overload
+    def __getitem__(self, rows: slice) -> StackedVectors: ...
+
+    @overload
+    def __getitem__(self, rows: NDArray[np.int64]) -> NDArray[np.float32]: ...
+
+    def __getitem__(self, rows: slice | NDArray[np.int64]) -> StackedVectors | NDArray[np.float32]:
+        if not isinstance(rows, slice):
+            if not len(rows):
+                return np.empty((0, self.shape[1]), dtype=np.float32)
+            return VectorReader(self.parts, torch.empty(0)).take(rows, release=False).numpy()
+        first, stop, _ = rows.indices(len(self))
+        ends = np.cumsum([len(part) for part in self.parts]).tolist()
+        starts = [end - len(part) for end, part in zip(ends, self.parts, strict=True)]
+        views = [part[max(first - at, 0) : max(stop - at, 0)] for at, part in zip(starts, self.parts, strict=True)]
+        return StackedVectors(views, self.shape[1])
+
+    def __array__(self, dtype: Any = None, copy: bool | None = None) -> NDArray[Any]:
+        if len(self.parts) == 1 and not copy:
+            return np.asarray(self.parts[0], dtype=dtype)
+        return np.concatenate([np.empty((0, self.shape[1]), dtype=np.float32), *self.parts], dtype=dtype)
+
+
+Vectors = Tensor | NDArray[Any] | StackedVectors  # (n, d); arrays may be memory-mapped, and in half precision
 
 
 def open_vectors(path: Path | str) -> NDArray[Any]:
@@ -59,8 +100,13 @@ class VectorReader:
             for start in range(max(first - begin, 0), len(part), size):
                 yield begin + start, self._tensor(part[start : start + size])
 
-    def take(self, rows: Tensor | NDArray[np.int64]) -> Tensor:
-        """Return the vectors of these rows, (m, d)."""
+    def take(self, rows: Tensor | NDArray[np.int64], *, release: bool = True) -> Tensor:
+        """Return the vectors of these rows, (m, d).
+
+        Args:
+            rows: Row numbers, (m,).
+            release: Remove the pages of memory maps from this process's memory.
+        """
         rows = torch.as_tensor(rows).cpu().numpy()
         part_of_row = np.searchsorted(self._ends, rows, side="right")
         taken = torch.empty(len(rows), self.parts[0].shape[1], dtype=self.dtype, device=self.device)
@@ -70,7 +116,8 @@ class VectorReader:
             chosen = rows[positions] - (self._ends[number] - len(part))
             found = part[torch.from_numpy(chosen)] if isinstance(part, Tensor) else part[chosen]
             taken[torch.from_numpy(positions).to(self.device)] = self._tensor(found)
-            _release_pages(part)
+            if release:
+                _release_pages(part)
         return taken
 
     def _tensor(self, vectors: Vectors) -> Tensor:
@@ -83,6 +130,9 @@ class VectorReader:
 
 def _release_pages(array: Vectors) -> None:
     """Remove the pages of a read-only memory map from this process's memory. The system may keep them in its cache."""
+    if isinstance(array, StackedVectors):
+        for part in array.parts:
+            _release_pages(part)
     if not isinstance(array, np.memmap) or array.mode != "r" or not hasattr(mmap, "MADV_DONTNEED"):
         return
     base: Any = array
