@@ -67,11 +67,17 @@ def recall_at_k_loss(
     return mean_over_queries(losses, embeddings)
 
 
-def smooth_ap_loss(embeddings: Tensor, labels: Tensor, similarity_temperature: float = 0.01) -> Tensor:
-    """1 - mean over positives of (rank among the positives) / (rank in the database), both smooth."""
+def smooth_ap_loss(
+    embeddings: Tensor, labels: Tensor, similarity_temperature: float = 0.01, count_query: bool = False
+) -> Tensor:
+    """1 - mean over positives of (rank among the positives) / (rank in the database), both smooth.
+
+    In the release of Brown et al., the whole batch is the database, and the positives include the query.
+    """
     step = sigmoid(similarity_temperature)
     losses = []
-    for q, (database, positives) in enumerate(databases(labels)):
+    for q, (database, positives) in enumerate(databases(labels, count_query)):
+        positives = positives + [q] * count_query
         if not positives:
             continue
         similarity = torch.stack([embeddings[q] @ embeddings[z] for z in range(len(labels))])

@@ -182,7 +182,7 @@ class MemoryConfig(Section):
 
 OWN_LOSSES = {  # name -> the settings that have an effect on it
     "recall_at_k": {"k", "rank_temperature", "similarity_temperature", "simix", "count_query"},
-    "smooth_ap": {"similarity_temperature", "simix"},
+    "smooth_ap": {"similarity_temperature", "simix", "count_query"},
     "binned_ap": {"bins"},
     "blackbox_ap": {"blackbox_lambda", "margin"},
 }
@@ -206,7 +206,7 @@ class LossConfig(Section):
     rank_temperature: Positive = 1.0  # recall_at_k
     similarity_temperature: Positive = 0.01  # recall_at_k and smooth_ap
     simix: bool = False  # recall_at_k and smooth_ap
-    count_query: bool = False  # recall_at_k: count ranks as the authors' release does
+    count_query: bool = False  # recall_at_k and smooth_ap: count the query in ranks, as the release of each does
     bins: Annotated[Count, Field(ge=2)] = 20  # binned_ap: number of bins, as in Revaud et al. 2019
     blackbox_lambda: Positive = 4.0  # blackbox_ap: how far scores are perturbed to find out which ranks change
     margin: NonNegative = 0.02  # blackbox_ap: margin between the scores of positives and negatives

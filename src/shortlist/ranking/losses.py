@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from shortlist.ranking.inputs import check_database, check_temperature, check_vectors
 from shortlist.ranking.precision import computed_dtype, full_precision
-from shortlist.ranking.relevance import ListedPairs, Relevance, SameLabel
+from shortlist.ranking.relevance import CountQuery, ListedPairs, Relevance, SameLabel
 from shortlist.ranking.similarities import DotProducts, MixedProducts, Similarities
 from shortlist.ranking.simix import SiMix, VirtualBatch
 from shortlist.ranking.tiles import Engine, Head
@@ -39,7 +39,7 @@ def ranking_loss(
     *,
     similarity_temperature: float,
     virtual: VirtualBatch | None = None,
-    count_query: bool = False,
+    count_query: CountQuery = False,
     indices_tuple: IndicesTuple | None = None,
     ref_emb: Tensor | None = None,
     ref_labels: Tensor | None = None,
@@ -56,7 +56,8 @@ def ranking_loss(
         labels: Integer labels of shape (B,). Items with equal labels are positives of each other.
         similarity_temperature: Temperature tau_2 of the sigmoid on similarity differences.
         virtual: SiMix's virtual examples, which are added to the batch as queries and as database items.
-        count_query: Whether a query competes in its own ranking, as in the authors' released code.
+        count_query: Whether a query competes in its own ranking, as in the authors' released code. "positive": it is
+            also one of its own positives, as in the released code of Smooth-AP.
         indices_tuple: Mined pairs or triplets as in pytorch-metric-learning. Pairs that are not listed are ignored.
         ref_emb: Separate database of shape (N, d). Default: the batch is its own database, and a query is not in its
             own database.
@@ -80,7 +81,7 @@ def streamed_loss(
     embeddings: Tensor,
     labels: Tensor,
     virtual: VirtualBatch | None = None,
-    count_query: bool = False,
+    count_query: CountQuery = False,
     indices_tuple: IndicesTuple | None = None,
     ref_emb: Tensor | None = None,
     ref_labels: Tensor | None = None,
@@ -167,7 +168,7 @@ class RankingLoss(nn.Module):
         head: Loss as a function of ranks.
         similarity_temperature: Temperature tau_2 of the sigmoid on similarity differences.
         simix: Generator of virtual examples for every batch, or None.
-        count_query: Whether a query competes in its own ranking, as in the authors' released code.
+        count_query: Whether a query counts in its own ranking; see `ranking_loss`.
         engine: Execution settings. Default: chosen by device and batch size.
     """
 
@@ -176,7 +177,7 @@ class RankingLoss(nn.Module):
         head: Head,
         similarity_temperature: float,
         simix: SiMix | None = None,
-        count_query: bool = False,
+        count_query: CountQuery = False,
         engine: Engine | None = None,
     ):
         super().__init__()

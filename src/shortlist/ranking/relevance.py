@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from typing import Protocol
+from typing import Literal, Protocol
 
 import torch
 from torch import Tensor
 
 from shortlist.ranking.inputs import check_labels
 
+CountQuery = bool | Literal["positive"]  # how a query counts in its own ranking; see `SameLabel`
 HIDDEN = -torch.inf  # similarity assigned to an item that is not a competitor, so that it does not affect any rank
 
 
@@ -48,10 +49,13 @@ class SameLabel:
         labels: Labels of the queries, of shape (Q,).
         database_labels: Labels of a separate database, of shape (N,). If None, the queries are the database, and a
             query is not a positive of itself.
-        count_query: Whether a query competes in its own ranking, as in the authors' released code.
+        count_query: Whether a query competes in its own ranking, as in the authors' released code. "positive": it is
+            also one of its own positives, as in the released code of Smooth-AP.
     """
 
-    def __init__(self, labels: Tensor, database_labels: Tensor | None = None, count_query: bool = False):
+    def __init__(self, labels: Tensor, database_labels: Tensor | None = None, count_query: CountQuery = False):
+        if count_query == "positive":
+            database_labels = labels  # nothing distinguishes the query from other items with its label
         self._own_database = database_labels is None
         self._hide_query = self._own_database and not count_query
         database_labels = labels if database_labels is None else database_labels

@@ -29,6 +29,7 @@ def smooth_ap_loss(
     labels: Tensor,
     similarity_temperature: float = 0.01,
     virtual: VirtualBatch | None = None,
+    count_query: bool = False,
     engine: Engine | None = None,
 ) -> Tensor:
     """Compute the Smooth-AP loss of a batch that is its own database.
@@ -38,6 +39,7 @@ def smooth_ap_loss(
         labels: Integer labels of shape (B,). Items with equal labels are positives of each other.
         similarity_temperature: Temperature of the sigmoid that decides whether an item is ahead of a positive.
         virtual: SiMix's virtual examples.
+        count_query: Whether a query is the first of its own positives, as in the code that Brown et al. released.
         engine: Execution settings. Default: chosen by device and batch size.
 
     Returns:
@@ -59,6 +61,7 @@ def smooth_ap_loss(
         labels,
         similarity_temperature=similarity_temperature,
         virtual=virtual,
+        count_query="positive" if count_query else False,
         engine=engine,
     )
 
@@ -72,5 +75,12 @@ class SmoothAPLoss(RankingLoss):
         simix: Generator of virtual examples for every batch, `SiMix()`, or None.
     """
 
-    def __init__(self, similarity_temperature: float = 0.01, simix: SiMix | None = None, engine: Engine | None = None):
-        super().__init__(SmoothAPHead(), similarity_temperature, simix, engine=engine)
+    def __init__(
+        self,
+        similarity_temperature: float = 0.01,
+        simix: SiMix | None = None,
+        count_query: bool = False,
+        engine: Engine | None = None,
+    ):
+        count = "positive" if count_query else False
+        super().__init__(SmoothAPHead(), similarity_temperature, simix, count, engine=engine)

@@ -82,7 +82,7 @@ def build_loss(config: LossConfig, classes: Classes, dim: int) -> nn.Module:
         return build_metric_learning_loss(config, torch.as_tensor(classes), dim)
     simix = SiMix() if config.simix else None
     if config.name == "smooth_ap":
-        return SmoothAPLoss(config.similarity_temperature, simix)
+        return SmoothAPLoss(config.similarity_temperature, simix, config.count_query)
     if config.name == "binned_ap":
         return BinnedAPLoss(config.bins)
     if config.name == "blackbox_ap":
