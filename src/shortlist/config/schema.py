@@ -239,6 +239,7 @@ class BatchConfig(Section):
     size: Count | Literal["auto"] = "auto"  # auto: the largest possible up to 392, the paper's batch for Cars196
     per_class: Annotated[Count, Field(ge=2)] = 4  # at least 2, since every query needs a positive
     chunk_size: Count | Literal["auto"] = "auto"  # number of images in one forward pass
+    epoch: Literal["full", "release"] = "full"  # full: as many batches as possible; release: as in the authors' release
     keep_graphs: StrictBool | Literal["auto"] | Positive = "auto"  # a number: in GB; see LargeBatchStep
 
     @model_validator(mode="after")

@@ -198,7 +198,7 @@ def _run_facts(
         "excluded classes": _listing(facts.get("classes_too_small", []), "too few images for a batch"),
         "missing images": _listing(facts.get("missing", []), "skipped because of data.on_missing=skip"),
         **({} if plan is None else {"unreadable images": _listing([path for path, _ in plan.unreadable], "skipped")}),
-        **_training_facts(config, plan, records),
+        **_training_facts(facts.get("batch_size", config.batch.size), plan, records),
         "device": f"{facts.get('device', 'unknown')}; {facts.get('platform', '')}",
         "threads": str(facts.get("threads") or ""),
         "seed": str(facts.get("seed", "")),
@@ -226,15 +226,14 @@ def _catalog_counts(catalog: Catalog) -> str:
     return f"{len(catalog):,} images of {len(sizes):,} classes, {per_class} per class"
 
 
-def _training_facts(config: RunConfig, plan: Plan | None, records: Sequence[dict[str, Any]]) -> dict[str, str]:
+def _training_facts(size: int | str, plan: Plan | None, records: Sequence[dict[str, Any]]) -> dict[str, str]:
     steps = [record for record in records if record["kind"] == "step"]
     if not steps:
         return {"steps": "none"}
     facts = {"steps": f"{steps[-1]['step']:,} in {steps[-1]['epoch']:,} epochs"}
-    size = config.batch.size if plan is None else plan.sampler.batch_size
     if plan is not None:
         facts["batches"] = str(plan.sampler)
-    if size != "auto":
+    if isinstance(size, int):  # not in the facts of runs of earlier versions, and possibly auto in their configuration
         seconds = sum(size / record["images_per_second"] for record in steps)
         facts["time"] = f"{format_duration(seconds)} for all steps, without validation and tests"
     return facts

@@ -118,7 +118,8 @@ class Trainer:
         self.learner = Learner(config, self.device, plan.classes, embedder)
         self.train_transform, self.test_transform = build_transforms(config, self.learner.embedder)
         left_out = {"missing": list(plan.catalog.missing), "classes_too_small": plan.classes_left_out}
-        folder.record_facts(plan.catalog.fingerprint(), seed=config.training.seed, **left_out)
+        facts = {"seed": config.training.seed, "batch_size": plan.sampler.batch_size}
+        folder.record_facts(plan.catalog.fingerprint(), **facts, **left_out)
         counts = {"missing": len(plan.catalog.missing), "unreadable": len(plan.unreadable)}
         display.message(f"{plan.total_steps:,} steps; {plan.sampler}", steps=plan.total_steps, **counts)
         for remark in plan.remarks:
