@@ -320,12 +320,15 @@ class TrainingConfig(Section):
     clip_norm: Positive | None = None  # maximum norm of the gradient
     ema: Decay | None = None  # decay of a moving average of the weights, which is then evaluated and saved
     validate_every: Count = 1  # epochs
+    validate_every_steps: Count | None = None  # steps; replaces validate_every
     checkpoint_every: Count | None = None  # steps; None: every epoch
 
     @model_validator(mode="after")
     def _one_length(self) -> TrainingConfig:
         if (self.epochs is None) == (self.steps is None):
             raise ValueError("set either epochs or steps, and remove the other or set it to null")
+        if self.validate_every_steps is not None:
+            self._refuse_unused(["validate_every"], "validate_every_steps")
         return self
 
 
@@ -334,6 +337,7 @@ class EvaluationConfig(Section):
 
     k: CutOffs | None = None  # values of k to report; None: those of the benchmark, or 1, 2, 4, 8
     before: bool = True  # also evaluate before training
+    test_every: Count | None = None  # epochs; also test during training, which never selects anything; None: only after
     bootstrap: NonNegativeInt = 1000  # number of resamples for 95 % confidence intervals; 0: no intervals
     tests: tuple[TestConfig, ...] = ()  # empty: the test classes of data.source
     scales: Annotated[tuple[Positive, ...], Field(min_length=1)] = (1.0,)  # image scales that an embedding combines

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from torch import Tensor
 
 from shortlist.ranking.losses import RankingLoss, ranking_loss
+from shortlist.ranking.relevance import CountQuery
 from shortlist.ranking.simix import SiMix, VirtualBatch
 from shortlist.ranking.tiles import Engine, Ranks
 
@@ -82,5 +83,5 @@ class SmoothAPLoss(RankingLoss):
         count_query: bool = False,
         engine: Engine | None = None,
     ):
-        count = "positive" if count_query else False
-        super().__init__(SmoothAPHead(), similarity_temperature, simix, count, engine=engine)
+        counted: CountQuery = "positive" if count_query else False
+        super().__init__(SmoothAPHead(), similarity_temperature, simix, counted, engine=engine)

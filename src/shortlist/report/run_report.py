@@ -19,6 +19,7 @@ from shortlist.progress import Display, default_display, format_duration
 from shortlist.report import findings
 from shortlist.report.analysis import NUM_BINS, Analysis, EmbeddedTest, analyse, open_finished_run, open_test
 from shortlist.report.pages import Picture, QueryBrowser, Thumbnails, browse_queries, write_page
+from shortlist.report.paper_tables import landmark_means, percentages, reductions_to_previous_best
 from shortlist.report.plots import Plot, bar_plot, distributions_plot, training_curves
 from shortlist.report.tables import counts
 from shortlist.training import Plan, RunFolder, make_plan
@@ -78,6 +79,7 @@ def write_report(path: Path | str, out: Path | str | None = None, display: Displ
         problem = f"The images cannot be opened, so no results are shown: {error}"
     before = {each.data: each for each in _read_evaluations(folder.before_file)}
     evaluations = [(each, before.get(each.data)) for each in _read_evaluations(folder.evaluation_file)]
+    measured = percentages([after for after, _ in evaluations])
     thumbnails, records = Thumbnails(), folder.metrics()
     suffixes = [f": {test.catalog.name}" if len(tests) > 1 else "" for test in tests]
     results = [f"{part}{suffix}" for suffix in suffixes for part in ("Results", "Failures")] or ["Results"]
@@ -90,6 +92,9 @@ def write_report(path: Path | str, out: Path | str | None = None, display: Displ
         recipe=config.name,
         evaluations=evaluations,
         counts=counts,
+        reductions=reductions_to_previous_best(config, measured),
+        means=landmark_means(measured),
+        paper_means=landmark_means(config.paper),
         curves=training_curves(records),
         validated=any(record["kind"] == "validation" for record in records),
         tests=[result_sections(thumbnails, test, len(tests), display) for test in tests],
