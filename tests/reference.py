@@ -110,12 +110,14 @@ def ranks_of_positives(
     tail: Step | None = None,
     memory: Memory | None = None,
     among: bool = False,
+    query_is_positive: bool = False,
 ) -> list[list[Tensor]]:
     """The smooth ranks of the positives of each query that has any, in its database or only `among` the positives."""
     vectors, all_labels = with_memory(embeddings, labels, memory)
     step, found = tail or sigmoid(similarity_temperature), []
     for q, (database, positives) in enumerate(databases(all_labels, count_query, queries=len(labels))):
         similarity = torch.stack([embeddings[q] @ vectors[z] for z in range(len(vectors))])
+        positives = positives + [q] * query_is_positive
         ranked, exact = positives if among else database, positives if tail else ()
         if positives:
             found.append([rank(similarity, x, ranked, step, exact) for x in positives])
@@ -129,11 +131,19 @@ def median_rank(embeddings: Tensor, labels: Tensor, **options: object) -> float:
 
 
 def smooth_ap_loss(
-    embeddings: Tensor, labels: Tensor, similarity_temperature: float = 0.01, **options: object
+    embeddings: Tensor,
+    labels: Tensor,
+    similarity_temperature: float = 0.01,
+    count_query: bool = False,
+    **options: object,
 ) -> Tensor:
-    """1 - mean over positives of (rank among the positives) / (rank in the database), both smooth."""
+    """1 - mean over positives of (rank among the positives) / (rank in the database), both smooth.
+
+    In the release of Brown et al., the whole batch is the database, and the positives include the query.
+    """
+    counted = {"count_query": count_query, "query_is_positive": count_query}
     both = [
-        ranks_of_positives(embeddings, labels, similarity_temperature, among=among, **options)
+        ranks_of_positives(embeddings, labels, similarity_temperature, among=among, **counted, **options)
         for among in (True, False)
     ]
     losses = [

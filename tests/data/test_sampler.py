@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 from torch.utils.data import DataLoader
 
-from shortlist.batches.sampler import ClassBalancedSampler
+from shortlist.batches.sampler import RELEASE_ORDERS, ClassBalancedSampler, release_epoch_length
 from shortlist.errors import ConfigError
 from shortlist.seeds import derived_seed
 
@@ -46,17 +46,24 @@ def most_batches(groups: tuple[int, ...], classes_per_batch: int) -> int:
     return best
 
 
-def batches_of_the_release(sizes: list[int], classes_per_batch: int, per_class: int, seed: int) -> int:
-    """Classes shuffled; a batch takes from each class that still has enough, until one cannot be filled."""
-    shuffle, left, batches = random.Random(seed), list(sizes), 0
+def batches_of_the_release(sizes: list[int], classes_per_batch: int, per_class: int) -> int:
+    """For classes in the order of an epoch: a batch goes through all of them and takes from each that still has enough,
+    until it is full; the first batch that does not get full ends the epoch.
+    """
+    left, batches = list(sizes), 0
     while True:
-        order = shuffle.sample(range(len(left)), len(left))
-        chosen = [number for number in order if left[number] >= per_class][:classes_per_batch]
-        if len(chosen) < classes_per_batch:
+        taken = 0
+        for number in range(len(left)):
+            if left[number] >= per_class and taken < classes_per_batch:
+                left[number] -= per_class
+                taken += 1
+        if taken < classes_per_batch:
             return batches
-        for number in chosen:
-            left[number] -= per_class
         batches += 1
+
+
+def shuffled(sizes: list[int], seed: int) -> list[int]:
+    return random.Random(seed).sample(sizes, len(sizes))
 
 
 @st.composite
@@ -138,13 +145,47 @@ def test_as_many_batches_as_can_be_made(data: st.DataObject, groups: list[int], 
 def test_never_fewer_batches_than_the_release(setting: tuple[list[int], int, int], seed: int) -> None:
     sizes, classes, per_class = setting
     ours = len(ClassBalancedSampler(some_labels(sizes), classes * per_class, per_class))
-    assert ours >= batches_of_the_release(sizes, classes, per_class, seed)
+    assert ours >= batches_of_the_release(shuffled(sizes, seed), classes, per_class)
 
 
 def test_sometimes_more_than_the_release() -> None:
     sizes = [4, 4, 4, 4, 16]
     assert len(ClassBalancedSampler(some_labels(sizes), 8, 4)) == 4
-    assert {batches_of_the_release(sizes, 2, 4, seed) for seed in range(50)} == {2, 3, 4}
+    assert {batches_of_the_release(shuffled(sizes, seed), 2, 4) for seed in range(50)} == {2, 3, 4}
+
+
+@settings(max_examples=150, deadline=None)
+@given(settings_of_a_sampler())
+def test_the_length_of_the_release_s_epochs(setting: tuple[list[int], int, int]) -> None:
+    """For every order of the classes, it is that of its algorithm."""
+    sizes, classes, per_class = setting
+    groups = torch.tensor(sizes) // per_class
+    assert release_epoch_length(groups, classes) == batches_of_the_release(sizes, classes, per_class)
+    assert torch.equal(groups, torch.tensor(sizes) // per_class)
+
+
+TAIL = [*(1000 - 50 * number for number in range(18)), *(60 + number % 7 for number in range(100)), *([9, 13] * 150)]
+
+
+@pytest.mark.parametrize(
+    ("sizes", "batch_size", "full", "release"),
+    [(CARS, 392, 14, 14), (CARS, 256, 30, 21), (CARS, 64, 123, 117), (TAIL, 400, 27, 21)],
+)
+def test_epochs_as_long_as_those_of_the_release(sizes: list[int], batch_size: int, full: int, release: int) -> None:
+    lengths = [batches_of_the_release(shuffled(sizes, seed), batch_size // 4, 4) for seed in range(100)]
+    labels = some_labels(sizes)
+    one, other = (ClassBalancedSampler(labels, batch_size, seed=seed, epoch_length="release") for seed in (0, 1))
+    assert len(one) == len(other) == release  # every seed trains for the same number of steps
+    assert abs(len(one) - sum(lengths) / 100) <= 0.5 + 3 * np.std(lengths) / RELEASE_ORDERS**0.5
+    assert len(ClassBalancedSampler(labels, batch_size)) == full
+    batches = one.batches(3)
+    assert batches.shape == (release, batch_size)
+    assert len(batches.unique()) == batches.numel()
+
+
+def test_a_length_of_epochs_that_is_none() -> None:
+    with pytest.raises(ConfigError, match='`epoch_length` must be "full" or "release", not \'short\''):
+        ClassBalancedSampler([0, 0, 1, 1], 4, 2, epoch_length="short")
 
 
 def test_cars196() -> None:

@@ -24,6 +24,7 @@ from tests.ranking.losses import unit, value_and_gradient
 
 VECTORS, LABELS = unit(60, 4), torch.arange(60) // 20  # 19 positives, more than the largest k
 RECALL = {"k": (1, 2, 4, 8, 16), "rank_temperature": 1.0, "similarity_temperature": 0.01}
+SMOOTH_AP = {"similarity_temperature": 0.01, "count_query": False}
 BLACKBOX = {"blackbox_lambda": 4.0, "margin": 0.02}
 
 
@@ -34,8 +35,8 @@ def of_module(kind: type[torch.nn.Module]) -> Callable[..., torch.Tensor]:
 DEFAULTS = {
     "recall_at_k_loss": (recall_at_k_loss, {**RECALL, "count_query": False}),
     "RecallAtKLoss": (of_module(RecallAtKLoss), {**RECALL, "count_query": False}),
-    "smooth_ap_loss": (smooth_ap_loss, {"similarity_temperature": 0.01}),
-    "SmoothAPLoss": (of_module(SmoothAPLoss), {"similarity_temperature": 0.01}),
+    "smooth_ap_loss": (smooth_ap_loss, SMOOTH_AP),
+    "SmoothAPLoss": (of_module(SmoothAPLoss), SMOOTH_AP),
     "binned_ap_loss": (binned_ap_loss, {"bins": 20}),
     "BinnedAPLoss": (of_module(BinnedAPLoss), {"bins": 20}),
     "blackbox_ap_loss": (blackbox_ap_loss, BLACKBOX),

@@ -67,13 +67,14 @@ def test_recall_is_the_literal_formula(batch: tuple, tile_size: int, prune: bool
 
 
 @settings(max_examples=40, deadline=None)
-@given(batch=batches, tile_size=st.integers(1, 10), prune=st.booleans())
-def test_smooth_ap_is_the_literal_formula(batch: tuple, tile_size: int, prune: bool) -> None:
+@given(batch=batches, tile_size=st.integers(1, 10), prune=st.booleans(), count_query=st.booleans())
+def test_smooth_ap_is_the_literal_formula(batch: tuple, tile_size: int, prune: bool, count_query: bool) -> None:
     labels, seed, _, (_, temperature) = batch
     embeddings, labels = unit(len(labels), 3, seed=seed), torch.tensor(labels)
-    want = value_and_gradient(reference.smooth_ap_loss, embeddings, labels, temperature)
+    options = {"similarity_temperature": temperature, "count_query": count_query}
+    want = value_and_gradient(reference.smooth_ap_loss, embeddings, labels, **options)
     engine = Engine(tile_size=tile_size, prune=prune)
-    assert_same(value_and_gradient(smooth_ap_loss, embeddings, labels, temperature, engine=engine), want)
+    assert_same(value_and_gradient(smooth_ap_loss, embeddings, labels, engine=engine, **options), want)
 
 
 def test_a_dropped_clip_is_noticed() -> None:

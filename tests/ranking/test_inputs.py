@@ -179,6 +179,8 @@ def test_bad_tile_size(use):
 def test_what_needs_the_batch_as_its_own_database(given):
     with pytest.raises(ValueError, match="count_query needs the batch to be its own database"):
         RecallAtKLoss(count_query=True)(EMBEDDINGS, LABELS, **given)
+    with pytest.raises(ValueError, match="count_query needs the batch to be its own database"):
+        SmoothAPLoss(count_query=True)(EMBEDDINGS, LABELS, **given)
     for loss in (RecallAtKLoss(simix=SiMix()), SmoothAPLoss(simix=SiMix())):
         with pytest.raises(ValueError, match="SiMix needs the batch to be its own database"):
             loss(EMBEDDINGS, LABELS, **given)

@@ -378,7 +378,7 @@ def test_its_trainer_trains(loss, miner, monkeypatch):
 
 
 def test_its_smooth_ap_is_ours_with_the_query_in_the_database():
-    """It counts a query as its own first positive, as the authors of Smooth-AP do; the paper and our default do not.
+    """It counts a query as its own first positive, as the authors of Smooth-AP do and as our `count_query` does.
 
     Its batches are here square, as many classes as items in each, in order: those it cuts into classes correctly.
     """
@@ -388,4 +388,6 @@ def test_its_smooth_ap_is_ours_with_the_query_in_the_database():
     unit = normalize(embeddings)  # as it does by itself
     value = theirs(embeddings, labels)
     assert_same(ours(unit, labels, ref_emb=unit, ref_labels=labels), value, embeddings)
+    counted = SmoothAPLoss(TEMPERATURE, count_query=True)(normalize(embeddings), labels)
+    assert_same(counted, theirs(embeddings, labels), embeddings)
     assert abs(ours(unit, labels) - value) > 1e-3

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from functools import partial
 
 import pytest
 import torch
@@ -58,8 +59,11 @@ def test_mixing_similarities_is_building_virtual_examples(
     want = value_and_gradient(built(lambda x, y: recall_at_k_loss(x, y, (1, 4, 8))), embeddings)
     got = value_and_gradient(recall_at_k_loss, embeddings, labels, (1, 4, 8), virtual=virtual, engine=engine)
     assert_same(got, want)
-    want = value_and_gradient(built(smooth_ap_loss), embeddings)
-    assert_same(value_and_gradient(smooth_ap_loss, embeddings, labels, virtual=virtual, engine=engine), want)
+    for count_query in (False, True):
+        options = {"similarity_temperature": 0.05, "count_query": count_query}
+        want = value_and_gradient(built(partial(smooth_ap_loss, **options)), embeddings)
+        got = value_and_gradient(smooth_ap_loss, embeddings, labels, virtual=virtual, engine=engine, **options)
+        assert_same(got, want)
 
 
 @pytest.mark.parametrize("dimensions", [1, 3])

@@ -13,6 +13,8 @@ from shortlist.config.schema import PartConfig
 from shortlist.errors import ConfigError
 from shortlist.recipes import describe_recipes, differences, open_recipe, recipe_names
 
+DATA = ("inaturalist", "sop", "vehicleid", "cars196")
+ROWS = ("resnet50", "resnet50-d128", "vit-b32", "vit-b16")
 WHOLE = "data: {source: images}\ntraining: {epochs: 1}\n"
 
 
@@ -136,12 +138,7 @@ class TestDifferences:
 
 class TestPackagedRecipes:
     def test_every_row_that_the_authors_trained_is_there(self) -> None:
-        rows = {
-            f"{data}-{model}-{loss}"
-            for data in ("inaturalist", "sop", "vehicleid", "cars196")
-            for model in ("resnet50", "resnet50-d128", "vit-b32", "vit-b16")
-            for loss in ("rsk", "rsk-simix", "sap")
-        }
+        rows = {f"{data}-{model}-{loss}" for data in DATA for model in ROWS for loss in ("rsk", "rsk-simix", "sap")}
         others = {"cars196-resnet50-rsk-simix-588", "sop-resnet50-rsk-384"}
         landmarks = {f"gldv1-resnet101-{loss}" for loss in ("sap", "rsk", "rsk-simix")}
         assert rows | others | landmarks <= set(recipe_names())
@@ -169,7 +166,7 @@ class TestPackagedRecipes:
         for name in rows:
             config = open_recipe(name)
             assert config.batch.size == (384 if name.endswith("sap") else int(batch))
-            assert (config.batch.chunk_size, config.batch.per_class) == (int(chunk), 4)
+            assert (config.batch.chunk_size, config.batch.per_class, config.batch.epoch) == (int(chunk), 4, "release")
             assert (config.optimizer.name, config.optimizer.lr) == ("adamw" if vit else "adam", float(lr))
             assert (config.optimizer.weight_decay, config.training.precision) == (4e-4, "float32")
             assert all(part == PartConfig() for _, part in config.optimizer.parts)
@@ -185,6 +182,18 @@ class TestPackagedRecipes:
             assert (config.loss.rank_temperature, config.loss.similarity_temperature) == (1.0, 0.01)
             assert config.loss.name == ("smooth_ap" if name.endswith("sap") else "recall_at_k")
             assert config.loss.simix == name.endswith("simix")
+            assert (config.loss.count_query, config.evaluation.test_every) == (False, None)
+
+    @pytest.mark.parametrize("name", [f"{data}-{row}-rsk" for data in DATA for row in ROWS])
+    def test_what_the_release_does_otherwise(self, name: str) -> None:
+        paper, release = (open_recipe(each).model_dump() for each in (name, f"{name}-release"))
+        assert paper["loss"].pop("count_query") is False
+        assert release["loss"].pop("count_query") is True
+        assert paper["evaluation"].pop("test_every") is None
+        assert release["evaluation"].pop("test_every") == 5
+        assert {key: release[key] for key in paper if key not in ("name", "about")} == {
+            key: paper[key] for key in paper if key not in ("name", "about")
+        }
 
     def test_hyper_parameters_of_smooth_ap_s_release(self) -> None:
         for data, epochs, milestones in (("vehicleid", 400, (200, 300)), ("inaturalist", 90, (40, 70))):
@@ -197,6 +206,9 @@ class TestPackagedRecipes:
                 0.3,
             )
             assert (config.model.pooling, config.model.layer_norm, config.model.dim) == ("average", False, 512)
+            assert config.loss.count_query
+            assert config.batch.epoch == "release"  # it has the same sampler
+        assert {open_recipe(f"{data}-resnet50-sap-original").loss.count_query for data in DATA} == {True}
 
     def test_hyper_parameters_of_landmarks(self) -> None:
         for loss, k in (("rsk", (1, 2, 4)), ("rsk-simix", (1, 2, 4, 8)), ("sap", None), ("ap", None)):
@@ -208,6 +220,7 @@ class TestPackagedRecipes:
             assert config.optimizer.parts.pooling == PartConfig(lr_multiplier=10, weight_decay=0)
             assert (config.schedule.name, config.schedule.gamma) == ("exponential", pytest.approx(math.exp(-0.01)))
             assert config.evaluation.scales == pytest.approx((1, 2**0.5, 2**-0.5))
+            assert (config.images.flip, config.training.validate_every_steps) == (0, 25)
             assert config.loss.k == k
             assert config.data.validation_source is not None
             assert config.data.validation_source.source == "sfm120k-val"
@@ -279,7 +292,6 @@ IN_THE_TEXT = {  # their sentences about further experiments
     "cars196-resnet50-rsk-simix-588": [88.3, 93.3, 95.9, 97.6],
     "sop-resnet50-rsk-384": [81.2, 92.2, 96.9, 99.0],
 }
-DATA = ("inaturalist", "sop", "vehicleid", "cars196")
 Figures = dict[tuple[str, str], float]
 
 
@@ -320,4 +332,5 @@ class TestFigures:
     def test_no_others_are_quoted(self) -> None:
         known = {f"{data}-{row}" for data in DATA for row in reported(TABLE, COLUMNS)}
         known |= {f"gldv1-resnet101-{row}" for row in reported(LANDMARKS, LANDMARK_COLUMNS)} | set(IN_THE_TEXT)
+        known |= {f"{name}-release" for name in known}  # with the figures of the row itself, as tested above
         assert {name for name in recipe_names() if open_recipe(name).paper} <= known

@@ -16,13 +16,19 @@ from hypothesis import strategies as st
 from shortlist.errors import ConfigError, RunError
 from shortlist.evaluation.intervals import paired_differences
 from shortlist.report.analysis import analyse
-from shortlist.report.comparison import Comparison, choose_differing, compare_runs, write_comparison
+from shortlist.report.comparison import ComparedTest, Comparison, choose_differing, compare_runs, write_comparison
 from shortlist.report.terminal_tables import print_comparison
 from shortlist.training import RunFolder
 from tests.evaluation.test_evaluate import catalog, points
 from tests.reference_search import paired_bootstrap
 from tests.report.runs import NASTY, images_with_a_nasty_class, read, trained
 from tests.training.runs import class_folders
+
+
+def test_error_reduction() -> None:
+    test = ComparedTest({}, {}, {"first": {"r@1": 0.8, "r@2": 1.0}, "second": {"r@1": 0.85, "r@2": 0.9}}, {})
+    assert test.error_reduction("second", "r@1") == pytest.approx(25)
+    assert test.error_reduction("second", "r@2") is None  # the first has no error
 
 
 class TestStatistics:

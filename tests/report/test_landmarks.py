@@ -43,6 +43,24 @@ class TestReport:
         assert "mP@7 hard" in text  # listed as not measured
         assert "Distractors are not searched here." in text
 
+    def test_means_over_all_tests(self, home: Path, runs: list[RunFolder], tmp_path: Path) -> None:  # noqa: F811
+        assert "Mean over the landmark tests" not in read(write_report(runs[0].path))[0]  # Paris lacks R1M
+        tests = ", ".join(
+            f"{{source: {name}, root: {home / folder}, distractors: {home / 'r1m'}}}"
+            for name, folder in (("roxford5k", "oxford"), ("rparis6k", "paris"))
+        )
+        run = train(landmarks(home, f"evaluation.tests=[{tests}]", "evaluation.before=false"), tmp_path / "run")
+        text, _ = read(write_report(run.path))
+        values = [
+            100 * each["metrics"][f"mAP {setup}"]["value"]
+            for each in json.loads(run.evaluation_file.read_text())
+            for setup in ("medium", "hard")
+        ]
+        assert len(values) == 8
+        assert "Mean over the landmark tests" in text
+        with_r1m = [*values[2:4], *values[6:]]
+        assert f"all {sum(values) / 8:.2f} R1M {sum(with_r1m) / 4:.2f}" in text
+
     def test_without_a_test_before_training(self, runs: list[RunFolder]) -> None:
         assert "before training" not in read(write_report(runs[1].path))[0]
 

@@ -24,6 +24,7 @@ from shortlist.report.plots import (
     format_ticks,
     line_plot,
     ticks,
+    training_curves,
 )
 
 NASTY = "</script><script>alert(1)</script> & \"quotes\" 'too' <b>"
@@ -116,6 +117,24 @@ def test_averaging_keeps_the_mean(points: list[tuple[float, float]], limit: int)
     assert 1 <= len(found) <= limit
     if len(points) % len(found) == 0:
         assert sum(y for _, y in found) / len(found) == pytest.approx(sum(y for _, y in points) / len(points), abs=1e-3)
+
+
+def record(kind: str, step: int, epoch: int, value: float, **more: str) -> dict[str, object]:
+    return {"kind": kind, "step": step, "epoch": epoch, **more, "r@1": value, "r@2": 1.0}
+
+
+def test_curves_of_validations_and_of_tests_during_training() -> None:
+    test = "test during training"
+    by_epoch = [record("validation", 3, 1, 0.5), record("validation", 6, 2, 0.25)]
+    by_step = [record("validation", 2, 1, 0.5), record("validation", 3, 1, 0.25)]
+    tests = [record(test, 3, 1, 0.1, data="small"), record(test, 3, 1, 0.2, data="large")]
+    assert [(plot.title, tooltips(plot)) for plot in training_curves([*by_epoch, *tests])] == [
+        ("validation r@1", ["epoch 1: 50.0 %", "epoch 2: 25.0 %"]),
+        ("test during training small r@1", ["epoch 1: 10.0 %"]),
+        ("test during training large r@1", ["epoch 1: 20.0 %"]),
+    ]
+    (curve,) = training_curves(by_step)
+    assert tooltips(curve) == ["step 2: 50.0 %", "step 3: 25.0 %"]
 
 
 def tooltips(plot: Plot) -> list[str]:

@@ -157,6 +157,16 @@ class TestVariants:
         groups = result_sections(Thumbnails(), test, 10, Display()).queries.groups
         assert groups[-1] == ("every class", "one of each of 20 classes", 20)
 
+    def test_error_reductions(self, run: RunFolder, monkeypatch: pytest.MonkeyPatch) -> None:
+        assert "rror reduction" not in read(write_report(run.path))[0]
+        (tested,) = json.loads(run.evaluation_file.read_text())
+        monkeypatch.setattr(
+            run_report, "reductions_to_previous_best", lambda config, results: {tested["data"]: {"r@1": -12.34}}
+        )
+        text, _ = read(write_report(run.path))
+        assert "-12.3" in text
+        assert "relative to the best earlier method" in text
+
 
 class TestMissingParts:
     def test_no_test_images(self, source: Path, tmp_path: Path) -> None:

@@ -7,11 +7,13 @@ from pathlib import Path
 
 import pytest
 
-from shortlist.config import RunConfig
+from shortlist.config import LossConfig, RunConfig
+from shortlist.config.schema import OWN_LOSSES
 from shortlist.errors import ConfigError, DataError, Interrupted, RunError
 from shortlist.progress import Display
+from shortlist.recipes import open_recipe, recipe_names
 from shortlist.training import ablate, ablation
-from shortlist.training.ablation import Case, batch_sizes
+from shortlist.training.ablation import METHODS, STUDIES, Case, batch_sizes, case_config
 from tests.training.runs import class_folders, config
 
 SHORT = ("data.validation=none", "training.epochs=1", "evaluation.bootstrap=0", "batch.per_class=2", "batch.size=4")
@@ -71,6 +73,34 @@ def test_other_studies(
     ablate(study, base, tmp_path, values=[value], seeds=1)
     assert [one.loss.simix for one in trained] == [False, True]
     assert all(found(one) for one in trained)
+
+
+@pytest.mark.parametrize("recipe", recipe_names())
+def test_a_method_changes_only_what_defines_it(recipe: str) -> None:
+    whole = open_recipe(recipe)
+    own = [] if whole.loss.pml_class else sorted(OWN_LOSSES[whole.loss.name])
+    given = {"k": [3, 5], "rank_temperature": 2.0, "similarity_temperature": 0.02, "count_query": True}
+    chosen = open_recipe(recipe, [f"loss.{key}={json.dumps(given[key])}" for key in own if key in given])
+    for base in (whole, chosen):
+        before = base.model_dump(mode="json")
+        for method, defining in METHODS.items():
+            after = case_config(base, STUDIES["batch-size"], Case(method, "auto", 3)).model_dump(mode="json")
+            kept = OWN_LOSSES[defining["name"]]  # what the loss of the method has, of the loss of the recipe
+            changes = {
+                "batch": {"size": "auto"},
+                "training": {"seed": 3},
+                "evaluation": {"before": False},
+                "loss": {**LossConfig().model_dump(exclude=kept), **defining},
+            }
+            assert after == {**before, **{name: {**before[name], **change} for name, change in changes.items()}}
+
+
+def test_the_values_of_k_of_a_recipe_are_those_of_its_study() -> None:
+    landmarks = case_config(open_recipe("gldv1-resnet101-rsk"), STUDIES["batch-size"], Case("RS@k", "4096", 0))
+    assert landmarks.loss.cut_offs == (1, 2, 4)
+    cars = open_recipe("cars196-resnet50-rsk")  # names none: those of the paper, which depend on SiMix
+    found = [case_config(cars, STUDIES["batch-size"], Case(method, "16", 0)).loss.cut_offs for method in METHODS]
+    assert found[:2] == [(1, 2, 4, 8, 16), (1, 2, 4, 8, 12, 16, 20, 24, 28, 32)]
 
 
 def test_it_goes_on_after_it_was_stopped(base: RunConfig, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -66,6 +66,8 @@ class TestOurs:
         loss = build("smooth_ap", "loss.similarity_temperature=0.2")
         assert isinstance(loss, SmoothAPLoss)
         assert loss(vectors, labels) == SmoothAPLoss(0.2)(vectors, labels)
+        counted = build("smooth_ap", "loss.similarity_temperature=0.2", "loss.count_query=true")(vectors, labels)
+        assert counted == SmoothAPLoss(0.2, count_query=True)(vectors, labels) != loss(vectors, labels)
 
     @pytest.mark.parametrize("name", ["recall_at_k", "smooth_ap"])
     def test_simix(self, name: str) -> None:

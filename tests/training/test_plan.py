@@ -7,10 +7,13 @@ from pathlib import Path
 import pytest
 import torch
 
+from shortlist.errors import ConfigError
+from shortlist.recipes import open_recipe
 from shortlist.training import Display, Plan, describe, make_plan
 from shortlist.training.components import build_embedder
 from shortlist.training.datasets import reported_k
 from shortlist.training.plan import decoding_workers
+from tests.miniatures import miniature
 from tests.training.runs import STEPS_AN_EPOCH, class_folders, config
 
 
@@ -48,6 +51,48 @@ class TestBatches:
     def test_follow_from_the_seed(self, images: Path, plan: Plan) -> None:
         other = make_plan(config(images, "training.seed=1"), Display())
         assert not torch.equal(next(other.batches(0))[1], next(plan.batches(0))[1])
+
+
+class TestBatchSize:
+    """12 classes of 6 images: 6 for tests, and of the others 3 for validation, if half of them is asked for."""
+
+    def test_is_reduced_where_half_of_the_classes_validates(self, images: Path) -> None:
+        for size in (9, 12, 15, 18):
+            plan = make_plan(config(images, f"batch.size={size}"), Display())
+            assert plan.sampler.batch_size == 9
+            said = f"batch.size={size} is reduced to 9: data.validation=half leaves 3 classes with at least 3 training"
+            assert plan.remarks == (() if size == 9 else (f"{said} images",))
+            described = describe(plan, build_embedder(plan.config, weights=False))
+            assert described["data"].get("remarks", []) == list(plan.remarks)
+
+    @pytest.mark.parametrize(
+        ("overrides", "largest"),
+        [(["batch.size=21"], 9), (["batch.size=21", "data.validation=none"], 18), (["batch.per_class=7"], None)],
+    )
+    def test_but_never_otherwise(self, overrides: list[str], largest: int | None, images: Path) -> None:
+        says = f"The largest batch possible is {largest}" if largest else "No class has 7 images"
+        with pytest.raises(ConfigError, match=says):
+            make_plan(config(images, "batch.size=14", *overrides), Display())
+
+    def test_of_cars196(self, tmp_path: Path) -> None:
+        """The recipe with its own batch size, 392, which needs all 98 training classes."""
+        root = miniature("cars196", tmp_path, classes=98, images=4)
+        plan = make_plan(open_recipe("cars196-resnet50-rsk", [f"data.root={root}", "data.validation=half"]), Display())
+        assert (plan.sampler.batch_size, plan.steps_per_epoch) == (196, 1)
+
+
+def test_the_epoch_is_that_of_the_configuration(tmp_path: Path) -> None:
+    """A class with 7 groups and four with one: batches of two classes."""
+    images = class_folders(tmp_path, classes=5, images=21)
+    for folder in sorted(images.iterdir())[1:]:
+        for image in sorted(folder.iterdir())[3:]:
+            image.unlink()
+    overrides = ("data.validation=none", "data.train_share=1", "batch.size=6")
+    full, release = (
+        make_plan(config(images, *overrides, f"batch.epoch={epoch}"), Display()) for epoch in ("full", "release")
+    )
+    assert (full.steps_per_epoch, release.steps_per_epoch) == (4, 3)
+    assert release.total_steps == 3 * 3
 
 
 def test_what_is_reported() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import shutil
 import subprocess
 import sys
@@ -288,6 +289,64 @@ class TestBest:
         run = train(config(images, "training.validate_every=2"), tmp_path / "run")
         assert splits == ["validation", "validation", "test"]
         assert [each["epoch"] for each in records(run, "validation")] == [2, 3]
+
+    def test_validation_every_few_steps_and_at_the_end(
+        self, images: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        self.measured(monkeypatch, validation=[0.1, 0.5, 0.3], test=[0.5])
+        display = Listener()
+        run = train(config(images, "training.validate_every_steps=4"), tmp_path / "run", display)
+        validated = records(run, "validation")
+        assert [(each["step"], each["epoch"], each["r@1"]) for each in validated] == [
+            (4, 2, 0.1),
+            (8, 3, 0.5),
+            (9, 3, 0.3),
+        ]
+        told = [text for text in display.messages if text.startswith(("epoch", "step"))]
+        assert [text.partition(":")[0] for text in told] == ["epoch 1", "step 4", "epoch 2", "step 8", "epoch 3"]
+        assert told[3] == "step 8: validation r@1 50.0, the best so far"
+        self.measured(monkeypatch, validation=[0.5], test=[0.5])
+        settings = ("training.epochs=null", "training.steps=8", "training.validate_every=9")
+        assert same_weights(weights(run), weights(train(config(images, *settings), tmp_path / "shorter")))
+
+    def test_tests_during_training_select_nothing(
+        self, images: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """After the first epoch, every second after it, and the last, as in the authors' release."""
+        settings = ["data.validation=none", "training.epochs=4"]
+        self.measured(monkeypatch, validation=[], test=[0.5])
+        plain = train(config(images, *settings), tmp_path / "plain")
+        splits = self.measured(monkeypatch, validation=[], test=[0.2, 0.9, 0.5])
+        display = Listener()
+        run = train(config(images, *settings, "evaluation.test_every=2"), tmp_path / "run", display)
+        assert splits == ["test"] * 3
+        assert same_weights(weights(run), weights(plain))
+        assert not run.best.exists()
+        assert [(each["epoch"], each["r@1"]) for each in records(run, "test during training")] == [(1, 0.2), (3, 0.9)]
+        (evaluation,) = json.loads(run.evaluation_file.read_text())
+        assert evaluation["metrics"]["r@1"]["value"] == 0.5
+        (remark,) = evaluation["remarks"]
+        values = {value: f"r@1 {value}, r@2 {value}, r@4 {value}, r@8 {value}" for value in (50.0, 90.0)}
+        assert remark.startswith(
+            f"last of 3 tests during training: {values[50]} (epoch 4); best by r@1: {values[90]} (epoch 3). The best is"
+        )
+        assert f"x: {remark}" in display.messages
+        self.measured(monkeypatch, validation=[], test=[0.4, 0.5])
+        resumed = resume(copy_of(run, tmp_path / "resumed").path)
+        assert records(resumed, "test during training") == records(run, "test during training")
+        (again,) = evaluate_run(run.path)
+        assert again.remarks == (remark,)
+
+    def test_tests_during_a_training_with_validation(
+        self, images: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """The trained embedder is not the last one, which is tested as well."""
+        self.measured(monkeypatch, validation=[0.2, 0.9, 0.5], test=[0.7, 0.3, 0.6])
+        run = train(config(images, "evaluation.test_every=5"), tmp_path / "run")
+        assert [(each["epoch"], each["r@1"]) for each in records(run, "test during training")] == [(1, 0.7), (3, 0.3)]
+        (evaluation,) = json.loads(run.evaluation_file.read_text())
+        assert evaluation["metrics"]["r@1"]["value"] == 0.6
+        assert re.match(r"last of 2 tests .*: r@1 30.0.* \(epoch 3\); best by r@1: r@1 70.0", evaluation["remarks"][0])
 
     def test_without_validation_the_last_is_kept(
         self, images: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, last_weights: dict[str, Tensor]

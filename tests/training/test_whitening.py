@@ -123,7 +123,7 @@ def test_it_is_learned_once(images: Path, tmp_path: Path, monkeypatch: pytest.Mo
     with pytest.raises(RuntimeError, match="stopped"):
         train(config(images, *WHITENING), tmp_path / "stopped")
     assert [file.name for file in (tmp_path / "stopped" / "checkpoints").iterdir()] == ["step-00000000.safetensors"]
-    stop_in(monkeypatch, "_end_epoch", first=1)
+    stop_in(monkeypatch, "_after_step", first=1)
     with pytest.raises(RuntimeError, match="stopped"):
         resume(tmp_path / "stopped")
     resume(tmp_path / "stopped")
@@ -139,10 +139,10 @@ def stop_in(monkeypatch: pytest.MonkeyPatch, method: str, first: int) -> None:
     calls = iter(range(first))
     original = getattr(Trainer, method)
 
-    def stop(self: Trainer) -> None:
+    def stop(self: Trainer, *args: object) -> None:
         if next(calls, None) is not None:
             raise RuntimeError("stopped")
-        original(self)
+        original(self, *args)
 
     monkeypatch.setattr(Trainer, method, stop)
 

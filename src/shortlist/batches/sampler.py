@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from operator import index
+from typing import Literal
 
 import torch
 from torch import Tensor
@@ -12,6 +13,8 @@ from torch.utils.data import Sampler
 from shortlist.errors import ConfigError
 from shortlist.ranking.inputs import check_labels
 from shortlist.seeds import derived_seed
+
+RELEASE_ORDERS = 16  # random orders of the classes from which the length of the release's epochs is estimated
 
 
 class ClassBalancedSampler(Sampler[list[int]]):
@@ -32,6 +35,8 @@ class ClassBalancedSampler(Sampler[list[int]]):
         batch_size: Number of images per batch, a multiple of `per_class`.
         per_class: Number of images of each class in a batch (4 in the paper).
         seed: Random seed. The batches depend only on the labels and sizes, the seed and the epoch.
+        epoch_length: "full" for the largest possible number of batches per epoch; "release" for that of the authors'
+            release, which is smaller, for schedules that count its epochs. See `release_epoch_length`.
 
     Raises:
         TypeError: If an argument does not consist of integers.
@@ -45,7 +50,16 @@ class ClassBalancedSampler(Sampler[list[int]]):
         torch.Size([2, 4])
     """
 
-    def __init__(self, labels: Tensor | Sequence[int], batch_size: int, per_class: int = 4, seed: int = 0) -> None:
+    def __init__(
+        self,
+        labels: Tensor | Sequence[int],
+        batch_size: int,
+        per_class: int = 4,
+        seed: int = 0,
+        epoch_length: Literal["full", "release"] = "full",
+    ) -> None:
+        if epoch_length not in ("full", "release"):
+            raise ConfigError(f'`epoch_length` must be "full" or "release", not {epoch_length!r}.')
         names, classes, sizes = torch.unique(_as_labels(labels), return_inverse=True, return_counts=True)
         self.batch_size = _integer("batch_size", batch_size, minimum=1)
         self.per_class = per_class = _integer("per_class", per_class, minimum=1)
@@ -55,7 +69,9 @@ class ClassBalancedSampler(Sampler[list[int]]):
         self._check(usable=len(names) - len(self.left_out))
         self._classes = classes
         self._groups = sizes // per_class  # number of groups of each class in an epoch
-        self._batches = self._largest_number_of_batches()
+        self._batches = (
+            self._largest_number_of_batches() if epoch_length == "full" else self._mean_batches_of_the_release()
+        )
 
     def _check(self, usable: int) -> None:
         largest = usable * self.per_class
@@ -85,6 +101,13 @@ class ClassBalancedSampler(Sampler[list[int]]):
         while (fewer := int(self._groups.clamp(max=number).sum()) // classes_per_batch) < number:
             number = fewer
         return number
+
+    def _mean_batches_of_the_release(self) -> int:
+        """Compute the mean length of the release's epochs, rounded; it does not depend on the seed."""
+        random = torch.Generator().manual_seed(derived_seed("orders of the release"))
+        orders = (torch.randperm(self.number_of_classes, generator=random) for _ in range(RELEASE_ORDERS))
+        lengths = [release_epoch_length(self._groups[order], self.batch_size // self.per_class) for order in orders]
+        return round(sum(lengths) / len(lengths))
 
     def batches(self, epoch: int) -> Tensor:
         """Return the image indices of all batches of an epoch.
@@ -155,6 +178,28 @@ class ClassBalancedSampler(Sampler[list[int]]):
             f"{self._batches * self.batch_size} of {self.number_of_images} images; {len(self.left_out)} of "
             f"{self.number_of_classes} classes left out (fewer than {self.per_class} images)"
         )
+
+
+def release_epoch_length(groups: Tensor, classes_per_batch: int) -> int:
+    """Count the batches in an epoch of the authors' release, for one order of the classes.
+
+    The release shuffles the classes once per epoch. Each batch takes one group of each of the first classes that have
+    a group left, and the epoch ends when these are too few for a batch. Most groups of the last classes remain unused.
+
+    Args:
+        groups: Number of groups of each class, in the order of the epoch.
+        classes_per_batch: Number of classes per batch.
+
+    Example:
+        >>> release_epoch_length(torch.tensor([1, 1, 2]), 2), release_epoch_length(torch.tensor([2, 1, 1]), 2)
+        (1, 2)
+    """
+    left, number = groups.clone(), 0
+    while len(first := left.nonzero().squeeze(1)[:classes_per_batch]) == classes_per_batch:
+        same = int(left[first].min())  # number of batches until one of these classes has no group left
+        left[first] -= same
+        number += same
+    return number
 
 
 def _as_labels(labels: Tensor | Sequence[int]) -> Tensor:

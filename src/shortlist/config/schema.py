@@ -206,15 +206,15 @@ class TailConfig(Section):
     start: Positive = 0.05
 
 
-_RANKING = {"similarity_temperature", "simix", "simix_alphas", "simix_negatives", "start", "tail", "memory"}
+HEAD_SETTINGS = {"similarity_temperature", "simix", "count_query"}  # of a loss of the user that is a head
+_RANKING = {*HEAD_SETTINGS, "simix_alphas", "simix_negatives", "start", "tail", "memory"}
 OWN_LOSSES = {  # name -> the settings that have an effect on it
-    "recall_at_k": {"k", "rank_temperature", "count_query", *_RANKING},
+    "recall_at_k": {"k", "rank_temperature", *_RANKING},
     "smooth_ap": _RANKING,
     "binned_ap": {"bins"},
     "blackbox_ap": {"blackbox_lambda", "margin"},
     "calibration": {"positives_above", "negatives_below"},
 }
-HEAD_SETTINGS = {"similarity_temperature", "simix", "count_query"}  # of a loss of the user that is a head
 PML_PREFIX = "pml."  # marks a loss of pytorch-metric-learning
 
 
@@ -240,7 +240,7 @@ class SingleLossConfig(Section):
     simix: bool = False  # recall_at_k and smooth_ap
     simix_alphas: Count = 1  # virtual examples per pair of positives
     simix_negatives: NonNegativeInt = 0  # virtual negatives per image
-    count_query: bool = False  # recall_at_k: count ranks as the authors' release does
+    count_query: bool = False  # recall_at_k and smooth_ap: count the query in ranks, as the release of each does
     bins: Annotated[Count, Field(ge=2)] = 20  # binned_ap: number of bins, as in Revaud et al. 2019
     blackbox_lambda: Positive = 4.0  # blackbox_ap: how far scores are perturbed to find out which ranks change
     margin: NonNegative = 0.02  # blackbox_ap: margin between the scores of positives and negatives
@@ -300,6 +300,7 @@ class BatchConfig(Section):
     size: Count | Literal["auto"] = "auto"  # auto: the largest possible up to 392, the paper's batch for Cars196
     per_class: Annotated[Count, Field(ge=2)] = 4  # at least 2, since every query needs a positive
     chunk_size: Count | Literal["auto"] = "auto"  # number of images in one forward pass
+    epoch: Literal["full", "release"] = "full"  # full: as many batches as possible; release: as in the authors' release
     keep_graphs: StrictBool | Literal["auto"] | Positive = "auto"  # a number: in GB; see LargeBatchStep
 
     @model_validator(mode="after")
@@ -380,12 +381,15 @@ class TrainingConfig(Section):
     clip_norm: Positive | None = None  # maximum norm of the gradient
     ema: Decay | None = None  # decay of a moving average of the weights, which is then evaluated and saved
     validate_every: Count = 1  # epochs
+    validate_every_steps: Count | None = None  # steps; replaces validate_every
     checkpoint_every: Count | None = None  # steps; None: every epoch
 
     @model_validator(mode="after")
     def _one_length(self) -> TrainingConfig:
         if (self.epochs is None) == (self.steps is None):
             raise ValueError("set either epochs or steps, and remove the other or set it to null")
+        if self.validate_every_steps is not None:
+            self._refuse_unused(["validate_every"], "validate_every_steps")
         return self
 
 
@@ -394,6 +398,7 @@ class EvaluationConfig(Section):
 
     k: CutOffs | None = None  # values of k to report; None: those of the benchmark, or 1, 2, 4, 8
     before: bool = True  # also evaluate before training
+    test_every: Count | None = None  # epochs; also test during training, which never selects anything; None: only after
     bootstrap: NonNegativeInt = 1000  # number of resamples for 95 % confidence intervals; 0: no intervals
     tests: tuple[TestConfig, ...] = ()  # empty: the test classes of data.source
     scales: Annotated[tuple[Positive, ...], Field(min_length=1)] = (1.0,)  # image scales that an embedding combines

@@ -13,7 +13,7 @@ from shortlist.ranking.batch_warnings import warn_if_not_normalised, warn_withou
 from shortlist.ranking.inputs import check_database, check_temperature, check_vectors
 from shortlist.ranking.memory import EmbeddingMemory
 from shortlist.ranking.precision import computed_dtype, full_precision
-from shortlist.ranking.relevance import ListedPairs, Relevance, SameLabel
+from shortlist.ranking.relevance import CountQuery, ListedPairs, Relevance, SameLabel
 from shortlist.ranking.schedules import Schedule, check_setting, current_value
 from shortlist.ranking.similarities import DotProducts, MixedProducts, Similarities
 from shortlist.ranking.simix import SiMix, VirtualBatch, VirtualBatchWithNegatives
@@ -44,7 +44,7 @@ def ranking_loss(
     *,
     similarity_temperature: float,
     virtual: VirtualBatch | None = None,
-    count_query: bool = False,
+    count_query: CountQuery = False,
     indices_tuple: IndicesTuple | None = None,
     ref_emb: Tensor | None = None,
     ref_labels: Tensor | None = None,
@@ -63,7 +63,8 @@ def ranking_loss(
         labels: Integer labels of shape (B,). Items with equal labels are positives of each other.
         similarity_temperature: Temperature tau_2 of the sigmoid on similarity differences.
         virtual: SiMix's virtual examples, which are added to the batch as queries and as database items.
-        count_query: Whether a query competes in its own ranking, as in the authors' released code.
+        count_query: Whether a query competes in its own ranking, as in the authors' released code. "positive": it is
+            also one of its own positives, as in the released code of Smooth-AP.
         indices_tuple: Mined pairs or triplets as in pytorch-metric-learning. Pairs that are not listed are ignored.
         ref_emb: Separate database of shape (N, d). Default: the batch is its own database, and a query is not in its
             own database.
@@ -89,7 +90,7 @@ def streamed_loss(
     embeddings: Tensor,
     labels: Tensor,
     virtual: VirtualBatch | None = None,
-    count_query: bool = False,
+    count_query: CountQuery = False,
     indices_tuple: IndicesTuple | None = None,
     ref_emb: Tensor | None = None,
     ref_labels: Tensor | None = None,
@@ -211,7 +212,7 @@ class RankingLoss(nn.Module):
         head: Loss as a function of ranks.
         similarity_temperature: Temperature tau_2 of the sigmoid on similarity differences, or its schedule.
         simix: Generator of virtual examples for every batch, or None.
-        count_query: Whether a query competes in its own ranking, as in the authors' released code.
+        count_query: Whether a query counts in its own ranking; see `ranking_loss`.
         engine: Execution settings. Default: chosen by device and batch size.
         tail: Upper bound of the step function that takes the place of the sigmoid on similarity differences.
         memory: Embeddings of earlier batches, which are added to the database. In training mode, every batch is stored
@@ -223,7 +224,7 @@ class RankingLoss(nn.Module):
         head: Head,
         similarity_temperature: float | Schedule,
         simix: SiMix | None = None,
-        count_query: bool = False,
+        count_query: CountQuery = False,
         engine: Engine | None = None,
         *,
         tail: LinearTail | None = None,

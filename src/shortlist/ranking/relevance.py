@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from typing import Protocol
+from typing import Literal, Protocol
 
 import torch
 from torch import Tensor
 
 from shortlist.ranking.inputs import check_labels
 
+CountQuery = bool | Literal["positive"]  # how a query counts in its own ranking; see `SameLabel`
 HIDDEN = -torch.inf  # similarity assigned to an item that is not a competitor, so that it does not affect any rank
 
 
@@ -48,7 +49,8 @@ class SameLabel:
         labels: Labels of the queries, of shape (Q,).
         database_labels: Labels of a separate database, of shape (N,). If None, the queries are the database, and a
             query is not a positive of itself.
-        count_query: Whether a query competes in its own ranking, as in the authors' released code.
+        count_query: Whether a query competes in its own ranking, as in the authors' released code. "positive": it is
+            also one of its own positives, as in the released code of Smooth-AP.
         further_labels: Labels of further items of the database, of shape (M,), which follow the queries.
         ignored: Database items that are neither positives nor competitors of the queries of a label: indices and
             labels, both of shape (I,).
@@ -58,11 +60,11 @@ class SameLabel:
         self,
         labels: Tensor,
         database_labels: Tensor | None = None,
-        count_query: bool = False,
+        count_query: CountQuery = False,
         further_labels: Tensor | None = None,
         ignored: tuple[Tensor, Tensor] | None = None,
     ):
-        self._own_database = database_labels is None
+        self._own_database = database_labels is None and count_query != "positive"
         self._hide_query = self._own_database and not count_query
         if database_labels is None:
             database_labels = labels if further_labels is None else torch.cat((labels, further_labels))

@@ -9,6 +9,7 @@ from torch import Tensor
 
 from shortlist.ranking.losses import RankingLoss, ranking_loss
 from shortlist.ranking.memory import EmbeddingMemory
+from shortlist.ranking.relevance import CountQuery
 from shortlist.ranking.schedules import Schedule
 from shortlist.ranking.simix import SiMix, VirtualBatch
 from shortlist.ranking.tail import LinearTail
@@ -32,6 +33,7 @@ def smooth_ap_loss(
     labels: Tensor,
     similarity_temperature: float = 0.01,
     virtual: VirtualBatch | None = None,
+    count_query: bool = False,
     engine: Engine | None = None,
     *,
     memory: tuple[Tensor, Tensor] | None = None,
@@ -44,6 +46,7 @@ def smooth_ap_loss(
         labels: Integer labels of shape (B,). Items with equal labels are positives of each other.
         similarity_temperature: Temperature of the sigmoid that decides whether an item is ahead of a positive.
         virtual: SiMix's virtual examples.
+        count_query: Whether a query is the first of its own positives, as in the code that Brown et al. released.
         engine: Execution settings. Default: chosen by device and batch size.
         memory: Embeddings of shape (M, d) and their labels, which are added to the database and have no gradient.
         tail: Upper bound of the step function that takes the place of the sigmoid: the loss of SupAP.
@@ -67,6 +70,7 @@ def smooth_ap_loss(
         labels,
         similarity_temperature=similarity_temperature,
         virtual=virtual,
+        count_query="positive" if count_query else False,
         engine=engine,
         memory=memory,
         tail=tail,
@@ -86,9 +90,11 @@ class SmoothAPLoss(RankingLoss):
         self,
         similarity_temperature: float | Schedule = 0.01,
         simix: SiMix | None = None,
+        count_query: bool = False,
         engine: Engine | None = None,
         *,
         tail: LinearTail | None = None,
         memory: EmbeddingMemory | None = None,
     ):
-        super().__init__(SmoothAPHead(), similarity_temperature, simix, engine=engine, tail=tail, memory=memory)
+        counted: CountQuery = "positive" if count_query else False
+        super().__init__(SmoothAPHead(), similarity_temperature, simix, counted, engine, tail=tail, memory=memory)

@@ -20,6 +20,7 @@ from shortlist.files import check_writable
 from shortlist.progress import Display, default_display
 from shortlist.report.analysis import Analysis, EmbeddedTest, analyse, open_finished_run, open_test
 from shortlist.report.pages import QueryBrowser, Thumbnails, browse_queries, write_page
+from shortlist.report.paper_tables import error_reduction
 from shortlist.training import RunFolder
 from shortlist.training.datasets import open_eval_sets, open_run_images
 
@@ -50,6 +51,10 @@ class ComparedTest:
     def catalog(self) -> Catalog:
         """The images of the test."""
         return next(iter(self.runs.values())).catalog
+
+    def error_reduction(self, run: str, metric: str) -> float | None:
+        """Relative reduction of the error of the first run in %; None if it has none."""
+        return error_reduction(100 * self.means[run][metric], 100 * next(iter(self.means.values()))[metric])
 
     @property
     def reach(self) -> float:

@@ -8,6 +8,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from shortlist.training.interim_tests import INTERIM_TEST
+
 WIDTH, HEIGHT = 440, 220
 LEFT, RIGHT, TOP, BOTTOM = 52, 12, 12, 36
 MAX_POINTS = 240  # of a line: about what a screen can show
@@ -64,19 +66,25 @@ class Axis:
 
 
 def training_curves(records: Sequence[dict[str, Any]]) -> list[Plot]:
-    """Plot the metrics that a run logged at each step and at each validation."""
+    """Plot the metrics that a run logged at each step, and the first metric of each validation and interim test."""
     steps = [record for record in records if record["kind"] == "step"]
     plots = []
     for name, (title, number_format) in _STEP_METRICS.items():
         points = [(float(record["step"]), float(record[name])) for record in steps if name in record]
         if points:
             plots.append(line_plot(title, points, x_name="step", show=number_format.format))
-    validations = [record for record in records if record["kind"] == "validation"]
-    if validations:
-        metric = next(name for name in validations[0] if name not in ("kind", "step", "epoch"))
-        points = [(float(record["epoch"]), 100 * record[metric]) for record in validations]
-        plots.insert(1, line_plot(f"validation {metric}", points, x_name="epoch", unit=" %", show="{:.1f}".format))
-    return plots
+    evaluated: dict[str, list[dict[str, Any]]] = {}
+    for record in records:
+        if record["kind"] in ("validation", INTERIM_TEST):
+            evaluated.setdefault(f"{record['kind']} {record.get('data', '')}".rstrip(), []).append(record)
+    return [*plots[:1], *(_evaluation_curve(*each) for each in evaluated.items()), *plots[1:]]
+
+
+def _evaluation_curve(kind: str, records: Sequence[dict[str, Any]]) -> Plot:
+    metric = next(name for name in records[0] if name not in ("kind", "step", "epoch", "data"))
+    x_name = "epoch" if len({record["epoch"] for record in records}) == len(records) else "step"
+    points = [(float(record[x_name]), 100 * record[metric]) for record in records]
+    return line_plot(f"{kind} {metric}", points, x_name=x_name, unit=" %", show="{:.1f}".format)
 
 
 _STEP_METRICS = {  # key of a step's record: title of its plot, and format of its values

@@ -20,6 +20,7 @@ from shortlist.progress import Display, default_display, format_duration
 from shortlist.report import findings
 from shortlist.report.analysis import NUM_BINS, Analysis, EmbeddedTest, analyse, open_finished_run, open_test
 from shortlist.report.pages import Picture, QueryBrowser, Thumbnails, browse_queries, write_page
+from shortlist.report.paper_tables import landmark_means, percentages, reductions_to_previous_best
 from shortlist.report.plots import Plot, bar_plot, distributions_plot, training_curves
 from shortlist.report.terminal_tables import counts
 from shortlist.training import Plan, RunFolder, make_plan
@@ -86,6 +87,7 @@ def write_report(
         problem = f"The images cannot be opened, so no results are shown: {error}"
     before = {each.data: each for each in _read_evaluations(folder.before_file)}
     evaluations = [(each, before.get(each.data)) for each in _read_evaluations(folder.evaluation_file)]
+    measured = percentages([after for after, _ in evaluations])
     thumbnails, records = Thumbnails(), folder.metrics()
     suffixes = [f": {test.catalog.name}" if len(tests) > 1 else "" for test in tests]
     results = [f"{part}{suffix}" for suffix in suffixes for part in ("Results", "Failures")] or ["Results"]
@@ -98,6 +100,9 @@ def write_report(
         recipe=config.name,
         evaluations=evaluations,
         counts=counts,
+        reductions=reductions_to_previous_best(config, measured),
+        means=landmark_means(measured),
+        paper_means=landmark_means(config.paper),
         curves=training_curves(records),
         validated=any(record["kind"] == "validation" for record in records),
         tests=[result_sections(thumbnails, test, len(tests), display) for test in tests],
@@ -206,7 +211,7 @@ def _run_facts(
         "excluded classes": _listing(facts.get("classes_too_small", []), "too few images for a batch"),
         "missing images": _listing(facts.get("missing", []), "skipped because of data.on_missing=skip"),
         **({} if plan is None else {"unreadable images": _listing([path for path, _ in plan.unreadable], "skipped")}),
-        **_training_facts(config, plan, records),
+        **_training_facts(facts.get("batch_size", config.batch.size), plan, records),
         "device": f"{facts.get('device', 'unknown')}; {facts.get('platform', '')}",
         "threads": str(facts.get("threads") or ""),
         "seed": str(facts.get("seed", "")),
@@ -234,15 +239,14 @@ def _catalog_counts(catalog: Catalog) -> str:
     return f"{len(catalog):,} images of {len(sizes):,} classes, {per_class} per class"
 
 
-def _training_facts(config: RunConfig, plan: Plan | None, records: Sequence[dict[str, Any]]) -> dict[str, str]:
+def _training_facts(size: int | str, plan: Plan | None, records: Sequence[dict[str, Any]]) -> dict[str, str]:
     steps = [record for record in records if record["kind"] == "step"]
     if not steps:
         return {"steps": "none"}
     facts = {"steps": f"{steps[-1]['step']:,} in {steps[-1]['epoch']:,} epochs"}
-    size = config.batch.size if plan is None else plan.sampler.batch_size
     if plan is not None:
         facts["batches"] = str(plan.sampler)
-    if size != "auto":
+    if isinstance(size, int):  # not in the facts of runs of earlier versions, and possibly auto in their configuration
         seconds = sum(size / record["images_per_second"] for record in steps)
         facts["time"] = f"{format_duration(seconds)} for all steps, without validation and tests"
     return facts

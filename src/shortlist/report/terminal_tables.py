@@ -10,6 +10,7 @@ from rich.table import Table
 
 from shortlist.evaluation import Evaluation
 from shortlist.report.comparison import ComparedTest, Comparison, format_p
+from shortlist.report.paper_tables import landmark_means, percentages
 from shortlist.report.sweep_report import describe_best, header, rows
 from shortlist.training import SweepResult
 
@@ -34,6 +35,10 @@ def print_evaluations(
         console.print(f"{counts(each)}.", highlight=False)
         for remark in each.remarks:
             console.print(f"note: {remark}", markup=False, highlight=False)
+    reported = landmark_means({each.data: each.paper for each in evaluations})
+    for name, mean in landmark_means(percentages(evaluations)).items():
+        compared = f" (paper {reported[name]:.2f}, {mean - reported[name]:+.2f})" if name in reported else ""
+        console.print(f"Mean mAP, medium and hard, {name}: {mean:.2f}{compared}.", markup=False, highlight=False)
     untested = [name for name in paper if name not in {each.data for each in evaluations}]
     if untested:
         console.print(f"The paper also reports results on {', '.join(untested)}, not tested here.", markup=False)

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from shortlist.config import CONFIG_KEYS, RunConfig, read_config
+from shortlist.config.schema import OWN_LOSSES
 from shortlist.data import Catalog, ClassBalancedSampler, half_validation
 from shortlist.errors import ConfigError, Interrupted, RunError, did_you_mean, translate_arguments
 from shortlist.files import read_json, write_text_atomically
@@ -19,10 +20,10 @@ from shortlist.training.datasets import open_images
 from shortlist.training.folder import RunFolder, RunInUseError
 from shortlist.training.loop import resume_run, train_run
 
-METHODS: Mapping[str, str] = {  # overrides; hyper-parameters are the paper's
-    "RS@k": "loss={name: recall_at_k}",
-    "RS@k + SiMix": "loss={name: recall_at_k, simix: true}",
-    "SAP": "loss={name: smooth_ap}",
+METHODS: Mapping[str, Mapping[str, Any]] = {  # settings of the loss that define a method; the others are the recipe's
+    "RS@k": {"name": "recall_at_k", "simix": False},
+    "RS@k + SiMix": {"name": "recall_at_k", "simix": True},
+    "SAP": {"name": "smooth_ap", "simix": False},
 }
 STUDY_FILE = "study.json"
 RATES: Mapping[str, float] = {"constant": 0.0, "sqrt": 0.5, "linear": 1.0}  # exponent of the batch size
@@ -97,7 +98,8 @@ def ablate(
 
     Args:
         name: One of STUDIES.
-        config: Configuration of all runs, except for the setting that varies, the loss and the seed.
+        config: Configuration of all runs, except for the setting that varies, the method and the seed. Of its loss,
+            every setting is kept that the method has.
         path: Folder of the study.
         values: Values of the setting in YAML notation. By default those of the paper; for batch sizes, the powers of 2
             from 16 up to the largest batch that the training classes allow, and that batch.
@@ -131,7 +133,7 @@ def ablate(
         Case(method, value, seed)
         for seed, value, method in itertools.product(range(seeds), chosen, methods or study.methods)
     ]
-    configs = [_config(config, study, case, power) for case in cases]  # all of them first, to report mistakes early
+    configs = [case_config(config, study, case, power) for case in cases]  # all of them first, to report mistakes early
     if values and name == "batch-size":
         _check_batches(configs, _training_images(config, display))
     folder.mkdir(parents=True, exist_ok=True)
@@ -215,8 +217,18 @@ def _run(case: Case, config: RunConfig, folder: Path, display: Display) -> None:
         display.message(f"{case} failed, which is recorded as its result: {error}")
 
 
-def _config(config: RunConfig, study: Study, case: Case, power: float) -> RunConfig:
-    changes = [METHODS[case.method], f"{study.key}={case.value}", f"training.seed={case.seed}"]
+def case_config(config: RunConfig, study: Study, case: Case, power: float = 0.0) -> RunConfig:
+    """Return the configuration of one run of a study; see `ablate`.
+
+    Args:
+        config: Configuration of the study.
+        study: The study.
+        case: Method, value and seed of the run.
+        power: Exponent of the batch size in the learning rate.
+    """
+    method = METHODS[case.method]
+    loss = config.loss.model_dump(mode="json", include=OWN_LOSSES[method["name"]]) | method
+    changes = [f"loss={json.dumps(loss)}", f"{study.key}={case.value}", f"training.seed={case.seed}"]
     text, where = config.model_dump_json(), f"{case} of {config.name}"
     if power:
         before, now = config.batch.size, read_config(text, where, changes).batch.size

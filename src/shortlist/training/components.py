@@ -158,7 +158,7 @@ def _build_single_loss(config: SingleLossConfig, classes: Classes, dim: int, whe
         "memory": None if config.memory is None else EmbeddingMemory(config.memory.size, dim),
     }
     if config.name == "smooth_ap":
-        return SmoothAPLoss(**common)
+        return SmoothAPLoss(count_query=config.count_query, **common)
     final = config.rank_temperature
     return RecallAtKLoss(
         config.cut_offs,

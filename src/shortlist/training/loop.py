@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import json
 import math
+import statistics
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import replace
@@ -34,6 +35,7 @@ from shortlist.training.components import Given, build_embedder, build_loss, bui
 from shortlist.training.datasets import EvalSet, with_absolute_paths
 from shortlist.training.folder import RunFolder
 from shortlist.training.initial_whitening import check_whitening, learn_whitening
+from shortlist.training.interim_tests import INTERIM_TEST, with_interim_tests
 from shortlist.training.learner import Learner, StepResult
 from shortlist.training.plan import decoding_workers, inference_batch_size, make_plan
 from shortlist.training.run_evaluation import build_encoder, evaluate_embedder
@@ -151,7 +153,8 @@ class Trainer:
         self.learner = Learner(config, self.device, plan.classes, embedder, given.loss)
         self.train_transform, self.test_transform = build_transforms(config, self.learner.embedder)
         left_out = {"missing": list(plan.catalog.missing), "classes_too_small": plan.classes_left_out}
-        folder.record_facts(plan.catalog.fingerprint(), seed=config.training.seed, **left_out)
+        facts = {"seed": config.training.seed, "batch_size": plan.sampler.batch_size}
+        folder.record_facts(plan.catalog.fingerprint(), **facts, **left_out)
         counts = {"missing": len(plan.catalog.missing), "unreadable": len(plan.unreadable)}
         display.message(f"{plan.total_steps:,} steps; {plan.sampler}", steps=plan.total_steps, **counts)
         for remark in plan.remarks:
@@ -165,7 +168,8 @@ class Trainer:
             if not self._restore() and self.config.model.whitening != "none":
                 self._whiten()
             if self.step == 0 and self.config.evaluation.before:
-                self._test(self.learner.result, self.folder.before_file, "before training", distractors=False)
+                tested = self._test(self.learner.result, "before training", distractors=False)
+                _write_evaluations(tested, self.folder.before_file)
             self._train()
             self._finish()
         finally:
@@ -186,9 +190,8 @@ class Trainer:
             for batch, chunks in self._batches():
                 record = self._train_step(batch, chunks)
                 advance(self.step, plan.total_steps, **{name: record[name] for name in PROGRESS_VALUES})
-                end_of_epoch = self.step % plan.steps_per_epoch == 0 or self.step == plan.total_steps
-                if end_of_epoch:
-                    self._end_epoch()
+                end_of_epoch = self.step % plan.steps_per_epoch == 0 or self._is_last_step
+                self._after_step(end_of_epoch)
                 if stop.requested or end_of_epoch or (every and self.step % every == 0):
                     self._save()
                 if stop.requested:
@@ -238,29 +241,57 @@ class Trainer:
         """Epoch of the last completed step, from 1."""
         return math.ceil(self.step / self.plan.steps_per_epoch)
 
-    def _end_epoch(self) -> None:
-        """Validate, and save the embedder if it is the best so far."""
-        epoch, validation = self._epoch, self.plan.validation
-        losses = [each["loss"] for each in self.folder.metrics() if each["kind"] == "step" and each["epoch"] == epoch]
-        loss = sum(losses) / len(losses)
-        text, facts = f"epoch {epoch}: loss {loss:.4f}", {"epoch": epoch, "step": self.step, "loss": loss}
-        last = self.step == self.plan.total_steps
-        if validation is not None and (last or epoch % self.config.training.validate_every == 0):
-            (measured,) = self._measure(self.learner.result, validation, validation=True)
-            metrics, values = measured.metrics, measured.values
-            self._record({"kind": "validation", "step": self.step, "epoch": epoch, **values})
-            first = next(iter(metrics))
-            text, facts = f"{text}, validation {first} {metrics[first]}", {**facts, "validation": values}
-            if self.best is None or values[first] > self.best:
-                self.best = values[first]
-                self.learner.result.save(self.folder.best)
-                text += ", the best so far"
-        self.display.message(text, **facts)
+    @property
+    def _is_last_step(self) -> bool:
+        return self.step == self.plan.total_steps
+
+    def _after_step(self, end_of_epoch: bool) -> None:
+        """Report the loss of an epoch at its end, and validate and test if it is time to."""
+        epoch, validation, texts = self._epoch, self.plan.validation, []
+        facts: dict[str, Any] = {"epoch": epoch, "step": self.step}
+        if end_of_epoch:
+            steps = (each for each in self.folder.metrics() if each["kind"] == "step" and each["epoch"] == epoch)
+            facts["loss"] = statistics.fmean(each["loss"] for each in steps)
+            texts.append(f"loss {facts['loss']:.4f}")
+        if validation is not None and self._validates(end_of_epoch):
+            text, facts["validation"] = self._validate(validation)
+            texts.append(text)
+        if texts:
+            where = f"epoch {epoch}" if end_of_epoch else f"step {self.step}"
+            self.display.message(f"{where}: {', '.join(texts)}", **facts)
         if self.on_validation is not None and "validation" in facts:
-            self.on_validation(epoch, values)
+            self.on_validation(epoch, facts["validation"])
+        if end_of_epoch and self._tests():
+            self._test(self.learner.result, INTERIM_TEST, distractors=False, intervals=False)
+
+    def _validates(self, end_of_epoch: bool) -> bool:
+        training = self.config.training
+        if training.validate_every_steps is not None:
+            return self._is_last_step or self.step % training.validate_every_steps == 0
+        return end_of_epoch and (self._is_last_step or self._epoch % training.validate_every == 0)
+
+    def _tests(self) -> bool:
+        """Whether to test after this epoch: as the authors' release, after the first, every few, and the last."""
+        every = self.config.evaluation.test_every
+        if every is None or (self._is_last_step and self.best is None):  # without validation, `_finish` tests the last
+            return False
+        return self._is_last_step or (self._epoch - 1) % every == 0
+
+    def _validate(self, validation: EvalSet) -> tuple[str, dict[str, float]]:
+        """Validate, and save the embedder if it is the best so far. Return the result as text, and all metrics."""
+        (measured,) = self._measure(self.learner.result, validation, validation=True)
+        metrics, values = measured.metrics, measured.values
+        self._record({"kind": "validation", "step": self.step, "epoch": self._epoch, **values})
+        first = next(iter(metrics))
+        text = f"validation {first} {metrics[first]}"
+        if self.best is None or values[first] > self.best:
+            self.best = values[first]
+            self.learner.result.save(self.folder.best)
+            text += ", the best so far"
+        return text, values
 
     def _finish(self) -> None:
-        """Save the best embedder, or the last one if there is no validation, and test it once."""
+        """Save the best embedder, or the last one if there is no validation, and test it."""
         result = self.learner.result
         if self.best is not None:
             result = Embedder.load(self.folder.best, self.given.model).to(self.device)
@@ -271,26 +302,34 @@ class Trainer:
             "on_missing": f"{self.folder.evaluate_command} --on-missing"
         }  # the run can be evaluated again without training
         with translate_arguments(later, "{name} {value}"):
-            self._test(result, self.folder.evaluation_file, "test")
+            tested = self._test(result, "test")
+        with_remarks = with_interim_tests(tested, self.folder.metrics())
+        for before, measured in zip(tested, with_remarks, strict=True):
+            if measured is not before:
+                self.display.message(f"{measured.data}: {measured.remarks[-1]}", data=measured.data)
+        _write_evaluations(with_remarks, self.folder.evaluation_file)  # last: the file marks the run as finished
 
-    def _test(self, embedder: Embedder, file: Path, name: str, *, distractors: bool = True) -> None:
-        """Evaluate on all test sets and write the results; before training without distractors, which are many."""
+    def _test(
+        self, embedder: Embedder, name: str, *, distractors: bool = True, intervals: bool = True
+    ) -> list[Evaluation]:
+        """Evaluate on all test sets; before and during training without distractors, which are many."""
         tested: list[Evaluation] = []
         for eval_set in self.plan.eval_sets:
-            for measured in self._measure(embedder, eval_set, self.folder if distractors else None):
+            folder = self.folder if distractors else None
+            for measured in self._measure(embedder, eval_set, folder, intervals=intervals):
                 tested.append(measured)
-                self._record({"kind": name, "step": self.step, "data": measured.data, **measured.values})
+                facts = {"step": self.step, "epoch": self._epoch, "data": measured.data}
+                self._record({"kind": name, **facts, **measured.values})
                 reported = ", ".join(f"{metric} {estimate}" for metric, estimate in measured.headline.items())
                 text = f"{name}, {measured.data}: {reported}"
                 self.display.message(text, evaluation=name, data=measured.data, **measured.values)
-        found = [measured.to_dict() for measured in tested]
-        write_text_atomically(file, json.dumps(found, indent=2) + "\n")  # last: its existence marks the run as finished
+        return tested
 
     def _measure(
-        self, embedder: Embedder, eval_set: EvalSet, folder: RunFolder | None = None, *, validation: bool = False
+        self, embedder: Embedder, eval_set: EvalSet, folder: RunFolder | None = None, **settings: bool
     ) -> list[Evaluation]:
         try:
-            return evaluate_embedder(embedder, eval_set, self.config, self.display, folder, validation=validation)
+            return evaluate_embedder(embedder, eval_set, self.config, self.display, folder, **settings)
         except NonFiniteError:
             file = save_state(self.folder.failed, self.learner.state(self.step))
             raise RunError(
@@ -342,3 +381,7 @@ class Trainer:
             f"Step {self.step + 1} has loss {loss} and gradient norm {norm}, so the run was stopped. The weights "
             f"before this step, its embeddings and the names of its images are in {file.parent}. {ADVICE}"
         )
+
+
+def _write_evaluations(evaluations: list[Evaluation], file: Path) -> None:
+    write_text_atomically(file, json.dumps([each.to_dict() for each in evaluations], indent=2) + "\n")

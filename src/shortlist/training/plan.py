@@ -36,6 +36,7 @@ class Plan:
     eval_sets: tuple[EvalSet, ...]
     sampler: ClassBalancedSampler
     unreadable: list[tuple[str, str]]  # paths of images that were left out, and reasons
+    batch_remarks: tuple[str, ...] = ()  # why the batch is smaller than configured
 
     @property
     def steps_per_epoch(self) -> int:
@@ -55,10 +56,10 @@ class Plan:
 
     @property
     def remarks(self) -> tuple[str, ...]:
-        """Remarks on all images for the user, including those for validation and tests."""
+        """Remarks for the user on the batch size and on all images, including those for validation and tests."""
         eval_sets = (*(() if self.validation is None else (self.validation,)), *self.eval_sets)
         others = (remark for eval_set in eval_sets for remark in eval_set.remarks)
-        return tuple(dict.fromkeys((*self.catalog.remarks, *others)))
+        return tuple(dict.fromkeys((*self.batch_remarks, *self.catalog.remarks, *others)))
 
     @property
     def total_steps(self) -> int:
@@ -91,13 +92,30 @@ def make_plan(config: RunConfig, display: Display, folder: RunFolder | None = No
     validation = open_validation(config, display, catalog)
     batch = config.batch
     train = catalog.split("train")
-    size = batch.size
-    if size == "auto":
-        classes = int((train.class_sizes() >= batch.per_class).sum())
-        size = batch.per_class * max(1, min(classes, AUTOMATIC_BATCH // batch.per_class))
-    sampler = ClassBalancedSampler(train.labels.tolist(), size, batch.per_class, config.training.seed)
+    size, remarks = _batch_size(config, catalog)
+    sampler = ClassBalancedSampler(train.labels.tolist(), size, batch.per_class, config.training.seed, batch.epoch)
     eval_sets = open_eval_sets(config, display, lambda: catalog)
-    return Plan(config, catalog, train, validation, eval_sets, sampler, unreadable)
+    return Plan(config, catalog, train, validation, eval_sets, sampler, unreadable, remarks)
+
+
+def _batch_size(config: RunConfig, catalog: Catalog) -> tuple[int, tuple[str, ...]]:
+    """Return the batch size, and a remark if it is reduced because half of the classes are held out for validation."""
+    batch = config.batch
+
+    def usable_classes(split: str) -> int:
+        return int((catalog.split(split).class_sizes() >= batch.per_class).sum())
+
+    classes = usable_classes("train")
+    if batch.size == "auto":
+        return batch.per_class * max(1, min(classes, AUTOMATIC_BATCH // batch.per_class)), ()
+    asked = batch.size // batch.per_class
+    if config.data.validation != "half" or not 1 < classes < asked <= classes + usable_classes("validation"):
+        return batch.size, ()  # if it is too large for all classes as well, the sampler raises an error
+    size = classes * batch.per_class
+    return size, (
+        f"batch.size={batch.size} is reduced to {size}: data.validation=half leaves {classes} classes with at least "
+        f"{batch.per_class} training images",
+    )
 
 
 def decoding_workers(config: RunConfig) -> int:

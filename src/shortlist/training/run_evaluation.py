@@ -34,6 +34,7 @@ from shortlist.training.datasets import (
     reported_k,
 )
 from shortlist.training.folder import RunFolder
+from shortlist.training.interim_tests import with_interim_tests
 from shortlist.training.plan import decoding_workers, inference_batch_size
 
 
@@ -97,7 +98,8 @@ def evaluate_run(
         eval_sets = open_eval_sets(config, display, own)
     if not eval_sets:
         raise DataError(f"{config.data.source} has no test images, and evaluation.tests of the run is empty")
-    return [each for eval_set in eval_sets for each in evaluate_embedder(embedder, eval_set, config, display, folder)]
+    found = [each for eval_set in eval_sets for each in evaluate_embedder(embedder, eval_set, config, display, folder)]
+    return with_interim_tests(found, folder.metrics()) if data is None else found
 
 
 def evaluate_encoder(
@@ -142,6 +144,7 @@ def evaluate_embedder(
     folder: RunFolder | None = None,
     *,
     validation: bool = False,
+    intervals: bool = True,
 ) -> list[Evaluation]:
     """Evaluate an embedder on one set of images.
 
@@ -152,6 +155,7 @@ def evaluate_embedder(
         display: Display for progress.
         folder: Folder of the run, where embeddings are kept. Required for distractors, which are many.
         validation: Whether to evaluate at one scale and without intervals, to compare epochs of a run.
+        intervals: Whether to compute confidence intervals, if `evaluation.bootstrap` is not 0.
 
     Returns:
         One evaluation, or two (without and with distractors) if there are distractors and a folder.
@@ -164,7 +168,7 @@ def evaluate_embedder(
     with display.task(f"embedding {eval_set.name}", "images") as progress:
         vectors = embed_test(encoder, eval_set.catalog, workers, None if validation else folder, progress)
     vectors = vectors.to(next(embedder.parameters()).device)
-    bootstrap = 0 if validation else config.evaluation.bootstrap
+    bootstrap = config.evaluation.bootstrap if intervals and not validation else 0
     galleries: list[tuple[dict[str, Vectors], tuple[str, ...]]] = [({}, ())]
     if eval_set.distractors is not None and folder is not None:
         galleries.append(_distractors(encoder, eval_set.distractors, eval_set.on_missing, folder, display, workers))
