@@ -77,7 +77,7 @@ def record(name: str, folder: RunFolder, epochs: int) -> None:
         "first_loss": steps[0]["loss"],
         "last_loss": steps[-1]["loss"],
         "steps_without_gradient": sum(each["gradient_norm"] == 0 for each in steps),
-        "r@1": values["r@1"],
+        "r@1": values["r@1"]["value"],
     }
     RESULTS.parent.mkdir(exist_ok=True)
     write_text_atomically(RESULTS, json.dumps(known, indent=1) + "\n")
@@ -86,7 +86,7 @@ def record(name: str, folder: RunFolder, epochs: int) -> None:
 def show() -> None:
     for name, case in json.loads(RESULTS.read_text(encoding="utf-8"))["cases"].items():
         losses = f"loss {case['first_loss']:.4f} -> {case['last_loss']:.4f}"
-        print(f"{name:28}{case['steps']:5} steps, {losses}, r@1 {case['r@1']}")
+        print(f"{name:28}{case['steps']:5} steps, {losses}, r@1 {100 * case['r@1']:.1f} %")
 
 
 if __name__ == "__main__":

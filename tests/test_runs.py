@@ -186,7 +186,7 @@ class TestModel:
         with monkeypatch.context() as patch:
 
             def interrupt(self: loop.Trainer, *batch: Any) -> dict[str, Any]:
-                if self.step == 4:  # in the second epoch
+                if self.step == 8:  # in the second epoch
                     raise KeyboardInterrupt
                 return step(self, *batch)
 
@@ -307,12 +307,14 @@ class Memory(Dataset[tuple[Any, int]]):
         return made[self.kind], self.labels[index]
 
 
-class TestData:
-    @pytest.fixture(scope="class")
-    def expected(self, images: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Tensor]:
-        run = train(config(images), output=tmp_path_factory.mktemp("runs") / "run", **TINY)
-        return weights(run.path)
+@pytest.fixture(scope="module")
+def expected(images: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Tensor]:
+    """The weights of a run on the folder of images."""
+    run = train(config(images), output=tmp_path_factory.mktemp("runs") / "run", **TINY)
+    return weights(run.path)
 
+
+class TestData:
     def test_paths_and_labels(
         self, images: Path, files: list[Path], tmp_path: Path, expected: dict[str, Tensor], commands: Commands
     ) -> None:

@@ -9,8 +9,10 @@ import os
 import re
 import shutil
 import signal
+import threading
 from collections import Counter
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import filelock
@@ -20,7 +22,7 @@ import pytest
 from shortlist.data import Catalog, open_collection
 from shortlist.encoding import Encoder
 from shortlist.errors import ConfigError
-from shortlist.gallery import Gallery, GalleryError, folder_store, segment
+from shortlist.gallery import Gallery, GalleryError, folder_store, generation, segment
 from shortlist.gallery.folder_store import FolderStore
 from shortlist.gallery.manifest import read_manifest
 from shortlist.gallery.store import Row
@@ -335,6 +337,47 @@ class TestTogether:
         gallery.remove([tmp_path / "images" / "bolt"])
         assert reader.similar(3, NUMBER) == before
         assert len(reader) == NUMBER
+
+    def test_files_that_are_replaced_while_they_are_read(
+        self, gallery: Gallery, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        replaced, original = [], generation.read_segment
+
+        def read_after_a_change(*args: object) -> object:
+            if not replaced:
+                replaced.append(gallery.remove(list(range(5))))  # rewrites everything
+            return original(*args)
+
+        monkeypatch.setattr(generation, "read_segment", read_after_a_change)
+        assert [item.id for item in Gallery.open(tmp_path / "gallery").items()] == list(range(5, NUMBER))
+
+    @pytest.mark.parametrize("kind", ["flat", "hnsw"])
+    def test_threads_search_while_it_changes(
+        self, encoder: Encoder, tmp_path: Path, kind: str, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr(segment, "MIN_MERGED", 3)
+        monkeypatch.setattr(folder_store, "MIN_UNINDEXED", 10)
+        gallery, vectors = filled(tmp_path / "gallery", encoder, kind, 300)
+        done = threading.Event()
+
+        def search() -> int:
+            searches = 0
+            while not done.is_set() or not searches:
+                for hits in gallery.search_vectors(vectors[:3], 20):
+                    assert len({hit.item.id for hit in hits}) == 20
+                searches += 1
+            return searches
+
+        with ThreadPoolExecutor(2) as pool:
+            searching = [pool.submit(search) for _ in range(2)]
+            for number in range(30):
+                with gallery.store.changing():
+                    first = gallery.store.now.manifest.next_id
+                    gallery.store.change(
+                        rows(first, first + 7), more(7, seed=number), removed=range(first - 9, first - 5)
+                    )
+            done.set()
+            assert all(each.result() for each in searching)
 
     def test_a_writer_sees_what_others_wrote(self, gallery: Gallery, tmp_path: Path) -> None:
         other = Gallery.open(tmp_path / "gallery")

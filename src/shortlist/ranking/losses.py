@@ -245,7 +245,7 @@ class RankingLoss(nn.Module):
         ref_labels: Tensor | None = None,
     ) -> Tensor:
         """Compute the loss, a scalar. See `ranking_loss` for the arguments."""
-        batch = {
+        batch: dict[str, Any] = {
             "embeddings": embeddings,
             "labels": labels,
             "similarity_temperature": current_value(self.similarity_temperature, self.progress),

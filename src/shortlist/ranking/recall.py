@@ -173,8 +173,8 @@ class RecallAtKLoss(RankingLoss):
         tail: LinearTail | None = None,
         memory: EmbeddingMemory | None = None,
     ):
-        scheduled = isinstance(rank_temperature, Schedule | MedianRank)
-        head = RecallHead(check_k(k), rank_temperature.end if scheduled else rank_temperature)
+        final = rank_temperature.end if isinstance(rank_temperature, Schedule | MedianRank) else rank_temperature
+        head = RecallHead(check_k(k), final)
         super().__init__(head, similarity_temperature, simix, count_query, engine, tail=tail, memory=memory)
         self.rank_temperature = rank_temperature
         self.k_factor = check_setting(k_factor, "k_factor")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 from shortlist.ranking.inputs import check_temperature
@@ -38,7 +39,7 @@ class Schedule:
         """Return the value when this share of training, from 0 to 1, has passed."""
         if progress >= self.until:
             return self.end
-        return self.start * (self.end / self.start) ** (progress / self.until)
+        return self.start * math.pow(self.end / self.start, progress / self.until)
 
 
 @dataclass(frozen=True)
