@@ -121,7 +121,7 @@ def sweep(
     storage: str | None = None,
     take_over: bool = False,
     display: Display | None = None,
-    on_trial: Callable[[SweepResult], None] | None = None,
+    on_trial: Callable[[SweepResult], object] | None = None,
 ) -> SweepResult:
     """Search for the values of settings with the best validation result. Test images are not used.
 
@@ -237,7 +237,7 @@ class _Worker:
         self.study, self.folder, self.config, self.space, self.total = study, folder, config, space, total
         self.continue_all, self.display = continue_all, display
 
-    def run(self, on_trial: Callable[[SweepResult], None] | None) -> SweepResult:
+    def run(self, on_trial: Callable[[SweepResult], object] | None) -> SweepResult:
         """Train until no trial is left, and return the results of all workers."""
         result, started = self._collect(), time.monotonic()
         first = result.done
