@@ -28,7 +28,7 @@ SOURCES = ROOT / "src"
 PRELOADED = (  # not shortlist.serve: what it says without its packages is tested
     *("faiss", "fastapi.staticfiles", "pandas", "torch.utils.tensorboard", "uvicorn"),  # pyarrow wants pandas
     *(f"shortlist.cli.{name}" for name in ("data", "export", "recipes", "reports", "search", "serving")),
-    "shortlist.cli.sweeps",
+    "shortlist.cli.sweeping",
     *("shortlist.report.run_report", "shortlist.gallery.folder_store", "shortlist.gallery.gallery"),
     *("shortlist.cli.training", "shortlist.training.loop", "shortlist.training.sweep_study"),
 )

@@ -18,7 +18,15 @@ from shortlist.extras import extra
 with extra("baselines", __name__):
     from pytorch_metric_learning import distances, losses, reducers
 
-__all__ = ["BinnedAPLoss", "BlackboxAPLoss", "CrossBatchMemory", "RecallAtKLoss", "SmoothAPLoss", "metric_loss_class"]
+__all__ = [
+    "BinnedAPLoss",
+    "BlackboxAPLoss",
+    "CalibrationLoss",
+    "CrossBatchMemory",
+    "RecallAtKLoss",
+    "SmoothAPLoss",
+    "metric_loss_class",
+]
 
 Loss = TypeVar("Loss", bound=nn.Module)
 
@@ -55,6 +63,7 @@ RecallAtKLoss = metric_loss_class(ranking.RecallAtKLoss)
 SmoothAPLoss = metric_loss_class(ranking.SmoothAPLoss)
 BinnedAPLoss = metric_loss_class(ranking.BinnedAPLoss)
 BlackboxAPLoss = metric_loss_class(ranking.BlackboxAPLoss)
+CalibrationLoss = metric_loss_class(ranking.CalibrationLoss)
 
 
 class CrossBatchMemory(losses.CrossBatchMemory):  # type: ignore[misc]

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from shortlist.ranking.inputs import check_k, check_temperature
 from shortlist.ranking.losses import RankingLoss, ranking_loss
-from shortlist.ranking.memory import EmbeddingMemory
+from shortlist.ranking.embedding_memory import EmbeddingMemory
 from shortlist.ranking.pruning import flat_from
 from shortlist.ranking.schedules import MedianRank, Schedule, check_setting, current_value
 from shortlist.ranking.simix import SiMix, VirtualBatch
