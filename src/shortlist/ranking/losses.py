@@ -10,8 +10,8 @@ import torch
 from torch import Tensor, nn
 
 from shortlist.ranking.batch_warnings import warn_if_not_normalised, warn_without_positives
-from shortlist.ranking.inputs import check_database, check_temperature, check_vectors
 from shortlist.ranking.embedding_memory import EmbeddingMemory
+from shortlist.ranking.inputs import check_database, check_temperature, check_vectors
 from shortlist.ranking.precision import computed_dtype, full_precision
 from shortlist.ranking.relevance import CountQuery, ListedPairs, Relevance, SameLabel
 from shortlist.ranking.schedules import Schedule, check_setting, current_value

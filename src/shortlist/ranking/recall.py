@@ -10,9 +10,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from shortlist.ranking.embedding_memory import EmbeddingMemory
 from shortlist.ranking.inputs import check_k, check_temperature
 from shortlist.ranking.losses import RankingLoss, ranking_loss
-from shortlist.ranking.embedding_memory import EmbeddingMemory
 from shortlist.ranking.pruning import flat_from
 from shortlist.ranking.schedules import MedianRank, Schedule, check_setting, current_value
 from shortlist.ranking.simix import SiMix, VirtualBatch

@@ -7,8 +7,8 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from shortlist.ranking.losses import RankingLoss, ranking_loss
 from shortlist.ranking.embedding_memory import EmbeddingMemory
+from shortlist.ranking.losses import RankingLoss, ranking_loss
 from shortlist.ranking.relevance import CountQuery
 from shortlist.ranking.schedules import Schedule
 from shortlist.ranking.simix import SiMix, VirtualBatch
