@@ -25,7 +25,7 @@ COMMANDS = {  # what is told of at the start and at the end, what in between, an
     "add": ("embedding more", rf"embedding more: \d+{IMAGES}", ["gallery", "add", "there", "more"]),
     "remove": (
         "removing from there",
-        r"building the index: 66 of 66 vectors \(100 %\)$",
+        r"removing from there: \d+ s so far$",
         ["gallery", "remove", "there", "images/class 00"],
     ),
     "report": ("embedding images", rf"embedding images: \d+{IMAGES}", ["report", "run"]),

@@ -14,7 +14,7 @@ from tests.test_docs import MANY_CORES, ROOT
 
 FOLDER = ROOT / "docs" / "notebooks"
 RESULTS = {  # what a notebook should have found, as Python at its end
-    "folder-to-search": "assert r1.value > 0.3 and hits[0].item.label == queries[0].stem and len(found) == 3",
+    "folder-to-search": "assert r1.value > 0.3 and len(hits) == 5 and len(found) == 3",
     "own-training-loop": "assert after > before + 0.1 and own_after > own_before + 0.1",
 }
 KEYS = {

@@ -36,8 +36,8 @@ def base(tmp_path_factory: pytest.TempPathFactory) -> RunConfig:
 def trained(monkeypatch: pytest.MonkeyPatch) -> list[RunConfig]:
     """The configs that were trained from their start."""
     seen: list[RunConfig] = []
-    real = ablation.train
-    monkeypatch.setattr(ablation, "train", lambda one, *rest: seen.append(one) or real(one, *rest))
+    real = ablation.train_run
+    monkeypatch.setattr(ablation, "train_run", lambda one, *rest: seen.append(one) or real(one, *rest))
     return seen
 
 
@@ -104,17 +104,17 @@ def test_the_values_of_k_of_a_recipe_are_those_of_its_study() -> None:
 
 
 def test_it_goes_on_after_it_was_stopped(base: RunConfig, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    real = ablation.train
+    real = ablation.train_run
 
     def stopped(one: RunConfig, *rest: object) -> object:
         if one.loss.simix:
             raise Interrupted("stopped by hand")
         return real(one, *rest)
 
-    monkeypatch.setattr(ablation, "train", stopped)
+    monkeypatch.setattr(ablation, "train_run", stopped)
     with pytest.raises(Interrupted, match=r"RS@k \+ SiMix, 4, seed 0. Run the same command again"):
         ablate("batch-size", base, tmp_path, values=["4"], seeds=1)
-    monkeypatch.setattr(ablation, "train", real)
+    monkeypatch.setattr(ablation, "train_run", real)
     assert len(json.loads(ablate("batch-size", base, tmp_path, values=["4"], seeds=1).read_text())["cases"]) == 3
 
 
@@ -131,7 +131,7 @@ def test_a_run_that_diverges_is_a_result(base: RunConfig, tmp_path: Path, monkey
         (path / "failed").mkdir()
         raise RunError("not finite")
 
-    monkeypatch.setattr(ablation, "train", diverges)
+    monkeypatch.setattr(ablation, "train_run", diverges)
     cases = json.loads(ablate("k", base, tmp_path, values=["[1]"], seeds=1).read_text())["cases"]
     assert [case["failed"] for case in cases] == [True, True]
 

@@ -16,7 +16,7 @@ from shortlist.config import RunConfig
 from shortlist.data import Catalog, FitTransform, TestTransform, load_image
 from shortlist.errors import ModelError
 from shortlist.model import Embedder, pair_whitening, pca_whitening
-from shortlist.training import Display, RunFolder, loop, make_plan
+from shortlist.training import Display, Given, RunFolder, loop, make_plan
 from shortlist.training import resume_run as resume
 from shortlist.training import train_run as train
 from shortlist.training.components import build_embedder, build_transforms
@@ -100,7 +100,7 @@ def test_pooled_features_of_test_images(images: Path, kind: str, pixels: tuple[s
 @pytest.mark.parametrize("settings", [[], ["training.ema=0.9"]])
 def test_a_run_begins_with_it(images: Path, tmp_path: Path, settings: list[str]) -> None:
     chosen = config(images, *WHITENING, *settings)
-    trainer = Trainer(chosen, RunFolder(tmp_path), Display())
+    trainer = Trainer(chosen, RunFolder(tmp_path), Display(), Given())
     before = build_embedder(chosen)
     assert trainer.learner.embedder.linear.weight.equal(before.linear.weight)
     trainer._restore()

@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+import httpx
 from huggingface_hub import CommitOperationAdd, HfApi, constants, get_token
 from huggingface_hub.errors import HfHubHTTPError, HFValidationError
 from huggingface_hub.utils import (  # type: ignore[attr-defined]
@@ -89,7 +90,7 @@ def _reason(error: BaseException, repository: str, endpoint: str) -> str:
             return f"{endpoint} refused the upload to {repository} ({detail})"
         token = "run hf auth login with a token that has write permission"
         return f"The access token may not write to {repository} ({detail}): {token}"
-    if isinstance(error, OSError):
+    if isinstance(error, OSError | httpx.TransportError):
         return f"{endpoint} cannot be reached ({detail})"
     return f"The upload to {repository} failed ({detail})"
 

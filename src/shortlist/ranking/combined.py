@@ -15,6 +15,7 @@ class CombinedLoss(nn.Module):
         added: Further modules of this kind, each with its weight. Their parameters are parameters of this module.
 
     Example:
+        >>> import torch
         >>> from shortlist.ranking import CalibrationLoss, RecallAtKLoss
         >>> embeddings, labels = torch.eye(4), torch.tensor([0, 0, 1, 1])
         >>> loss = CombinedLoss(RecallAtKLoss(), (CalibrationLoss(), 0.5))

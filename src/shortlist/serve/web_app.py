@@ -16,7 +16,7 @@ from starlette.exceptions import HTTPException
 from shortlist import __version__
 from shortlist.errors import ShortlistError
 from shortlist.gallery.gallery import Gallery, Hit, Item, NoSuchItem
-from shortlist.serve import schema
+from shortlist.serve import api_schema as schema
 from shortlist.serve.api_schema import responses
 from shortlist.serve.guard import Guard
 from shortlist.serve.limits import Limits, RequestError, describe_errors

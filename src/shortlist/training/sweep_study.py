@@ -26,7 +26,7 @@ with extra("sweep", "A sweep"):
     from optuna.storages.journal import JournalFileBackend, JournalFileOpenLock
     from optuna.trial import FrozenTrial, Trial, TrialState
     from sqlalchemy.engine import URL, make_url
-    from sqlalchemy.exc import SQLAlchemyError
+    from sqlalchemy.exc import IntegrityError, SQLAlchemyError
 
 if TYPE_CHECKING:
     from optuna.distributions import BaseDistribution
@@ -194,9 +194,17 @@ def _open_database(url: str, place: str) -> BaseStorage:
     if url.startswith("postgresql://"):  # older versions of SQLAlchemy use psycopg2
         url = f"postgresql+psycopg{url.removeprefix('postgresql')}"
     try:
-        return RDBStorage(url, engine_kwargs={"pool_pre_ping": True})  # connections may break during a long trial
+        return _create_storage(url)
     except ImportError as error:
         raise ConfigError(f"The driver of the database {place} is not installed: {error.__cause__ or error}.") from None
+
+
+def _create_storage(url: str) -> BaseStorage:
+    options = {"pool_pre_ping": True}  # connections may break during a long trial
+    try:
+        return RDBStorage(url, engine_kwargs=options)
+    except IntegrityError:  # another process has created the tables in the meantime
+        return RDBStorage(url, engine_kwargs=options)
 
 
 def continued(study: optuna.Study, trial: FrozenTrial) -> Trial:
