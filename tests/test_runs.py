@@ -90,7 +90,7 @@ class TestRecipes:
     @pytest.mark.parametrize(
         ("keywords", "said"),
         [
-            ({"epoch": 3}, r"no setting 'epoch'; did you mean 'epochs'\?"),
+            ({"epohcs": 3}, r"no setting 'epohcs'; did you mean 'epochs'\?"),
             ({"batchsize": 3}, r"no setting 'batchsize'; did you mean 'batch_size'\?"),
             (
                 {"size": 3},

@@ -6,7 +6,6 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-import httpx
 from huggingface_hub import CommitOperationAdd, HfApi, constants, get_token
 from huggingface_hub.errors import HfHubHTTPError, HFValidationError
 from huggingface_hub.utils import (  # type: ignore[attr-defined]
@@ -82,15 +81,15 @@ def push(folder: Path, repository: str, private: bool) -> str:
 
 
 def _reason(error: BaseException, repository: str, endpoint: str) -> str:
-    while not isinstance(error, HfHubHTTPError) and error.__cause__ is not None:
-        error = error.__cause__
+    while not isinstance(error, HfHubHTTPError) and (reason := error.__cause__ or error.__context__) is not None:
+        error = reason
     detail = str(error).strip().partition("\n")[0].rstrip(".") or type(error).__name__
     if isinstance(error, HfHubHTTPError):
         if error.response.status_code not in (401, 403):
             return f"{endpoint} refused the upload to {repository} ({detail})"
         token = "run hf auth login with a token that has write permission"
         return f"The access token may not write to {repository} ({detail}): {token}"
-    if isinstance(error, OSError | httpx.TransportError):
+    if isinstance(error, OSError):
         return f"{endpoint} cannot be reached ({detail})"
     return f"The upload to {repository} failed ({detail})"
 

@@ -20,10 +20,11 @@ from shortlist.training.datasets import open_images
 from shortlist.training.folder import RunFolder, RunInUseError
 from shortlist.training.loop import resume_run, train_run
 
+_WITHOUT_SIMIX = {"simix": False, "simix_alphas": 1, "simix_negatives": 0}
 METHODS: Mapping[str, Mapping[str, Any]] = {  # settings of the loss that define a method; the others are the recipe's
-    "RS@k": {"name": "recall_at_k", "simix": False},
-    "RS@k + SiMix": {"name": "recall_at_k", "simix": True},
-    "SAP": {"name": "smooth_ap", "simix": False},
+    "RS@k": {"name": "recall_at_k", "memory": None, **_WITHOUT_SIMIX},
+    "RS@k + SiMix": {"name": "recall_at_k", "memory": None, "simix": True},
+    "SAP": {"name": "smooth_ap", "memory": None, **_WITHOUT_SIMIX},
 }
 STUDY_FILE = "study.json"
 RATES: Mapping[str, float] = {"constant": 0.0, "sqrt": 0.5, "linear": 1.0}  # exponent of the batch size
@@ -227,7 +228,7 @@ def case_config(config: RunConfig, study: Study, case: Case, power: float = 0.0)
         power: Exponent of the batch size in the learning rate.
     """
     method = METHODS[case.method]
-    loss = config.loss.model_dump(mode="json", include=OWN_LOSSES[method["name"]]) | method
+    loss = config.loss.model_dump(mode="json", include={*OWN_LOSSES[method["name"]], "plus"}) | method
     changes = [f"loss={json.dumps(loss)}", f"{study.key}={case.value}", f"training.seed={case.seed}"]
     text, where = config.model_dump_json(), f"{case} of {config.name}"
     if power:

@@ -11,8 +11,7 @@ from accelerate import Accelerator
 from accelerate.tracking import GeneralTracker, MLflowTracker, TensorBoardTracker, WandBTracker
 
 from shortlist.config import RunConfig
-from shortlist.errors import RunError
-from shortlist.extras import extra
+from shortlist.errors import ConfigError, RunError
 from shortlist.files import read_json, write_text_atomically
 from shortlist.training.folder import RunFolder
 
@@ -20,10 +19,12 @@ PROJECT = "shortlist"  # of Weights & Biases, and experiment of MLflow
 
 
 def check_trackers(names: Iterable[str]) -> None:
-    """Raise a MissingExtraError if a package is not installed."""
+    """Raise a ConfigError if a package is not installed."""
     for name in names:
-        with extra("training" if name == "tensorboard" else "tracking", f"tracking: {name}"):
+        try:
             import_module(name)
+        except ModuleNotFoundError:
+            raise ConfigError(f"tracking: {name} needs the package {name}: pip install {name}") from None
 
 
 def start_trackers(accelerator: Accelerator, config: RunConfig, folder: RunFolder, step: int) -> None:
