@@ -68,7 +68,7 @@ class DotProducts:
 
         def pull_back(gradients: Gradients) -> None:
             # The columns of a CSR gradient are neither sorted nor distinct. Products do not need that.
-            with torch.sparse.check_sparse_tensor_invariants(False):  # type: ignore[no-untyped-call]  # type: ignore[no-untyped-call]
+            with torch.sparse.check_sparse_tensor_invariants(False):  # type: ignore[no-untyped-call]
                 for gradient, subset in gradients:
                     self._add(gradient, rows[subset], queries[subset])
 

@@ -228,7 +228,7 @@ def case_config(config: RunConfig, study: Study, case: Case, power: float = 0.0)
         power: Exponent of the batch size in the learning rate.
     """
     method = METHODS[case.method]
-    loss = config.loss.model_dump(mode="json", include={*OWN_LOSSES[method["name"]], "plus"}) | method
+    loss = {**config.loss.model_dump(mode="json", include={*OWN_LOSSES[method["name"]], "plus"}), **method}
     changes = [f"loss={json.dumps(loss)}", f"{study.key}={case.value}", f"training.seed={case.seed}"]
     text, where = config.model_dump_json(), f"{case} of {config.name}"
     if power:
