@@ -23,11 +23,6 @@ COMMANDS = {  # what is told of at the start and at the end, what in between, an
     "embed": ("embedding images", rf"embedding images: \d+{IMAGES}", ["embed", "run", "images", "-o", "v.parquet"]),
     "index": ("embedding images", rf"embedding images: \d+{IMAGES}", ["index", "run", "images", "-o", "gallery"]),
     "add": ("embedding more", rf"embedding more: \d+{IMAGES}", ["gallery", "add", "there", "more"]),
-    "remove": (
-        "removing from there",
-        r"removing from there: \d+ s so far$",
-        ["gallery", "remove", "there", "images/class 00"],
-    ),
     "report": ("embedding images", rf"embedding images: \d+{IMAGES}", ["report", "run"]),
     "compare": ("embedding images", rf"embedding images: \d+{IMAGES}", ["compare", "run", "other"]),
     "export": (

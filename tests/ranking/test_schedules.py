@@ -91,7 +91,7 @@ def test_the_progress_must_be_known() -> None:
         SmoothAPLoss(Schedule(1, 0.01)),
         RecallAtKLoss(1, Schedule(2, 1)),
     ):
-        with pytest.raises(ValueError, match=r"set `loss\.progress` to the share of training"):
+        with pytest.raises(ValueError, match=r"set its attribute `progress` to the share of training"):
             loss(EMBEDDINGS, LABELS)
     RecallAtKLoss()(EMBEDDINGS, LABELS)
 

@@ -12,7 +12,8 @@ import torch
 import yaml
 
 from shortlist import Embedder, Encoder, train
-from shortlist.config import LossConfig, ModelConfig
+from shortlist.config import LossConfig
+from shortlist.config.schema import ModelConfig
 from shortlist.errors import ConfigError, ModelError
 from shortlist.ranking import RankingLoss
 from shortlist.training.components import build_embedder, build_loss

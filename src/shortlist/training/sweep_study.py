@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import math
+import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -26,7 +27,7 @@ with extra("sweep", "A sweep"):
     from optuna.storages.journal import JournalFileBackend, JournalFileOpenLock
     from optuna.trial import FrozenTrial, Trial, TrialState
     from sqlalchemy.engine import URL, make_url
-    from sqlalchemy.exc import IntegrityError, SQLAlchemyError
+    from sqlalchemy.exc import IntegrityError, ProgrammingError, SQLAlchemyError
 
 if TYPE_CHECKING:
     from optuna.distributions import BaseDistribution
@@ -35,7 +36,7 @@ SAMPLERS = ("grid", "random", "tpe")
 PRUNERS: Mapping[str, Callable[[], BasePruner]] = {
     "none": NopPruner,
     "median": MedianPruner,
-    "halving": SuccessiveHalvingPruner,
+    "halving": partial(SuccessiveHalvingPruner, min_resource=1),  # "auto" ignores the first trial
 }
 __all__ = [
     "TrialPruned",
@@ -200,11 +201,13 @@ def _open_database(url: str, place: str) -> BaseStorage:
 
 
 def _create_storage(url: str) -> BaseStorage:
+    """Open a database. Processes that create its tables at the same time fail, and succeed when they try again."""
     options = {"pool_pre_ping": True}  # connections may break during a long trial
-    try:
-        return RDBStorage(url, engine_kwargs=options)
-    except IntegrityError:  # another process has created the tables in the meantime
-        return RDBStorage(url, engine_kwargs=options)
+    for seconds in (0.2, 0.5, 1.0, 2.0):
+        with suppress(IntegrityError, ProgrammingError):
+            return RDBStorage(url, engine_kwargs=options)
+        time.sleep(seconds)
+    return RDBStorage(url, engine_kwargs=options)
 
 
 def continued(study: optuna.Study, trial: FrozenTrial) -> Trial:
