@@ -21,7 +21,7 @@ class Net(nn.Module):
 
     def forward(self, images: Tensor) -> Tensor:
         maps = torch.relu(self.norm(self.convolution(images)))
-        return self.linear(nn.functional.adaptive_avg_pool2d(maps, 2).view(len(maps), -1))
+        return self.linear(nn.functional.adaptive_avg_pool2d(maps, 2).flatten(1))
 
 
 def build(dim: int, width: int = 8) -> Net:
