@@ -98,7 +98,8 @@ class TestTrials:
 
     def test_paths_and_threads_may_differ(self, finished: SweepResult, base: RunConfig, tmp_path: Path) -> None:
         moved = Path(shutil.copytree(base.data.source, tmp_path / "moved"))
-        assert sweep(config(moved, *SMALL, "training.threads=1"), GRID, finished.path).done == 4
+        study = Path(shutil.copytree(finished.path, tmp_path / "study"))  # it will record where the images are now
+        assert sweep(config(moved, *SMALL, "training.threads=1"), GRID, study).done == 4
 
 
 class TestTestImages:
