@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from shortlist.ranking import BinnedAPLoss, BlackboxAPLoss, ListwiseLoss, binned_ap_loss, blackbox_ap_loss
-from tests.ranking.losses import Largest, assert_same, learned, unit, value_and_gradient
+from tests.ranking.losses import LargestTensor, assert_same, learned, unit, value_and_gradient
 
 every_loss = pytest.mark.parametrize("kind", [BinnedAPLoss, BlackboxAPLoss])
 
@@ -43,21 +43,21 @@ def test_mined_pairs(kind: type[ListwiseLoss]) -> None:
 def test_memory_stays_a_tile(kind: type[ListwiseLoss]) -> None:
     """Batch 4,096: nothing of the size of all its similarities ever exists."""
     vectors, labels = unit(4096, 8, dtype=torch.float32).requires_grad_(), torch.arange(4096) // 4
-    with Largest() as largest:
+    with LargestTensor() as largest:
         value = kind()(vectors, labels)
     assert largest.elements <= 512 * 4096 < vectors.shape[0] ** 2 / 4
     value.backward()
     assert vectors.grad is not None
     assert vectors.grad.isfinite().all()
     assert vectors.grad.any()
-    with Largest() as smaller, torch.no_grad():
+    with LargestTensor() as smaller, torch.no_grad():
         kind(tile_size=4)(vectors[:400], labels[:400])
     assert smaller.elements <= 400 * 8  # the embeddings themselves
 
 
 @pytest.mark.parametrize("loss", [binned_ap_loss, blackbox_ap_loss])
 def test_the_functions_have_tiles_as_well(loss: Callable[..., Tensor]) -> None:
-    with Largest() as largest:
+    with LargestTensor() as largest:
         loss(unit(60, 2), torch.arange(60) // 2, tile_size=4)
     assert largest.elements <= 60 * 4
     with pytest.raises(ValueError, match="tile_size must be at least 1"):

@@ -12,11 +12,11 @@ from pytorch_metric_learning.utils.inference import CustomKNN
 from sklearn.metrics import average_precision_score
 from torch import Tensor
 from torch.nn.functional import normalize
-from torch.utils._python_dispatch import TorchDispatchMode
 
 from shortlist.ranking import QueryScores, query_scores, ranker, retrieval_metrics
 from shortlist.ranking.ranker import rounding
 from tests import reference_metrics as reference
+from tests.ranking.losses import LargestTensor
 
 
 def some_items(number: int, classes: int, seed: int = 0, dimensions: int = 8) -> tuple[Tensor, Tensor]:
@@ -281,19 +281,6 @@ def test_metrics_make_no_graph():
         embeddings @ embeddings.T  # a graph, seen by the hook
         assert kept
     assert not any(column.requires_grad for column in scores)
-
-
-class LargestTensor(TorchDispatchMode):
-    """The number of elements of the largest tensor that any operation returned."""
-
-    elements = 0
-
-    def __torch_dispatch__(self, operation, types, args=(), kwargs=None):
-        result = operation(*args, **(kwargs or {}))
-        for each in result if isinstance(result, tuple | list) else (result,):
-            if isinstance(each, Tensor):
-                self.elements = max(self.elements, each.numel())
-        return result
 
 
 @pytest.mark.parametrize("own", [True, False], ids=["own set", "gallery"])
