@@ -50,8 +50,8 @@ class TestStatistics:
         shuffled = second[torch.randperm(200, generator=torch.Generator().manual_seed(0))]
         apart = paired_differences(["mAP"], base[:, None], shuffled[:, None])["mAP"]
         assert together.value == pytest.approx(apart.value)
-        assert together.real
-        assert not apart.real
+        assert together.significant
+        assert not apart.significant
 
     def test_covers_the_truth(self) -> None:
         """A 95 % interval misses the true value in about one of twenty samples, but not in none of 200."""
@@ -63,7 +63,7 @@ class TestStatistics:
             found = paired_differences(["r@1"], one[:, None], other[:, None], resamples=400)["r@1"]
             missed += not found.low <= 0.1 <= found.high
             flipped = paired_differences(["r@1"], one[:, None], one.flip(0)[:, None], resamples=400)["r@1"]
-            wrongly += flipped.real
+            wrongly += flipped.significant
         assert 1 <= missed <= 30
         assert wrongly <= 25
 
@@ -77,12 +77,12 @@ class TestStatistics:
         assert there.p == back.p
         assert there.low - 1e-9 <= there.high
         assert 2 / 201 <= there.p <= 1
-        assert there.real == back.real
+        assert there.significant == back.significant
 
     def test_equal_scores_give_no_difference(self) -> None:
         table = torch.rand(20, 2)
         for found in paired_differences(["a", "b"], table, table).values():
-            assert (found.value, found.low, found.high, found.p, found.real) == (0, 0, 0, 1, False)
+            assert (found.value, found.low, found.high, found.p, found.significant) == (0, 0, 0, 1, False)
 
     def test_tables_of_other_queries(self) -> None:
         with pytest.raises(ValueError, match="not of the same queries"):
@@ -167,7 +167,7 @@ class TestRuns:
     def test_verdicts(self, comparison: Comparison) -> None:
         (said,) = comparison.verdicts()
         (test,) = comparison.tests
-        real = test.differences["two"]["r@1"].real
+        real = test.differences["two"]["r@1"].significant
         assert ("is better than" in said or "is worse than" in said) == real
         assert ("no significant difference between two and one" in said) == (not real)
 
@@ -177,7 +177,7 @@ class TestOutput:
         found = json.loads(json.dumps(comparison.to_dict()))
         assert list(found["runs"]) == ["one", "two"]
         each = found["tests"][0]["differences"]["two"]["r@1"]
-        assert each.keys() == {"value", "low", "high", "p", "real"}
+        assert each.keys() == {"value", "low", "high", "p", "significant"}
 
     def test_table(self, comparison: Comparison, capsys: pytest.CaptureFixture[str]) -> None:
         print_comparison(comparison)

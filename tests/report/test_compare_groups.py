@@ -174,7 +174,7 @@ class TestOutput:
         found = json.loads(json.dumps(comparison.to_dict()))
         assert found["groups"]["dim4-*"] == {"0": str(root / "dim4-0"), "1": str(root / "dim4-1")}
         (test,) = found["tests"]
-        assert test["differences"]["dim4-*"]["r@1"].keys() == {"value", "low", "high", "p", "real"}
+        assert test["differences"]["dim4-*"]["r@1"].keys() == {"value", "low", "high", "p", "significant"}
         assert test["seeds"]["dim4-*"]["1"].keys() == test["metrics"]["dim4-*"].keys()
 
     def test_table(self, comparison: Comparison, capsys: pytest.CaptureFixture[str]) -> None:
