@@ -16,9 +16,11 @@ import subprocess
 import sys
 import time
 import traceback
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from multiprocessing import forkserver, util
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 from PIL import Image
@@ -192,6 +194,38 @@ def _become(order: dict[str, Any]) -> None:
         sys.stdout.flush()
         sys.stderr.flush()
         os._exit(code)
+
+
+def fork_the_fork_server() -> None:
+    """Let multiprocessing fork its fork server from this process, which has imported torch, instead of starting it."""
+    start = util.spawnv_passfds
+
+    def fork_or_start(path: bytes, args: Sequence[str], descriptors: Sequence[int]) -> int:
+        if "forkserver" not in args[-1]:
+            return start(path, args, descriptors)
+        sys.stdout.flush()
+        pid = os.fork()
+        if pid == 0:
+            _run_alone(args[-1], descriptors)
+        return pid
+
+    util.spawnv_passfds = fork_or_start
+
+
+def _run_alone(code: str, descriptors: Sequence[int]) -> None:
+    """Run code as in `python -c`, with no other files open than these, and exit."""
+    try:
+        for opened in {int(file.name) for file in Path("/proc/self/fd").iterdir()} - {0, 1, 2, *descriptors}:
+            with contextlib.suppress(OSError):
+                os.close(opened)
+        forkserver._forkserver.__init__()  # its lock was held during the fork
+        sys.modules["__main__"] = ModuleType("__main__")
+        exec(code, vars(sys.modules["__main__"]))
+    except Exception:
+        traceback.print_exc()
+        sys.stderr.flush()
+    finally:
+        os._exit(0)
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""What an installation with an extra can do, each promise kept once in the smallest way.
+"""The features of an installation with an extra, each used once on the smallest possible data.
 
 Run as a script by the Python of an installation, this imports only the standard library, shortlist, and what an extra
 requires. Each extra has a process of its own; those that build on `training` are forked from one that has imported it.
@@ -184,7 +184,7 @@ def images(folder: Path) -> Path:
 
 
 def refused(extra: str, use: Callable[[], object]) -> None:
-    """One sentence that names the extra, in an error that is ours and an ImportError."""
+    """Check that using a feature without its extra raises our ImportError with one sentence that names the extra."""
     from shortlist.errors import ShortlistError
 
     caught: Exception | None = None
@@ -205,7 +205,7 @@ PROMISES = {"plain": plain, "training": training, **BEYOND, "all": everything}
 
 
 def keep(extra: str, links: Path, work: Path) -> bool:
-    """Keep a promise in a process of its own, with the packages of that extra on its path."""
+    """Use the features of an extra in a new process, with the packages of that extra on its path."""
     pid = os.fork()
     if pid:
         return os.waitpid(pid, 0)[1] == 0
@@ -223,7 +223,7 @@ def keep(extra: str, links: Path, work: Path) -> bool:
 
 
 def main(links: Path, work: Path) -> None:
-    """Keep all promises.
+    """Use the features of all extras.
 
     Args:
         links: has a folder for each of them, with the packages that it may import.

@@ -1,4 +1,4 @@
-"""What of a process belongs to whoever started it."""
+"""The state of a process that a library must not change."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from shortlist.batches import memory
 
 
 def state() -> dict[str, Any]:
-    """All of the process that a library could change and nobody would expect it to."""
+    """Return all process-wide settings that a library could change."""
     root = logging.getLogger()
     return {
         "random numbers of torch": torch.get_rng_state().numpy().tobytes(),
@@ -67,8 +67,8 @@ def changes(call: Callable[[], object]) -> list[str]:
 
 @contextmanager
 def another_state() -> Iterator[None]:
-    """Values that none of ours would happen to be."""
-    multiprocessing.get_start_method()  # whoever asks first sets it
+    """Set values that differ from those that our code would set."""
+    multiprocessing.get_start_method()  # the first call sets it
     before = torch.get_num_threads()
     torch.set_num_threads(2)
     torch.manual_seed(random.randrange(2**32))

@@ -21,8 +21,7 @@ from shortlist.report.terminal_tables import print_comparison
 from shortlist.training import RunFolder
 from tests.evaluation.test_evaluate import catalog, points
 from tests.reference_search import paired_bootstrap
-from tests.report.runs import NASTY, images_with_a_nasty_class, read, trained
-from tests.training.runs import class_folders
+from tests.report.runs import NASTY, CopyRun, change_config, read, remove_class
 
 
 def test_error_reduction() -> None:
@@ -42,7 +41,7 @@ class TestStatistics:
         assert (found.low, found.high) == pytest.approx((low, high), abs=0.02)  # other random draws
         assert found.p == pytest.approx(p, abs=0.04)
 
-    def test_pairing_counts(self) -> None:
+    def test_pairing_finds_a_small_difference(self) -> None:
         """A small difference on queries of very different difficulty is found only by pairing."""
         base = torch.linspace(0, 1, 200).double()
         second = base + 0.01 + 0.01 * torch.sin(torch.arange(200))
@@ -67,7 +66,7 @@ class TestStatistics:
         assert 1 <= missed <= 30
         assert wrongly <= 25
 
-    @settings(deadline=None, max_examples=30)
+    @settings(max_examples=15)
     @given(st.lists(st.tuples(st.floats(0, 1), st.floats(0, 1)), min_size=1, max_size=30), st.integers(0, 9))
     def test_swapping_the_runs_negates_the_difference(self, pairs: list[tuple[float, float]], seed: int) -> None:
         one, other = torch.tensor(pairs).double().T[..., None]
@@ -113,15 +112,16 @@ class TestChoice:
 
 
 @pytest.fixture(scope="module")
-def runs(tmp_path_factory: pytest.TempPathFactory) -> dict[str, RunFolder]:
+def runs(copy_run: CopyRun, tmp_path_factory: pytest.TempPathFactory) -> dict[str, RunFolder]:
     root = tmp_path_factory.mktemp("runs")
-    source = images_with_a_nasty_class(root)
-    return {
-        "one": trained(source, root / "one"),
-        "two": trained(source, root / "two", "training.seed=1", "evaluation.k=[1,3]"),
-        "three": trained(source, root / "three", "model.dim=4"),
-        "elsewhere": trained(source, root / "elsewhere", "data.split_seed=3"),
+    runs = {
+        "one": copy_run(root / "one"),
+        "two": copy_run(root / "two", "training.seed=1"),
+        "three": copy_run(root / "three", "model.dim=4"),
+        "elsewhere": copy_run(root / "elsewhere", "data.split_seed=3"),
     }
+    change_config(runs["two"], "evaluation.k", [1, 3])
+    return runs
 
 
 @pytest.fixture(scope="module")
@@ -147,16 +147,19 @@ class TestRuns:
                 assert each.value == pytest.approx(test.means[run][name] - test.means["one"][name])
                 assert each.low <= each.value <= each.high
 
-    def test_not_the_same_queries(self, runs: dict[str, RunFolder]) -> None:
+    def test_runs_that_were_tested_on_other_queries(self, runs: dict[str, RunFolder]) -> None:
         with pytest.raises(RunError, match=r"not tested on the same queries.*36 images of images.*data\.split_seed"):
             compare_runs([runs["one"].path, runs["elsewhere"].path])
 
-    def test_images_that_have_changed(self, runs: dict[str, RunFolder], tmp_path: Path) -> None:
-        images = class_folders(tmp_path / "images")
-        others = [trained(images, tmp_path / name, f"training.seed={seed}") for seed, name in enumerate("ab")]
-        shutil.rmtree(images / "class 00")
+    def test_images_that_have_changed(self, copy_run: CopyRun, source: Path, tmp_path: Path) -> None:
+        moved = Path(shutil.copytree(source.parent, tmp_path / "images")) / source.name
+        runs = [copy_run(tmp_path / name, *each) for name, each in (("one", []), ("two", ["training.seed=1"]))]
+        for run in runs:
+            change_config(run, "data.source", str(moved))
+        compare_runs([run.path for run in runs])  # control: images may be moved
+        remove_class(moved, "class 00")
         with pytest.raises(RunError, match="have changed since the start of the run"):
-            compare_runs([run.path for run in others])
+            compare_runs([run.path for run in runs])
 
     def test_one_run_or_the_same_twice(self, runs: dict[str, RunFolder]) -> None:
         with pytest.raises(ConfigError, match="at least two"):

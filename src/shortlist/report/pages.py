@@ -10,6 +10,7 @@ import io
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import cache
 from math import isnan
 from pathlib import Path
 from random import Random
@@ -217,6 +218,11 @@ def write_page(file: Path, template: str, thumbnails: Thumbnails, **context: Any
 
 def render(template: str, **context: Any) -> str:
     """Render a template of the folder `templates`; texts are escaped."""
+    return _environment().get_template(template).render(**context)
+
+
+@cache  # it keeps the compiled templates
+def _environment() -> Environment:
     environment = Environment(
         loader=PackageLoader("shortlist.report"),
         autoescape=True,
@@ -225,4 +231,4 @@ def render(template: str, **context: Any) -> str:
         lstrip_blocks=True,
     )
     environment.filters |= {"thousands": "{:,}".format, "percent": lambda share: f"{100 * share:.1f}"}
-    return environment.get_template(template).render(**context)
+    return environment
