@@ -24,7 +24,7 @@ from shortlist.errors import ConfigError, DataError, Interrupted, ModelError, Ru
 from shortlist.runs import Run
 from shortlist.training import loop
 from tests.processes import Commands
-from tests.training.runs import RECIPE, class_folders, config, records, same_weights, weights
+from tests.training.runs import FASTEST_MODEL, RECIPE, class_folders, fast_config, records, same_weights, weights
 from tests.user_parts import Net, Proxies, ReciprocalRank, pull
 
 TINY: dict[str, Any] = {"report": False, "validation": "none", "epochs": 1}
@@ -40,7 +40,7 @@ def images(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def trained(images: Path, tmp_path_factory: pytest.TempPathFactory) -> Run:
     """A run on the folder of images. Tests must not change it."""
-    return train(config(images), output=tmp_path_factory.mktemp("runs") / "run", **TINY)
+    return train(fast_config(images), output=tmp_path_factory.mktemp("runs") / "run", **TINY)
 
 
 @pytest.fixture(scope="module")
@@ -87,19 +87,21 @@ class TestRecipes:
     def test_a_file_and_a_configuration_give_the_same_run(self, images: Path, tmp_path: Path, trained: Run) -> None:
         recipe = tmp_path / "tiny.yaml"
         recipe.write_text(RECIPE)
-        one = train(recipe, source=images, output=tmp_path / "one", **TINY)
+        one = train(recipe, FASTEST_MODEL, source=images, output=tmp_path / "one", **TINY)
         assert same_weights(weights(one.path), weights(trained.path))
         assert one.config == trained.config
-        different = train(recipe, "optimizer.lr=0.1", source=images, output=tmp_path / "different", **TINY)
+        different = train(
+            recipe, FASTEST_MODEL, "optimizer.lr=0.1", source=images, output=tmp_path / "different", **TINY
+        )
         assert not same_weights(weights(one.path), weights(different.path))
 
     def test_runs_are_numbered(self, images: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.chdir(tmp_path)
-        runs = [train(config(images), name="twice", **TINY) for _ in range(2)]
+        runs = [train(fast_config(images), name="twice", **TINY) for _ in range(2)]
         assert [str(run.path) for run in runs] == ["runs/twice", "runs/twice-2"]
 
     def test_a_run_without_test_images_has_no_metrics(self, images: Path, tmp_path: Path) -> None:
-        run = train(config(images), train_share=1, output=tmp_path / "run", **TINY)
+        run = train(fast_config(images), train_share=1, output=tmp_path / "run", **TINY)
         assert run.metrics == {}
         assert run.evaluations == ()
 
@@ -146,7 +148,7 @@ class TestModel:
     ) -> None:
         model = net()
         before = {name: each.clone() for name, each in model.state_dict().items()}
-        run = train(config(images), model=model, output=tmp_path / "run", **{**TINY, "report": True})
+        run = train(fast_config(images), model=model, output=tmp_path / "run", **{**TINY, "report": True})
         assert (run.path / "report.html").is_file()
         assert run.config.model.backbone == "given in Python: Net"
         assert not torch.equal(model.linear.weight, before["linear.weight"])
@@ -162,13 +164,13 @@ class TestModel:
         assert again.values == run.metrics
 
     def test_the_best_epoch_is_kept(self, images: Path, tmp_path: Path) -> None:
-        run = train(config(images), model=net(), output=tmp_path / "run", report=False, epochs=2)
+        run = train(fast_config(images), model=net(), output=tmp_path / "run", report=False, epochs=2)
         assert same_weights(weights(run.path), weights(run.path / "best"))
 
     def test_errors_ask_for_a_model_and_a_loss_that_were_given_in_python(
         self, images: Path, tmp_path: Path, commands: Commands
     ) -> None:
-        run = train(config(images), model=net(), loss=pull, output=tmp_path / "run", **TINY)
+        run = train(fast_config(images), model=net(), loss=pull, output=tmp_path / "run", **TINY)
         with pytest.raises(ModelError, match=r"the model Net was given in Python, .* give it again"):
             evaluate(run)
         with pytest.raises(ModelError, match="has the weights of Net, not of Linear"):
@@ -197,7 +199,7 @@ class TestModel:
             torch.manual_seed(0)
             return Proxies(4, 6)
 
-        whole = train(config(images), model=net(), loss=loss(), output=tmp_path / "whole", **settings)
+        whole = train(fast_config(images), model=net(), loss=loss(), output=tmp_path / "whole", **settings)
         step = loop.Trainer._train_step
         with monkeypatch.context() as patch:
 
@@ -208,14 +210,14 @@ class TestModel:
 
             patch.setattr(loop.Trainer, "_train_step", interrupt)
             with pytest.raises(Interrupted):
-                train(config(images), model=net(), loss=loss(), output=tmp_path / "run", **settings)
+                train(fast_config(images), model=net(), loss=loss(), output=tmp_path / "run", **settings)
         torch.manual_seed(9)
         again = resume(tmp_path / "run", model=Net(), loss=Proxies(4, 6), report=False)
         assert same_weights(weights(again.path), weights(whole.path))
         assert records(again.path) == records(whole.path)
 
     def test_another_architecture_does_not_resume(self, images: Path, tmp_path: Path) -> None:
-        run = train(config(images), model=net(), output=tmp_path / "run", **TINY)
+        run = train(fast_config(images), model=net(), output=tmp_path / "run", **TINY)
         (run.path / "evaluation.json").unlink()
         with pytest.raises(RunError, match="does not fit the architecture"):
             resume(run.path, model=Net(dim=7))
@@ -224,7 +226,7 @@ class TestModel:
         self, images: Path, tmp_path: Path, commands: Commands
     ) -> None:
         model = Embedder("test_resnet", dim=4)
-        run = train(config(images), model=model, output=tmp_path / "run", **TINY)
+        run = train(fast_config(images), model=model, output=tmp_path / "run", **TINY)
         assert run.config.model.backbone == "given in Python: Embedder"
         assert Embedder.load(run.path).config.backbone == "test_resnet"
         code, out, error = commands.run("evaluate", run.path, "--json", cwd=tmp_path)
@@ -241,18 +243,18 @@ class TestModel:
     )
     def test_modules_that_do_not_fit(self, model: nn.Module, said: str, images: Path, tmp_path: Path) -> None:
         with pytest.raises(ModelError, match=said):
-            train(config(images), model=model, output=tmp_path / "run", **TINY)
+            train(fast_config(images), model=model, output=tmp_path / "run", **TINY)
         assert not (tmp_path / "run").exists()
 
     def test_a_setting_of_the_head_is_refused(self, images: Path) -> None:
         with pytest.raises(ConfigError, match="dim has no effect with given in Python: Net, which returns vectors"):
-            train(config(images), model=net(), dim=3)
+            train(fast_config(images), model=net(), dim=3)
 
 
 class TestLoss:
     @pytest.mark.parametrize("loss", [pull, lambda embeddings, labels: embeddings.sum() * 0, Proxies(4, 8)])
     def test_any_callable(self, loss: Any, images: Path, tmp_path: Path) -> None:
-        run = train(config(images), loss=loss, output=tmp_path / "run", **TINY)
+        run = train(fast_config(images), loss=loss, output=tmp_path / "run", **TINY)
         assert run.config.loss.name.startswith("given in Python: ")
         assert len(records(run.path)) == 2
 
@@ -263,7 +265,7 @@ class TestLoss:
             seen.append((embeddings.detach(), labels))
             return pull(embeddings, labels)
 
-        run = train(config(images), "data.split_seed=1", loss=loss, output=tmp_path / "run", **TINY)
+        run = train(fast_config(images), "data.split_seed=1", loss=loss, output=tmp_path / "run", **TINY)
         labels = torch.cat([each for _, each in seen]).unique()
         assert labels.tolist() == [0, 1, 2, 3]  # any four of the eight classes are trained on
         assert all(embeddings.shape == (6, 8) for embeddings, _ in seen)
@@ -273,9 +275,9 @@ class TestLoss:
     def test_pytorch_metric_learning(self, images: Path, tmp_path: Path) -> None:
         from pytorch_metric_learning.losses import MultiSimilarityLoss
 
-        given = train(config(images), loss=MultiSimilarityLoss(alpha=3), output=tmp_path / "given", **TINY)
+        given = train(fast_config(images), loss=MultiSimilarityLoss(alpha=3), output=tmp_path / "given", **TINY)
         named = train(
-            config(images),
+            fast_config(images),
             loss={"name": "pml.MultiSimilarityLoss", "args": {"alpha": 3}},
             output=tmp_path / "named",
             **TINY,
@@ -284,14 +286,14 @@ class TestLoss:
 
     def test_a_head(self, images: Path, tmp_path: Path) -> None:
         settings = ["loss.simix=true", "loss.similarity_temperature=0.1"]
-        given = train(config(images), *settings, loss=ReciprocalRank(), output=tmp_path / "given", **TINY)
+        given = train(fast_config(images), *settings, loss=ReciprocalRank(), output=tmp_path / "given", **TINY)
         assert given.config.loss.simix
-        plain = train(config(images), loss=ReciprocalRank(), output=tmp_path / "plain", **TINY)
+        plain = train(fast_config(images), loss=ReciprocalRank(), output=tmp_path / "plain", **TINY)
         assert not same_weights(weights(given.path), weights(plain.path))
         losses = [each["loss"] for each in records(plain.path)]
         assert all(0 < each < 1 for each in losses)
         with pytest.raises(ConfigError, match=r"loss.simix has no effect: .* is not a head of the engine"):
-            train(config(images), "loss.simix=true", loss=pull, output=tmp_path / "run", **TINY)
+            train(fast_config(images), "loss.simix=true", loss=pull, output=tmp_path / "run", **TINY)
 
     @pytest.mark.parametrize(
         ("loss", "said"),
@@ -302,7 +304,7 @@ class TestLoss:
     )
     def test_losses_that_return_something_else(self, loss: Any, said: str, images: Path, tmp_path: Path) -> None:
         with pytest.raises(ConfigError, match=said):
-            train(config(images), loss=loss, output=tmp_path / "run", **TINY)
+            train(fast_config(images), loss=loss, output=tmp_path / "run", **TINY)
 
 
 class Memory(Dataset[tuple[Any, int]]):
@@ -328,7 +330,7 @@ class TestData:
         self, images: Path, files: list[Path], tmp_path: Path, expected: dict[str, Tensor], commands: Commands
     ) -> None:
         data = (files, [file.parent.name for file in files])
-        run = train(config(Path("nothing")), data=data, output=tmp_path / "run", **TINY)
+        run = train(fast_config(Path("nothing")), data=data, output=tmp_path / "run", **TINY)
         assert same_weights(weights(run.path), expected)  # as from the folder
         moved = Path(shutil.move(run.path, tmp_path / "moved"))  # its list of images moves with it
         code, out, error = commands.run("evaluate", moved, "--json", cwd=tmp_path)
@@ -340,20 +342,20 @@ class TestData:
     ) -> None:
         monkeypatch.chdir(files[0].parents[1])
         data = ([str(file.relative_to(Path.cwd())) for file in files], [file.parent.name for file in files])
-        run = train(config(Path("nothing")), data=data, output=tmp_path / "run", **TINY)
+        run = train(fast_config(Path("nothing")), data=data, output=tmp_path / "run", **TINY)
         monkeypatch.chdir(tmp_path)
         assert same_weights(weights(run.path), expected)
         assert evaluate(run)[0].values == run.metrics
 
     def test_a_catalog_keeps_its_splits(self, images: Path, tmp_path: Path) -> None:
         catalog = open_catalog(images, split_seed=5)
-        run = train(config(Path("nothing")), data=catalog, output=tmp_path / "run", **TINY)
-        direct = train(config(images), split_seed=5, output=tmp_path / "direct", **TINY)
+        run = train(fast_config(Path("nothing")), data=catalog, output=tmp_path / "run", **TINY)
+        direct = train(fast_config(images), split_seed=5, output=tmp_path / "direct", **TINY)
         assert same_weights(weights(run.path), weights(direct.path))
         assert run.metrics == direct.metrics
 
     def test_a_dataset_in_memory(self, files: list[Path], tmp_path: Path, expected: dict[str, Tensor]) -> None:
-        run = train(config(Path("nothing")), data=Memory(files, "pil"), output=tmp_path / "run", **TINY)
+        run = train(fast_config(Path("nothing")), data=Memory(files, "pil"), output=tmp_path / "run", **TINY)
         assert same_weights(weights(run.path), expected)
         moved = Path(shutil.move(run.path, tmp_path / "moved"))
         assert evaluate(moved)[0].values == run.metrics
@@ -364,7 +366,7 @@ class TestData:
     def test_a_dataset_of_files(self, images: Path, tmp_path: Path, expected: dict[str, Tensor]) -> None:
         from torchvision.datasets import ImageFolder
 
-        run = train(config(Path("nothing")), data=ImageFolder(str(images)), output=tmp_path / "run", **TINY)
+        run = train(fast_config(Path("nothing")), data=ImageFolder(str(images)), output=tmp_path / "run", **TINY)
         assert same_weights(weights(run.path), expected)
         assert not (run.path / "given-images").exists()
 
@@ -374,7 +376,7 @@ class TestData:
         with monkeypatch.context() as patch:
             patch.setattr(loop.Trainer, "_finish", lambda self: (_ for _ in ()).throw(KeyboardInterrupt))
             with pytest.raises(Interrupted):
-                train(config(Path("nothing")), data=Memory(files, "pil"), output=tmp_path / "run", **TINY)
+                train(fast_config(Path("nothing")), data=Memory(files, "pil"), output=tmp_path / "run", **TINY)
         assert same_weights(weights(resume(tmp_path / "run", report=False).path), expected)
 
     def test_what_cannot_be_used_leaves_nothing_behind(self, files: list[Path], tmp_path: Path) -> None:
@@ -391,7 +393,7 @@ class TestData:
             (files, r"must be a Catalog, a pair \(paths, labels\) or a torch Dataset, not list of 24"),
         ):
             with pytest.raises(DataError, match=said):
-                train(config(Path("nothing")), data=data, output=tmp_path / "run", **TINY)
+                train(fast_config(Path("nothing")), data=data, output=tmp_path / "run", **TINY)
             assert not (tmp_path / "run").exists()
 
     def test_a_table_cannot_hold_boxes(self, images: Path, tmp_path: Path) -> None:
@@ -401,7 +403,7 @@ class TestData:
             boxes=np.zeros((len(catalog), 4)),
         )  # fmt: skip
         with pytest.raises(DataError, match="cannot hold the boxes and judgements of boxed: give the source by its"):
-            train(config(images), data=boxed, output=tmp_path / "run", **TINY)
+            train(fast_config(images), data=boxed, output=tmp_path / "run", **TINY)
 
 
 class TestEvaluate:

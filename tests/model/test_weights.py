@@ -203,7 +203,7 @@ def test_an_address_is_reachable_if_a_server_answers():
             pass
 
     with http.server.HTTPServer(("127.0.0.1", 0), Refuses) as server:
-        threading.Thread(target=server.serve_forever, daemon=True).start()
+        threading.Thread(target=server.serve_forever, args=(0.01,), daemon=True).start()  # seconds between checks
         address = f"http://127.0.0.1:{server.server_port}/file"
         assert weights.reachable(address)
         server.shutdown()

@@ -32,7 +32,7 @@ SMALL = {
     "tf_efficientnet_lite0": ("{}", 32),
     "resnet10t": ("{channels: [8, 8, 16, 16], stem_width: 8, norm_layer: groupnorm1}", 24),
 }
-CLASSES, IMAGES = 8, 6
+CLASSES, IMAGES = 4, 6  # per split
 Roots = Callable[[str], Path]
 
 
@@ -46,7 +46,9 @@ def root(tmp_path_factory: pytest.TempPathFactory) -> Roots:
         if name not in made:
             folder = tmp_path_factory.mktemp(name)
             known = source in BENCHMARKS
-            made[name] = miniature(source, folder, CLASSES, IMAGES) if known else class_folders(folder, CLASSES, IMAGES)
+            made[name] = (
+                miniature(source, folder, CLASSES, IMAGES) if known else class_folders(folder, 2 * CLASSES, IMAGES)
+            )
         return made[name]
 
     return of

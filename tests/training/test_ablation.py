@@ -15,9 +15,12 @@ from shortlist.progress import Display
 from shortlist.recipes import open_recipe, recipe_names
 from shortlist.training import ablate, ablation
 from shortlist.training.ablation import METHODS, STUDIES, Case, batch_sizes, case_config
-from tests.training.runs import class_folders, config
+from tests.training.runs import FASTEST_MODEL, class_folders, config
 
-SHORT = ("data.validation=none", "training.epochs=1", "evaluation.bootstrap=0", "batch.per_class=2", "batch.size=4")
+SHORT = (
+    *(FASTEST_MODEL, "data.validation=none", "training.epochs=1", "evaluation.bootstrap=0"),
+    *("batch.per_class=2", "batch.size=4"),
+)
 
 
 class Heard(Display):

@@ -37,7 +37,7 @@ paper:
   rparis6k+r1m: {mAP medium: 30.0}
 data: {source: gldv1, root: gldv1, workers: 0, on_missing: skip, validation_source: {source: sfm120k-val, root: sfm}}
 images: {size: 32}
-model: {backbone: test_efficientnet, weights: none, dim: 8}
+model: {backbone: test_vit, backbone_args: {depth: 1}, weights: none, dim: 8}
 batch: {size: 6, per_class: 3, chunk_size: 6}
 optimizer: {lr: 1e-3}
 training: {epochs: 2}
@@ -284,7 +284,7 @@ name: cars
 paper: {vehicleid-small: {r@1: 95.0}, vehicleid-large: {r@1: 90.0, r@5: 91.0}}
 data: {source: vehicleid-small, workers: 0}
 images: {size: 32}
-model: {backbone: test_efficientnet, weights: none, dim: 8}
+model: {backbone: test_vit, backbone_args: {depth: 1}, weights: none, dim: 8}
 batch: {size: 6, per_class: 3}
 training: {epochs: 1}
 tracking: []

@@ -24,7 +24,7 @@ from shortlist.training.checkpoint import TrainingState, latest_state, save_stat
 from shortlist.training.components import build_embedder, build_loss
 from shortlist.training.learner import Learner
 from shortlist.training.user_loss import ForeignLoss
-from tests.training.runs import RECIPE, class_folders, records
+from tests.training.runs import FASTEST_MODEL, RECIPE, class_folders, records
 from tests.training.runs import config as run_config
 
 CPU = torch.device("cpu")
@@ -33,7 +33,7 @@ DIM = 8
 
 
 def config(*overrides: str) -> RunConfig:
-    return read_config(RECIPE, "tiny", overrides)
+    return read_config(RECIPE, "tiny", [FASTEST_MODEL, *overrides])
 
 
 def build(name: str, *overrides: str, classes: Tensor = CLASSES) -> nn.Module:

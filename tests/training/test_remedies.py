@@ -25,7 +25,7 @@ from shortlist.training import train_run as train
 from shortlist.training.components import build_loss
 from shortlist.training.learner import Learner
 from shortlist.training.user_loss import ForeignLoss
-from tests.training.runs import RECIPE, class_folders, records, same_weights, weights
+from tests.training.runs import FASTEST_MODEL, RECIPE, class_folders, records, same_weights, weights
 from tests.training.runs import config as run_config
 
 
@@ -137,7 +137,7 @@ CHANGING = [
 def test_a_resumed_run_continues_its_schedule(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Stopped in the last of 4 steps, after the checkpoint of step 2; the weights are the same bit for bit."""
     images = class_folders(tmp_path / "images", classes=8, images=3)
-    short = ["data.validation=none", "training.epochs=2"]
+    short = [FASTEST_MODEL, "data.validation=none", "training.epochs=2"]
     config = run_config(images, *short, *CHANGING)
     whole = train(config, tmp_path / "whole")
     real = loop.learning_rate_factor

@@ -27,6 +27,7 @@ from shortlist.training.checkpoint import TrainingState, latest_state, save_stat
 from shortlist.training.stopping import StopRequest
 from tests.processes import Commands
 from tests.training.runs import (
+    FASTEST_MODEL,
     STEP_BEGINS,
     class_folders,
     config,
@@ -43,7 +44,7 @@ pytestmark = pytest.mark.skipif(not hasattr(os, "fork"), reason="the killed proc
 # Everything that is random in a step, a moving average, and checkpoints at the ends of epochs: after steps 3, 6 and 9.
 RANDOM = [
     "model.backbone=test_vit",
-    "model.backbone_args={drop_path_rate: 0.2, proj_drop_rate: 0.1, attn_drop_rate: 0.1}",
+    "model.backbone_args={depth: 2, drop_path_rate: 0.2, proj_drop_rate: 0.1, attn_drop_rate: 0.1}",
     "loss.simix=true",
     "training.ema=0.7",
     "schedule.name=cosine",
@@ -51,7 +52,7 @@ RANDOM = [
     "batch.keep_graphs=false",
 ]
 # A checkpoint after every step.
-OFTEN = ["training.checkpoint_every=1", "optimizer.name=sgd", "optimizer.lr=0.1"]
+OFTEN = [FASTEST_MODEL, "training.checkpoint_every=1", "optimizer.name=sgd", "optimizer.lr=0.1"]
 
 
 @pytest.fixture(scope="module")

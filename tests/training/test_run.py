@@ -37,7 +37,17 @@ from shortlist.training import (
     train_run as train,
 )
 from shortlist.training.checkpoint import save_state
-from tests.training.runs import CLASSES, IMAGES, STEPS_AN_EPOCH, class_folders, config, records, same_weights, weights
+from tests.training.runs import (
+    CLASSES,
+    IMAGES,
+    STEPS_AN_EPOCH,
+    class_folders,
+    config,
+    fast_config,
+    records,
+    same_weights,
+    weights,
+)
 
 ONE_EPOCH = ("data.validation=none", "training.epochs=1")
 
@@ -63,7 +73,7 @@ def finished(images: Path, tmp_path_factory: pytest.TempPathFactory) -> RunFolde
 @pytest.fixture(scope="module")
 def last_weights(few: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Tensor]:
     """The weights after one epoch on all training classes of `few`."""
-    return weights(train(config(few, *ONE_EPOCH), tmp_path_factory.mktemp("runs") / "last"))
+    return weights(train(fast_config(few, *ONE_EPOCH), tmp_path_factory.mktemp("runs") / "last"))
 
 
 def weights_after(step: int, run: RunFolder) -> dict[str, Tensor]:
@@ -163,7 +173,7 @@ class TestFolder:
         self, few: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         monkeypatch.chdir(few.parent)
-        run = train(config(Path(few.name), "training.epochs=1"), tmp_path / "run")
+        run = train(fast_config(Path(few.name), "training.epochs=1"), tmp_path / "run")
         monkeypatch.chdir(tmp_path)
         assert Path(yaml.safe_load(run.config_file.read_text())["data"]["source"]) == few
         assert [each.queries for each in evaluate_run("run")] == [4 * 3]
@@ -279,7 +289,7 @@ class TestBest:
 
     def test_by_validation_and_never_by_test(self, few: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         splits = self.measured(monkeypatch, validation=[0.2, 0.9, 0.5], test=[0.1])
-        run = train(config(few), tmp_path / "run")
+        run = train(fast_config(few), tmp_path / "run")
         assert splits == ["validation", "validation", "validation", "test"]  # the test once, at the end
         assert same_weights(weights(run), weights_after(2, run))
         assert same_weights(weights(run), weights(run.best))
@@ -289,7 +299,7 @@ class TestBest:
         self, few: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         splits = self.measured(monkeypatch, validation=[0.5, 0.5], test=[0.5])
-        run = train(config(few, "training.validate_every=2"), tmp_path / "run")
+        run = train(fast_config(few, "training.validate_every=2"), tmp_path / "run")
         assert splits == ["validation", "validation", "test"]
         assert [each["epoch"] for each in records(run, "validation")] == [2, 3]
         assert same_weights(weights(run), weights_after(2, run))
@@ -320,10 +330,10 @@ class TestBest:
         """Tests after the first epoch, every second after it, and the last, as in the authors' release."""
         settings = ["data.validation=none", "training.epochs=4"]
         self.measured(monkeypatch, validation=[], test=[0.5])
-        plain = train(config(few, *settings), tmp_path / "plain")
+        plain = train(fast_config(few, *settings), tmp_path / "plain")
         splits = self.measured(monkeypatch, validation=[], test=[0.2, 0.9, 0.5])
         display = Listener()
-        run = train(config(few, *settings, "evaluation.test_every=2"), tmp_path / "run", display)
+        run = train(fast_config(few, *settings, "evaluation.test_every=2"), tmp_path / "run", display)
         assert splits == ["test"] * 3
         assert same_weights(weights(run), weights(plain))
         assert not run.best.exists()
@@ -347,7 +357,7 @@ class TestBest:
     ) -> None:
         """The best embedder is not the last one, which is tested as well."""
         self.measured(monkeypatch, validation=[0.2, 0.9, 0.5], test=[0.7, 0.3, 0.6])
-        run = train(config(few, "evaluation.test_every=5"), tmp_path / "run")
+        run = train(fast_config(few, "evaluation.test_every=5"), tmp_path / "run")
         assert [(each["epoch"], each["r@1"]) for each in records(run, "test during training")] == [(1, 0.7), (3, 0.3)]
         (evaluation,) = json.loads(run.evaluation_file.read_text())
         assert evaluation["metrics"]["r@1"]["value"] == 0.6
@@ -357,7 +367,7 @@ class TestBest:
         self, few: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, last_weights: dict[str, Tensor]
     ) -> None:
         splits = self.measured(monkeypatch, validation=[], test=[0.9, 0.1])
-        run = train(config(few, *ONE_EPOCH, "evaluation.before=true"), tmp_path / "run")
+        run = train(fast_config(few, *ONE_EPOCH, "evaluation.before=true"), tmp_path / "run")
         assert splits == ["test", "test"]
         assert not run.best.exists()
         assert same_weights(weights(run), last_weights)
@@ -376,7 +386,7 @@ class TestBest:
 
     def test_without_test_classes(self, few: Path, tmp_path: Path) -> None:
         display = Listener()
-        run = train(config(few, "data.train_share=1", "training.epochs=1"), tmp_path / "run", display)
+        run = train(fast_config(few, "data.train_share=1", "training.epochs=1"), tmp_path / "run", display)
         assert "There are no test classes, so the embedder was not tested." in display.messages
         assert json.loads(run.evaluation_file.read_text()) == []
         assert records(run, "test") == []
@@ -399,7 +409,7 @@ class TestSettings:
         ],
     )
     def test_each_is_used(self, override: str, few: Path, tmp_path: Path, last_weights: dict[str, Tensor]) -> None:
-        chosen = config(few, *ONE_EPOCH, override)
+        chosen = fast_config(few, *ONE_EPOCH, override)
         run = train(chosen, tmp_path / "run")
         assert all(tensor.isfinite().all() for tensor in weights(run).values())
         assert not same_weights(weights(run), last_weights)
@@ -409,7 +419,7 @@ class TestSettings:
     def test_kept_graphs_change_no_bit(
         self, keep: str, few: Path, tmp_path: Path, last_weights: dict[str, Tensor]
     ) -> None:
-        run = train(config(few, *ONE_EPOCH, f"batch.keep_graphs={keep}"), tmp_path / "run")
+        run = train(fast_config(few, *ONE_EPOCH, f"batch.keep_graphs={keep}"), tmp_path / "run")
         assert same_weights(weights(run), last_weights)
 
     def test_workers_decode_images_for_training_and_tests(
@@ -424,7 +434,7 @@ class TestSettings:
 
         monkeypatch.setattr(loop, "image_chunks", chunks)
         monkeypatch.setattr("shortlist.encoding.embed.image_chunks", chunks)
-        train(config(few, *ONE_EPOCH, "data.workers=3"), tmp_path / "run")
+        train(fast_config(few, *ONE_EPOCH, "data.workers=3"), tmp_path / "run")
         assert used == [3, 3]
 
     def test_steps_instead_of_epochs_and_checkpoints_every_few_steps(
@@ -530,8 +540,8 @@ class TestImages:
         table.write_text("\n".join(["path,label", *rows]))
         settings = [f"data.root={few}", "training.epochs=1"]
         with pytest.raises(DataError, match=r"class 00/none\.png.*data\.on_missing=skip"):
-            train(config(table, *settings), tmp_path / "run")
-        run = train(config(table, *settings, "data.on_missing=skip"), tmp_path / "run")
+            train(fast_config(table, *settings), tmp_path / "run")
+        run = train(fast_config(table, *settings, "data.on_missing=skip"), tmp_path / "run")
         assert json.loads(run.facts_file.read_text())["missing"] == ["class 00/none.png"]
 
     def test_a_run_does_not_resume_with_other_images(self, images: Path, finished: RunFolder, tmp_path: Path) -> None:

@@ -27,6 +27,7 @@ from shortlist.training import train_run as train
 from shortlist.training.sweep_study import address_without_password, importances, optuna
 from tests.processes import Commands
 from tests.training.runs import (
+    FASTEST_MODEL,
     STEP_BEGINS,
     class_folders,
     config,
@@ -39,7 +40,10 @@ from tests.training.runs import (
 )
 from tests.training.test_ablation import Heard
 
-SMALL = ("data.validation=none", "batch.per_class=2", "batch.size=4", "training.epochs=1", "evaluation.before=true")
+SMALL = (
+    *(FASTEST_MODEL, "data.validation=none", "batch.per_class=2", "batch.size=4", "training.epochs=1"),
+    "evaluation.before=true",
+)
 GRID = {"optimizer.lr": [1e-3, 1e-2], "training.epochs": [1, 2]}
 RATES = {"optimizer.lr": {"low": 1e-4, "high": 1e-1, "log": True}}
 

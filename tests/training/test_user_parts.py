@@ -20,7 +20,7 @@ from shortlist.training.components import build_embedder, build_loss
 from shortlist.training.user_loss import ForeignLoss
 from tests import user_parts
 from tests.processes import Commands
-from tests.training.runs import RECIPE, class_folders, config, same_weights, weights
+from tests.training.runs import RECIPE, class_folders, config, fast_config, same_weights, weights
 from tests.user_parts import Net, Proxies, ReciprocalRank, pull
 
 PARTS = "tests.user_parts"
@@ -108,19 +108,19 @@ class TestLoss:
     def test_the_same_run_as_with_the_loss_given_in_python(self, images: Path, tmp_path: Path) -> None:
         settings = [*FAST, "loss.similarity_temperature=0.05"]
         named = [f"loss.name={PARTS}:ReciprocalRank", "loss.args.power=0.5"]
-        by_name = train(config(images, *named), *settings, output=tmp_path / "named", report=False)
+        by_name = train(fast_config(images, *named), *settings, output=tmp_path / "named", report=False)
         given = ReciprocalRank(power=0.5)
-        by_object = train(config(images), *settings, loss=given, output=tmp_path / "given", report=False)
+        by_object = train(fast_config(images), *settings, loss=given, output=tmp_path / "given", report=False)
         assert same_weights(weights(by_name.path), weights(by_object.path))
 
 
 class TestModel:
     def test_the_same_run_as_with_the_module_given_in_python(self, images: Path, tmp_path: Path) -> None:
-        chosen = config(images, *FAST, f"model={{backbone: {PARTS}:build, backbone_args: {{dim: 5, width: 4}}}}")
+        chosen = fast_config(images, *FAST, f"model={{backbone: {PARTS}:build, backbone_args: {{dim: 5, width: 4}}}}")
         by_name = train(chosen, output=tmp_path / "named", report=False)
         module = build_embedder(chosen).backbone  # the initial weights depend on the seed
         assert isinstance(module, Net)
-        by_object = train(config(images), *FAST, model=module, output=tmp_path / "given", report=False)
+        by_object = train(fast_config(images), *FAST, model=module, output=tmp_path / "given", report=False)
         assert same_weights(weights(by_name.path), weights(by_object.path))
         assert Encoder.from_run(by_name.path).dim == 5  # no module is needed
 

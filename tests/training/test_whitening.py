@@ -22,7 +22,7 @@ from shortlist.training import train_run as train
 from shortlist.training.components import build_embedder, build_transforms
 from shortlist.training.initial_whitening import _resized, learn_whitening, sample_images
 from shortlist.training.loop import Trainer
-from tests.training.runs import class_folders, config, records, same_weights, weights
+from tests.training.runs import class_folders, config, fast_config, records, same_weights, weights
 
 WHITENING = ("model.whitening=pairs", "model.layer_norm=false", "training.epochs=1", "evaluation.before=true")
 
@@ -119,12 +119,12 @@ def test_a_run_starts_with_it(images: Path, tmp_path: Path) -> None:
 
 def test_it_is_learned_once(images: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A run that was stopped before and after its first step ends with the same weights and records as a whole one."""
-    whole = train(config(images, *WHITENING), tmp_path / "whole")
+    whole = train(fast_config(images, *WHITENING), tmp_path / "whole")
     learned: list[int] = []
     monkeypatch.setattr(loop, "learn_whitening", lambda *args: learned.append(1) or learn_whitening(*args))
     stop_in(monkeypatch, "_train", first=1)
     with pytest.raises(RuntimeError, match="stopped"):
-        train(config(images, *WHITENING), tmp_path / "stopped")
+        train(fast_config(images, *WHITENING), tmp_path / "stopped")
     assert [file.name for file in (tmp_path / "stopped" / "checkpoints").iterdir()] == ["step-00000000.safetensors"]
     stop_in(monkeypatch, "_after_step", first=1)
     with pytest.raises(RuntimeError, match="stopped"):
@@ -134,7 +134,7 @@ def test_it_is_learned_once(images: Path, tmp_path: Path, monkeypatch: pytest.Mo
     assert same_weights(weights(tmp_path / "stopped"), weights(whole))
     for kind in ("step", "before training", "test"):
         assert records(tmp_path / "stopped", kind) == records(whole, kind)
-    assert not same_weights(weights(whole), weights(train(config(images, *WHITENING[1:]), tmp_path / "without")))
+    assert not same_weights(weights(whole), weights(train(fast_config(images, *WHITENING[1:]), tmp_path / "without")))
 
 
 def stop_in(monkeypatch: pytest.MonkeyPatch, method: str, first: int) -> None:
@@ -152,9 +152,9 @@ def stop_in(monkeypatch: pytest.MonkeyPatch, method: str, first: int) -> None:
 
 def test_impossible_dimensions_are_reported_before_images_are_embedded(images: Path, tmp_path: Path) -> None:
     with pytest.raises(ModelError, match="requires more than 30 images, but there are 18"):
-        train(config(images, *WHITENING, "model.dim=30"), tmp_path / "run")
+        train(fast_config(images, *WHITENING, "model.dim=30"), tmp_path / "run")
     with pytest.raises(ModelError, match="channels into 5000 dimensions"):
-        train(config(images, *WHITENING, "model.dim=5000"), tmp_path / "run")
+        train(fast_config(images, *WHITENING, "model.dim=5000"), tmp_path / "run")
     assert not (tmp_path / "run").exists()
 
 
@@ -169,5 +169,5 @@ def test_batches_are_not_larger_than_chunks_of_training(
         return real(self, given)
 
     monkeypatch.setattr(Embedder, "pooled", pooled)
-    train(config(images, *WHITENING, "batch.chunk_size=3"), tmp_path / "run")
+    train(fast_config(images, *WHITENING, "batch.chunk_size=3"), tmp_path / "run")
     assert max(largest) == 3
