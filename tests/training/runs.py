@@ -101,9 +101,9 @@ setattr(module, {function!r}, waiting)
 """
 
 
-def kill_where(waits: str, commands: Commands, home: Path, *args: str | Path, before: str = "") -> None:
+def kill_where(waits: str, commands: Commands, home: Path, *args: str | Path) -> None:
     """Run a command with code of `wait_where`, and kill it there."""
-    running = commands.start(*args, cwd=home, before=before + waits)
+    running = commands.start(*args, cwd=home, before=waits)
     assert running.kill((home / "here").exists) == -signal.SIGKILL
     (home / "here").unlink()
 

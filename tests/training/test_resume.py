@@ -67,12 +67,10 @@ def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def whole(home: Path, commands: Commands) -> dict[str, Path]:
+def whole(home: Path) -> dict[str, Path]:
     """Uninterrupted runs."""
-    for name in ("random", "often"):
-        code, _, error = commands.run("train", f"{name}.yaml", "--run", f"{name}-whole", cwd=home)
-        assert code == 0, error
-    return {name: home / f"{name}-whole" for name in ("random", "often")}
+    settings = {"random": RANDOM, "often": OFTEN}
+    return {name: train(config(home / "images", *settings[name]), home / f"{name}-whole").path for name in settings}
 
 
 @pytest.fixture(scope="module")
@@ -184,13 +182,11 @@ checkpoint.save_file = half
         assert_same(run, whole["often"])
 
     def test_with_two_threads(self, home: Path, commands: Commands) -> None:
-        two = "import torch; torch.set_num_threads(2)"
-        order = ("train", "random.yaml", "training.epochs=null", "training.steps=5", "--run")
-        assert commands.run(*order, "two-whole", cwd=home, before=two)[0] == 0
-        kill_where(wait_after(4), commands, home, *order, "two", before=two)
-        code, _, error = commands.run("train", "--resume", "two", cwd=home, before=two)
-        assert (code, error) == (0, "")
-        assert_same(home / "two", home / "two-whole")
+        settings = ("training.threads=2", "training.epochs=null", "training.steps=5")
+        two = train(config(home / "images", *RANDOM, *settings), home / "two-whole")
+        kill_where(wait_after(4), commands, home, "train", "random.yaml", *settings, "--run", "two")
+        resume(home / "two")
+        assert_same(home / "two", two.path)
 
 
 def ended(run: Path) -> bool:

@@ -26,7 +26,6 @@ from tests.training.steps import (
 )
 
 EXACT = 1e-9
-each_keep = pytest.mark.parametrize("keep", [False, True, 10**5, "auto"])
 
 
 def some_sizes() -> list[Tensor]:
@@ -47,8 +46,10 @@ def gradients_of(
 # Kinds of images
 
 
-@each_keep
-@pytest.mark.parametrize(("kind", "chunk_size"), [(list, 1), (tuple, 6), (list, 20)])
+@pytest.mark.parametrize(
+    ("kind", "chunk_size", "keep"),
+    [(list, 1, False), (list, 1, True), (tuple, 6, False), (tuple, 6, 10**5), (list, 20, "auto")],
+)
 def test_images_of_different_sizes(kind: type, keep: bool | int | str, chunk_size: int) -> None:
     model = make(conv_net)
     out = plain_step(model, LOSSES["recall"](), [image.unsqueeze(0) for image in some_sizes()], some_labels())
@@ -66,8 +67,9 @@ def test_images_of_different_sizes_with_dropout() -> None:
     assert all(torch.equal(one, other) for one, other in zip(once, twice, strict=True))
 
 
-@each_keep
-@pytest.mark.parametrize("kind", [torch.stack, list, tuple])
+@pytest.mark.parametrize(
+    ("kind", "keep"), [(torch.stack, False), (torch.stack, "auto"), (list, False), (list, True), (tuple, 10**5)]
+)
 def test_an_iterator_of_chunks(kind: Callable[..., Images], keep: bool | int | str) -> None:
     """It gives the same gradient as one tensor; chunks that are too large are split."""
     model, images = make(dropping_conv_net), some_images()

@@ -392,7 +392,7 @@ SWEEP = ("sweep", "tiny.yaml", "--space", "space.yaml", "--out")
 class TestProcesses:
     def test_a_killed_and_interrupted_sweep_continues_its_trial(self, here: Path, commands: Commands) -> None:
         """Both times in the second of 3 trials, after the checkpoint of step 2."""
-        assert commands.run(*SWEEP, "whole", cwd=here)[0] == 0
+        sweep(open_recipe(here / "tiny.yaml"), here / "space.yaml", here / "whole")
         trial = here / "killed" / "trials" / "0001"
         waits = wait_where(f"args[1] == 2 and pathlib.Path({str(trial)!r}).exists()", *STEP_BEGINS)
         kill_where(waits, commands, here, *SWEEP, "killed")
