@@ -26,7 +26,10 @@ from shortlist.training import train_run as train
 from tests.state import another_state, changes
 from tests.training.runs import class_folders, config
 
-SHORT = ("training.steps=1", "training.epochs=null", "data.validation=none", "training.threads=1")
+SHORT = (
+    *("training.steps=1", "training.epochs=null", "data.validation=none", "training.threads=1"),
+    "tracking=[tensorboard]",
+)
 
 
 @pytest.fixture(autouse=True)

@@ -1,4 +1,4 @@
-"""The gradient of the large-batch step is that of one plain backward pass; what would make it another is refused."""
+"""The gradient of the large-batch step is that of one plain backward pass; other models and arguments are refused."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ each_keep = pytest.mark.parametrize("keep", KEEP)
 
 
 def keep_graphs(keep: str, model: nn.Module, chunk: Tensor) -> bool | int | str:
-    """The argument for a way of keeping graphs; "some" is room for one and a half of them."""
+    """The argument for a way of keeping graphs; "some" is enough memory for one and a half graphs."""
     if keep != "some":
         return {"none": False, "all": True, "auto": "auto"}[keep]
     with torch.random.fork_rng([]), GraphSize([*model.parameters(), *model.buffers(), chunk]) as graph:
@@ -67,9 +67,14 @@ def plain(model: nn.Module, loss: nn.Module, images: Tensor, chunk_size: int, se
 # The gradient
 
 
-@each_model
-@each_keep
-@pytest.mark.parametrize("chunk_size", [1, 7, 64])
+CASES = [  # every model with every way of keeping graphs, and both with every size of chunks
+    (model, keep, (1, 7, 64)[(first + second) % 3])
+    for first, model in enumerate(MODELS)
+    for second, keep in enumerate(KEEP)
+]
+
+
+@pytest.mark.parametrize(("model", "keep", "chunk_size"), CASES)
 def test_gradient_is_that_of_one_backward_pass(model: str, keep: str, chunk_size: int) -> None:
     net, loss, images = make(MODELS[model]), LOSSES["recall"](), some_images()
     torch.manual_seed(3)
@@ -83,7 +88,7 @@ def test_gradient_is_that_of_one_backward_pass(model: str, keep: str, chunk_size
     assert not out.embeddings.requires_grad
     assert out.chunks == -(-20 // chunk_size)
     assert out.kept == {"none": 0, "some": 1}.get(keep, out.chunks)
-    assert torch.equal(torch.get_rng_state(), random_state)  # as if nothing had been embedded twice
+    assert torch.equal(torch.get_rng_state(), random_state)  # as if every image had been embedded once
 
 
 @each_keep
@@ -93,27 +98,25 @@ def test_any_loss_and_its_own_parameters(loss: str, keep: str) -> None:
     expected, random_state = plain(model, head, images, 6), torch.get_rng_state()
     out, found = large_step(model, head, images, 6, keep)
     assert difference(found, expected) < EXACT
-    assert torch.equal(torch.get_rng_state(), random_state)  # SiMix draws after the model, and that is where it ends
+    assert torch.equal(torch.get_rng_state(), random_state)  # SiMix draws random numbers after the model
     own = found[len(list(model.parameters())) :]
     assert bool(own) == ("prox" in loss or "triple" in loss)
     assert all(gradient is not None and gradient.abs().max() > 1e-3 for gradient in own)
     assert out.loss > 0
 
 
-def test_without_random_layers_it_is_the_gradient_of_the_batch_in_one_go() -> None:
+def test_without_random_layers_the_gradient_does_not_depend_on_chunks() -> None:
     model, loss, images = make(conv_net), LOSSES["recall"](), some_images()
     expected = plain(model, loss, images, len(images))
     assert difference(large_step(model, loss, images, 3)[1], expected) < EXACT
-    # and the gradients of the chunks' own losses do not add up to it
+    # negative control: the gradients of the losses of single chunks do not add up to it
     for chunk, labels in zip(images.split(4), some_labels().split(4), strict=True):
         (loss(model(chunk), labels) / 5).backward()
     assert difference(take_gradients(model), expected) > 0.1
 
 
 @pytest.mark.parametrize("model", RANDOM_MODELS)
-def test_without_replay_of_the_random_state_the_gradient_is_another(
-    model: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_without_the_random_state_the_gradient_would_differ(model: str, monkeypatch: pytest.MonkeyPatch) -> None:
     net, loss, images = make(MODELS[model]), LOSSES["recall"](), some_images()
     expected = plain(net, loss, images, 6)
     monkeypatch.setattr(large_batch, "set_random_state", lambda *_: None)
@@ -125,7 +128,7 @@ def test_without_replay_of_the_random_state_the_gradient_is_another(
     assert difference(large_step(net, loss, images, 6, keep="all")[1], expected) < EXACT
 
 
-def test_with_other_pixels_in_the_second_pass_the_gradient_is_another(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_other_pixels_in_the_second_pass_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     model, loss = make(conv_net), LOSSES["recall"]()
     expected = plain(model, loss, some_images(), 6)
     images = some_images()
@@ -148,7 +151,7 @@ def test_with_other_pixels_in_the_second_pass_the_gradient_is_another(monkeypatc
 
 
 class OtherAfter(nn.Module):
-    """Counts its calls, and is another function after some of them."""
+    """Multiplies vectors by a factor after some calls."""
 
     def __init__(self, calls: int, factor: float) -> None:
         super().__init__()
@@ -184,8 +187,8 @@ def test_a_model_that_cannot_be_replayed_is_refused(factor: float, length: float
 
 
 @pytest.mark.parametrize(("autocast", "factor"), [(None, 0.9995), (torch.bfloat16, 0.97)])
-def test_what_rounding_may_change_is_not_refused(autocast: torch.dtype | None, factor: float) -> None:
-    for length, change in ((1.0, factor), (1e3, factor), (0.0, 1.0)):  # vectors of zeros are the same vectors, too
+def test_differences_of_rounding_are_accepted(autocast: torch.dtype | None, factor: float) -> None:
+    for length, change in ((1.0, factor), (1e3, factor), (0.0, 1.0)):  # zero vectors are equal, too
         model = make(lambda length=length, change=change: nn.Sequential(mlp(), Scaled(length), OtherAfter(4, change)))
         step = LargeBatchStep(model.float(), LOSSES["recall"](), 6, keep_graphs=False, autocast=autocast)
         step(some_images(dtype=torch.float32), some_labels())
@@ -231,7 +234,7 @@ def test_half_of_the_memory_is_for_graphs_that_are_kept(monkeypatch: pytest.Monk
 
 
 def test_without_psutil_no_graph_is_kept(monkeypatch: pytest.MonkeyPatch) -> None:
-    """How much memory a CPU has left is unknown then."""
+    """Then the free memory is unknown."""
     monkeypatch.setitem(sys.modules, "psutil", None)
     assert available_memory(torch.device("cpu")) == 0
     assert LargeBatchStep(make(mlp), LOSSES["recall"](), 6)(some_images(), some_labels()).kept == 0
@@ -262,7 +265,7 @@ def test_a_batch_of_one(images: Tensor | list[Tensor] | Iterator[Tensor]) -> Non
     assert out.chunks == 1
 
 
-# As backward does
+# The same as a plain backward pass
 
 
 @each_keep
@@ -302,8 +305,8 @@ def test_frozen_parameters_get_no_gradient(keep: str) -> None:
 
 
 @each_keep
-def test_a_loss_that_leaves_the_embeddings_alone(keep: str) -> None:
-    """The model gets no gradient, as from backward: not zeros, by which an optimizer would let it decay."""
+def test_a_loss_that_does_not_depend_on_the_embeddings(keep: str) -> None:
+    """The model gets no gradient, as from `backward`; with zeros, an optimizer would apply weight decay."""
     model, loss, images = make(mlp), make(Proxies), some_images()
     step = LargeBatchStep(
         model, lambda *_: loss.proxies.square().sum(), 6, keep_graphs=keep_graphs(keep, model, images[:6])
@@ -329,7 +332,7 @@ def test_batch_norm_in_training_mode_is_refused() -> None:
 
 
 def test_batch_norm_without_running_statistics_is_refused() -> None:
-    """It normalises by the batch in eval mode, too."""
+    """It normalises by the batch even in eval mode."""
     model = make(lambda: mlp(nn.BatchNorm1d(16, track_running_stats=False))).eval()
     with pytest.raises(ModelError, match="has no running statistics"):
         LargeBatchStep(model, LOSSES["recall"](), 6)(some_images(), some_labels())
@@ -387,7 +390,7 @@ def test_float16_without_a_scaler_is_refused() -> None:
         LargeBatchStep(mlp(), LOSSES["recall"](), autocast=torch.float16)
 
 
-def test_without_autocast_the_model_is_precise_whatever_the_caller_says() -> None:
+def test_the_model_ignores_autocast_of_the_caller() -> None:
     model, images = make(conv_net, torch.float32), some_images(dtype=torch.float32)
     with torch.autocast("cpu", torch.bfloat16):
         out = LargeBatchStep(model, LOSSES["recall"](), 20)(images, some_labels())
@@ -419,14 +422,14 @@ class OwnProduct(nn.Module):
 
 
 @pytest.mark.parametrize("keep", [False, True])
-def test_backward_is_precise_whatever_the_caller_says(keep: bool) -> None:
+def test_backward_ignores_autocast_of_the_caller(keep: bool) -> None:
     model, loss, images = make(lambda: mlp(OwnProduct()), torch.float32), make(Proxies, torch.float32), some_images()
     images = images.float()
     expected = plain(model, loss, images, 6)
     with torch.autocast("cpu", torch.bfloat16):
         LargeBatchStep(model, loss, 6, keep_graphs=keep)(images, some_labels())
         rounded = images.flatten(1) @ images.flatten(1).T
-    assert rounded.dtype == torch.bfloat16  # the control: autocast was on
+    assert rounded.dtype == torch.bfloat16  # negative control: autocast was on
     assert difference(take_gradients(model, loss), expected) < 1e-5
 
 
@@ -453,7 +456,7 @@ torch.distributed.destroy_process_group()
 
 @pytest.mark.parametrize("size", [1, 2])
 def test_a_process_group_is_refused_if_it_has_several_processes(size: int, commands: Commands, tmp_path: Path) -> None:
-    """Each process would rank its own part of the batch, without a word, and the sum of that is another loss."""
+    """Each process would rank its own part of the batch only, which is another loss."""
     script = tmp_path / "member.py"
     script.write_text(MEMBER)
     members = [

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from shortlist.config import CONFIG_KEYS, RunConfig, read_config
+from shortlist.config import CONFIG_KEYS, RunConfig, validate_config
 from shortlist.config.schema import OWN_LOSSES
 from shortlist.data import Catalog, ClassBalancedSampler, half_validation
 from shortlist.errors import ConfigError, Interrupted, RunError, did_you_mean, translate_arguments
@@ -230,15 +230,15 @@ def case_config(config: RunConfig, study: Study, case: Case, power: float = 0.0)
     method = METHODS[case.method]
     loss = {**config.loss.model_dump(mode="json", include={*OWN_LOSSES[method["name"]], "plus"}), **method}
     changes = [f"loss={json.dumps(loss)}", f"{study.key}={case.value}", f"training.seed={case.seed}"]
-    text, where = config.model_dump_json(), f"{case} of {config.name}"
+    values, where = config.model_dump(mode="json"), f"{case} of {config.name}"
     if power:
-        before, now = config.batch.size, read_config(text, where, changes).batch.size
+        before, now = config.batch.size, validate_config(values, where, changes).batch.size
         if before == "auto" or now == "auto":
             raise ConfigError(
                 "A learning rate that depends on the batch size requires a number for batch.size, not auto."
             )
         changes.append(f"optimizer.lr={config.optimizer.lr * (now / before) ** power}")
-    return read_config(text, where, [*changes, "evaluation.before=false"])
+    return validate_config(values, where, [*changes, "evaluation.before=false"])
 
 
 def _check_same(folder: Path, facts: dict[str, Any]) -> None:
