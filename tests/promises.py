@@ -1,7 +1,7 @@
-"""What an installation with an extra can do, each promise kept once in the smallest way.
+"""The features of each extra, each used once with the packages that the extra installs.
 
-Run as a script by the Python of an installation, this imports only the standard library, shortlist, and what an extra
-requires. Each extra has a process of its own; those that build on `training` are forked from one that has imported it.
+The Python of an installation runs this file as a script, which imports only the standard library, shortlist, and the
+dependencies of extras. Each extra has a process of its own; those that build on `training` are forked after its import.
 """
 
 from __future__ import annotations
@@ -232,8 +232,14 @@ def main(links: Path, work: Path) -> None:
     import shortlist
 
     assert Path(shortlist.__file__).is_relative_to(sys.prefix), "this is not the installation"
+    sys.path.append(str(links / "plain"))
+    import torch  # noqa: F401
+
     kept = {"plain": keep("plain", links, work)}
     sys.path.append(str(links / "training"))
+    import shortlist.data
+
+    assert not {"matplotlib", "pyarrow", "scipy", "timm"} & set(sys.modules), "images need none of them"
     import shortlist.training
 
     gc.freeze()
