@@ -1,7 +1,7 @@
-"""The features of an installation with an extra, each used once on the smallest possible data.
+"""The features of each extra, each used once with the packages that the extra installs.
 
-Run as a script by the Python of an installation, this imports only the standard library, shortlist, and what an extra
-requires. Each extra has a process of its own; those that build on `training` are forked from one that has imported it.
+The Python of an installation runs this file as a script, which imports only the standard library, shortlist, and the
+dependencies of extras. Each extra has a process of its own; those that build on `training` are forked after its import.
 """
 
 from __future__ import annotations
@@ -184,7 +184,7 @@ def images(folder: Path) -> Path:
 
 
 def refused(extra: str, use: Callable[[], object]) -> None:
-    """Check that using a feature without its extra raises our ImportError with one sentence that names the extra."""
+    """One sentence that names the extra, in an error that is ours and an ImportError."""
     from shortlist.errors import ShortlistError
 
     caught: Exception | None = None
@@ -205,7 +205,7 @@ PROMISES = {"plain": plain, "training": training, **BEYOND, "all": everything}
 
 
 def keep(extra: str, links: Path, work: Path) -> bool:
-    """Use the features of an extra in a new process, with the packages of that extra on its path."""
+    """Keep a promise in a process of its own, with the packages of that extra on its path."""
     pid = os.fork()
     if pid:
         return os.waitpid(pid, 0)[1] == 0
@@ -223,7 +223,7 @@ def keep(extra: str, links: Path, work: Path) -> bool:
 
 
 def main(links: Path, work: Path) -> None:
-    """Use the features of all extras.
+    """Keep all promises.
 
     Args:
         links: has a folder for each of them, with the packages that it may import.
@@ -232,8 +232,14 @@ def main(links: Path, work: Path) -> None:
     import shortlist
 
     assert Path(shortlist.__file__).is_relative_to(sys.prefix), "this is not the installation"
+    sys.path.append(str(links / "plain"))
+    import torch  # noqa: F401
+
     kept = {"plain": keep("plain", links, work)}
     sys.path.append(str(links / "training"))
+    import shortlist.data
+
+    assert not {"matplotlib", "pyarrow", "scipy", "timm"} & set(sys.modules), "images need none of them"
     import shortlist.training
 
     gc.freeze()
