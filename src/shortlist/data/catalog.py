@@ -118,6 +118,11 @@ class Catalog:
         path: str = self.paths[index]
         return self.root / path
 
+    def box(self, index: int) -> list[float] | None:
+        """Return the region of interest of image `index`, or None if it is used whole."""
+        box = None if self.boxes is None else self.boxes[index]
+        return None if box is None or np.isnan(box[0]) else box.tolist()
+
     def subset(self, which: ArrayLike) -> Catalog:
         """Return the selected images as a catalog. Labels remain indices into the same class names.
 

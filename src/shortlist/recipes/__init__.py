@@ -25,6 +25,7 @@ NOT_COMPARED = (  # prefixes of keys that do not change the experiment
     "tracking",
     "data.root",
     "data.workers",
+    "data.view_cache",
     "data.on_missing",
     "data.validation_source",
     "batch.chunk_size",

@@ -16,7 +16,7 @@ from shortlist.data import Catalog, ClassBalancedSampler, half_validation
 from shortlist.errors import ConfigError, Interrupted, RunError, did_you_mean, translate_arguments
 from shortlist.files import read_json, write_text_atomically
 from shortlist.progress import Display, default_display
-from shortlist.training.datasets import open_images
+from shortlist.training.datasets import open_images, with_shared_views
 from shortlist.training.folder import RunFolder, RunInUseError
 from shortlist.training.loop import resume_run, train_run
 
@@ -205,7 +205,7 @@ def _run(case: Case, config: RunConfig, folder: Path, display: Display) -> None:
         if run.config_file.exists():
             resume_run(run.path, display)
         else:
-            train_run(config, run.path, display)
+            train_run(with_shared_views(config, folder), run.path, display)
         if run.evaluation_file.exists():
             _tested(run)
     except RunInUseError:

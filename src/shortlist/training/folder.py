@@ -49,6 +49,7 @@ class RunFolder:
     best/                   the embedder with the best validation result
     embedder.*              the trained embedder
     encoder.json            preprocessing of the images that are searched, for `Encoder.from_run`
+    views/                  features of a frozen backbone, unless data.view_cache is another folder
     vectors/                embeddings of test images and distractors, which `report` and `compare` use
     evaluation-before.json  results of all tests before training
     evaluation.json         results of all tests with the trained embedder
@@ -62,7 +63,7 @@ class RunFolder:
         self.metrics_file, self.unreadable_file = path / "metrics.jsonl", path / "unreadable.json"
         self.checkpoints, self.best, self.failed = path / "checkpoints", path / "best", path / "failed"
         self.before_file, self.evaluation_file = path / "evaluation-before.json", path / "evaluation.json"
-        self.vectors, self.lock_file = path / "vectors", path / ".lock"
+        self.views, self.vectors, self.lock_file = path / "views", path / "vectors", path / ".lock"
         self.tracking_file = path / "tracking.json"
         self.images_file, self.given_images = path / "images.parquet", path / "given-images"
 

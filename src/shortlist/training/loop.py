@@ -34,6 +34,7 @@ from shortlist.training.checkpoint import latest_state, save_state
 from shortlist.training.components import Given, build_embedder, build_loss, build_transforms
 from shortlist.training.datasets import EvalSet, with_absolute_paths
 from shortlist.training.folder import RunFolder
+from shortlist.training.frozen import FrozenBackbone
 from shortlist.training.initial_whitening import check_whitening, learn_whitening
 from shortlist.training.interim_tests import INTERIM_TEST, with_interim_tests
 from shortlist.training.learner import Learner, StepResult
@@ -43,8 +44,9 @@ from shortlist.training.schedule import learning_rate_factor
 from shortlist.training.stopping import StopRequest, report_resume_command
 from shortlist.training.tracking import check_trackers, start_trackers
 
-Batch = tuple[Tensor, Iterator[Images]]  # indices of images in the training catalog, and their pixels in chunks
+Batch = tuple[Tensor, Iterator[Images]]  # indices of images in the training catalog, and their pixels or features
 OnValidation = Callable[[int, dict[str, float]], None]  # called with the epoch and the metrics of each validation
+FROZEN_CHECKPOINT = 1000  # steps between checkpoints with a frozen backbone, whose epochs are short
 PROGRESS_VALUES = ("epoch", "loss", "images_per_second")  # shown in the progress bar
 ADVICE = "A smaller optimizer.lr, schedule.warmup or training.clip_norm often helps."
 
@@ -151,6 +153,9 @@ class Trainer:
         self.plan = plan = make_plan(config, display, folder)
         check_whitening(config, embedder, plan.train)
         self.learner = Learner(config, self.device, plan.classes, embedder, given.loss)
+        self.frozen: FrozenBackbone | None = None
+        if config.frozen:
+            self.learner.large_batch.chunk_size = plan.sampler.batch_size  # features are small
         self.train_transform, self.test_transform = build_transforms(config, self.learner.embedder)
         left_out = {"missing": list(plan.catalog.missing), "classes_too_small": plan.classes_left_out}
         facts = {"seed": config.training.seed, "batch_size": plan.sampler.batch_size}
@@ -161,11 +166,15 @@ class Trainer:
             display.message(remark, remark=remark)
         self.step = 0  # number of completed steps
         self.best: float | None = None  # first metric of the best validation
+        self.losses: list[float] = []  # of the steps of this epoch
 
     def run(self) -> None:
         """Train the remaining steps, then test."""
         try:
-            if not self._restore() and self.config.model.whitening != "none":
+            restored = self._restore()
+            if self.config.frozen:
+                self.frozen = FrozenBackbone(self.config, self.folder, self.plan, self.learner, self.display)
+            if not restored and self.config.model.whitening != "none":
                 self._whiten()
             if self.step == 0 and self.config.evaluation.before:
                 tested = self._test(self.learner.result, "before training", distractors=False)
@@ -178,13 +187,17 @@ class Trainer:
     def _whiten(self) -> None:
         """Initialise the linear layer by whitening, and save a checkpoint so that it is not learned again."""
         with self.display.task(f"{self.config.model.whitening} whitening of training images", "images") as progress:
-            workers, size = decoding_workers(self.config), inference_batch_size(self.config)
-            layer = learn_whitening(self.config, self.learner.embedder, self.plan.train, workers, size, progress)
+            if self.frozen is not None:
+                layer = self.frozen.learn_whitening()
+            else:
+                workers, size = decoding_workers(self.config), inference_batch_size(self.config)
+                layer = learn_whitening(self.config, self.learner.embedder, self.plan.train, workers, size, progress)
         self.learner.set_linear_layer(*layer)
         self._save()
 
     def _train(self) -> None:
-        plan, every = self.plan, self.config.training.checkpoint_every
+        plan, frozen = self.plan, self.frozen is not None
+        every = self.config.training.checkpoint_every or (FROZEN_CHECKPOINT if frozen else None)
         with StopRequest(self.display) as stop, self.display.task("training", "steps") as advance:
             advance(self.step, plan.total_steps)
             for batch, chunks in self._batches():
@@ -192,13 +205,17 @@ class Trainer:
                 advance(self.step, plan.total_steps, **{name: record[name] for name in PROGRESS_VALUES})
                 end_of_epoch = self.step % plan.steps_per_epoch == 0 or self._is_last_step
                 self._after_step(end_of_epoch)
-                if stop.requested or end_of_epoch or (every and self.step % every == 0):
+                end = self._is_last_step if frozen else end_of_epoch
+                if stop.requested or end or (every and self.step % every == 0):
                     self._save()
                 if stop.requested:
                     raise Interrupted(f"Stopped after step {self.step}. Resume with: {self.folder.resume_command}")
 
     def _batches(self) -> Iterator[Batch]:
         """Iterate over the remaining batches; images are decoded ahead, also across epochs."""
+        if self.frozen is not None:
+            yield from self.frozen.batches(self.step)
+            return
         first, size = self.step, self.config.batch.chunk_size
         decoded_per_chunk = AUTOMATIC_CHUNK.get(self.device.type, 64) if size == "auto" else size
         keys = (
@@ -220,7 +237,7 @@ class Trainer:
         if not result.finite:
             raise self._failure(result, batch)
         self.step += 1
-        record = {
+        record: dict[str, Any] = {
             "kind": "step",
             "step": self.step,
             "epoch": self._epoch,
@@ -234,6 +251,7 @@ class Trainer:
         if isinstance(learner.embedder.pooling, GeM):
             record["gem_p"] = learner.embedder.pooling.p.mean().item()
         self._record(record)
+        self.losses.append(record["loss"])
         return record
 
     @property
@@ -250,8 +268,8 @@ class Trainer:
         epoch, validation, texts = self._epoch, self.plan.validation, []
         facts: dict[str, Any] = {"epoch": epoch, "step": self.step}
         if end_of_epoch:
-            steps = (each for each in self.folder.metrics() if each["kind"] == "step" and each["epoch"] == epoch)
-            facts["loss"] = statistics.fmean(each["loss"] for each in steps)
+            facts["loss"] = statistics.fmean(self.losses)
+            self.losses.clear()
             texts.append(f"loss {facts['loss']:.4f}")
         if validation is not None and self._validates(end_of_epoch):
             text, facts["validation"] = self._validate(validation)
@@ -329,7 +347,10 @@ class Trainer:
         self, embedder: Embedder, eval_set: EvalSet, folder: RunFolder | None = None, **settings: bool
     ) -> list[Evaluation]:
         try:
-            return evaluate_embedder(embedder, eval_set, self.config, self.display, folder, **settings)
+            features = None if self.frozen is None else self.frozen.of_test
+            return evaluate_embedder(
+                embedder, eval_set, self.config, self.display, folder, features=features, **settings
+            )
         except NonFiniteError:
             file = save_state(self.folder.failed, self.learner.state(self.step))
             raise RunError(
@@ -358,6 +379,9 @@ class Trainer:
             self.step, self.best = state.step, state.facts["best"]
             self.display.message(f"Resuming after step {self.step} of {self.plan.total_steps}.", step=self.step)
         self.folder.discard_records_after(self.step or -1)  # the evaluation before step 1 is repeated
+        start = self.step - self.step % self.plan.steps_per_epoch  # of the epoch
+        steps = (each for each in self.folder.metrics() if each["kind"] == "step" and each["step"] > start)
+        self.losses = [each["loss"] for each in steps]
         start_trackers(self.accelerator, self.config, self.folder, self.step)
         return state is not None
 

@@ -22,7 +22,7 @@ from shortlist.errors import ConfigError, Interrupted, RunError, translate_argum
 from shortlist.files import check_writable, exclusive_lock, read_json, write_text_atomically
 from shortlist.progress import Display, default_display, format_duration
 from shortlist.training.components import build_loss
-from shortlist.training.datasets import open_images
+from shortlist.training.datasets import open_images, with_shared_views
 from shortlist.training.folder import RunFolder, RunInUseError
 from shortlist.training.loop import resume_run, train_run
 from shortlist.training.search_space import Choices, Space, candidates, read_space, with_values
@@ -37,7 +37,10 @@ DEFAULT_TRIALS = 20  # of the samplers random and tpe
 STATES = {"COMPLETE": "complete", "PRUNED": "pruned", "FAIL": "failed", "RUNNING": "running", "WAITING": "running"}
 NOT_COMPARED: dict[str, Any] = {  # settings that may differ between the workers of a study
     **dict.fromkeys(("name", "about", "paper", "measured"), True),
-    "data": {"source": True, "root": True, "workers": True, "validation_source": {"root"}},  # images are compared
+    "data": {  # images are compared
+        **dict.fromkeys(("source", "root", "workers", "view_cache"), True),
+        "validation_source": {"root"},
+    },
     "batch": {"chunk_size", "keep_graphs"},
     "training": {"threads", "checkpoint_every"},
 }
@@ -314,7 +317,8 @@ class _Worker:
             if run.config_file.exists():
                 resume_run(run.path, self.display, on_validation=on_validation)
             else:
-                train_run(config, run.path, self.display, on_validation=on_validation)
+                shared = with_shared_views(config, self.folder)
+                train_run(shared, run.path, self.display, on_validation=on_validation)
         except TrialPruned:
             self.study.tell(trial, state=TrialState.PRUNED)
             self.display.message(f"trial {trial.number} was pruned", trial=trial.number, state="pruned")
