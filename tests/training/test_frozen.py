@@ -33,8 +33,8 @@ from shortlist.training.components import build_embedder, build_transforms
 from shortlist.training.frozen import _Estimate, seconds_per_step
 from shortlist.training.learner import Learner
 from tests.processes import Commands
-from tests.training.runs import class_folders, config, same_weights, weights
-from tests.training.test_resume import assert_same, kill_after, kill_where, wait_where
+from tests.training.runs import class_folders, config, kill_where, same_weights, wait_where, weights
+from tests.training.test_resume import assert_same, wait_after
 from tests.user_parts import Net
 
 VIEWS, TRAINED = 3, 18  # views of each of 3 classes x 6 images
@@ -215,7 +215,7 @@ def test_killed_while_views_are_encoded(home: Path, commands: Commands) -> None:
     """By batches of 6 views, 2 images, after each of which the progress is noted."""
     notes = "from shortlist.encoding import vector_file\nvector_file.NOTE_INTERVAL = 0.0\n"
     waits = wait_where('kwargs.get("seen") == 12', "shortlist.encoding.embed", "_append")
-    kill_where(waits, commands, home, "train", "frozen.yaml", "--run", "encoding", before=notes)
+    kill_where(notes + waits, commands, home, "train", "frozen.yaml", "--run", "encoding")
     display = Listener()
     resume(home / "encoding", display)
     assert display.encoded == [TRAINED - 10]
@@ -223,7 +223,7 @@ def test_killed_while_views_are_encoded(home: Path, commands: Commands) -> None:
 
 
 def test_killed_while_the_head_is_trained(home: Path, commands: Commands) -> None:
-    kill_after(5, commands, home, "train", "frozen.yaml", "--run", "training")
+    kill_where(wait_after(5), commands, home, "train", "frozen.yaml", "--run", "training")
     display = Listener()
     resume(home / "training", display)
     assert display.encoded == [0]
