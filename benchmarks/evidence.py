@@ -180,8 +180,7 @@ class Study:
 
 def train(study: str, data: Path, work: Path, job: dict[str, Any]) -> dict[str, Any]:
     """Train one run, or resume it, and return its results."""
-    from shortlist import Run, resume
-    from shortlist import train as train_run
+    from shortlist import runs
     from shortlist.training import RunFolder
 
     cell, validation = job["cell"], job["phase"] == "validation"
@@ -189,9 +188,9 @@ def train(study: str, data: Path, work: Path, job: dict[str, Any]) -> dict[str, 
     folder = work / "runs" / key
     started = time.perf_counter()
     if (folder / "config.yaml").exists():
-        run: Run = resume(folder, report=False)
+        run = runs.resume(folder, report=False)
     else:
-        run = train_run(
+        run = runs.train(
             STUDIES[study][0],
             *cell["settings"],
             f"batch.size={cell['batch']}",
