@@ -175,7 +175,7 @@ checkpoint.save_file = half
     def test_while_it_tests(self, home: Path, commands: Commands, whole: dict[str, Path]) -> None:
         """All is trained, saved and recorded, and evaluation.json not yet written."""
         run = home / "testing"
-        waits = wait_where('args[0].name == "evaluation.json"', "shortlist.training.loop", "write_text_atomically")
+        waits = wait_where('args[0].name == "evaluation.json"', "shortlist.training.loop", "write_json")
         kill_where(waits, commands, home, "train", "often.yaml", "--run", run)
         assert len(records(run, "test")) == 1
         resume(run)
