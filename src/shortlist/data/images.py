@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from math import isnan
 from pathlib import Path
 from random import Random
 from typing import Any, BinaryIO
@@ -251,6 +250,5 @@ class ImageDataset(Dataset[Tensor]):
 
     def __getitem__(self, key: Key) -> Tensor:
         epoch, index = key
-        box = None if self.catalog.boxes is None else self.catalog.boxes[index]
         rng = augmentation_rng(self.seed, epoch, index)
-        return load_crop(self.catalog.file(index), self.transform, rng, None if box is None or isnan(box[0]) else box)
+        return load_crop(self.catalog.file(index), self.transform, rng, self.catalog.box(index))
