@@ -139,6 +139,12 @@ def torchmetrics(folder: Path) -> None:
     assert metric.compute()["r@1"] == 1
 
 
+def tracking(folder: Path) -> None:
+    from shortlist.training.tracking import check_trackers
+
+    check_trackers(["wandb", "mlflow", "mlflow.store.tracking.sqlalchemy_store"])  # the last: its local database
+
+
 def everything(folder: Path) -> None:
     import importlib
     import pkgutil
@@ -199,7 +205,8 @@ def refused(extra: str, use: Callable[[], object]) -> None:
 
 
 BEYOND = {  # what `training` alone does not do
-    use.__name__: use for use in (search, report, serve, export, baselines, lite0, milvus, sweep, torchmetrics)
+    use.__name__: use
+    for use in (search, report, serve, export, baselines, lite0, milvus, sweep, torchmetrics, tracking)
 }
 PROMISES = {"plain": plain, "training": training, **BEYOND, "all": everything}
 

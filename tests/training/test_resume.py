@@ -157,7 +157,7 @@ checkpoint.save_file = half
     def test_during_the_test(self, home: Path, commands: Commands, whole: dict[str, Path]) -> None:
         """The test is recorded, but evaluation.json is not written yet."""
         run = home / "testing"
-        waits = wait_where('args[0].name == "evaluation.json"', "shortlist.training.loop", "write_text_atomically")
+        waits = wait_where('args[0].name == "evaluation.json"', "shortlist.training.loop", "write_json")
         kill_where(waits, commands, home, "train", "often.yaml", "--run", run)
         assert len(records(run, "test")) == 1
         resume(run)

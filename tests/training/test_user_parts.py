@@ -218,6 +218,19 @@ class TestCommandLine:
         code, _, error = commands.run("evaluate", "run", cwd=home)  # imports the module that the run names
         assert code == 0, error
 
+    def test_a_sweep_with_an_option_and_a_loss_of_the_user(self, home: Path, commands: Commands) -> None:
+        (home / "registers.py").write_text(REGISTERS)
+        model = {"backbone": "user_net", "weights": "none", "dim": 4}
+        file = recipe(home, model=model, loss={"name": "mine:ReciprocalRank"})
+        (home / "space.yaml").write_text("loss.args: [{power: 0.5}, {power: 2}]")
+        sweep = ["sweep", file, "training.epochs=1", "--space", "space.yaml", "--trials", "1", "--out", "study"]
+        code, _, error = commands.run(*sweep, "--import", "registers", cwd=home)
+        assert code == 0, error
+        assert commands.run("sweep", "best", "study", cwd=home)[0] == 0
+        best = yaml.safe_load((home / "study" / "best.yaml").read_text())
+        assert (best["imports"], best["loss"]["name"]) == (["registers"], "mine:ReciprocalRank")
+        assert best["loss"]["args"]["power"] in (0.5, 2)
+
     @pytest.mark.parametrize(
         ("option", "said"),
         [

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self
 
@@ -461,6 +461,12 @@ class RunConfig(Section):
             if getattr(self.optimizer.parts, part) != PartConfig():
                 raise ValueError(f"optimizer.parts.{part} has no effect with model.freeze: backbone; remove it")
         return self
+
+    def with_changes(self, **sections: Mapping[str, Any]) -> RunConfig:
+        """Return a copy with other values of some settings, by section. The values are not validated."""
+        return self.model_copy(
+            update={name: getattr(self, name).model_copy(update=changes) for name, changes in sections.items()}
+        )
 
     @model_validator(mode="after")
     def _memory_holds_a_batch(self) -> RunConfig:

@@ -6,6 +6,7 @@ import hashlib
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from math import isnan
 from pathlib import Path
 from typing import Any
 
@@ -119,9 +120,9 @@ class Catalog:
         return self.root / path
 
     def box(self, index: int) -> list[float] | None:
-        """Return the region of interest of image `index`, or None if it is used whole."""
-        box = None if self.boxes is None else self.boxes[index]
-        return None if box is None or np.isnan(box[0]) else box.tolist()
+        """Return the region of interest of image `index`; None if the image is used whole."""
+        box: list[float] | None = None if self.boxes is None else self.boxes[index].tolist()
+        return None if box is None or isnan(box[0]) else box
 
     def subset(self, which: ArrayLike) -> Catalog:
         """Return the selected images as a catalog. Labels remain indices into the same class names.

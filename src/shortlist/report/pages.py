@@ -37,8 +37,7 @@ class Thumbnails:
 
     def add(self, catalog: Catalog, row: int) -> int | None:
         """Return the index of an image's thumbnail; None if the image cannot be read."""
-        box = None if catalog.boxes is None else catalog.boxes[row]
-        key = str(catalog.file(row)), str(box)
+        key = str(catalog.file(row)), str(catalog.box(row))
         if key not in self._indices:
             self._indices[key] = self._encode(catalog, row)
         return self._indices[key]

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import json
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -15,7 +14,7 @@ from shortlist.data import BENCHMARKS, Catalog, half_validation, open_catalog
 from shortlist.data.inspection import drop_unreadable
 from shortlist.encoding.feature_cache import image_keys
 from shortlist.errors import ConfigError, translate_arguments
-from shortlist.files import read_json, write_text_atomically
+from shortlist.files import read_json, write_json
 from shortlist.progress import Display
 from shortlist.training.folder import RunFolder
 
@@ -103,7 +102,7 @@ def _find_unreadable(catalog: Catalog, lists: list[Path], display: Display) -> l
     for file in lists:
         if not file.exists():
             file.parent.mkdir(parents=True, exist_ok=True)
-            write_text_atomically(file, json.dumps(unreadable, indent=2) + "\n")
+            write_json(file, unreadable)
     return unreadable
 
 
@@ -200,21 +199,19 @@ def _open_other(config: RunConfig, test: TestConfig, display: Display) -> Catalo
     other = {"source": test.source, "root": root, "train_share": 0.0, "withhold_test": False}
     if test.on_missing is not None:
         other["on_missing"] = test.on_missing
-    return open_images(config.model_copy(update={"data": config.data.model_copy(update=other)}), display).catalog
+    return open_images(config.with_changes(data=other), display).catalog
 
 
 def with_absolute_paths(config: RunConfig) -> RunConfig:
     """Make all paths absolute, so that the run can be resumed and evaluated from any working directory."""
-    data, model, evaluation = config.data, config.model, config.evaluation
-    file = Path(model.weights or "none").expanduser()
+    weights, validation = config.model.weights, config.data.validation_source
+    file = Path(weights or "none").expanduser()
     is_path = file.is_file() or (file / "embedder.json").is_file()
-    validation = data.validation_source and _absolute(data.validation_source)
-    changes = {
-        "data": _absolute(data).model_copy(update={"validation_source": validation}),
-        "model": model.model_copy(update={"weights": str(file.absolute()) if is_path else model.weights}),
-        "evaluation": evaluation.model_copy(update={"tests": tuple(map(_absolute, evaluation.tests))}),
-    }
-    return config.model_copy(update=changes)
+    return config.model_copy(update={"data": _absolute(config.data)}).with_changes(
+        data={"validation_source": validation and _absolute(validation)},
+        model={"weights": str(file.absolute()) if is_path else weights},
+        evaluation={"tests": tuple(map(_absolute, config.evaluation.tests))},
+    )
 
 
 def with_shared_views(config: RunConfig, folder: Path) -> RunConfig:

@@ -20,7 +20,7 @@ import yaml
 
 from shortlist.config import RunConfig, read_config
 from shortlist.errors import RunError
-from shortlist.files import exclusive_lock, parse_json, read_json, write_text_atomically
+from shortlist.files import exclusive_lock, parse_json, read_json, write_json, write_text_atomically
 
 _PASSWORD = re.compile(r"(://[^:/@\s]*:)[^@\s]+@")  # in the URL of a database
 PACKAGES = ("shortlist", "torch", "timm", "accelerate", "numpy", "pillow")
@@ -86,8 +86,7 @@ class RunFolder:
 
     def with_own_images(self, config: RunConfig) -> RunConfig:
         """Return the configuration with the list of images in this folder as `data.source`."""
-        own = {"source": str(self.images_file.absolute()), "root": None}
-        return config.model_copy(update={"data": config.data.model_copy(update=own)})
+        return config.with_changes(data={"source": str(self.images_file.absolute()), "root": None})
 
     @property
     def resume_command(self) -> str:
@@ -170,7 +169,7 @@ class RunFolder:
             "started": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
             "command": _PASSWORD.sub(r"\1***@", shlex.join([Path(sys.argv[0]).name, *sys.argv[1:]])),
         }
-        write_text_atomically(self.facts_file, json.dumps(facts, indent=2) + "\n")
+        write_json(self.facts_file, facts)
 
     def log(self, record: dict[str, Any]) -> None:
         """Append a record to `metrics.jsonl`."""

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import json
 import math
 import statistics
 import time
@@ -25,7 +24,7 @@ from shortlist.data.tables import write_table
 from shortlist.encoding import NonFiniteError
 from shortlist.errors import ConfigError, Interrupted, RunError, translate_arguments
 from shortlist.evaluation import Evaluation
-from shortlist.files import write_text_atomically
+from shortlist.files import write_json
 from shortlist.model import Embedder, GeM
 from shortlist.process import threads
 from shortlist.processor import require_bfloat16
@@ -156,7 +155,7 @@ class Trainer:
         self.frozen: FrozenBackbone | None = None
         if config.frozen:
             self.learner.large_batch.chunk_size = plan.sampler.batch_size  # features are small
-        self.train_transform, self.test_transform = build_transforms(config, self.learner.embedder)
+        self.train_transform, _ = build_transforms(config, self.learner.embedder)
         left_out = {"missing": list(plan.catalog.missing), "classes_too_small": plan.classes_left_out}
         facts = {"seed": config.training.seed, "batch_size": plan.sampler.batch_size}
         folder.record_facts(plan.catalog.fingerprint(), **facts, **left_out)
@@ -316,10 +315,8 @@ class Trainer:
         build_encoder(self.config, result).save(self.folder.path)
         if not self.plan.eval_sets and not self.config.data.withhold_test:
             self.display.message("There are no test classes, so the embedder was not tested.")
-        later = {
-            "on_missing": f"{self.folder.evaluate_command} --on-missing"
-        }  # the run can be evaluated again without training
-        with translate_arguments(later, "{name} {value}"):
+        again = {"on_missing": f"{self.folder.evaluate_command} --on-missing"}  # needs no further training
+        with translate_arguments(again, "{name} {value}"):
             tested = self._test(result, "test")
         with_remarks = with_interim_tests(tested, self.folder.metrics())
         for before, measured in zip(tested, with_remarks, strict=True):
@@ -400,7 +397,7 @@ class Trainer:
             "gradient_norm": str(norm),
             "images": [str(train.paths[index]) for index in batch.tolist()],
         }
-        write_text_atomically(file.with_name("step.json"), json.dumps(facts, indent=2) + "\n")
+        write_json(file.with_name("step.json"), facts)
         return RunError(
             f"Step {self.step + 1} has loss {loss} and gradient norm {norm}, so the run was stopped. The weights "
             f"before this step, its embeddings and the names of its images are in {file.parent}. {ADVICE}"
@@ -408,4 +405,4 @@ class Trainer:
 
 
 def _write_evaluations(evaluations: list[Evaluation], file: Path) -> None:
-    write_text_atomically(file, json.dumps([each.to_dict() for each in evaluations], indent=2) + "\n")
+    write_json(file, [each.to_dict() for each in evaluations])

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import os
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -13,7 +12,7 @@ from torch import Tensor
 from shortlist.batches.memory import GraphSize
 from shortlist.batches.sampler import ClassBalancedSampler
 from shortlist.config import CONFIG_KEYS, RunConfig
-from shortlist.data import Catalog
+from shortlist.data import Catalog, loader
 from shortlist.errors import translate_arguments
 from shortlist.model import Embedder
 from shortlist.progress import Display
@@ -118,11 +117,20 @@ def _batch_size(config: RunConfig, catalog: Catalog) -> tuple[int, tuple[str, ..
     )
 
 
+def check_batch_sizes(configs: Iterable[RunConfig], train: Catalog) -> None:
+    """Check that the training images have enough classes for the batches of all configurations.
+
+    Raises:
+        ConfigError: A batch is too large.
+    """
+    for batch in {each.batch for each in configs}:
+        if batch.size != "auto":
+            ClassBalancedSampler(train.labels.tolist(), batch.size, batch.per_class)
+
+
 def decoding_workers(config: RunConfig) -> int:
     """Return the number of decoding processes: by default one less than the number of CPU cores, and at most 8."""
-    if config.data.workers != "auto":
-        return config.data.workers
-    return max(0, min(8, (os.cpu_count() or 1) - 1))
+    return loader.decoding_workers() if config.data.workers == "auto" else config.data.workers
 
 
 def inference_batch_size(config: RunConfig) -> int:

@@ -143,8 +143,7 @@ def _with_on_missing(config: RunConfig, on_missing: str) -> RunConfig:
     """Set `on_missing` of all images."""
     change = {"on_missing": on_missing}
     tests = tuple(test.model_copy(update=change) for test in config.evaluation.tests)
-    evaluation = config.evaluation.model_copy(update={"tests": tests})
-    return config.model_copy(update={"data": config.data.model_copy(update=change), "evaluation": evaluation})
+    return config.with_changes(data=change, evaluation={"tests": tests})
 
 
 def evaluate_embedder(
