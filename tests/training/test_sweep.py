@@ -24,7 +24,6 @@ from shortlist.progress import Display
 from shortlist.recipes import open_recipe
 from shortlist.training import RunFolder, SweepResult, evaluate_run, make_plan, sweep, sweeps, write_best_recipe
 from shortlist.training import train_run as train
-from shortlist.training.sweep_study import address_without_password, importances, optuna
 from tests.processes import Commands
 from tests.training.runs import (
     FASTEST_MODEL,
@@ -279,16 +278,18 @@ class TestPruning:
 
     def test_a_pruned_training_stops(self, base: RunConfig, tmp_path: Path) -> None:
         """With real training: an exception of `on_validation` ends it."""
+        from shortlist.training.sweep_study import TrialPruned
+
         settings = ("training.epochs=2", "optimizer.lr=1e-3")
         one = base.model_copy(update={"training": config(Path("x"), *settings).training})
         seen: list[tuple[int, dict[str, float]]] = []
 
         def stop(epoch: int, metrics: dict[str, float]) -> None:
             seen.append((epoch, metrics))
-            raise optuna.TrialPruned
+            raise TrialPruned
 
         half = one.model_copy(update={"data": one.data.model_copy(update={"validation": "half"})})
-        with pytest.raises(optuna.TrialPruned):
+        with pytest.raises(TrialPruned):
             train(half, tmp_path / "run", on_validation=stop)
         assert [epoch for epoch, _ in seen] == [1]
         assert records(tmp_path / "run", "validation")[0].items() >= seen[0][1].items()
@@ -475,6 +476,8 @@ def test_a_database_that_does_not_answer(base: RunConfig, tmp_path: Path) -> Non
 
 
 def test_passwords_are_not_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from shortlist.training.sweep_study import address_without_password
+
     url = "postgresql://me:se/cr:et@host:5/x?a=b"
     assert address_without_password(url) == "postgresql://me@host:5/x?a=b"
     monkeypatch.setattr(sys, "argv", ["shortlist", "sweep", "--storage", url])
@@ -485,6 +488,8 @@ def test_passwords_are_not_written(tmp_path: Path, monkeypatch: pytest.MonkeyPat
 
 def test_importances() -> None:
     """The key that determines the result is the most important; too few or equal results have no importances."""
+    from shortlist.training.sweep_study import importances, optuna
+
     space = optuna.distributions.FloatDistribution(0, 1)
     study = optuna.create_study(direction="maximize")
     for number in range(40):
