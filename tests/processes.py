@@ -32,7 +32,8 @@ from PIL import Image
 ROOT = Path(__file__).parents[1]
 SOURCES = ROOT / "src"
 PRELOADED = (  # not shortlist.serve: what it says without its packages is tested
-    *("faiss", "fastapi.staticfiles", "pandas", "torch.utils.tensorboard", "uvicorn"),  # pyarrow wants pandas
+    *("faiss", "fastapi.staticfiles", "matplotlib.backends.backend_agg", "matplotlib.figure"),
+    *("pandas", "torch.utils.tensorboard", "uvicorn"),  # pyarrow wants pandas
     *(f"shortlist.cli.{name}" for name in ("data", "export", "recipes", "reports", "search", "serving")),
     "shortlist.cli.sweeping",
     *("shortlist.report.run_report", "shortlist.gallery.folder_store", "shortlist.gallery.gallery"),

@@ -173,7 +173,7 @@ def encoder() -> Any:
     from shortlist.data import TestTransform
     from shortlist.encoding import Encoder
 
-    return Encoder(Embedder("test_efficientnet", dim=8).eval(), TestTransform(32, 32))
+    return Encoder(Embedder("test_resnet", dim=8).eval(), TestTransform(32, 32))
 
 
 def images(folder: Path) -> Path:

@@ -32,7 +32,10 @@ KINDS = {
     "class token": {"backbone": "test_vit", "pooling": "token"},
     "gem of tokens": {"backbone": "test_vit", "layer_norm": False, "l2_pooled": True},
     "registers": {"backbone": "test_vit3"},
-    "maps last": {"backbone": "swin_tiny_patch4_window7_224", "backbone_args": {"depths": [1, 1, 1, 1]}},
+    "maps last": {
+        "backbone": "swin_tiny_patch4_window7_224",
+        "backbone_args": {"depths": [1, 1, 1, 1], "embed_dim": 24},
+    },
     "several scales": {"transform": WHOLE, "scales": SCALES},
     "several scales of gem": {"transform": WHOLE, "scales": SCALES, "dim": None, "layer_norm": False},
 }
