@@ -25,7 +25,7 @@ import torch
 from torch import Tensor
 from torch import distributed as dist
 
-from shortlist.errors import ModelError, RunError, in_all_processes, is_in_all_processes
+from shortlist.errors import ModelError, RunError, in_all_processes
 from shortlist.ranking.sharing import Sharing
 from shortlist.seeds import derived_seed
 
@@ -113,6 +113,7 @@ class SeveralProcesses(Processes):
         self._group = group or dist.group.WORLD
         self.rank, self.number = dist.get_rank(self._group), dist.get_world_size(self._group)
         self._ranks = dist.get_process_group_ranks(self._group)
+        self._raised_by_all: int | None = None  # id of the last error; a reference would keep its tensors in memory
         self._words = self._group
         if "cpu:gloo" not in str(dist.get_backend_config(self._group)):
             self._words = dist.new_group(self._ranks, backend="gloo", use_local_synchronization=True)
@@ -122,10 +123,11 @@ class SeveralProcesses(Processes):
     @contextmanager
     def together(self) -> Iterator[None]:
         error: BaseException | None = None
+        self._raised_by_all = None
         try:
             yield
         except BaseException as raised:
-            if isinstance(raised, ProcessLostError) or is_in_all_processes(raised):
+            if isinstance(raised, ProcessLostError) or id(raised) == self._raised_by_all:
                 raise
             error = raised
         try:
@@ -148,10 +150,12 @@ class SeveralProcesses(Processes):
             return words
         source = statuses.index(worst)
         told = self._broadcast_object(_portable(error) if self.rank == source else None, source)
+        raised: BaseException = told if error is None or self.rank != source else error
+        self._raised_by_all = id(raised)
         try:
-            raise in_all_processes(told if error is None or self.rank != source else error)
+            raise in_all_processes(raised)
         finally:
-            del error, told
+            del error, told, raised
 
     def _exchange(self, status: int, numbers: Sequence[int] = ()) -> list[list[int]]:
         word = torch.tensor([status, *numbers, *[0] * (NUMBERS - len(numbers))])

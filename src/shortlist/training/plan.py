@@ -118,11 +118,16 @@ def _batch_size(config: RunConfig, catalog: Catalog) -> tuple[int, tuple[str, ..
     )
 
 
-def decoding_workers(config: RunConfig) -> int:
-    """Return the number of decoding processes: by default one less than the number of CPU cores, and at most 8."""
+def decoding_workers(config: RunConfig, trainers: int = 1) -> int:
+    """Return the number of decoding processes: by default one less than the number of CPU cores, and at most 8.
+
+    Args:
+        config: Configuration of the run.
+        trainers: Number of training processes that share the CPU; each has decoding processes of its own.
+    """
     if config.data.workers != "auto":
         return config.data.workers
-    return max(0, min(8, (os.cpu_count() or 1) - 1))
+    return max(0, min(8, (os.cpu_count() or 1) // trainers - 1))
 
 
 def inference_batch_size(config: RunConfig) -> int:
