@@ -114,7 +114,7 @@ class SeveralProcesses(Processes):
         self.rank, self.number = dist.get_rank(self._group), dist.get_world_size(self._group)
         self._ranks = dist.get_process_group_ranks(self._group)
         self._raised_by_all: int | None = None  # id of the last error; a reference would keep its tensors in memory
-        self._words = self._group
+        self._words: Any = self._group
         if "cpu:gloo" not in str(dist.get_backend_config(self._group)):
             self._words = dist.new_group(self._ranks, backend="gloo", use_local_synchronization=True)
         machine = derived_seed("machine", socket.gethostname())
@@ -160,7 +160,7 @@ class SeveralProcesses(Processes):
     def _exchange(self, status: int, numbers: Sequence[int] = ()) -> list[list[int]]:
         word = torch.tensor([status, *numbers, *[0] * (NUMBERS - len(numbers))])
         words = [torch.empty_like(word) for _ in range(self.number)]
-        with _losses_reported():
+        with _lost_process_reported():
             dist.all_gather(words, word, group=self._words)
         return [each.tolist() for each in words]
 
@@ -170,7 +170,8 @@ class SeveralProcesses(Processes):
             if self.is_main:
                 with self._heartbeat():
                     result = work()
-        return self.broadcast(result)
+        received: Result = self.broadcast(result)
+        return received
 
     @contextmanager
     def _heartbeat(self) -> Iterator[None]:
@@ -200,7 +201,7 @@ class SeveralProcesses(Processes):
 
     def _broadcast_object(self, value: Any, source: int) -> Any:
         box = [value]
-        with _losses_reported():
+        with _lost_process_reported():
             dist.broadcast_object_list(box, self._ranks[source], self._words, device=torch.device("cpu"))
         return box[0]
 
@@ -210,7 +211,7 @@ class SeveralProcesses(Processes):
         result = own or {name: torch.empty(shape, dtype=dtype) for name, (shape, dtype) in layout.items()}
         for tensor in result.values():
             if tensor.numel():
-                with _losses_reported():
+                with _lost_process_reported():
                     dist.broadcast(_as_bytes(tensor), self._ranks[0], self._words)
         return tensors if self.is_main else result
 
@@ -243,7 +244,7 @@ class SeveralProcesses(Processes):
         gathered = rows.new_empty(self.number, *padded.shape)
         self._agree(None)
         if most:
-            with _losses_reported():
+            with _lost_process_reported():
                 dist.all_gather_into_tensor(gathered.flatten(0, 1), padded, group=self._group)
         return torch.cat([each[:size] for each, size in zip(gathered, sizes, strict=True)])
 
@@ -260,14 +261,14 @@ class SeveralProcesses(Processes):
         own = sizes[self.rank]
         matrix, received = matrix.contiguous(), matrix.new_empty(self.number * own, *matrix.shape[1:])
         self._agree(None)
-        with _losses_reported():
+        with _lost_process_reported():
             dist.all_to_all_single(received, matrix, [own] * self.number, [*sizes], group=self._group)
         return received.view(self.number, own, *matrix.shape[1:]).sum(0)
 
     def sum(self, tensor: Tensor) -> Tensor:
         """Sum a tensor over all processes, in place, and return it."""
         self._agree(None)
-        with _losses_reported():
+        with _lost_process_reported():
             dist.all_reduce(tensor, group=self._group)
         return tensor
 
@@ -280,7 +281,7 @@ class SeveralProcesses(Processes):
             gradients = [(torch.zeros_like(each) if each.grad is None else each.grad).flatten() for each in same]
             total = self.sum(torch.cat([exists, *gradients]))
             del gradients
-            exists, *gradients = total.split([len(same), *(each.numel() for each in same)])
+            exists, *gradients = torch.split(total, [len(same), *(each.numel() for each in same)])
             for each, exist, gradient in zip(same, exists.tolist(), gradients, strict=True):
                 if exist:
                     each.grad = torch.empty_like(each) if each.grad is None else each.grad
@@ -357,7 +358,7 @@ def _portable(error: BaseException | None) -> BaseException | None:
 
 
 @contextmanager
-def _losses_reported() -> Iterator[None]:
+def _lost_process_reported() -> Iterator[None]:
     """Turn errors of torch.distributed into a ProcessLostError."""
     try:
         yield

@@ -50,7 +50,7 @@ def in_all_processes(error: Failure) -> Failure:
 
 def is_in_all_processes(error: BaseException) -> bool:
     """Return whether an error is marked by `in_all_processes`."""
-    return vars(error).get("in_all_processes", False)
+    return "in_all_processes" in vars(error)
 
 
 def rename_arguments(message: str, names: Mapping[str, str], setting: str = "{name}={value}") -> str:
