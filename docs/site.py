@@ -18,7 +18,7 @@ import shortlist
 
 ROOT = Path(__file__).parents[1]
 PACKAGES = (
-    *("ranking", "batches", "data", "model", "encoding", "search", "evaluation", "gallery"),
+    *("ranking", "batches", "distributed", "data", "model", "encoding", "search", "evaluation", "gallery"),
     *("runs", "config", "recipes", "training", "report", "export", "serve", "progress", "errors"),
     "pytorch_metric_learning",
 )

@@ -344,7 +344,7 @@ class TestAllocator:
         calls: list[str] = []
         monkeypatch.setattr("shortlist.batches.memory.reuse_freed_memory", lambda: calls.append("kept"))
         monkeypatch.setattr(
-            "shortlist.training.resume_run", lambda path, display, given: calls.append("trained") or RunFolder(path)
+            "shortlist.training.resume_run", lambda path, *_, **__: calls.append("trained") or RunFolder(path)
         )
         call("train", "--resume", folders / "run")
         assert calls[:2] == ["kept", "trained"]

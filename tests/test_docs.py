@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import os
 import re
 import shlex
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -66,6 +69,19 @@ def test_the_commands_that_train_the_loss_of_a_page(commands: Commands, tmp_path
         code, _, error = commands.run(*shlex.split(command), *fast, "data.workers=0", cwd=tmp_path, before=FEW_GLYPHS)
         assert code == 0, error
     assert "discount: 2" in (tmp_path / "runs" / "glyphs-2" / "config.yaml").read_text()
+
+
+def test_the_training_loop_of_a_page_gives_the_same_in_two_processes(commands: Commands, tmp_path: Path) -> None:
+    script = tmp_path / "train.py"
+    script.write_text(program(ROOT / "docs" / "distributed.md"), encoding="utf-8")
+    code, one, error = commands.run(cwd=tmp_path, script=script)
+    assert code == 0, error
+    launcher = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
+    environment = {**os.environ, "PYTHONPATH": str(ROOT / "src")}
+    done = subprocess.run([*launcher, script], capture_output=True, text=True, env=environment)
+    assert done.returncode == 0, done.stderr
+    (loss, norm), found = ([float(each) for each in re.findall(r"\d+\.\d+", text)] for text in (one, done.stdout))
+    assert found == [pytest.approx(loss, abs=2e-4), pytest.approx(norm, abs=2e-3)]
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)

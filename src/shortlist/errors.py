@@ -10,10 +10,12 @@ import difflib
 import re
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
+from typing import TypeVar
 
 MAX_NAMES = 10  # that a message lists
 _ARGUMENT = re.compile(r"`(?P<name>[a-z_]\w*)(?:=(?P<quote>[\"']?)(?P<value>[^`]*?)(?P=quote))?`")
 _YAML = {"True": "true", "False": "false", "None": "null"}
+Failure = TypeVar("Failure", bound=BaseException)
 
 
 class ShortlistError(Exception):
@@ -38,6 +40,17 @@ class RunError(ShortlistError, RuntimeError):
 
 class Interrupted(ShortlistError):  # noqa: N818 - the user asked for it, so it is not an error
     """A run was interrupted by the user. The message says how to resume it."""
+
+
+def in_all_processes(error: Failure) -> Failure:
+    """Mark an error as one that all processes of a training raise, and return it. Only the main process reports it."""
+    vars(error)["in_all_processes"] = True
+    return error
+
+
+def is_in_all_processes(error: BaseException) -> bool:
+    """Return whether an error is marked by `in_all_processes`."""
+    return "in_all_processes" in vars(error)
 
 
 def rename_arguments(message: str, names: Mapping[str, str], setting: str = "{name}={value}") -> str:

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 from shortlist.errors import ConfigError
 from shortlist.extras import extra
 from shortlist.imports import given_name
+from shortlist.launch import launched
 
 with extra("training", __name__):
     from shortlist.config import RunConfig, dotted_key, validate_config
@@ -65,6 +66,9 @@ def train(
     keyword is the name of a setting or, if several sections have a setting of that name, of section and setting:
     `batch_size=64`.
 
+    In a script that `torchrun` or `accelerate launch` has started, the processes train the model together. Only the
+    first of them writes files and shows the progress; all of them return the same run.
+
     Args:
         recipe: Name of a packaged recipe, path of a YAML file, or a configuration.
         settings: Overrides of the form `dotted.key=value`, with the value in YAML.
@@ -98,11 +102,16 @@ def train(
     named = {name: part for name, part in parts.items() if isinstance(part, str | Path | Mapping)}
     config = _configure(recipe, settings, given, {**named, **keywords})
 
+    from shortlist.distributed import current_processes
     from shortlist.training import Given, train_run
 
     of_run = Given(given.get("model"), given.get("loss"))  # type: ignore[arg-type]
-    folder = train_run(config, output or new_folder(config.name), display, of_run, given.get("data"))  # type: ignore[arg-type]
-    return _finished(folder, of_run.model, report, display)
+    images: Any = given.get("data")
+    with launched():
+        processes = current_processes()
+        path = processes.on_main(lambda: output or new_folder(config.name))
+        folder = train_run(config, path, display, of_run, images, processes=processes)
+        return processes.on_main(lambda: _finished(folder, of_run.model, report, display))
 
 
 def resume(
@@ -114,6 +123,8 @@ def resume(
     display: Display | None = None,
 ) -> Run:
     """Resume an interrupted run from its last checkpoint, with the result of an uninterrupted run.
+
+    The number of processes may be another one than before; see `train`.
 
     Args:
         path: Folder of the run.
@@ -127,9 +138,13 @@ def resume(
         ConfigError: A part that was given in Python is missing.
         Interrupted: The user pressed Ctrl-C.
     """
+    from shortlist.distributed import current_processes
     from shortlist.training import Given, resume_run
 
-    return _finished(resume_run(path, display, Given(model, loss)), model, report, display)
+    with launched():
+        processes = current_processes()
+        folder = resume_run(path, display, Given(model, loss), processes=processes)
+        return processes.on_main(lambda: _finished(folder, model, report, display))
 
 
 def evaluate(

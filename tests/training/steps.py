@@ -10,6 +10,8 @@ from torch import Tensor, nn
 from torch.nn.functional import cross_entropy, normalize
 
 from shortlist import RecallAtKLoss, SiMix, SmoothAPLoss
+from shortlist.batches.undo import seeded
+from shortlist.seeds import derived_seed
 
 Loss = Callable[[Tensor, Tensor], Tensor]
 SIZE, CLASSES, PER_CLASS = 8, 5, 4  # images (3, SIZE, SIZE); a batch of 20
@@ -122,9 +124,18 @@ def some_labels() -> Tensor:
 
 
 def plain_step(model: nn.Module, loss: Loss, chunks: Iterable[Tensor], labels: Tensor) -> tuple[Tensor, Tensor]:
-    """One ordinary backward pass over the whole batch, embedded chunk by chunk: the loss and the embeddings."""
-    embeddings = torch.cat([model(chunk) for chunk in chunks])
-    value = loss(embeddings, labels)
+    """One ordinary backward pass over the whole batch, embedded chunk by chunk: the loss and the embeddings.
+
+    The random numbers of a chunk depend on a number that is drawn for the step, and on where the chunk starts.
+    """
+    seed, vectors, start = int(torch.randint(2**62, ())), [], 0
+    for chunk in chunks:
+        with seeded(derived_seed("chunk", seed, start)):
+            vectors.append(model(chunk))
+        start += len(chunk)
+    embeddings = torch.cat(vectors)
+    with seeded(derived_seed("loss", seed)):
+        value = loss(embeddings, labels)
     value.backward()
     return value.detach(), embeddings.detach()
 

@@ -6,7 +6,6 @@ import sys
 from collections.abc import Iterator
 from contextlib import nullcontext
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -17,7 +16,6 @@ from shortlist.batches import large_batch
 from shortlist.batches.large_batch import LargeBatchStep
 from shortlist.batches.memory import GraphSize, available_memory, is_out_of_memory
 from shortlist.errors import ModelError
-from tests.processes import Commands
 from tests.training.steps import (
     LOSSES,
     MODELS,
@@ -98,7 +96,7 @@ def test_any_loss_and_its_own_parameters(loss: str, keep: str) -> None:
     expected, random_state = plain(model, head, images, 6), torch.get_rng_state()
     out, found = large_step(model, head, images, 6, keep)
     assert difference(found, expected) < EXACT
-    assert torch.equal(torch.get_rng_state(), random_state)  # SiMix draws random numbers after the model
+    assert torch.equal(torch.get_rng_state(), random_state)  # neither the model nor SiMix draws from it
     own = found[len(list(model.parameters())) :]
     assert bool(own) == ("prox" in loss or "triple" in loss)
     assert all(gradient is not None and gradient.abs().max() > 1e-3 for gradient in own)
@@ -119,7 +117,8 @@ def test_without_random_layers_the_gradient_does_not_depend_on_chunks() -> None:
 def test_without_the_random_state_the_gradient_would_differ(model: str, monkeypatch: pytest.MonkeyPatch) -> None:
     net, loss, images = make(MODELS[model]), LOSSES["recall"](), some_images()
     expected = plain(net, loss, images, 6)
-    monkeypatch.setattr(large_batch, "set_random_state", lambda *_: None)
+    chunk = large_batch._Chunk
+    monkeypatch.setattr(large_batch, "_Chunk", lambda images, seed, vectors: chunk(images, seed + 1, vectors))
     with pytest.raises(ModelError, match=r"different vectors.*keep_graphs=True"):
         large_step(net, loss, images, 6)
     take_gradients(net)
@@ -431,44 +430,6 @@ def test_backward_ignores_autocast_of_the_caller(keep: bool) -> None:
         rounded = images.flatten(1) @ images.flatten(1).T
     assert rounded.dtype == torch.bfloat16  # negative control: autocast was on
     assert difference(take_gradients(model, loss), expected) < 1e-5
-
-
-# Several processes
-
-MEMBER = """
-import sys
-import torch
-from torch import nn
-from shortlist.errors import RunError
-from shortlist.batches.large_batch import LargeBatchStep
-rank, size, store = int(sys.argv[1]), int(sys.argv[2]), sys.argv[3]
-torch.distributed.init_process_group("gloo", init_method=f"file://{store}", rank=rank, world_size=size)
-model = nn.Linear(3, 2)
-step = LargeBatchStep(model, lambda vectors, labels: vectors.square().mean(), chunk_size=2)
-try:
-    step(torch.ones(4, 3), torch.arange(4) // 2)
-except RunError as error:
-    print(error)
-print(model.weight.grad is not None)
-torch.distributed.destroy_process_group()
-"""
-
-
-@pytest.mark.parametrize("size", [1, 2])
-def test_a_process_group_is_refused_if_it_has_several_processes(size: int, commands: Commands, tmp_path: Path) -> None:
-    """Each process would rank its own part of the batch only, which is another loss."""
-    script = tmp_path / "member.py"
-    script.write_text(MEMBER)
-    members = [
-        commands.start(str(rank), str(size), tmp_path / "store", cwd=tmp_path, script=script) for rank in range(size)
-    ]
-    for member in members:
-        assert member.wait() == 0, member.err
-        if size == 1:
-            assert member.out == "True\n"
-        else:
-            assert member.out.startswith("LargeBatchStep works in one process, and this process group has 2: ")
-            assert member.out.endswith("Train in one process.\nFalse\n")
 
 
 # Wrong arguments

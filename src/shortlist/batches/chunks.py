@@ -3,9 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from typing import Any
-
-from torch import Tensor
 
 from shortlist.batches.memory import is_out_of_memory
 from shortlist.batches.sizes import Images
@@ -13,16 +10,11 @@ from shortlist.errors import RunError
 
 
 class BufferedParts:
-    """Parts of a batch of images that can be iterated over repeatedly, though their source is read only once.
+    """Parts of a batch of images that can be iterated over repeatedly, though their source is read only once."""
 
-    Args:
-        images: A tensor or a list of images, which is a single part; or an iterable of parts.
-    """
-
-    def __init__(self, images: Images | Iterable[Images]) -> None:
-        single = isinstance(images, Tensor | list | tuple)
-        self._buffer: list[Images] = [images] if single else []  # type: ignore[list-item]
-        self._source: Iterator[Any] = iter(()) if single else iter(images)
+    def __init__(self, parts: Iterable[Images]) -> None:
+        self._buffer: list[Images] = []
+        self._source: Iterator[Images] = iter(parts)
 
     def __iter__(self) -> Iterator[Images]:
         yield from self._buffer
@@ -32,14 +24,13 @@ class BufferedParts:
 
     def _read(self) -> Images | None:
         try:
-            part: Images | None = next(self._source, None)
+            return next(self._source, None)
         except Exception as error:
             if is_out_of_memory(error):  # the step cannot be repeated, because a failed iterator cannot be resumed
                 raise RunError(
                     "Out of memory while reading images. Use fewer or smaller images, or `keep_graphs=False`."
                 ) from error
             raise
-        return part
 
 
 def split(parts: Iterable[Images], size: int) -> Iterator[Images]:

@@ -1,14 +1,14 @@
-"""Exact gradients of batches of any size on one device, with the memory of a chunk."""
+"""Exact gradients of batches of any size, with the memory of a chunk, in one process or several."""
 
 from __future__ import annotations
 
 import math
 import warnings
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from itertools import chain
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
@@ -16,9 +16,12 @@ from torch import Tensor, nn
 from shortlist.batches.chunks import BufferedParts, split
 from shortlist.batches.memory import GraphBudget, GraphSize, available_memory, is_out_of_memory
 from shortlist.batches.sizes import Images, by_size
-from shortlist.batches.undo import Undo, cuda_devices, leaves, random_state, set_random_state
-from shortlist.errors import ModelError, RunError
+from shortlist.batches.undo import NewGradients, cuda_devices, leaves, seeded
+from shortlist.distributed import Processes, current_processes
+from shortlist.errors import ModelError, RunError, in_all_processes
 from shortlist.processor import require_bfloat16
+from shortlist.ranking.sharing import shared_queries
+from shortlist.seeds import derived_seed
 
 KEPT_SHARE = 0.5  # share of the free memory for graphs with keep_graphs="auto"; the rest is for the computation itself
 AUTOMATIC_CHUNK = {"cpu": 64, "cuda": 512}  # largest chunk with chunk_size="auto"; larger chunks are not faster
@@ -30,14 +33,22 @@ class StepOutput:
 
     loss: Tensor  # scalar, detached
     embeddings: Tensor  # (B, d), float32 or float64, detached
-    chunks: int  # number of chunks
+    chunks: int  # number of chunks, in all processes
     kept: int  # number of chunks whose graph was kept, so that they were embedded only once
+
+
+@dataclass(frozen=True)
+class _Batch:
+    parts: Iterable[Images]  # of this process
+    labels: Tensor  # of the whole batch
+    sizes: Sequence[int]  # number of images of each process
+    seed: int  # from which the random numbers of the step are derived
 
 
 @dataclass
 class _Chunk:
     images: Images
-    random_state: list[Tensor]  # state before the chunk was embedded
+    seed: int  # of the random numbers of its forward passes
     embeddings: Tensor  # has a graph if it was kept
 
 
@@ -50,7 +61,13 @@ class LargeBatchStep:
        that gradient to the parameters.
 
     The gradient equals that of a single backward pass over the whole batch. As with `backward`, it is added to the
-    existing gradients of the parameters; call the optimizer as usual.
+    existing gradients of the parameters; call the optimizer as usual. The random numbers of a chunk and of the loss are
+    derived from one number of torch's default generator and the position of the chunk in the batch.
+
+    In a process group of several processes, all of them call the step with the same labels. Each embeds and
+    backpropagates its part of the chunks and ranks its part of the queries (of the losses of `shortlist`; other losses
+    are computed in every process). All processes get the loss, embeddings and gradients that a single process would
+    get. Before the first step, they get the weights of the first process. An error in one process is raised in all.
 
     Args:
         model: Module that maps images, (n, ...), to vectors, (n, d). The vector of an image must not depend on the
@@ -63,12 +80,14 @@ class LargeBatchStep:
         autocast: Reduced precision of the model's forward passes, torch.bfloat16 or torch.float16. None disables
             autocast, even within an autocast context of the caller. The loss is always computed in full precision.
         scaler: Gradient scaler, a `torch.amp.GradScaler`. Required for float16.
+        processes: Processes that share each batch, such as `SeveralProcesses(group)`. Default: those of the default
+            process group of `torch.distributed`, or this process alone.
 
     Raises:
         ModelError: If the model has BatchNorm in training mode, which would use the statistics of chunks; if it returns
             different vectors in the second pass; or if it does not return one vector per image.
-        RunError: If memory does not suffice for a single image at a time, for the loss, or for the images themselves;
-            or in a process group of several processes (torch.distributed), which is not supported.
+        RunError: If memory does not suffice for a single image at a time, for the loss, or for the images themselves.
+        ProcessLostError: If another process has ended.
         ConfigError: If `autocast` is bfloat16 and this CPU cannot execute it (see `shortlist.processor`).
 
     Example:
@@ -88,6 +107,7 @@ class LargeBatchStep:
         keep_graphs: bool | int | Literal["auto"] = "auto",
         autocast: torch.dtype | None = None,
         scaler: torch.amp.GradScaler | None = None,
+        processes: Processes | None = None,
     ) -> None:
         if chunk_size != "auto" and (type(chunk_size) is not int or chunk_size < 1):
             raise ValueError(f'chunk_size must be at least 1, or "auto", not {chunk_size!r}')
@@ -98,96 +118,193 @@ class LargeBatchStep:
         self.model, self.loss = model, loss
         self.chunk_size, self.keep_graphs = chunk_size, keep_graphs
         self.autocast, self.scaler = autocast, scaler
+        self._processes = processes
+        self._same_weights_in: Processes | None = None  # processes that have copied the weights of the first
+        self._part_size = None if chunk_size == "auto" else chunk_size
         self._require_precision()  # early, for the reason given in require_bfloat16
+
+    @property
+    def processes(self) -> Processes:
+        """The processes that share each batch."""
+        return self._processes or current_processes()
+
+    def parts(self, batch: Tensor | Sequence[Any]) -> list[Any]:
+        """Divide a batch, such as a list of indices, into parts, and return those that this process embeds.
+
+        A part has `chunk_size` items. If that is "auto", there is at least one part per process.
+
+        Args:
+            batch: A tensor of shape (B, ...), or a sequence of B items.
+
+        Returns:
+            Parts of the batch, in order; possibly none.
+        """
+        return [batch[start:stop] for start, stop in self._bounds(len(batch), self.processes.rank)]
+
+    def _bounds(self, number: int, rank: int) -> list[tuple[int, int]]:
+        """Return the start and the end of each part of a process, in a batch of `number` images."""
+        processes = self.processes.number
+        automatic = min(AUTOMATIC_CHUNK.get(self._device.type, 64), math.ceil(number / processes))
+        size = self._part_size or max(1, automatic)
+        starts = range(0, number, size)
+        own = starts[rank * len(starts) // processes : (rank + 1) * len(starts) // processes]
+        return [(start, min(start + size, number)) for start in own]
 
     def __call__(self, images: Images | Iterable[Images], labels: Tensor) -> StepOutput:
         """Compute the loss of a batch and add its gradient to the parameters.
 
         Args:
-            images: A tensor of shape (B, ...); a list of B images of any sizes; or an iterator of chunks, each a tensor
-                or a list, which is read once, while the chunks are embedded. Images are passed to the model without
-                conversion of their dtype.
-            labels: Labels of shape (B,).
+            images: A tensor of shape (B, ...); a list of B images of any sizes; or an iterator of parts of the batch,
+                each a tensor or a list, which is read once, while the chunks are embedded. In several processes, the
+                iterator yields the parts that `parts` returns, so that a process loads only the images that it embeds.
+                Images are passed to the model without conversion of their dtype.
+            labels: Labels of the whole batch, of shape (B,).
         """
-        _refuse_several_processes()
         refuse_batch_statistics(self.model)
         self._require_precision()  # again, because the model may have moved to another device
-        parts = BufferedParts(images)
-        undo = Undo(self._device)
-        undo.remember_gradients(self.model.parameters())
-        while True:
-            try:
-                return self._step(parts, labels, undo)
-            except Exception as error:
-                if not is_out_of_memory(error):
-                    raise
-                problem = str(error).partition("\n")[0] or type(error).__name__
-            undo.restore()
-            self._reduce_memory(problem)
+        batch = self._agree_on_batch(images, labels)
+        with NewGradients() as gradients:
+            gradients.collect(self.model.parameters())
+            while True:
+                try:
+                    return self._step(batch, gradients)
+                except Exception as error:
+                    if not is_out_of_memory(error):
+                        raise
+                    problem = str(error).partition("\n")[0] or type(error).__name__
+                gradients.discard()
+                self._reduce_memory(problem)
 
-    def _step(self, parts: Iterable[Images], labels: Tensor, undo: Undo) -> StepOutput:
-        chunks = self._embed(parts, len(labels))
-        embeddings = torch.cat([chunk.embeddings.detach() for chunk in chunks])
-        loss, gradient = self._differentiate(embeddings, labels, undo)
-        kept = sum(chunk.embeddings.requires_grad for chunk in chunks)
-        if gradient is not None:
-            self._backpropagate(chunks, embeddings, gradient)
-        return StepOutput(loss, embeddings, len(chunks), kept)
+    def _agree_on_batch(self, images: Images | Iterable[Images], labels: Tensor) -> _Batch:
+        """Check that all processes have the same labels, and take the random seed of the first process."""
+        processes, number = self.processes, len(labels)
+        if processes is not self._same_weights_in:
+            processes.copy_from_main(self._all_tensors())
+            self._same_weights_in = processes
+        with processes.together():
+            if isinstance(images, Tensor | list | tuple):
+                if len(images) != number:
+                    raise ValueError(f"Got {len(images)} images and {number} labels: pass one label per image")
+                images = self.parts(images)
+            seed = int(torch.randint(2**62, ()))
+            words = processes.gather(seed, number, hash(tuple(labels.flatten().tolist())))
+            if any(word[1:] != words[0][1:] for word in words):
+                raise ValueError("The processes have different labels: each needs those of the whole batch, in order")
+        sizes = [sum(stop - start for start, stop in self._bounds(number, rank)) for rank in range(processes.number)]
+        return _Batch(BufferedParts(images), labels, sizes, seed=words[0][0])
 
-    def _embed(self, parts: Iterable[Images], number: int) -> list[_Chunk]:
-        """Stage 1: embed every chunk and record its random state. The first chunks keep their graphs if these fit."""
-        if self.chunk_size == "auto":
-            self.chunk_size = self._find_chunk_size(parts)
+    def _all_tensors(self) -> dict[str, Tensor]:
+        """Return the parameters and buffers of the model and the loss, by name."""
+        modules = {"model": self.model, **({"loss": self.loss} if isinstance(self.loss, nn.Module) else {})}
+        return {
+            f"{part}.{name}": tensor
+            for part, module in modules.items()
+            for name, tensor in chain(module.named_parameters(), module.named_buffers())
+        }
+
+    def _step(self, batch: _Batch, gradients: NewGradients) -> StepOutput:
+        with self.processes.together():
+            if self.chunk_size == "auto":
+                self.chunk_size = self._find_chunk_size(batch.parts)
+            chunks = self._embed(batch, self.chunk_size)
+            embeddings, number, kept = self._gather(chunks, batch.sizes)
+            loss, gradient = self._differentiate(embeddings, batch, gradients)
+            if gradient is not None:
+                self._backpropagate(chunks, gradient)
+            self.processes.sum_gradients(each for each in gradients.tensors if each.requires_grad)
+        return StepOutput(loss, embeddings, number, kept)
+
+    def _embed(self, batch: _Batch, chunk_size: int) -> list[_Chunk]:
+        """Stage 1: embed every chunk of this process. The first chunks keep their graphs if these fit."""
         budget = GraphBudget(self._memory_for_graphs(), self._model_tensors())
-        chunks, read = [], 0
-        for images in split(parts, self.chunk_size):
+        chunks: list[_Chunk] = []
+        rank, expected, read = self.processes.rank, batch.sizes[self.processes.rank], 0
+        start = sum(batch.sizes[:rank])
+        for images in split(batch.parts, chunk_size):
+            seed = derived_seed("chunk", batch.seed, start + read)
             read += len(images)
-            if read > number:
+            if read > expected:
                 break
-            state = random_state(self._device)
-            chunks.append(_Chunk(images, state, budget.run(partial(self._vectors, images), held=images)))
-        if read != number or read == 0:
-            counts = f"{read}{' or more' if read > number else ''} images and {number} labels"
-            raise ValueError(f"Got {counts}: pass at least one image, and one label per image")
+            with seeded(seed, self._device):
+                chunks.append(_Chunk(images, seed, budget.run(partial(self._vectors, images), held=images)))
+        if read != expected or not len(batch.labels):
+            counts = f"{read}{' or more' if read > expected else ''} images"
+            raise ValueError(
+                f"Got {counts} and {expected} labels: pass at least one image, and one label per image"
+                if self.processes.number == 1
+                else f"Process {rank} got {counts}, and embeds {expected} of the {len(batch.labels)} images of the "
+                "batch: an iterator must yield the parts that the method `parts` of LargeBatchStep returns"
+            )
         return chunks
 
-    def _differentiate(self, embeddings: Tensor, labels: Tensor, undo: Undo) -> tuple[Tensor, Tensor | None]:
-        """Stage 2: compute the loss and its gradient with respect to the embeddings, and to its own parameters."""
+    def _gather(self, chunks: list[_Chunk], sizes: Sequence[int]) -> tuple[Tensor, int, int]:
+        """Return the embeddings of the whole batch, and the number of chunks and of kept graphs in all processes."""
+        own = [chunk.embeddings.detach() for chunk in chunks]
+        kept = sum(chunk.embeddings.requires_grad for chunk in chunks)
+        words = self.processes.gather(
+            len(chunks), kept, own[0].shape[-1] if own else 0, bool(own) and own[0].dtype == torch.float64
+        )
+        _, _, width, is_double = (max(column) for column in zip(*words, strict=True))
+        if not own:  # this process does not know what the model returns
+            own = [torch.empty(0, width, device=self._device, dtype=torch.float64 if is_double else torch.float32)]
+        embeddings = self.processes.gather_rows(torch.cat(own), sizes)
+        return embeddings, sum(word[0] for word in words), sum(word[1] for word in words)
+
+    def _differentiate(
+        self, embeddings: Tensor, batch: _Batch, gradients: NewGradients
+    ) -> tuple[Tensor, Tensor | None]:
+        """Stage 2: compute the loss and its gradient with respect to the embeddings, and to its own parameters.
+
+        Only the rows of the gradient that this process backpropagates need be correct. The gradients of the parameters
+        of the loss, which all processes compute, are kept in the first process only, because they are summed later.
+        """
         leaf = embeddings.clone().requires_grad_()
+        share = self.processes.share_queries(leaf, batch.sizes)
         try:
-            with torch.enable_grad(), torch.autocast(self._device.type, enabled=False):
-                loss = self.loss(leaf, labels.to(self._device))
+            with (
+                torch.enable_grad(),
+                torch.autocast(self._device.type, enabled=False),
+                seeded(derived_seed("loss", batch.seed), self._device),
+                shared_queries(share),
+            ):
+                loss = self.loss(leaf, batch.labels.to(self._device))
                 if loss.requires_grad:
-                    undo.remember_gradients(each for each in leaves(loss) if each is not leaf)
+                    own = [each for each in leaves(loss) if each is not leaf]
+                    gradients.collect(own)
                     scaled = loss if self.scaler is None else self.scaler.scale(loss)
                     scaled.backward()  # type: ignore[no-untyped-call]
+                    if not self.processes.is_main:
+                        for each in own:
+                            each.grad = None
         except Exception as error:
             if self.keep_graphs is False and is_out_of_memory(error):
                 raise RunError(
                     "Out of memory in the loss, where smaller chunks do not help. Use a smaller batch or another loss."
                 ) from error
             raise
-        return loss.detach(), leaf.grad
+        if leaf.grad is None:
+            return loss.detach(), None
+        start = sum(batch.sizes[: self.processes.rank])
+        return loss.detach(), leaf.grad[start : start + batch.sizes[self.processes.rank]]
 
-    def _backpropagate(self, chunks: list[_Chunk], embeddings: Tensor, gradient: Tensor) -> None:
+    def _backpropagate(self, chunks: list[_Chunk], gradient: Tensor) -> None:
         """Stage 3: propagate the gradient of the embeddings to the parameters.
 
         The chunks are processed in order, so that the sum does not depend on which graphs were kept, not even in its
         rounding errors.
         """
-        sizes = [len(chunk.embeddings) for chunk in chunks]
-        parts = zip(chunks, torch.split(embeddings, sizes), torch.split(gradient, sizes), strict=True)
-        with torch.random.fork_rng(cuda_devices(self._device)), torch.autocast(self._device.type, enabled=False):
-            for chunk, first, part in parts:
-                vectors = chunk.embeddings
+        parts = torch.split(gradient, [len(chunk.embeddings) for chunk in chunks])
+        for chunk, part in zip(chunks, parts, strict=True):
+            vectors = chunk.embeddings
+            first = vectors.detach()
+            with seeded(chunk.seed, self._device), torch.autocast(self._device.type, enabled=False):
                 if not vectors.requires_grad:
-                    set_random_state(self._device, chunk.random_state)
                     with torch.enable_grad():
                         vectors = self._vectors(chunk.images)
                     self._refuse_other_vectors(vectors.detach(), first)
                 if vectors.requires_grad:  # False if all parameters are frozen
                     vectors.backward(part)  # type: ignore[no-untyped-call]
-                chunk.embeddings = first  # frees the graph
+            chunk.embeddings = first  # frees the graph
 
     def _vectors(self, images: Images) -> Tensor:
         """Embed a chunk, (n, d). Images of different sizes are embedded one size at a time."""
@@ -217,17 +334,27 @@ class LargeBatchStep:
     def _memory_for_graphs(self) -> float:
         if isinstance(self.keep_graphs, bool):
             return math.inf if self.keep_graphs else 0
-        return available_memory(self._device) * KEPT_SHARE if self.keep_graphs == "auto" else self.keep_graphs
+        return self._available_memory() * KEPT_SHARE if self.keep_graphs == "auto" else self.keep_graphs
+
+    def _available_memory(self) -> float:
+        """Return the number of bytes that this process may use; the memory of a CPU is shared by its processes."""
+        sharing = self.processes.on_this_machine if self._device.type == "cpu" else 1
+        return available_memory(self._device) / sharing
 
     def _model_tensors(self) -> Iterable[Tensor]:
         """Return the tensors that are in memory anyway and do not count towards the size of a graph."""
         return chain(self.model.parameters(), self.model.buffers())
 
     def _find_chunk_size(self, parts: Iterable[Images]) -> int:
+        """Find the chunk size that fits into the memory of every process."""
+        return min(size for (size,) in self.processes.gather(self._estimate_chunk_size(parts)))
+
+    def _estimate_chunk_size(self, parts: Iterable[Images]) -> int:
         """Estimate the chunk size whose graph takes half of the free memory, from the graph of one or two images."""
+        most = AUTOMATIC_CHUNK.get(self._device.type, 64)
         part = next((part for part in parts if len(part)), None)
         if part is None:
-            return 1
+            return most
         sample = part[:2] if isinstance(part, Tensor) else sorted(part, key=Tensor.numel)[-2:]
         with (
             torch.random.fork_rng(cuda_devices(self._device)),
@@ -235,8 +362,8 @@ class LargeBatchStep:
             GraphSize(chain(self._model_tensors(), sample)) as graph,
         ):
             self._vectors(sample)
-        fitting = int(available_memory(self._device) * (1 - KEPT_SHARE) * len(sample) / max(graph.bytes, 1))
-        return max(1, min(fitting, AUTOMATIC_CHUNK.get(self._device.type, 64)))
+        fitting = int(self._available_memory() * (1 - KEPT_SHARE) * len(sample) / max(graph.bytes, 1))
+        return max(1, min(fitting, most))
 
     def _reduce_memory(self, problem: str) -> None:
         """Reduce the memory of the next attempt, with a warning: first keep no graphs, then halve the chunks."""
@@ -244,13 +371,14 @@ class LargeBatchStep:
             self.keep_graphs = False
             remedy = "graphs are no longer kept"
         elif self.chunk_size == 1:
-            raise RunError(
-                f"Out of memory with chunks of one image. Use smaller images or a smaller model. ({problem})"
-            )
+            text = f"Out of memory with chunks of one image. Use smaller images or a smaller model. ({problem})"
+            raise in_all_processes(RunError(text))
         else:
             self.chunk_size = 1 if self.chunk_size == "auto" else self.chunk_size // 2
             remedy = f"chunk_size is now {self.chunk_size}"
-        warnings.warn(f"Out of memory; {remedy}, and the step is repeated. ({problem})", RuntimeWarning, stacklevel=3)
+        if self.processes.is_main:
+            text = f"Out of memory; {remedy}, and the step is repeated. ({problem})"
+            warnings.warn(text, RuntimeWarning, stacklevel=3)
 
     def _refuse_other_vectors(self, second: Tensor, first: Tensor) -> None:
         """Raise ModelError if the second pass returned different vectors than the first."""
@@ -263,17 +391,6 @@ class LargeBatchStep:
                 "Its forward pass must take its random numbers from torch and must not depend on earlier calls, and "
                 "the images must not be modified. Alternatively, set `keep_graphs=True`, which embeds every image once."
             )
-
-
-def _refuse_several_processes() -> None:
-    """Raise RunError in a process group, where each process would optimise the loss of its own part of the batch."""
-    distributed = torch.distributed
-    processes = distributed.get_world_size() if distributed.is_available() and distributed.is_initialized() else 1
-    if processes > 1:
-        raise RunError(
-            f"LargeBatchStep works in one process, and this process group has {processes}: each would rank only the "
-            "images of its own part of the batch, which is a different loss. Train in one process."
-        )
 
 
 def refuse_batch_statistics(model: nn.Module) -> None:

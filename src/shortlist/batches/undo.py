@@ -1,9 +1,9 @@
-"""Saving and restoring of gradients and of the state of random number generators."""
+"""Gradients that a step adds only if it succeeds, and random numbers that depend on a seed only."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 
 import torch
 from torch import Tensor
@@ -14,18 +14,6 @@ CPU = torch.device("cpu")
 def cuda_devices(device: torch.device) -> list[torch.device]:
     """Return the device if it is a CUDA device, else an empty list."""
     return [device] if device.type == "cuda" else []
-
-
-def random_state(device: torch.device) -> list[Tensor]:
-    """Return the states of the random number generators that a model on this device uses."""
-    return [torch.get_rng_state(), *(torch.cuda.get_rng_state(cuda) for cuda in cuda_devices(device))]
-
-
-def set_random_state(device: torch.device, state: list[Tensor]) -> None:
-    """Restore states that `random_state` returned."""
-    torch.set_rng_state(state[0])
-    for cuda, cuda_state in zip(cuda_devices(device), state[1:], strict=True):
-        torch.cuda.set_rng_state(cuda_state, cuda)
 
 
 @contextmanager
@@ -39,34 +27,51 @@ def seeded(seed: int, device: torch.device = CPU) -> Iterator[None]:
         yield
 
 
-class Undo:
-    """Restores the random state of the time of its creation, and the gradients that `remember_gradients` saved."""
+class NewGradients(AbstractContextManager["NewGradients"]):
+    """Context in which tensors collect new gradients. At its end, these are added to the gradients of before.
 
-    def __init__(self, device: torch.device) -> None:
-        self._device, self._random_state = device, random_state(device)
-        self._gradients: dict[Tensor, Tensor | None] = {}
+    If an exception leaves the context, the tensors have the gradients of before.
+    """
 
-    def remember_gradients(self, tensors: Iterable[Tensor]) -> None:
-        """Save the gradients of these tensors, except those that were saved before."""
+    def __init__(self) -> None:
+        self._before: dict[Tensor, Tensor | None] = {}
+
+    @property
+    def tensors(self) -> list[Tensor]:
+        """The tensors, in the order in which they were passed to `collect`."""
+        return list(self._before)
+
+    def collect(self, tensors: Iterable[Tensor]) -> None:
+        """Set the gradients of these tensors aside, except those of tensors that were passed before."""
         for tensor in tensors:
-            if tensor not in self._gradients:
-                self._gradients[tensor] = None if tensor.grad is None else tensor.grad.clone()
+            if tensor not in self._before:
+                self._before[tensor], tensor.grad = tensor.grad, None
 
-    def restore(self) -> None:
-        """Restore the saved gradients and the random state. This can be repeated."""
-        for tensor, gradient in self._gradients.items():
-            tensor.grad = None if gradient is None else gradient.clone()
-        set_random_state(self._device, self._random_state)
+    def discard(self) -> None:
+        """Discard all gradients that were collected so far."""
+        for tensor in self._before:
+            tensor.grad = None
+
+    def __exit__(self, kind: type[BaseException] | None, *rest: object) -> None:
+        for tensor, before in self._before.items():
+            if kind is not None or tensor.grad is None:
+                tensor.grad = before
+            elif before is not None:
+                tensor.grad = before.add_(tensor.grad)
 
 
 def leaves(result: Tensor) -> Iterator[Tensor]:
-    """Yield all leaf tensors that a backward pass from this result adds gradients to."""
+    """Yield all leaf tensors that a backward pass from this result adds gradients to.
+
+    Their order depends on the structure of the graph only, and is the same in all processes.
+    """
     nodes = [torch.autograd.graph.get_gradient_edge(result).node]
     seen = set(nodes)
     while nodes:
         node = nodes.pop()
         if type(node).__name__ == "AccumulateGrad":
             yield node.variable  # type: ignore[attr-defined]
-        new = {edge[0] for edge in node.next_functions if edge[0] is not None} - seen
-        nodes.extend(new)
-        seen |= new
+        for following, _ in node.next_functions:
+            if following is not None and following not in seen:
+                seen.add(following)
+                nodes.append(following)

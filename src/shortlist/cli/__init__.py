@@ -6,13 +6,16 @@ import logging
 import sys
 import warnings
 
-from shortlist.errors import Interrupted, ShortlistError, rename_arguments
+from shortlist.errors import Interrupted, ShortlistError, is_in_all_processes, rename_arguments
 from shortlist.extras import extra
+from shortlist.launch import is_main_process
 
 
 def main() -> None:
     """Run the command line. Errors that a user can correct are printed as one message, without a traceback."""
     warnings.showwarning = lambda message, *_: print(f"Warning: {message}", file=sys.stderr)
+    if not is_main_process():
+        warnings.simplefilter("ignore")
     logging.getLogger("accelerate").setLevel(logging.ERROR)
     if "" not in sys.path:
         sys.path.append("")  # the current folder, for modules of the user; last, so that they hide no other module
@@ -25,12 +28,12 @@ def main() -> None:
         raise SystemExit(1) from None
     try:
         app()
-    except Interrupted as interruption:
-        print(interruption, file=sys.stderr)
-        raise SystemExit(130) from None
     except ShortlistError as error:
-        print(f"Error: {rename_arguments(str(error), option_names(), '{name} {value}')}", file=sys.stderr)
-        raise SystemExit(1) from None
+        interrupted = isinstance(error, Interrupted)
+        if is_main_process() or not is_in_all_processes(error):
+            text = rename_arguments(str(error), option_names(), "{name} {value}")
+            print(error if interrupted else f"Error: {text}", file=sys.stderr)
+        raise SystemExit(130 if interrupted else 1) from None
     except OSError as error:
         path = f" ({error.filename})" if error.filename else ""
         print(f"Error: {error.strerror or error}{path}", file=sys.stderr)

@@ -15,6 +15,7 @@ from rich.table import Table
 from shortlist.cli.app import AsJsonLines, AsJsonWithProgress, Recipe, Root, Run, Settings, app
 from shortlist.config import RunConfig
 from shortlist.errors import ConfigError
+from shortlist.launch import is_main_process, launched
 
 
 @app.command()
@@ -37,25 +38,30 @@ def train(
 
         shortlist train folder data.source=my-images
     """
+    with launched() as together:
+        with together():
+            if resume is not None and (recipe is not None or run is not None or dry_run):
+                raise ConfigError(
+                    "--resume takes only the folder of a run, which contains its settings. Omit the other arguments."
+                )
+            if resume is None and recipe is None:
+                raise ConfigError("No recipe was given. Give the name of a recipe or a YAML file, or use --resume RUN.")
+            config = None if recipe is None else open_recipe(recipe, settings, context)
+        _train(config, run, resume, dry_run, as_json)
+
+
+def _train(config: RunConfig | None, run: Path | None, resume: Path | None, dry_run: bool, as_json: bool) -> None:
     from shortlist import runs
-
-    if resume is not None and (recipe is not None or run is not None or dry_run):
-        raise ConfigError(
-            "--resume takes only the folder of a run, which contains its settings. Omit the other arguments."
-        )
-    if resume is None and recipe is None:
-        raise ConfigError("No recipe was given. Give the name of a recipe or a YAML file, or use --resume RUN.")
-    config = None if recipe is None else open_recipe(recipe, settings, context)
-
-    from shortlist.progress import display_for
+    from shortlist.progress import Display, display_for
 
     keep_freed_memory()  # imports torch, which takes seconds: after errors are reported
-    display = display_for(sys.stdout, as_json=as_json)
+    display = display_for(sys.stdout, as_json=as_json) if is_main_process() else Display()
     if config is None:
         assert resume is not None
         done = runs.resume(resume, display=display)
     elif dry_run:
-        _print_plan(config, as_json)
+        if is_main_process():
+            _print_plan(config, as_json)
         return
     else:
         done = runs.train(config, output=run, display=display)

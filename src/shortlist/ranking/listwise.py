@@ -16,6 +16,7 @@ from shortlist.ranking.inputs import check_tile_size
 from shortlist.ranking.losses import IndicesTuple, streamed_loss
 from shortlist.ranking.relevance import Relevance
 from shortlist.ranking.scratch import Scratch
+from shortlist.ranking.sharing import current_sharing
 from shortlist.ranking.similarities import Similarities
 
 _TILE = 2**21  # elements of a tile, queries x database
@@ -70,13 +71,14 @@ def _stream(
     loss: ListLoss, tile_size: int | None, similarities: Similarities, *, relevance: Relevance, backward: bool
 ) -> Tensor:
     scratch = Scratch(similarities.device, similarities.dtype)
-    number = len(relevance.queries)
+    share, number = current_sharing().queries, len(relevance.queries)
+    queries, counts = relevance.queries[share], relevance.counts[share]
     step = tile_size or max(_TILE // max(similarities.size, 1), 1)
-    losses = torch.empty(number, device=similarities.device, dtype=similarities.dtype)
-    for start in range(0, number, step):
-        rows = relevance.queries[start : start + step]
+    losses = torch.empty(len(queries), device=similarities.device, dtype=similarities.dtype)
+    for start in range(0, len(queries), step):
+        rows = queries[start : start + step]
         tile, pull_back = similarities.tile(rows, scratch)
-        columns, present = relevance.positives(rows, relevance.counts[min(start + step, number) - 1])
+        columns, present = relevance.positives(rows, counts[min(start + step, len(counts)) - 1])
         positives = tile.gather(1, columns)
         relevance.hide(tile, rows, columns)
         losses[start : start + step], by_negatives, by_positives = loss(Lists(tile, positives, present))

@@ -15,6 +15,7 @@ from shortlist.ranking.inputs import check_database, check_temperature, check_ve
 from shortlist.ranking.precision import computed_dtype, full_precision
 from shortlist.ranking.relevance import CountQuery, ListedPairs, Relevance, SameLabel
 from shortlist.ranking.schedules import Schedule, check_setting, current_value
+from shortlist.ranking.sharing import current_sharing
 from shortlist.ranking.similarities import DotProducts, MixedProducts, Similarities
 from shortlist.ranking.simix import SiMix, VirtualBatch, VirtualBatchWithNegatives
 from shortlist.ranking.tail import LinearTail
@@ -115,6 +116,7 @@ def streamed_loss(
         check_database(embeddings, *memory, "memory")
     warn_if_not_normalised(embeddings)
     relevance: Relevance
+    further = None
     if virtual is not None:
         if ref_emb is not None or indices_tuple is not None:
             raise ValueError("SiMix needs the batch to be its own database: do not pass ref_emb or indices_tuple")
@@ -124,7 +126,7 @@ def streamed_loss(
         relevance = SameLabel(labels, None, count_query, ignored=ignored)
     elif memory is not None and len(memory[1]):
         relevance = SameLabel(labels, None, count_query, further_labels=memory[1].long())
-        ref_emb = torch.cat((embeddings, memory[0].detach()))  # the gradient of its first part is added to the queries'
+        further = memory[0].detach()
     elif indices_tuple is not None:
         relevance = ListedPairs(indices_tuple, embeddings, embeddings if ref_emb is None else ref_emb)
     else:
@@ -135,7 +137,7 @@ def streamed_loss(
         each is not None and each.requires_grad for each in (embeddings, ref_emb)
     )
     bound_run = partial(run, relevance=relevance, backward=backward)
-    loss: Tensor = _StreamedLoss.apply(embeddings, ref_emb, virtual, bound_run)
+    loss: Tensor = _StreamedLoss.apply(embeddings, ref_emb, further, virtual, bound_run, backward)
     return loss
 
 
@@ -160,31 +162,43 @@ class _StreamedLoss(torch.autograd.Function):
 
     @staticmethod
     def forward(
-        ctx: Any, embeddings: Tensor, references: Tensor | None, virtual: VirtualBatch | None, run: partial[Tensor]
+        ctx: Any,
+        embeddings: Tensor,
+        references: Tensor | None,  # a separate database
+        further: Tensor | None,  # items of the database besides the embeddings, without a gradient
+        virtual: VirtualBatch | None,
+        run: partial[Tensor],
+        backward: bool,
     ) -> Tensor:
-        dtype = computed_dtype(embeddings, references)
-        queries, database = embeddings.to(dtype), None if references is None else references.to(dtype)
+        dtype = computed_dtype(embeddings, references, further)
+        queries = embeddings.to(dtype)
+        database, more = (None if each is None else each.to(dtype) for each in (references, further))
+        needed = [backward and each for each in ctx.needs_input_grad[:2]]
         if virtual is None:
-            similarities: DotProducts | MixedProducts = DotProducts(queries, database, ctx.needs_input_grad[:2])
+            similarities: DotProducts | MixedProducts = DotProducts(queries, database, more, needs_gradient=needed)
         else:
             similarities = MixedProducts(queries, virtual)
+        sharing = current_sharing()
         with full_precision(embeddings.device):
-            loss = run(similarities)
-        gradients = similarities.query_gradient, None if references is None else similarities.database_gradient
+            loss = sharing.sum(partial(run, similarities))
         # Save only what backward needs: autograd would refuse a memory of embeddings that has been overwritten by then.
-        needed = zip((embeddings, references), gradients, strict=True)
-        ctx.save_for_backward(*(None if gradient is None else each for each, gradient in needed), *gradients)
+        gradients = similarities.query_gradient, similarities.database_gradient
+        saved: list[Tensor | None] = [None] * 4
+        for place, (source, gradient) in enumerate(zip((embeddings, references), gradients, strict=True)):
+            if needed[place] and source is not None and gradient is not None:
+                saved[place], saved[place + 2] = source, sharing.sum_gradient(gradient, source)
+        ctx.save_for_backward(*saved)
         return loss
 
     @staticmethod
-    def backward(ctx: Any, *outer: Tensor) -> tuple[Tensor | None, Tensor | None, None, None]:
+    def backward(ctx: Any, *outer: Tensor) -> tuple[Tensor | None, ...]:
         results: list[Tensor | None] = []
         for source, gradient in zip(ctx.saved_tensors[:2], ctx.saved_tensors[2:], strict=True):
             scaled = None if gradient is None else (outer[0] * gradient).to(source.dtype)
             if scaled is not None and torch.is_grad_enabled():
                 scaled = _OnceDifferentiable.apply(scaled, source)
             results.append(scaled)
-        return results[0], results[1], None, None
+        return *results, None, None, None, None
 
 
 class _OnceDifferentiable(torch.autograd.Function):

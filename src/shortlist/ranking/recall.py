@@ -13,8 +13,10 @@ from torch import Tensor
 from shortlist.ranking.embedding_memory import EmbeddingMemory
 from shortlist.ranking.inputs import check_k, check_temperature
 from shortlist.ranking.losses import RankingLoss, ranking_loss
+from shortlist.ranking.precision import computed_dtype
 from shortlist.ranking.pruning import flat_from
 from shortlist.ranking.schedules import MedianRank, Schedule, check_setting, current_value
+from shortlist.ranking.sharing import current_sharing
 from shortlist.ranking.simix import SiMix, VirtualBatch
 from shortlist.ranking.tail import LinearTail
 from shortlist.ranking.tiles import Engine, Ranks
@@ -137,7 +139,9 @@ def median_rank(embeddings: Tensor, labels: Tensor, similarity_temperature: floa
     """
     collector = _RankCollector()
     ranking_loss(collector, embeddings, labels, similarity_temperature=similarity_temperature, **options)
-    return torch.cat(collector.ranks).median().item() if collector.ranks else 0.0
+    none = embeddings.new_empty(0, dtype=computed_dtype(embeddings))
+    ranks = current_sharing().concatenate(torch.cat([none, *collector.ranks]))
+    return ranks.median().item() if len(ranks) else 0.0
 
 
 class RecallAtKLoss(RankingLoss):

@@ -42,6 +42,7 @@ from shortlist.ranking.inputs import check_tile_size
 from shortlist.ranking.pruning import flat_from, series, similarity_out_of_reach, sparse_thresholds
 from shortlist.ranking.relevance import Relevance
 from shortlist.ranking.scratch import Scratch
+from shortlist.ranking.sharing import current_sharing
 from shortlist.ranking.similarities import Gradients, Rows, Similarities
 from shortlist.ranking.tail import LinearTail
 
@@ -105,7 +106,7 @@ class Engine:
         backward: bool,
         tail: LinearTail | None = None,
     ) -> Tensor:
-        """Compute the mean loss over the queries that have a positive.
+        """Compute the mean loss over the queries that have a positive; of shared queries, this process's part of it.
 
         Args:
             head: Loss as a function of ranks.
@@ -116,7 +117,9 @@ class Engine:
             tail: Upper bound that takes the place of this sigmoid, if any.
         """
         on_cpu = similarities.device.type == "cpu"
-        sigmoids = sum(relevance.counts) * similarities.size
+        share = current_sharing().queries
+        queries, counts = relevance.queries[share], relevance.counts[share]
+        sigmoids = sum(counts) * similarities.size
         fused = not on_cpu and sigmoids >= _COMPILE_FROM if self.compile is None else self.compile
         prune = on_cpu and not self.compile and sigmoids >= _PRUNE_FROM if self.prune is None else self.prune
         stream = _Stream(
@@ -129,9 +132,9 @@ class Engine:
             scratch=Scratch(similarities.device, similarities.dtype),
             tail=tail,
         )
-        losses = torch.empty(len(relevance.queries), device=similarities.device, dtype=similarities.dtype)
-        for part, width in self._tiles(relevance.counts, similarities.size, on_cpu, prune):
-            rows = relevance.queries[part]
+        losses = torch.empty(len(queries), device=similarities.device, dtype=similarities.dtype)
+        for part, width in self._tiles(counts, similarities.size, on_cpu, prune):
+            rows = queries[part]
             competitors, pull_back = similarities.tile(rows, stream.scratch)
             columns, present = relevance.positives(rows, width)
             positives = competitors.gather(1, columns)
@@ -139,7 +142,7 @@ class Engine:
             losses[part], gradients = stream.tile(_Tile(competitors, columns, positives, present, active=present))
             if backward:
                 pull_back(gradients)
-        return losses.sum() / max(len(losses), 1)
+        return losses.sum() / max(len(relevance.queries), 1)
 
     def _tiles(self, counts: list[int], size: int, on_cpu: bool, prune: bool) -> Iterator[tuple[slice, int]]:
         """Yield the queries of each tile and their largest number of positives, which is that of the last query."""

@@ -144,13 +144,14 @@ class RunFolder:
                 f"{before[:12]} then, {fingerprint[:12]} now). Restore them, or start a new run."
             )
 
-    def record_facts(self, fingerprint: str, **others: Any) -> None:
+    def record_facts(self, fingerprint: str, processes: int = 1, **others: Any) -> None:
         """Record versions and hardware at the start of a run; warn about differences when it is resumed."""
         versions = {"python": platform.python_version(), **{name: _version(name) for name in PACKAGES}}
         threads = torch.get_num_threads()
         if self.facts_file.exists():
             before = read_json(self.facts_file)
-            then, now = {**before["versions"], "threads": before["threads"]}, {**versions, "threads": threads}
+            then = {**before["versions"], "threads": before["threads"], "processes": before.get("processes", 1)}
+            now = {**versions, "threads": threads, "processes": processes}
             changes = [f"{name} {then.get(name)}, now {now[name]}" for name in now if then.get(name) != now[name]]
             if changes:
                 warnings.warn(
@@ -165,6 +166,7 @@ class RunFolder:
             "versions": versions,
             "platform": platform.platform(),
             "threads": threads,
+            "processes": processes,
             "device": torch.cuda.get_device_name() if torch.cuda.is_available() else platform.processor() or "cpu",
             "started": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
             "command": _PASSWORD.sub(r"\1***@", shlex.join([Path(sys.argv[0]).name, *sys.argv[1:]])),

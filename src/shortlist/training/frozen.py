@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator
 
 import numpy as np
 import torch
@@ -14,6 +14,7 @@ from shortlist.batches.large_batch import LargeBatchStep
 from shortlist.batches.undo import seeded
 from shortlist.config import RunConfig
 from shortlist.data import Catalog
+from shortlist.distributed import ALONE
 from shortlist.encoding import CachedFeatures, FeatureCache, Views
 from shortlist.progress import Clock, Display, Progress, format_duration
 from shortlist.seeds import derived_seed
@@ -75,17 +76,23 @@ class FrozenBackbone:
                 self._of_tests[catalog] = self._features(catalog, Views(self._test), progress)
         return self._of_tests[catalog]
 
-    def batches(self, first_step: int) -> Iterator[tuple[Tensor, Iterator[Tensor]]]:
-        """Iterate over image indices and features, as a single chunk, of the batches from `first_step` on.
+    def batches(
+        self, first_step: int, parts: Callable[[Tensor], Iterable[Tensor]]
+    ) -> Iterator[tuple[Tensor, Iterator[Tensor]]]:
+        """Iterate over image indices, and features of parts of them, of the batches from `first_step` on.
 
         The view of an image depends on the seed and the epoch only.
+
+        Args:
+            first_step: Step of the first batch.
+            parts: Function that returns those parts of a batch whose features are needed.
         """
         drawn = -1
         for epoch, batch in self.plan.batches(first_step):
             if epoch != drawn:
                 drawn, views = epoch, self._draw_views(epoch)
-            images = batch.numpy()
-            yield batch, iter([self.views.take(images, views[images])])
+            indices = (part.numpy() for part in parts(batch))
+            yield batch, iter([self.views.take(images, views[images]) for images in indices])
 
     def _draw_views(self, epoch: int) -> np.ndarray[tuple[int], np.dtype[np.int64]]:
         """Draw a view of each training image."""
@@ -148,7 +155,7 @@ def seconds_per_step(learner: Learner, plan: Plan, clock: Clock = time.monotonic
     labels = torch.from_numpy(plan.train.labels[plan.sampler.batches(0)[0].numpy()])
     with seeded(0, learner.device):
         features = torch.randn(len(labels), learner.embedder.layout.channels)
-        step = LargeBatchStep(head, loss, len(labels), keep_graphs=True)
+        step = LargeBatchStep(head, loss, len(labels), keep_graphs=True, processes=ALONE)
         for _ in range(2):  # the first step includes preparations
             started = clock()
             step(features, labels)

@@ -14,6 +14,7 @@ from shortlist.batches.large_batch import LargeBatchStep, StepOutput, refuse_bat
 from shortlist.batches.sizes import Images
 from shortlist.batches.undo import seeded
 from shortlist.config import RunConfig
+from shortlist.distributed import ALONE, Processes
 from shortlist.errors import RunError
 from shortlist.model import CorrectedLinear, Embedder, Head
 from shortlist.ranking import RankingLoss
@@ -44,6 +45,7 @@ class Learner:
         classes: Labels of the training classes, for losses that have parameters per class.
         embedder: Embedder to train; None to build it from the configuration.
         loss: Loss that is given in Python; None to build it from the configuration.
+        processes: Processes that share each batch.
     """
 
     def __init__(
@@ -53,6 +55,7 @@ class Learner:
         classes: Classes | None = None,
         embedder: Embedder | None = None,
         loss: Callable[..., Tensor] | None = None,
+        processes: Processes = ALONE,
     ) -> None:
         self.config, self.device, batch = config, device, config.batch
         self.embedder = (embedder or build_embedder(config)).to(device).train()
@@ -76,6 +79,7 @@ class Learner:
             keep_graphs=int(keep_graphs * 2**30) if gigabytes else keep_graphs,  # type: ignore[arg-type]
             autocast=AUTOCAST[config.training.precision],
             scaler=self.scaler,
+            processes=processes,
         )
 
     def _initial_loss(self, classes: Classes, given: Callable[..., Tensor] | None) -> nn.Module:

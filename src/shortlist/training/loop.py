@@ -7,7 +7,9 @@ import math
 import statistics
 import time
 from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -15,21 +17,21 @@ import torch
 from accelerate import Accelerator
 from torch import Tensor
 
-from shortlist.batches.large_batch import AUTOMATIC_CHUNK
 from shortlist.batches.sizes import Images
 from shortlist.config import CONFIG_KEYS, RunConfig
 from shortlist.data import ImageDataset, image_chunks
 from shortlist.data.given_images import GivenImages, as_catalog
 from shortlist.data.tables import write_table
+from shortlist.distributed import ALONE, Processes
 from shortlist.encoding import NonFiniteError
-from shortlist.errors import ConfigError, Interrupted, RunError, translate_arguments
+from shortlist.errors import ConfigError, Interrupted, RunError, in_all_processes, translate_arguments
 from shortlist.evaluation import Evaluation
 from shortlist.files import write_json
 from shortlist.model import Embedder, GeM
 from shortlist.process import threads
 from shortlist.processor import require_bfloat16
 from shortlist.progress import Display, default_display
-from shortlist.training.checkpoint import latest_state, save_state
+from shortlist.training.checkpoint import TrainingState, latest_state, save_state
 from shortlist.training.components import Given, build_embedder, build_loss, build_transforms
 from shortlist.training.datasets import EvalSet, with_absolute_paths
 from shortlist.training.folder import RunFolder
@@ -58,6 +60,7 @@ def train_run(
     given: Given | None = None,
     data: GivenImages | None = None,
     on_validation: OnValidation | None = None,
+    processes: Processes = ALONE,
 ) -> RunFolder:
     """Train a new run, and evaluate it; `shortlist.train` also opens recipes and writes a report.
 
@@ -67,7 +70,10 @@ def train_run(
         display: Display for progress.
         given: Model and loss that are given in Python; the configuration must say so.
         data: Images to use instead of `data.source`. The folder of the run keeps a list of them.
-        on_validation: Called with the epoch and the metrics after each validation. An exception ends the training.
+        on_validation: Called with the epoch and the metrics after each validation, in the main process. An exception
+            ends the training.
+        processes: Processes that train the run together. All of them call this function; only the main process uses
+            the folder and the display.
 
     Returns:
         The folder of the run.
@@ -76,16 +82,17 @@ def train_run(
         ShortlistError: The configuration, images or weights cannot be used.
         Interrupted: The user pressed Ctrl-C; `resume_run` continues the run.
     """
-    folder = RunFolder(Path(path))
+    folder, display = RunFolder(Path(path)), _display_of(processes, display)
     config = with_absolute_paths(config if data is None else folder.with_own_images(config))
-    with folder.locked(), report_resume_command(folder), threads(config.training.threads):
-        folder.begin(config)
+    with _used(folder, processes), threads(config.training.threads):
+        processes.on_main(lambda: folder.begin(config))
         try:
             if data is not None:
-                write_table(as_catalog(data, folder.given_images), folder.images_file)
-            trainer = Trainer(config, folder, display or default_display(), given or Given(), on_validation)
+                processes.on_main(lambda: write_table(as_catalog(data, folder.given_images), folder.images_file))
+            trainer = Trainer(config, folder, display, given or Given(), on_validation, processes)
         except BaseException:
-            folder.abandon()
+            if processes.is_main:
+                folder.abandon()
             raise
         trainer.run()
     return folder
@@ -97,6 +104,7 @@ def resume_run(
     display: Display | None = None,
     given: Given | None = None,
     on_validation: OnValidation | None = None,
+    processes: Processes = ALONE,
 ) -> RunFolder:
     """Resume a run from its last checkpoint; the result is the same as that of an uninterrupted run.
 
@@ -105,6 +113,7 @@ def resume_run(
         display: Display for progress.
         given: Model and loss, if they were given in Python when the run started.
         on_validation: See `train_run`. Validations after the last checkpoint are repeated.
+        processes: See `train_run`. Their number may differ from that of the interrupted run.
 
     Returns:
         The folder of the run.
@@ -113,15 +122,30 @@ def resume_run(
         RunError: The run cannot be resumed.
         Interrupted: The user pressed Ctrl-C.
     """
-    folder, display = RunFolder.open(Path(path)), display or default_display()
-    with folder.locked(), report_resume_command(folder):
-        if folder.evaluation_file.exists():
+    folder, display = processes.on_main(lambda: RunFolder.open(Path(path))), _display_of(processes, display)
+    with _used(folder, processes):
+        if processes.on_main(folder.evaluation_file.exists):
             display.message("This run is already finished.")
         else:
-            config = folder.config()
+            config = processes.on_main(folder.config)
             with threads(config.training.threads):
-                Trainer(config, folder, display, given or Given(), on_validation).run()
+                Trainer(config, folder, display, given or Given(), on_validation, processes).run()
     return folder
+
+
+def _display_of(processes: Processes, display: Display | None) -> Display:
+    """Return the display of the main process; the others show nothing."""
+    return (display or default_display()) if processes.is_main else Display()
+
+
+@contextmanager
+def _used(folder: RunFolder, processes: Processes) -> Iterator[None]:
+    """Lock the folder of a run in the main process. Errors say how to resume the run."""
+    with ExitStack() as stack, report_resume_command(folder):
+        with processes.together():
+            if processes.is_main:
+                stack.enter_context(folder.locked())
+        yield
 
 
 class Trainer:
@@ -134,13 +158,17 @@ class Trainer:
         display: Display,
         given: Given,
         on_validation: OnValidation | None = None,
+        processes: Processes = ALONE,
     ) -> None:
         self.config, self.folder, self.display = config, folder, display
-        self.given, self.on_validation = given, on_validation
+        self.given, self.on_validation, self.processes = given, on_validation, processes
+        with processes.together():
+            self._set_up()
+
+    def _set_up(self) -> None:
+        config, folder, display, given = self.config, self.folder, self.display, self.given
         check_trackers(config.tracking)
         self.accelerator = Accelerator()
-        if self.accelerator.num_processes > 1:
-            raise ConfigError("Training in several processes is not supported yet. Start a single process.")
         self.device = self.accelerator.device
         if self.device.type == "cpu":
             if config.training.precision == "float16":
@@ -149,39 +177,75 @@ class Trainer:
                 require_bfloat16()
         embedder = build_embedder(config, given=given.model)
         build_loss(config.loss, torch.arange(2), embedder.dim, given.loss)  # report mistakes before images are opened
-        self.plan = plan = make_plan(config, display, folder)
+        self.plan = plan = self.processes.on_main(lambda: make_plan(config, display, folder))
         check_whitening(config, embedder, plan.train)
-        self.learner = Learner(config, self.device, plan.classes, embedder, given.loss)
+        if config.frozen:  # features are small: each process gets its share of a batch as a single chunk
+            share = math.ceil(plan.sampler.batch_size / self.processes.number)
+            config = config.with_changes(batch={"chunk_size": share})
+        self.learner = Learner(config, self.device, plan.classes, embedder, given.loss, self.processes)
         self.frozen: FrozenBackbone | None = None
-        if config.frozen:
-            self.learner.large_batch.chunk_size = plan.sampler.batch_size  # features are small
         self.train_transform, _ = build_transforms(config, self.learner.embedder)
-        left_out = {"missing": list(plan.catalog.missing), "classes_too_small": plan.classes_left_out}
-        facts = {"seed": config.training.seed, "batch_size": plan.sampler.batch_size}
-        folder.record_facts(plan.catalog.fingerprint(), **facts, **left_out)
-        counts = {"missing": len(plan.catalog.missing), "unreadable": len(plan.unreadable)}
-        display.message(f"{plan.total_steps:,} steps; {plan.sampler}", steps=plan.total_steps, **counts)
-        for remark in plan.remarks:
-            display.message(remark, remark=remark)
         self.step = 0  # number of completed steps
         self.best: float | None = None  # first metric of the best validation
         self.losses: list[float] = []  # of the steps of this epoch
+        self.processes.on_main(self._report_plan)
+
+    def _report_plan(self) -> None:
+        """Record and show what the run will do."""
+        plan, display = self.plan, self.display
+        left_out = {"missing": list(plan.catalog.missing), "classes_too_small": plan.classes_left_out}
+        facts = {"seed": self.config.training.seed, "batch_size": plan.sampler.batch_size}
+        self.folder.record_facts(plan.catalog.fingerprint(), self.processes.number, **facts, **left_out)
+        counts = {"missing": len(plan.catalog.missing), "unreadable": len(plan.unreadable)}
+        display.message(f"{plan.total_steps:,} steps; {plan.sampler}", steps=plan.total_steps, **counts)
+        for remark in (*plan.remarks, *self._idle_processes()):
+            display.message(remark, remark=remark)
+
+    def _idle_processes(self) -> Iterator[str]:
+        """Yield a remark if the chunks of a batch are too few for all processes to embed one."""
+        batch, size, number = self.plan.sampler.batch_size, self.config.batch.chunk_size, self.processes.number
+        if size != "auto" and not self.config.frozen and (chunks := math.ceil(batch / size)) < number:
+            yield (
+                f"With batch.chunk_size={size}, a batch of {batch} images has {chunks} chunks, so {number - chunks} of "
+                f"{number} processes embed nothing. Set batch.chunk_size={math.ceil(batch / number)} or smaller."
+            )
 
     def run(self) -> None:
         """Train the remaining steps, then test."""
         try:
-            restored = self._restore()
-            if self.config.frozen:
-                self.frozen = FrozenBackbone(self.config, self.folder, self.plan, self.learner, self.display)
-            if not restored and self.config.model.whitening != "none":
-                self._whiten()
-            if self.step == 0 and self.config.evaluation.before:
-                tested = self._test(self.learner.result, "before training", distractors=False)
-                _write_evaluations(tested, self.folder.before_file)
+            self.processes.on_main(self._begin)
+            self._copy_state()
+            self._open_features()  # which the main process has cached
             self._train()
-            self._finish()
+            self.processes.on_main(self._finish)
         finally:
-            self.accelerator.end_training()
+            for tracker in self.accelerator.trackers:
+                tracker.finish()
+
+    def _begin(self) -> None:
+        """Restore the last checkpoint, or initialise the linear layer; and test, if the run has not started."""
+        restored = self._restore()
+        self._open_features()
+        if not restored and self.config.model.whitening != "none":
+            self._whiten()
+        if self.step == 0 and self.config.evaluation.before:
+            tested = self._test(self.learner.result, "before training", distractors=False)
+            _write_evaluations(tested, self.folder.before_file)
+
+    def _open_features(self) -> None:
+        """Open the cached features of a frozen backbone, after encoding those that are missing."""
+        if self.config.frozen and self.frozen is None:
+            self.frozen = FrozenBackbone(self.config, self.folder, self.plan, self.learner, self.display)
+
+    def _copy_state(self) -> None:
+        """Copy the state of the main process to all others, and verify it."""
+        state = self.learner.state(self.step)
+        step, facts = self.processes.broadcast((self.step, state.facts))
+        tensors = self.processes.broadcast_tensors(state.tensors)
+        if not self.processes.is_main:
+            self.step = step
+            self.learner.load(TrainingState(step, dict(tensors), facts))
+        self.processes.verify_same(self.learner.state(step).tensors)
 
     def _whiten(self) -> None:
         """Initialise the linear layer by whitening, and save a checkpoint so that it is not learned again."""
@@ -192,7 +256,7 @@ class Trainer:
                 workers, size = decoding_workers(self.config), inference_batch_size(self.config)
                 layer = learn_whitening(self.config, self.learner.embedder, self.plan.train, workers, size, progress)
         self.learner.set_linear_layer(*layer)
-        self._save()
+        self._write_checkpoint()
 
     def _train(self) -> None:
         plan, frozen = self.plan, self.frozen is not None
@@ -203,29 +267,35 @@ class Trainer:
                 record = self._train_step(batch, chunks)
                 advance(self.step, plan.total_steps, **{name: record[name] for name in PROGRESS_VALUES})
                 end_of_epoch = self.step % plan.steps_per_epoch == 0 or self._is_last_step
-                self._after_step(end_of_epoch)
+                if end_of_epoch or self._validates(end_of_epoch):
+                    self.processes.on_main(partial(self._after_step, end_of_epoch))
+                stopped = any(requested for (requested,) in self.processes.gather(stop.requested))
                 end = self._is_last_step if frozen else end_of_epoch
-                if stop.requested or end or (every and self.step % every == 0):
+                if stopped or end or (every and self.step % every == 0):
                     self._save()
-                if stop.requested:
-                    raise Interrupted(f"Stopped after step {self.step}. Resume with: {self.folder.resume_command}")
+                if stopped:
+                    text = f"Stopped after step {self.step}. Resume with: {self.folder.resume_command}"
+                    raise in_all_processes(Interrupted(text))
 
     def _batches(self) -> Iterator[Batch]:
-        """Iterate over the remaining batches; images are decoded ahead, also across epochs."""
+        """Iterate over the remaining batches, with the images or features that this process embeds.
+
+        Images are decoded ahead, also across epochs.
+        """
+        first, parts = self.step, self.learner.large_batch.parts
         if self.frozen is not None:
-            yield from self.frozen.batches(self.step)
+            yield from self.frozen.batches(first, parts)
             return
-        first, size = self.step, self.config.batch.chunk_size
-        decoded_per_chunk = AUTOMATIC_CHUNK.get(self.device.type, 64) if size == "auto" else size
         keys = (
-            [(epoch, index) for index in chunk.tolist()]
+            [(epoch, index) for index in part.tolist()]
             for epoch, batch in self.plan.batches(first)
-            for chunk in torch.split(batch, decoded_per_chunk)
+            for part in parts(batch)
         )
         dataset = ImageDataset(self.plan.train, self.train_transform, self.config.training.seed)
-        chunks = image_chunks(dataset, keys, decoding_workers(self.config), pin_memory=self.device.type == "cuda")
+        workers = decoding_workers(self.config, self.processes.on_this_machine)
+        chunks = image_chunks(dataset, keys, workers, pin_memory=self.device.type == "cuda")
         for _, batch in self.plan.batches(first):
-            yield batch, itertools.islice(chunks, math.ceil(len(batch) / decoded_per_chunk))
+            yield batch, itertools.islice(chunks, len(parts(batch)))
 
     def _train_step(self, batch: Tensor, chunks: Iterator[Images]) -> dict[str, Any]:
         started = time.perf_counter()
@@ -234,7 +304,7 @@ class Trainer:
         factor = learning_rate_factor(self.config.schedule, self.step, plan.steps_per_epoch, plan.total_steps)
         result = learner.train_step(self.step, chunks, labels, factor, progress=self.step / plan.total_steps)
         if not result.finite:
-            raise self._failure(result, batch)
+            raise in_all_processes(self.processes.on_main(lambda: self._failure(result, batch)))
         self.step += 1
         record: dict[str, Any] = {
             "kind": "step",
@@ -356,7 +426,9 @@ class Trainer:
             ) from None
 
     def _record(self, record: dict[str, Any]) -> None:
-        """Log a record to `metrics.jsonl` and the trackers."""
+        """Log a record to `metrics.jsonl` and the trackers, in the main process."""
+        if not self.processes.is_main:
+            return
         self.folder.log(record)
         kind = record["kind"].replace(" ", "_")
         if len(self.plan.eval_sets) > 1 and "data" in record:
@@ -365,6 +437,11 @@ class Trainer:
         self.accelerator.log(scalars, step=record["step"])
 
     def _save(self) -> None:
+        """Save a checkpoint, after a check that all processes have the same state."""
+        self.processes.verify_same(self.learner.state(self.step).tensors)
+        self.processes.on_main(self._write_checkpoint)
+
+    def _write_checkpoint(self) -> None:
         state = self.learner.state(self.step)
         save_state(self.folder.checkpoints, replace(state, facts={**state.facts, "best": self.best}))
 

@@ -128,9 +128,16 @@ def check_batch_sizes(configs: Iterable[RunConfig], train: Catalog) -> None:
             ClassBalancedSampler(train.labels.tolist(), batch.size, batch.per_class)
 
 
-def decoding_workers(config: RunConfig) -> int:
-    """Return the number of decoding processes: by default one less than the number of CPU cores, and at most 8."""
-    return loader.decoding_workers() if config.data.workers == "auto" else config.data.workers
+def decoding_workers(config: RunConfig, trainers: int = 1) -> int:
+    """Return the number of decoding processes: by default one less than the number of CPU cores, and at most 8.
+
+    Args:
+        config: Configuration of the run.
+        trainers: Number of training processes that share the CPU; each has decoding processes of its own.
+    """
+    if config.data.workers != "auto":
+        return config.data.workers
+    return loader.decoding_workers(sharing=trainers)
 
 
 def inference_batch_size(config: RunConfig) -> int:

@@ -8,7 +8,8 @@ from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager
 from types import FrameType
 
-from shortlist.errors import Interrupted, RunError
+from shortlist.distributed import ProcessLostError
+from shortlist.errors import Interrupted, RunError, ShortlistError, in_all_processes, is_in_all_processes
 from shortlist.progress import Display
 from shortlist.training.folder import RunFolder
 
@@ -47,11 +48,19 @@ def report_resume_command(folder: RunFolder) -> Iterator[None]:
     """Turn interrupts and I/O errors into errors whose message says how to resume the run."""
     try:
         yield
-    except (KeyboardInterrupt, OSError) as error:
+    except (KeyboardInterrupt, OSError, ProcessLostError) as error:
         if not folder.config_file.exists():  # the run had not started
             raise
-        if isinstance(error, KeyboardInterrupt):
-            raise Interrupted(f"Aborted. Resume from the last checkpoint with: {folder.resume_command}") from None
-        raise RunError(
-            f"The run in {folder.path} failed: {error}. Fix the cause, then resume it with: {folder.resume_command}"
-        ) from error
+        failure = _with_resume_command(error, folder)
+        if is_in_all_processes(error):
+            in_all_processes(failure)
+        raise failure from (None if isinstance(error, KeyboardInterrupt) else error)
+
+
+def _with_resume_command(error: BaseException, folder: RunFolder) -> ShortlistError:
+    command = folder.resume_command
+    if isinstance(error, KeyboardInterrupt):
+        return Interrupted(f"Aborted. Resume from the last checkpoint with: {command}")
+    if isinstance(error, ProcessLostError):
+        return ProcessLostError(f"{error} Resume from the last checkpoint, with any number of processes: {command}")
+    return RunError(f"The run in {folder.path} failed: {error}. Fix the cause, then resume it with: {command}")

@@ -1,0 +1,386 @@
+"""Processes that train a model together: what they agree on, and the tensors they exchange.
+
+`Processes` is a single process, and the interface of several: code that uses it is the same for any number of them.
+
+Processes never wait for one that has failed. Each exchange of tensors is preceded by an exchange of *status words*,
+which all have the same form: a process that fails sends its word immediately, whatever the others are about to
+exchange, and all raise its error. The words travel over gloo, which notices at once if a process has ended, and the
+tensors over the backend of their device.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import pickle
+import socket
+import threading
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from enum import IntEnum
+from functools import lru_cache
+from itertools import groupby
+from typing import Any, TypeVar
+
+import torch
+from torch import Tensor
+from torch import distributed as dist
+
+from shortlist.errors import ModelError, RunError, in_all_processes
+from shortlist.ranking.sharing import Sharing
+from shortlist.seeds import derived_seed
+
+NUMBERS = 4  # integers in a status word, besides the status
+HEARTBEAT = 10.0  # seconds between the words of a process that the others wait for
+Result = TypeVar("Result")
+
+
+class ProcessLostError(RunError):
+    """A process that this one trains with has ended or cannot be reached."""
+
+
+class Processes:
+    """A single process, and the interface of several processes that train a model together."""
+
+    rank = 0
+    number = 1
+    on_this_machine = 1  # number of processes that share the CPU and its memory
+
+    @property
+    def is_main(self) -> bool:
+        """Whether this is the process that writes files and prints messages."""
+        return self.rank == 0
+
+    @contextmanager
+    def together(self) -> Iterator[None]:
+        """Raise an error that one process raises inside the `with` block in all processes.
+
+        The others raise it when they next exchange something, at the latest at the end of the block.
+        """
+        yield
+
+    def gather(self, *numbers: int) -> list[tuple[int, ...]]:
+        """Return the numbers (up to `NUMBERS` integers of 64 bits) of each process."""
+        return [numbers]
+
+    def on_main(self, work: Callable[[], Result]) -> Result:
+        """Call a function in the main process, for as long as it takes, and return its result in all processes."""
+        return work()
+
+    def broadcast(self, value: Result) -> Result:
+        """Return the value of the main process. It is pickled."""
+        return value
+
+    def broadcast_tensors(self, tensors: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
+        """Return the tensors of the main process, by name; in the other processes as copies on the CPU."""
+        return tensors
+
+    def copy_from_main(self, tensors: Mapping[str, Tensor]) -> None:
+        """Replace the values of tensors by those of the main process, and verify that they are the same."""
+
+    def verify_same(self, tensors: Mapping[str, Tensor]) -> None:
+        """Raise a RunError if a tensor does not have the same bits in all processes."""
+
+    def gather_rows(self, rows: Tensor, sizes: Sequence[int]) -> Tensor:
+        """Concatenate the rows of all processes.
+
+        Args:
+            rows: Rows of this process, of shape (sizes[rank], d).
+            sizes: Number of rows of each process.
+        """
+        return rows
+
+    def sum_gradients(self, tensors: Iterable[Tensor]) -> None:
+        """Replace the gradient of each tensor by its sum over all processes; None counts as 0, unless all are None."""
+
+    def share_queries(self, batch: Tensor, sizes: Sequence[int]) -> Sharing:
+        """Return the division of a batch's queries among the processes.
+
+        Args:
+            batch: Embeddings of the whole batch.
+            sizes: Number of consecutive rows of it that each process backpropagates.
+        """
+        return Sharing()
+
+
+class SeveralProcesses(Processes):
+    """One of several processes of `torch.distributed`.
+
+    Args:
+        group: Their process group. Default: all processes.
+    """
+
+    def __init__(self, group: dist.ProcessGroup | None = None) -> None:
+        self._group = group or dist.group.WORLD
+        self.rank, self.number = dist.get_rank(self._group), dist.get_world_size(self._group)
+        self._ranks = dist.get_process_group_ranks(self._group)
+        self._raised_by_all: int | None = None  # id of the last error; a reference would keep its tensors in memory
+        self._words: Any = self._group
+        if "cpu:gloo" not in str(dist.get_backend_config(self._group)):
+            self._words = dist.new_group(self._ranks, backend="gloo", use_local_synchronization=True)
+        machine = derived_seed("machine", socket.gethostname())
+        self.on_this_machine = self.gather(machine).count((machine,))
+
+    @contextmanager
+    def together(self) -> Iterator[None]:
+        error: BaseException | None = None
+        self._raised_by_all = None
+        try:
+            yield
+        except BaseException as raised:
+            if isinstance(raised, ProcessLostError) or id(raised) == self._raised_by_all:
+                raise
+            error = raised
+        try:
+            self._agree(error)
+        finally:
+            del error  # its traceback refers to this frame, and to tensors that should be freed
+
+    def gather(self, *numbers: int) -> list[tuple[int, ...]]:
+        return [tuple(word[1 : 1 + len(numbers)]) for word in self._agree(None, numbers)]
+
+    def _agree(self, error: BaseException | None, numbers: Sequence[int] = ()) -> list[list[int]]:
+        """Exchange words with all processes, once none of them is working, and raise the worst of their errors."""
+        status = _status_of(error)
+        words = self._exchange(status, numbers)
+        while any(word[0] == _Status.WORKING for word in words):
+            words = self._exchange(status, numbers)
+        statuses = [word[0] for word in words]
+        worst = max(statuses)
+        if worst == _Status.READY:
+            return words
+        source = statuses.index(worst)
+        told = self._broadcast_object(_portable(error) if self.rank == source else None, source)
+        raised: BaseException = told if error is None or self.rank != source else error
+        self._raised_by_all = id(raised)
+        try:
+            raise in_all_processes(raised)
+        finally:
+            del error, told, raised
+
+    def _exchange(self, status: int, numbers: Sequence[int] = ()) -> list[list[int]]:
+        word = torch.tensor([status, *numbers, *[0] * (NUMBERS - len(numbers))])
+        words = [torch.empty_like(word) for _ in range(self.number)]
+        with _lost_process_reported():
+            dist.all_gather(words, word, group=self._words)
+        return [each.tolist() for each in words]
+
+    def on_main(self, work: Callable[[], Result]) -> Result:
+        result: Any = None
+        with self.together():
+            if self.is_main:
+                with self._heartbeat():
+                    result = work()
+        received: Result = self.broadcast(result)
+        return received
+
+    @contextmanager
+    def _heartbeat(self) -> Iterator[None]:
+        """Tell the other processes regularly that this one is working, so that none of them waits in vain."""
+        done = threading.Event()
+
+        def beat() -> None:
+            with suppress(ProcessLostError):  # noticed again by the next exchange
+                while not done.wait(HEARTBEAT):
+                    self._exchange(_Status.WORKING)
+
+        thread = threading.Thread(target=beat, daemon=True)
+        thread.start()
+        try:
+            yield
+        finally:
+            done.set()
+            thread.join()
+
+    def broadcast(self, value: Result) -> Result:
+        pickled = b""
+        with self.together():
+            if self.is_main:
+                pickled = pickle.dumps(value)
+        received: Result = pickle.loads(self._broadcast_object(pickled, 0))
+        return value if self.is_main else received
+
+    def _broadcast_object(self, value: Any, source: int) -> Any:
+        box = [value]
+        with _lost_process_reported():
+            dist.broadcast_object_list(box, self._ranks[source], self._words, device=torch.device("cpu"))
+        return box[0]
+
+    def broadcast_tensors(self, tensors: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
+        own = {name: each.detach().cpu().contiguous() for name, each in tensors.items()} if self.is_main else {}
+        layout = self.broadcast({name: (each.shape, each.dtype) for name, each in own.items()})
+        result = own or {name: torch.empty(shape, dtype=dtype) for name, (shape, dtype) in layout.items()}
+        for tensor in result.values():
+            if tensor.numel():
+                with _lost_process_reported():
+                    dist.broadcast(_as_bytes(tensor), self._ranks[0], self._words)
+        return tensors if self.is_main else result
+
+    def copy_from_main(self, tensors: Mapping[str, Tensor]) -> None:
+        received = self.broadcast_tensors(tensors)
+        with self.together(), torch.no_grad():
+            for name, tensor in tensors.items():
+                if name not in received or received[name].shape != tensor.shape:
+                    raise ModelError(f"{name} does not exist, or has another shape, in process 0: use the same model")
+                if not self.is_main:
+                    tensor.copy_(received[name])
+        self.verify_same(tensors)
+
+    def verify_same(self, tensors: Mapping[str, Tensor]) -> None:
+        digests = {name: _digest(each) for name, each in tensors.items()}
+        expected = self.broadcast(digests)
+        with self.together():
+            names = [name for name in expected.keys() | digests.keys() if expected.get(name) != digests.get(name)]
+            if names:
+                raise RunError(
+                    f"Process {self.rank} has other weights or state than process 0: {len(names)} tensors differ, such "
+                    f"as {min(names)}. Model and loss must compute the same in all processes: do not let them depend "
+                    "on the process, on the time, or on random numbers other than those of torch."
+                )
+
+    def gather_rows(self, rows: Tensor, sizes: Sequence[int]) -> Tensor:
+        most = max(sizes)
+        padded = rows.new_zeros(most, *rows.shape[1:])
+        padded[: len(rows)] = rows
+        gathered = rows.new_empty(self.number, *padded.shape)
+        self._agree(None)
+        if most:
+            with _lost_process_reported():
+                dist.all_gather_into_tensor(gathered.flatten(0, 1), padded, group=self._group)
+        return torch.cat([each[:size] for each, size in zip(gathered, sizes, strict=True)])
+
+    def sum_rows(self, matrix: Tensor, sizes: Sequence[int]) -> Tensor:
+        """Sum a matrix over all processes, and return the rows of this process (a reduce-scatter).
+
+        gloo has no such operation. Sending each process its rows takes the same number of bytes, and the order of the
+        sum is always the same.
+
+        Args:
+            matrix: Matrix of shape (sum(sizes), d).
+            sizes: Number of rows of each process.
+        """
+        own = sizes[self.rank]
+        matrix, received = matrix.contiguous(), matrix.new_empty(self.number * own, *matrix.shape[1:])
+        self._agree(None)
+        with _lost_process_reported():
+            dist.all_to_all_single(received, matrix, [own] * self.number, [*sizes], group=self._group)
+        return received.view(self.number, own, *matrix.shape[1:]).sum(0)
+
+    def sum(self, tensor: Tensor) -> Tensor:
+        """Sum a tensor over all processes, in place, and return it."""
+        self._agree(None)
+        with _lost_process_reported():
+            dist.all_reduce(tensor, group=self._group)
+        return tensor
+
+    def sum_gradients(self, tensors: Iterable[Tensor]) -> None:
+        """Sum all gradients by a single all-reduce (one per dtype and device)."""
+        by_kind = sorted(tensors, key=_kind)
+        for _, group in groupby(by_kind, key=_kind):
+            same = list(group)
+            exists = same[0].new_tensor([float(each.grad is not None) for each in same])
+            gradients = [(torch.zeros_like(each) if each.grad is None else each.grad).flatten() for each in same]
+            total = self.sum(torch.cat([exists, *gradients]))
+            del gradients
+            exists, *gradients = torch.split(total, [len(same), *(each.numel() for each in same)])
+            for each, exist, gradient in zip(same, exists.tolist(), gradients, strict=True):
+                if exist:
+                    each.grad = torch.empty_like(each) if each.grad is None else each.grad
+                    each.grad.copy_(gradient.view(each.shape))
+
+    def share_queries(self, batch: Tensor, sizes: Sequence[int]) -> Sharing:
+        return _SharedQueries(self, batch, sizes)
+
+
+class _SharedQueries(Sharing):
+    """Queries that are assigned to the processes in turn, so that all have queries with few and many positives."""
+
+    def __init__(self, processes: SeveralProcesses, batch: Tensor, sizes: Sequence[int]) -> None:
+        self._processes, self._batch, self._sizes = processes, batch, sizes
+        self.queries = slice(processes.rank, None, processes.number)
+
+    def sum(self, compute: Callable[[], Tensor]) -> Tensor:
+        return self._processes.sum(compute())
+
+    def sum_gradient(self, gradient: Tensor, embeddings: Tensor) -> Tensor:
+        if embeddings is not self._batch:  # something computed from the batch, of which all rows may be needed
+            return self._processes.sum(gradient)
+        start = sum(self._sizes[: self._processes.rank])
+        result = torch.zeros_like(gradient)
+        result[start : start + self._sizes[self._processes.rank]] = self._processes.sum_rows(gradient, self._sizes)
+        return result
+
+    def concatenate(self, values: Tensor) -> Tensor:
+        sizes = [size for (size,) in self._processes.gather(len(values))]
+        return self._processes.gather_rows(values, sizes)
+
+
+ALONE = Processes()
+
+
+def current_processes() -> Processes:
+    """Return the processes of the default process group; this process alone if there is none."""
+    if not dist.is_available() or not dist.is_initialized() or dist.get_world_size() == 1:
+        return ALONE
+    return _all_processes(dist.group.WORLD)
+
+
+@lru_cache(maxsize=1)  # constructing it is an exchange
+def _all_processes(group: dist.ProcessGroup) -> SeveralProcesses:
+    return SeveralProcesses(group)
+
+
+class _Status(IntEnum):
+    """State of a process; of several errors, all processes raise the one with the largest number."""
+
+    READY = 0
+    WORKING = 1
+    OUT_OF_MEMORY = 2
+    FAILED = 3
+    INTERRUPTED = 4
+
+
+def _status_of(error: BaseException | None) -> _Status:
+    if error is None:
+        return _Status.READY
+    if isinstance(error, KeyboardInterrupt):
+        return _Status.INTERRUPTED
+    return _Status.OUT_OF_MEMORY if isinstance(error, torch.OutOfMemoryError | MemoryError) else _Status.FAILED
+
+
+def _portable(error: BaseException | None) -> BaseException | None:
+    """Return an error that can be pickled, with the same message."""
+    try:
+        pickle.loads(pickle.dumps(error))
+    except Exception:
+        kind = MemoryError if _status_of(error) == _Status.OUT_OF_MEMORY else RunError
+        return kind(f"{type(error).__name__}: {error}")
+    return error
+
+
+@contextmanager
+def _lost_process_reported() -> Iterator[None]:
+    """Turn errors of torch.distributed into a ProcessLostError."""
+    try:
+        yield
+    except torch.OutOfMemoryError:
+        raise
+    except RuntimeError as error:
+        problem = str(error).strip().partition("\n")[0]
+        raise ProcessLostError(
+            f"A process of this training has ended, or cannot be reached any more. If it printed a message, that says "
+            f"why; if not, it was probably killed, often because memory ran out. ({problem})"
+        ) from error
+
+
+def _kind(tensor: Tensor) -> str:
+    return f"{tensor.dtype} {tensor.device}"
+
+
+def _as_bytes(tensor: Tensor) -> Tensor:
+    return tensor.view(-1).view(torch.uint8)
+
+
+def _digest(tensor: Tensor) -> str:
+    own = tensor.detach().cpu().contiguous()
+    content = _as_bytes(own).numpy().data if own.numel() else b""
+    return f"{own.dtype} {tuple(own.shape)} {hashlib.blake2b(content, digest_size=16).hexdigest()}"

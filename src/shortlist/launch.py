@@ -1,0 +1,57 @@
+"""Join the processes that `torchrun` or `accelerate launch` has started."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from datetime import timedelta
+
+VARIABLES = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")  # which the launchers set for each process
+TIMEOUT = timedelta(minutes=30)  # for a process that does not answer; one that has ended is noticed at once
+
+Together = Callable[[], AbstractContextManager[None]]  # `Processes.together`
+
+
+def is_launched() -> bool:
+    """Return whether a launcher has started this process together with others."""
+    return all(name in os.environ for name in VARIABLES) and os.environ["WORLD_SIZE"] != "1"
+
+
+def is_main_process() -> bool:
+    """Return whether this is the process that prints messages: the first of those that a launcher has started."""
+    return not is_launched() or os.environ["RANK"] == "0"
+
+
+@contextmanager
+def launched() -> Iterator[Together]:
+    """Join the processes of a launcher within the context; a single process joins none.
+
+    Afterwards, `shortlist.distributed.current_processes` returns them. A process group that exists already is used, and
+    not destroyed. Without a launcher, torch is not imported.
+
+    Yields:
+        A function that returns a context, in which an error of one process is raised in all of them.
+    """
+    if not is_launched():
+        yield nullcontext
+        return
+
+    import torch
+    from torch import distributed as dist
+
+    from shortlist.distributed import ProcessLostError, current_processes
+
+    joins = not dist.is_initialized()
+    if joins:
+        if torch.cuda.is_available():
+            torch.cuda.set_device(int(os.environ.get("LOCAL_RANK", "0")) % torch.cuda.device_count())
+        dist.init_process_group("cpu:gloo,cuda:nccl" if torch.cuda.is_available() else "gloo", timeout=TIMEOUT)
+    try:
+        yield current_processes().together
+    except ProcessLostError:
+        joins = False  # NCCL would wait for the lost process
+        raise
+    finally:
+        if joins:
+            dist.destroy_process_group()

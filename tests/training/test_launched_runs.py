@@ -1,0 +1,167 @@
+"""Runs of several processes end with the weights of one, whatever happens to them on the way; one process writes."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+import socket
+from pathlib import Path
+
+import pytest
+import yaml
+
+from tests.processes import Commands, Running
+from tests.training.runs import class_folders, config, records, weights
+
+pytestmark = pytest.mark.skipif(not hasattr(os, "fork"), reason="the processes are forked")
+
+# Everything that is random in a step. Adam would turn the sign of a rounding error into a step.
+SETTINGS = [
+    "model.backbone=test_vit",
+    "model.backbone_args={drop_path_rate: 0.2, proj_drop_rate: 0.1, attn_drop_rate: 0.1}",
+    "loss.simix=true",
+    "loss.rank_temperature=5",
+    "training.ema=0.7",
+    "training.checkpoint_every=1",
+    "optimizer.name=sgd",
+    "optimizer.lr=0.5",
+    "batch.chunk_size=2",
+]
+
+
+@pytest.fixture(scope="module")
+def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("launched")
+    images = class_folders(path / "images")
+    (path / "tiny.yaml").write_text(yaml.safe_dump(config(images, *SETTINGS).model_dump(mode="json")))
+    return path
+
+
+@pytest.fixture(scope="module")
+def whole(home: Path, commands: Commands) -> Path:
+    """A run of one process."""
+    code, _, error = commands.run("train", "tiny.yaml", "--run", "whole", cwd=home)
+    assert code == 0, error
+    return home / "whole"
+
+
+def launch(commands: Commands, number: int, *args: str | Path, cwd: Path, before: dict[int, str] | None = None):
+    """Start processes as torchrun does; `before` is Python that some of them run first, by rank."""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    running: list[Running] = []
+    for rank in range(number):
+        names = {
+            "RANK": rank,
+            "LOCAL_RANK": rank,
+            "WORLD_SIZE": number,
+            "MASTER_ADDR": "127.0.0.1",
+            "MASTER_PORT": port,
+        }
+        variables = {name: str(value) for name, value in names.items()}
+        code = f"import os\nos.environ.update({variables})\n" + (before or {}).get(rank, "")
+        running.append(commands.start(*args, cwd=cwd, before=code))
+    return running
+
+
+def wait_after(steps: int) -> str:
+    """Python that waits, having made a file `here`, when so many steps are taken; until there is a file `go`."""
+    return f"""
+import importlib, pathlib, time
+module = importlib.import_module("shortlist.training.loop")
+real = module.learning_rate_factor
+def waiting(*args):
+    if args[1] == {steps}:
+        pathlib.Path("here").touch()
+        while not pathlib.Path("go").exists():
+            time.sleep(0.002)
+    return real(*args)
+module.learning_rate_factor = waiting
+"""
+
+
+def largest_difference(one: Path, other: Path) -> float:
+    first, second = weights(one), weights(other)
+    assert first.keys() == second.keys()
+    return max(float((first[name] - second[name]).abs().max()) for name in first)
+
+
+def assert_same(run: Path, whole: Path) -> None:
+    """The same weights and losses, except that sums have another order."""
+    assert largest_difference(run, whole) < 1e-4
+    for found, want in zip(records(run), records(whole), strict=True):
+        assert found.keys() == want.keys()
+        assert found["loss"] == pytest.approx(want["loss"], abs=1e-4)
+        assert found["gradient_norm"] == pytest.approx(want["gradient_norm"], rel=1e-3)
+    assert len(records(run, "validation")) == len(records(whole, "validation")) == 3
+    assert sorted(file.name for file in run.iterdir()) == sorted(file.name for file in whole.iterdir())
+
+
+def test_another_seed_is_another_run(home: Path, commands: Commands, whole: Path) -> None:
+    """Negative control: the comparison can fail."""
+    code, _, error = commands.run("train", "tiny.yaml", "training.seed=1", "--run", "other", cwd=home)
+    assert code == 0, error
+    assert largest_difference(home / "other", whole) > 1e-2
+
+
+def test_a_run_that_is_stopped_is_resumed_with_another_number_of_processes(
+    home: Path, commands: Commands, whole: Path
+) -> None:
+    """SIGTERM reaches one process, and not the first; all stop after the same step, and one says so."""
+    main, other = launch(commands, 2, "train", "tiny.yaml", "--run", "stopped", cwd=home, before={1: wait_after(4)})
+    other.until((home / "here").exists)
+    os.kill(other.pid, signal.SIGTERM)
+    (home / "go").touch()
+    assert (main.wait(), other.wait()) == (130, 130)
+    for name in ("here", "go"):
+        (home / name).unlink()
+    assert main.err == "Stopped after step 5. Resume with: shortlist train --resume stopped\n"
+    assert (other.out, other.err) == ("", "")
+    assert len(records(home / "stopped")) == 5
+
+    main, *others = launch(commands, 3, "train", "--resume", "stopped", cwd=home)
+    assert main.wait() == 0, main.err
+    assert "Resuming after step 5 of 9." in main.out
+    assert "The run is in stopped." in main.out
+    assert "The run started with processes 2, now 3: the last digits of its weights may differ" in main.err
+    for each in others:
+        assert (each.wait(), each.out, each.err) == (0, "", "")
+    assert_same(home / "stopped", whole)
+
+
+@pytest.mark.parametrize("victim", [0, 1])
+def test_a_process_that_is_killed(victim: int, home: Path, commands: Commands, whole: Path) -> None:
+    """The other ends, with a message, and the run is resumed by one process."""
+    name = f"killed-{victim}"
+    running = launch(commands, 2, "train", "tiny.yaml", "--run", name, cwd=home, before={victim: wait_after(4)})
+    assert running[victim].kill((home / "here").exists) == -signal.SIGKILL
+    (home / "here").unlink()
+    survivor = running[1 - victim]
+    assert survivor.wait() == 1
+    assert survivor.err.startswith("Error: A process of this training has ended, or cannot be reached any more.")
+    assert f"with any number of processes: shortlist train --resume {name}" in survivor.err
+    if victim == 1:
+        code, _, error = commands.run("train", "--resume", name, cwd=home)
+        assert code == 0, error
+        assert_same(home / name, whole)
+
+
+def test_errors_are_printed_once(home: Path, commands: Commands) -> None:
+    """Of a recipe, of images, and of a loss that is not finite."""
+    images = shutil.copytree(home / "images", home / "damaged")
+    for file in images.rglob("*.png"):
+        file.write_bytes(b"no image")
+    cases = {
+        "optimizer.lrr: unknown key": ["optimizer.lrr=1"],
+        "is not an image": [f"data.source={images}", "evaluation.tests=[]"],
+        "so the run was stopped": ["optimizer.lr=1e30"],
+    }
+    for message, settings in cases.items():
+        main, other = launch(commands, 2, "train", "tiny.yaml", *settings, "--run", "wrong", cwd=home)
+        assert (main.wait(), other.wait()) == (1, 1)
+        assert message in main.err
+        assert main.err.count("Error: ") == 1
+        assert (other.out, other.err) == ("", "")
+        shutil.rmtree(home / "wrong", ignore_errors=True)
