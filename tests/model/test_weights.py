@@ -65,9 +65,8 @@ def test_common_wrappers_of_state_dicts_are_removed(tmp_path, wrap):
 def test_a_file_of_another_backbone_is_refused_with_names(tmp_path):
     file = tmp_path / "w.safetensors"
     safetensors.torch.save_file(whole("test_efficientnet"), file)
-    with pytest.raises(
-        ModelError, match=r"not those of 'test_resnet': \d+ missing \(.* and \d+ more\), \d+ unexpected"
-    ):
+    expected = r"not those of 'test_resnet': \d+ missing \(.* and \d+ more\), \d+ unexpected"
+    with pytest.raises(ModelError, match=expected):
         Embedder("test_resnet", pretrained=file)
 
 
