@@ -109,6 +109,7 @@ def by_hand(chosen: RunConfig, features: Tensor, change: bool) -> dict[str, Tens
         view = torch.randint(VIEWS, (len(labels),), generator=random)[batch]
         optimizer.zero_grad()
         torch.manual_seed(derived_seed("step", 0, step))
+        torch.manual_seed(derived_seed("loss", int(torch.randint(2**62, ()))))  # as in LargeBatchStep
         loss(normalize(head(features[batch, view])), labels[batch]).backward()
         optimizer.step()
     return embedder.state_dict()
