@@ -26,7 +26,7 @@ from shortlist.model import CorrectedLinear, Embedder, pca_whitening
 from shortlist.ranking import RecallAtKLoss, SiMix
 from shortlist.search import open_vectors
 from shortlist.seeds import derived_seed
-from shortlist.training import Display, RunFolder, ablate, describe, evaluate_run, make_plan
+from shortlist.training import Display, RunFolder, ablate, datasets, describe, evaluate_run, make_plan
 from shortlist.training import resume_run as resume
 from shortlist.training import train_run as train
 from shortlist.training.components import build_embedder, build_transforms
@@ -248,6 +248,29 @@ def test_a_second_run_encodes_nothing(
     others = ("training.seed=1", "batch.size=9", "loss.simix=false", "loss.name=smooth_ap", "evaluation.before=true")
     train(config(images, *shared, *others), tmp_path / "other", display)
     assert display.encoded == [TRAINED, 0]
+
+
+def test_two_processes_encode_each_image_once(home: Path, commands: Commands) -> None:
+    order = ("train", "frozen.yaml", "data.view_cache=shared", "training.epochs=1", "--json", "--run")
+    both = [commands.start(*order, name, cwd=home) for name in ("left", "right")]
+    assert [each.wait() for each in both] == [0, 0]
+    lines = [json.loads(line) for each in both for line in each.out.splitlines()]
+    assert sum(line.get("encoded", 0) for line in lines) == TRAINED
+    assert same_weights(weights(home / "left"), weights(home / "right"))
+
+
+def test_unreadable_images_are_looked_for_once(images: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    copy = Path(shutil.copytree(images, tmp_path / "images"))
+    (copy / "class 00" / "0.png").write_text("not an image")
+    chosen = config(copy, *FROZEN, "data.on_missing=skip", f"data.view_cache={tmp_path / 'cache'}")
+    first = make_plan(chosen, Display())
+    monkeypatch.setattr(datasets, "drop_unreadable", None)
+    second = make_plan(chosen, Display())
+    assert [path for path, _ in second.unreadable] == ["class 00/0.png"]
+    assert second.catalog.fingerprint() == first.catalog.fingerprint()
+    (copy / "class 00" / "1.png").write_text("not an image either")
+    with pytest.raises(TypeError):  # it would look again
+        make_plan(chosen, Display())
 
 
 def test_the_runs_of_a_study_share_their_views(images: Path, tmp_path: Path) -> None:
