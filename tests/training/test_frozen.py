@@ -30,7 +30,7 @@ from shortlist.training import Display, RunFolder, ablate, datasets, describe, e
 from shortlist.training import resume_run as resume
 from shortlist.training import train_run as train
 from shortlist.training.components import build_embedder, build_transforms
-from shortlist.training.frozen import _Estimate, seconds_per_step
+from shortlist.training.frozen import MEASURED_STEPS, _Estimate, seconds_per_step
 from shortlist.training.learner import Learner
 from tests.processes import Commands
 from tests.training.runs import class_folders, config, kill_where, same_weights, wait_where, weights
@@ -328,7 +328,12 @@ def test_measuring_a_step_changes_nothing(images: Path) -> None:
     chosen = config(images, *FROZEN, "loss.simix=false", "loss.memory={size: 6}")
     learner, state = Learner(chosen, torch.device("cpu")), torch.get_rng_state()
     before = {name: each.clone() for name, each in learner.state(0).tensors.items()}
-    clock = iter([0.0, 10.0, 12.5])
+    durations = [
+        10.0,
+        30.0,
+        *[2.5] * (MEASURED_STEPS - 1),
+    ]  # of preparations, of a step that had to wait, of the others
+    clock = iter(time for duration in durations for time in (100.0, 100.0 + duration))
     assert seconds_per_step(learner, make_plan(chosen, Display()), lambda: next(clock)) == 2.5
     assert same_weights(before, learner.state(0).tensors)
     assert torch.equal(torch.get_rng_state(), state)

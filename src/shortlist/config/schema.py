@@ -399,7 +399,7 @@ class TrainingConfig(Section):
     ema: Decay | None = None  # decay of a moving average of the weights, which is then evaluated and saved
     validate_every: Count = 1  # epochs
     validate_every_steps: Count | None = None  # steps; replaces validate_every
-    checkpoint_every: Count | None = None  # steps; None: every epoch
+    checkpoint_every: Count | None = None  # steps; None: every epoch, or every 250 steps with a frozen backbone
 
     @model_validator(mode="after")
     def _one_length(self) -> TrainingConfig:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import statistics
 import time
 from collections.abc import Callable, Iterable, Iterator
 
@@ -25,6 +26,7 @@ from shortlist.training.learner import Learner
 from shortlist.training.plan import Plan, decoding_workers, inference_batch_size
 
 MEASURED_SECONDS = 2.0  # of encoding, before the remaining time is estimated
+MEASURED_STEPS = 9  # of training, for the same estimate
 
 
 class FrozenBackbone:
@@ -156,7 +158,9 @@ def seconds_per_step(learner: Learner, plan: Plan, clock: Clock = time.monotonic
     with seeded(0, learner.device):
         features = torch.randn(len(labels), learner.embedder.layout.channels)
         step = LargeBatchStep(head, loss, len(labels), keep_graphs=True, processes=ALONE)
-        for _ in range(2):  # the first step includes preparations
+        times = []
+        for _ in range(1 + MEASURED_STEPS):  # the first step includes preparations
             started = clock()
             step(features, labels)
-    return clock() - started
+            times.append(clock() - started)
+    return statistics.median(times[1:])

@@ -47,7 +47,7 @@ from shortlist.training.tracking import check_trackers, start_trackers
 
 Batch = tuple[Tensor, Iterator[Images]]  # indices of images in the training catalog, and their pixels or features
 OnValidation = Callable[[int, dict[str, float]], None]  # called with the epoch and the metrics of each validation
-FROZEN_CHECKPOINT = 1000  # steps between checkpoints with a frozen backbone, whose epochs are short
+FROZEN_CHECKPOINT = 250  # steps between checkpoints with a frozen backbone, whose epochs are short
 PROGRESS_VALUES = ("epoch", "loss", "images_per_second")  # shown in the progress bar
 ADVICE = "A smaller optimizer.lr, schedule.warmup or training.clip_norm often helps."
 
