@@ -1,4 +1,4 @@
-"""The system's Chromium, for tests that look at a page as a person would."""
+"""The system's Chromium, for tests of pages."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from playwright.sync_api import Browser, expect, sync_playwright
 
 NAMES = ("chromium", "chromium-browser", "google-chrome", "chrome")
 OPTIONS = ["--no-sandbox", "--disable-gpu", "--disable-dev-shm-usage"]
-PATIENCE = 60_000  # milliseconds that a page may take, on a machine that has much else to do
+PATIENCE = 60_000  # milliseconds: the time limit on a busy machine
 
 
 def chromium() -> str:
-    """Its path; a test without it is skipped, except in CI, where it must be there."""
+    """Return the path of Chromium. Without it the test is skipped, or fails in continuous integration."""
     found = os.environ.get("SHORTLIST_CHROMIUM") or next(filter(None, map(shutil.which, NAMES)), None)
     if found is None:
         reason = f"there is no Chromium ({', '.join(NAMES)}, or the path in SHORTLIST_CHROMIUM)"

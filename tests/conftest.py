@@ -1,4 +1,4 @@
-"""What all tests share: one thread each, random numbers of their own, and nothing left open."""
+"""Settings of all tests: one thread per process, random numbers seeded per test, and no file or socket left open."""
 
 from __future__ import annotations
 
@@ -44,15 +44,19 @@ def pytest_unconfigure() -> None:
 
 @pytest.fixture(scope="module", autouse=True)
 def nothing_left_open() -> Iterator[None]:
-    """What a module leaves open, such as a socket, is an error of that module, and not of a later one."""
+    """A socket that a module leaves open is an error of that module, and not of a later one."""
     yield
     gc.collect()
+    gc.freeze()  # including what its tests have imported
 
 
 @pytest.fixture(scope="session")
-def commands(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Commands]:
+def commands(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Commands]:
     """Starts commands and scripts without importing torch for each of them."""
-    with closing(Commands(tmp_path_factory.mktemp("commands"))) as opened:
+    run, owner = tmp_path_factory.getbasetemp(), os.getpid()
+    if hasattr(request.config, "workerinput"):  # a process of pytest-xdist, which shares all with the others
+        run, owner = run.parent, os.getppid()
+    with closing(Commands(tmp_path_factory.mktemp("commands"), run / "fork-server", owner)) as opened:
         yield opened
 
 

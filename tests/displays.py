@@ -1,4 +1,4 @@
-"""A display that remembers how far each task was said to have come."""
+"""A display that records the progress of each task."""
 
 from __future__ import annotations
 
@@ -17,4 +17,5 @@ class Told(Display):
         yield lambda done, total, /, **facts: self.tasks.append((name, done, total))
 
     def of(self, name: str) -> list[tuple[int, int]]:
+        """Return the progress of one task: what was done and the total."""
         return [(done, total) for each, done, total in self.tasks if each == name]

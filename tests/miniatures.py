@@ -13,7 +13,6 @@ from pathlib import Path
 
 import numpy as np
 from PIL import Image
-from scipy.io import savemat
 
 Write = Callable[[Path, int, int], None]
 
@@ -106,6 +105,8 @@ def _cars196(root: Path, classes: int, images: int) -> None:
     paths = [f"car_ims/{index:06}.jpg" for index in range(1, len(numbers) + 1)]
     for index, (path, number) in enumerate(zip(paths, numbers, strict=True)):
         image(root / path, number, index)
+    from scipy.io import savemat
+
     table = annotations(relative_im_path=paths, **{"class": numbers}, test=[i % 2 for i in range(len(paths))])
     names = [f"Maker Model {number} 2012" for number in range(1, 197)]
     savemat(root / "cars_annos.mat", {"annotations": table, "class_names": strings(names)})

@@ -1,6 +1,7 @@
-"""Commands and scripts in processes of their own, to be stopped and killed; all forked from one that has imported all.
+"""Commands and scripts in processes of their own, which tests can stop and kill.
 
-Run as a script, this is that one: it reads orders from its input, one JSON object per line.
+All are forked from one process, the fork server, which has imported what they need. It is this file, run as a script.
+The processes of pytest share it: each sends it requests over a Unix socket, one JSON object per line.
 """
 
 from __future__ import annotations
@@ -11,22 +12,28 @@ import importlib
 import json
 import os
 import runpy
+import selectors
 import signal
+import socket
 import subprocess
 import sys
 import time
 import traceback
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from multiprocessing import forkserver, util
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
+import filelock
 from PIL import Image
 
 ROOT = Path(__file__).parents[1]
 SOURCES = ROOT / "src"
 PRELOADED = (  # not shortlist.serve: what it says without its packages is tested
-    *("faiss", "fastapi.staticfiles", "pandas", "torch.utils.tensorboard", "uvicorn"),  # pyarrow wants pandas
+    *("faiss", "fastapi.staticfiles", "matplotlib.backends.backend_agg", "matplotlib.figure"),
+    *("pandas", "torch.utils.tensorboard", "uvicorn"),  # pyarrow wants pandas
     *(f"shortlist.cli.{name}" for name in ("data", "export", "recipes", "reports", "search", "serving")),
     "shortlist.cli.sweeping",
     *("shortlist.report.run_report", "shortlist.gallery.folder_store", "shortlist.gallery.gallery"),
@@ -37,29 +44,29 @@ LONG = 300.0  # seconds; for a machine that has much else to do
 
 @dataclass
 class Running:
-    """A command at work."""
+    """A command that has been started."""
 
     owner: Commands
     pid: int
-    folder: Path  # of what it prints
+    folder: Path  # with its output
 
-    code: int | None = None  # when it has been waited for
+    code: int | None = None  # once it has been waited for
 
     def wait(self) -> int:
-        """Its exit code, or the number of the signal that ended it, negative."""
+        """Return its exit code, or the negative number of the signal that ended it."""
         self._poll(self._ended)
         if self.code is None:
             self.code = int(self.owner.ask({"wait": self.pid}))
         return self.code
 
     def kill(self, when: Callable[[], bool], by: int = signal.SIGKILL) -> int:
-        """End it by a signal as soon as something is so."""
+        """Send it a signal as soon as a condition holds, and wait for its end."""
         self.until(when)
         os.kill(self.pid, by)
         return self.wait()
 
     def until(self, when: Callable[[], bool]) -> None:
-        """Wait until something is so, which must be before the command ends."""
+        """Wait until a condition holds, which must be before the command ends."""
         self._poll(lambda: self._ended() or when())
         assert when(), f"it ended before that:\n{self.out}\n{self.err}"
 
@@ -70,7 +77,7 @@ class Running:
             time.sleep(0.002)
 
     def _ended(self) -> bool:
-        """It is a zombie until it is waited for."""
+        """Whether it has ended: it is a zombie until it is waited for."""
         return self.code is not None or Path(f"/proc/{self.pid}/stat").read_text().rpartition(")")[2].split()[0] == "Z"
 
     @property
@@ -86,25 +93,28 @@ class Commands:
     """Starts commands.
 
     Args:
-        folder: for what they print.
+        folder: for their output.
+        address: file of the socket of the fork server, which is started if there is none.
+        owner: process that the fork server ends with.
     """
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, address: Path, owner: int) -> None:
         self.folder, self.number = folder, 0
-        settings = {
-            "PYTHONPATH": os.pathsep.join((str(SOURCES), str(ROOT))),
-            "COLUMNS": "120",
-        }
-        self.parent = subprocess.Popen(
-            [sys.executable, __file__],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            text=True,
-            env={**os.environ, **settings},
-        )
+        self.connection = self._connect(address, owner)
+        self.replies = self.connection.makefile(encoding="utf-8")
+
+    def _connect(self, address: Path, owner: int) -> socket.socket:
+        settings = {"PYTHONPATH": os.pathsep.join((str(SOURCES), str(ROOT))), "COLUMNS": "120"}
+        with filelock.FileLock(f"{address}.lock"):
+            if not address.exists():
+                command = [sys.executable, __file__, str(address), str(owner)]
+                subprocess.run(command, stdin=subprocess.DEVNULL, check=True, env={**os.environ, **settings})
+        connection = socket.socket(socket.AF_UNIX)
+        connection.connect(str(address))
+        return connection
 
     def start(self, *args: str | Path, cwd: Path, before: str = "", script: Path | None = None) -> Running:
-        """`shortlist ARGS`, or `python SCRIPT ARGS`, in a folder; `before` is Python to run first."""
+        """Start `shortlist ARGS`, or `python SCRIPT ARGS`, in a folder; `before` is Python code that is run first."""
         self.number += 1
         printed = self.folder / f"command-{self.number}"
         printed.mkdir(parents=True)
@@ -116,7 +126,7 @@ class Commands:
 
     @contextlib.contextmanager
     def started(self, *args: str | Path, cwd: Path) -> Iterator[Running]:
-        """A command that is killed in the end, if it has not ended by then."""
+        """Start a command that is killed at the end of the block, unless it has ended."""
         running = self.start(*args, cwd=cwd)
         try:
             yield running
@@ -126,48 +136,74 @@ class Commands:
                 running.wait()
 
     def run(self, *args: str | Path, cwd: Path, before: str = "", script: Path | None = None) -> tuple[int, str, str]:
-        """The exit code, what went to the standard output, and what to the error output."""
+        """Return the exit code, the standard output and the error output."""
         running = self.start(*args, cwd=cwd, before=before, script=script)
         return running.wait(), running.out, running.err
 
     def python(self, code: str) -> str:
-        """What Python code prints."""
+        """Return what Python code prints."""
         status, out, err = self.run(cwd=ROOT, before=f"{code}\nraise SystemExit")
         assert status == 0, err
         return out
 
     def ask(self, order: dict[str, Any]) -> str:
-        assert self.parent.stdin is not None
-        assert self.parent.stdout is not None
-        self.parent.stdin.write(json.dumps(order) + "\n")
-        self.parent.stdin.flush()
-        return self.parent.stdout.readline()
+        self.connection.sendall(json.dumps(order).encode() + b"\n")
+        return self.replies.readline()
 
     def close(self) -> None:
-        self.parent.kill()  # it has nothing to tidy up, and takes long over it
-        self.parent.communicate()
+        self.replies.close()
+        self.connection.close()
 
 
-def serve() -> None:
+def main(address: str, owner: int) -> None:
+    """Start the fork server in the background.
+
+    Args:
+        address: file of its socket.
+        owner: process that it ends with.
+    """
+    listener = socket.socket(socket.AF_UNIX)
+    listener.bind(address)
+    listener.listen()  # clients that connect before the imports are done wait for their first reply
+    if os.fork() == 0:
+        serve(listener, os.pidfd_open(owner))
+
+
+def serve(listener: socket.socket, owner: int) -> None:
+    """Fork commands for all clients; `owner` is the file descriptor of a process, whose end ends this one."""
     for module in PRELOADED:
         importlib.import_module(module)
     Image.init()  # imports a module for each kind of file
     gc.collect()
     gc.freeze()  # what has been imported is shared, and stays: collections in the commands need not look at it
-    for line in sys.stdin:
-        order = json.loads(line)
-        if "wait" in order:
-            _, status = os.waitpid(order["wait"], 0)
-            print(os.waitstatus_to_exitcode(status), flush=True)
-            continue
-        pid = os.fork()
-        if pid == 0:
-            _become(order)
-        print(pid, flush=True)
+    with selectors.DefaultSelector() as selector:
+        selector.register(owner, selectors.EVENT_READ, data="owner")
+        selector.register(listener, selectors.EVENT_READ, data="listener")
+        while True:
+            for key, _ in selector.select():
+                if key.data == "owner":
+                    os._exit(0)  # without the tidying up of the imported libraries, which takes long
+                if key.data == "listener":
+                    client, _ = listener.accept()
+                    selector.register(client, selectors.EVENT_READ, data=client.makefile())
+                elif order := key.data.readline():
+                    key.fileobj.sendall(b"%d\n" % _carry_out(json.loads(order)))
+                else:
+                    selector.unregister(key.fileobj)
+
+
+def _carry_out(order: dict[str, Any]) -> int:
+    """Return the exit code of the command to wait for, or the process of a command that is started."""
+    if "wait" in order:
+        return os.waitstatus_to_exitcode(os.waitpid(order["wait"], 0)[1])
+    pid = os.fork()
+    if pid == 0:
+        _become(order)
+    return pid
 
 
 def _become(order: dict[str, Any]) -> None:
-    """Be the command, to the end."""
+    """Run the command in this process, and end it."""
     code = 70
     try:
         for number, name in ((1, "out"), (2, "err")):
@@ -194,5 +230,37 @@ def _become(order: dict[str, Any]) -> None:
         os._exit(code)
 
 
+def fork_the_fork_server() -> None:
+    """Let multiprocessing fork its fork server from this process, which has imported torch, instead of starting it."""
+    start = util.spawnv_passfds
+
+    def fork_or_start(path: bytes, args: Sequence[str], descriptors: Sequence[int]) -> int:
+        if "forkserver" not in args[-1]:
+            return start(path, args, descriptors)
+        sys.stdout.flush()
+        pid = os.fork()
+        if pid == 0:
+            _run_alone(args[-1], descriptors)
+        return pid
+
+    util.spawnv_passfds = fork_or_start
+
+
+def _run_alone(code: str, descriptors: Sequence[int]) -> None:
+    """Run code as in `python -c`, with no other files open than these, and exit."""
+    try:
+        for opened in {int(file.name) for file in Path("/proc/self/fd").iterdir()} - {0, 1, 2, *descriptors}:
+            with contextlib.suppress(OSError):
+                os.close(opened)
+        forkserver._forkserver.__init__()  # its lock was held during the fork
+        sys.modules["__main__"] = ModuleType("__main__")
+        exec(code, vars(sys.modules["__main__"]))
+    except Exception:
+        traceback.print_exc()
+        sys.stderr.flush()
+    finally:
+        os._exit(0)
+
+
 if __name__ == "__main__":
-    serve()
+    main(sys.argv[1], int(sys.argv[2]))

@@ -1,7 +1,7 @@
-"""What an installation with an extra can do, each promise kept once in the smallest way.
+"""The features of each extra, each used once with the packages that the extra installs.
 
-Run as a script by the Python of an installation, this imports only the standard library, shortlist, and what an extra
-requires. Each extra has a process of its own; those that build on `training` are forked from one that has imported it.
+The Python of an installation runs this file as a script, which imports only the standard library, shortlist, and the
+dependencies of extras. Each extra has a process of its own; those that build on `training` are forked after its import.
 """
 
 from __future__ import annotations
@@ -139,6 +139,12 @@ def torchmetrics(folder: Path) -> None:
     assert metric.compute()["r@1"] == 1
 
 
+def tracking(folder: Path) -> None:
+    from shortlist.training.tracking import check_trackers
+
+    check_trackers(["wandb", "mlflow", "mlflow.store.tracking.sqlalchemy_store"])  # the last: its local database
+
+
 def everything(folder: Path) -> None:
     import importlib
     import pkgutil
@@ -167,7 +173,7 @@ def encoder() -> Any:
     from shortlist.data import TestTransform
     from shortlist.encoding import Encoder
 
-    return Encoder(Embedder("test_efficientnet", dim=8).eval(), TestTransform(32, 32))
+    return Encoder(Embedder("test_resnet", dim=8).eval(), TestTransform(32, 32))
 
 
 def images(folder: Path) -> Path:
@@ -199,7 +205,8 @@ def refused(extra: str, use: Callable[[], object]) -> None:
 
 
 BEYOND = {  # what `training` alone does not do
-    use.__name__: use for use in (search, report, serve, export, baselines, lite0, milvus, sweep, torchmetrics)
+    use.__name__: use
+    for use in (search, report, serve, export, baselines, lite0, milvus, sweep, torchmetrics, tracking)
 }
 PROMISES = {"plain": plain, "training": training, **BEYOND, "all": everything}
 
@@ -232,8 +239,14 @@ def main(links: Path, work: Path) -> None:
     import shortlist
 
     assert Path(shortlist.__file__).is_relative_to(sys.prefix), "this is not the installation"
+    sys.path.append(str(links / "plain"))
+    import torch  # noqa: F401
+
     kept = {"plain": keep("plain", links, work)}
     sys.path.append(str(links / "training"))
+    import shortlist.data
+
+    assert not {"matplotlib", "pyarrow", "scipy", "timm"} & set(sys.modules), "images need none of them"
     import shortlist.training
 
     gc.freeze()

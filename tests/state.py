@@ -1,4 +1,4 @@
-"""What of a process belongs to whoever started it."""
+"""Settings of a process that library calls must not change."""
 
 from __future__ import annotations
 
@@ -16,8 +16,6 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
-import faiss
-import matplotlib as mpl
 import numpy as np
 import pytest
 import torch
@@ -27,7 +25,10 @@ from shortlist.batches import memory
 
 
 def state() -> dict[str, Any]:
-    """All of the process that a library could change and nobody would expect it to."""
+    """Return settings of the process that a library could change unexpectedly."""
+    import faiss
+    import matplotlib as mpl
+
     root = logging.getLogger()
     return {
         "random numbers of torch": torch.get_rng_state().numpy().tobytes(),
@@ -67,8 +68,8 @@ def changes(call: Callable[[], object]) -> list[str]:
 
 @contextmanager
 def another_state() -> Iterator[None]:
-    """Values that none of ours would happen to be."""
-    multiprocessing.get_start_method()  # whoever asks first sets it
+    """Use values that differ from those that the library would set."""
+    multiprocessing.get_start_method()  # the first call sets it
     before = torch.get_num_threads()
     torch.set_num_threads(2)
     torch.manual_seed(random.randrange(2**32))

@@ -1,4 +1,4 @@
-"""The command line, as a person meets it: what works, and what is said where it does not."""
+"""The command line: commands, their output, and error messages."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ FAST = ("training.epochs=1", "data.validation=none")
 
 @pytest.fixture
 def call(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Call:
-    """Run a command in an empty folder; gives its exit code, its output and its error output."""
+    """Run commands in an empty folder; each call returns the exit code, the output and the error output."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("COLUMNS", "120")
     monkeypatch.setattr(warnings, "showwarning", warnings.showwarning)  # main() has its own
@@ -70,7 +70,7 @@ def folders(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def assert_error(found: tuple[int, str, str], *said: str) -> None:
-    """One message, exit code 1, no traceback; before it, at most what was done until then."""
+    """The exit code is 1, and the error output is one message without a traceback, after any lines of progress."""
     code, _, err = found
     assert code == 1, err
     *before, error = err.splitlines()
@@ -81,7 +81,7 @@ def assert_error(found: tuple[int, str, str], *said: str) -> None:
 
 
 def quiet(err: str) -> bool:
-    """Whether nothing was said but where work started and ended."""
+    """Whether an error output has only lines about the start and the end of tasks."""
     return all(re.search(r': (started|done.*)$|^{"progress": ', line) for line in err.splitlines())
 
 
@@ -101,13 +101,12 @@ class TestHelp:
         ],
     )
     @pytest.mark.parametrize("option", ["--help", "-h"])
-    def test_every_command_answers(self, command: list[str], word: str, option: str, call: Call) -> None:
+    def test_every_command_has_help(self, command: list[str], word: str, option: str, call: Call) -> None:
         code, out, err = call(*command, option)
         assert (code, err) == (0, "")
         assert word in out
 
     def test_commands_are_listed_in_the_order_of_use(self, call: Call) -> None:
-        """Also those that a later command adds, which would otherwise be at the end."""
         lines = call("--help")[1].partition("Commands")[2].splitlines()
         commands = [line.split()[1] for line in lines if re.match(r"│ \w", line)]
         first = ["demo", "train", "evaluate", "report", "compare", "embed", "index", "search", "serve", "export"]
@@ -122,8 +121,7 @@ class TestHelp:
         assert "train" in err
         assert "Traceback" not in err
 
-    def test_in_a_process_of_its_own(self, tmp_path: Path) -> None:
-        """`python -m shortlist`, with a mistake: what a person sees on the screen."""
+    def test_python_m_shortlist(self, tmp_path: Path) -> None:
         (tmp_path / "tiny.yaml").write_text(RECIPE)
         done = subprocess.run(
             [sys.executable, "-m", "shortlist", "train", "tiny.yaml", "optimizer.lrr=1"],
@@ -154,9 +152,11 @@ class TestTrain:
         assert code == 0
         assert "already finished" in out
 
-    def test_runs_have_names(self, call: Call, folders: Path, tmp_path: Path) -> None:
+    def test_runs_are_named_after_the_recipe(self, call: Call, folders: Path, tmp_path: Path) -> None:
         for name in ("tiny", "tiny-2"):
-            assert call("train", "tiny.yaml", f"data.source={folders / 'images'}", *FAST)[0] == 0
+            code, out, _ = call("train", "tiny.yaml", f"data.source={folders / 'images'}", *FAST)
+            assert code == 0
+            assert re.search(r"(?m)^epoch 1: loss ", out)
             assert (tmp_path / "runs" / name / "evaluation.json").is_file()
 
     def test_dry_run(self, call: Call, folders: Path, tmp_path: Path) -> None:
@@ -177,7 +177,7 @@ class TestTrain:
         assert set(plan["memory"]) >= {"pixels of a batch", "graph of a chunk of 4"}
         assert sorted(file.name for file in tmp_path.iterdir()) == ["tiny.yaml"]  # nothing was begun
 
-    def test_dry_run_names_what_is_left_out(self, call: Call, tmp_path: Path) -> None:
+    def test_dry_run_lists_images_and_classes_that_are_left_out(self, call: Call, tmp_path: Path) -> None:
         images = class_folders(tmp_path / "images")
         for number in range(4):
             (images / "class 01" / f"{number}.png").unlink()
@@ -206,7 +206,7 @@ class TestEvaluate:
         assert "36 queries, each against 35 images" in out  # of its own images, only the test classes
         assert "paper" not in out
 
-    def test_beside_the_paper(self, call: Call, folders: Path, tmp_path: Path) -> None:
+    def test_differences_to_the_paper(self, call: Call, folders: Path, tmp_path: Path) -> None:
         run = Path(shutil.copytree(folders / "run", tmp_path / "run"))
         text = (run / "config.yaml").read_text()
         (run / "config.yaml").write_text(text.replace("paper: {}", "paper: {images: {r@1: 12.3}, elsewhere: {r@1: 1}}"))
@@ -266,7 +266,7 @@ class TestData:
         assert facts["counts"]["test"] == {"images": 60502, "classes": 11316}
         assert_error(call("data", "about", "spo"), "no benchmark 'spo', did you mean 'sop'?")
 
-    def test_show_says_what_differs(self, call: Call, tmp_path: Path) -> None:
+    def test_show_reports_unexpected_counts(self, call: Call, tmp_path: Path) -> None:
         root = miniature("vehicleid-small", tmp_path / "vehicles", 2, 2)
         code, out, err = call("data", "show", "vehicleid-small-reid", "--root", root)
         assert (code, err) == (0, "")
@@ -294,7 +294,7 @@ class TestData:
 
 
 class TestNames:
-    """Messages name what was typed: an option here, a key of the configuration there."""
+    """Error messages name options of the command, or keys of the configuration."""
 
     def test_options(self, call: Call, folders: Path, tmp_path: Path) -> None:
         run, images = folders / "run", folders / "images"
@@ -326,7 +326,7 @@ class TestNames:
 
 
 class TestMilvus:
-    def test_its_client_logs_no_tracebacks_of_what_it_raises(self, call: Call) -> None:
+    def test_its_client_logs_no_tracebacks(self, call: Call) -> None:
         pytest.importorskip("pymilvus")
         logger = logging.getLogger("pymilvus")
         before = logger.level
@@ -338,7 +338,7 @@ class TestMilvus:
 
 
 class TestAllocator:
-    """glibc's allocator is set by the command line, which owns the process; see also tests/test_process_state.py."""
+    """Only the command line sets the allocator of glibc; see also tests/test_process_state.py."""
 
     def test_a_training_keeps_freed_memory(self, call: Call, folders: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         calls: list[str] = []
@@ -359,7 +359,7 @@ class TestAllocator:
 
 
 class TestErrors:
-    """What people get wrong most often."""
+    """Frequent mistakes."""
 
     def train(self, call: Call, *args: str | Path) -> tuple[int, str, str]:
         return call("train", "tiny.yaml", *FAST, *args)
@@ -410,7 +410,7 @@ class TestErrors:
             == "Error: tiny.yaml is not a valid configuration:\n  optimiser: unknown key; did you mean 'optimizer'?\n"
         )
 
-    def test_a_recipe_that_is_not_there(self, call: Call) -> None:
+    def test_a_recipe_that_does_not_exist(self, call: Call) -> None:
         assert_error(call("train", "cars196-lite"), "did you mean 'cars196-lite0-cpu'")
         assert_error(call("train"), "No recipe was given")
 
@@ -428,7 +428,7 @@ class TestErrors:
             assert_error(self.train(call, "--run", "run"), "Another process is training in run")
         assert_error(self.train(call, "--run", "run"), "run contains a run already", "shortlist train --resume run")
 
-    def test_resuming_what_is_no_run(self, call: Call, folders: Path, tmp_path: Path) -> None:
+    def test_resuming_a_folder_without_a_run(self, call: Call, folders: Path, tmp_path: Path) -> None:
         assert_error(call("train", "--resume", tmp_path), "There is no run in", "config.yaml")
         assert_error(call("train", "--resume", folders / "run", "--run", "x"), "--resume takes only the folder")
         assert_error(call("train", "optimizer.lr=1", "--resume", folders / "run"), "--resume takes only the folder")
@@ -465,14 +465,14 @@ class TestRecipes:
         Path("whole.yaml").write_text(out)
         assert call("recipes", "show", "whole.yaml")[1] == out
 
-    def test_one_that_is_not_there(self, call: Call) -> None:
+    def test_a_recipe_that_does_not_exist(self, call: Call) -> None:
         code, _, err = call("recipes", "show", "cars196-resnet50-rks")
         assert code == 1
         assert "did you mean 'cars196-resnet50-rsk'?" in err
 
 
 class TestSweep:
-    def test_trials_their_table_the_page_and_the_best_recipe(self, call: Call, folders: Path) -> None:
+    def test_a_sweep_its_report_and_the_best_recipe(self, call: Call, folders: Path) -> None:
         Path("space.yaml").write_text("optimizer.lr: [1e-3, 1e-2]\nmodel.pooling: [gem]\n")
         command = ("sweep", "tiny.yaml", f"data.source={json.dumps(str(folders / 'images'))}", *FAST)
         code, out, err = call(*command, "--space", "space.yaml")
@@ -518,13 +518,14 @@ class TestAblate:
 
     def test_a_study_its_table_and_its_plot(self, call: Call, folders: Path) -> None:
         images = f"data.source={json.dumps(str(folders / 'images'))}"
-        command = ("ablate", "k", "tiny.yaml", images, *self.SMALL, "--values", "[1] [1, 2]", "--seeds", "1")
+        cases = ("--values", "[1] [1, 2]", "--methods", "RS@k", "--seeds", "1")
+        command = ("ablate", "k", "tiny.yaml", images, *self.SMALL, *cases)
         code, out, err = call(*command)
         assert (code, err) == (0, "")
         assert "values of k in the loss" in out
         assert (Path("ablations") / "k-tiny" / "plot.png").is_file()
-        cases = json.loads((Path("ablations") / "k-tiny" / "results.json").read_text())["cases"]
-        assert len(cases) == 4
+        results = json.loads((Path("ablations") / "k-tiny" / "results.json").read_text())
+        assert len(results["cases"]) == 2
         assert call(*command)[0] == 0  # done already
 
     def test_mistakes(self, call: Call) -> None:

@@ -8,7 +8,6 @@ import json
 import shutil
 from pathlib import Path
 
-import pyarrow.parquet as pq
 import pytest
 from PIL import Image
 
@@ -23,14 +22,16 @@ def place(request: pytest.FixtureRequest, tmp_path: Path) -> str:
 
 
 def facts(err: str) -> dict:
-    """With --json, of the last message."""
+    """The last message of a command with --json."""
     return json.loads(err.splitlines()[-1])
 
 
 def test_embed(call: Call, folders: Path, tmp_path: Path) -> None:
+    from pyarrow import parquet
+
     code, out, err = call("embed", folders / "run", folders / "images", "-o", "vectors.parquet", "--json")
     assert (code, facts(err)["embedded"]) == (0, NUMBER)
-    found = pq.read_table(tmp_path / "vectors.parquet")
+    found = parquet.read_table(tmp_path / "vectors.parquet")
     assert set(found["label"].to_pylist()) == {f"class {number:02}" for number in range(12)}
     assert json.loads(out)["embedded"] == NUMBER
     code, _, err = call("embed", folders / "run", folders / "images" / "class 03", "-o", "vectors.parquet")
@@ -83,7 +84,7 @@ def test_gallery(call: Call, folders: Path, place: str) -> None:
     assert (code, "exact (flat)" in out) == (0, True)
 
 
-def test_the_measured_recall_is_said(call: Call, folders: Path) -> None:
+def test_the_measured_recall_is_reported(call: Call, folders: Path) -> None:
     code, _, err = call("index", folders / "run", folders / "images", "-o", "gallery", "--kind", "hnsw", "--json")
     assert (code, facts(err)["kind"], facts(err)["recall"]["queries"]) == (0, "hnsw", NUMBER)
     said = "approximate (hnsw, recall@10 100.0 %, measured with 72 of its own images as queries)"
@@ -92,7 +93,7 @@ def test_the_measured_recall_is_said(call: Call, folders: Path) -> None:
 
 
 def test_paths_are_never_cut(call: Call, folders: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """They are there to be copied: shorter where they are below the folder one is in, whole in any terminal."""
+    """Paths are relative below the current folder and absolute elsewhere, and are not truncated to the terminal."""
     monkeypatch.setenv("COLUMNS", "40")
     long = tmp_path / ("a folder with a long name " * 4) / "[red]"
     shutil.copytree(folders / "images" / "class 00", long)

@@ -42,7 +42,7 @@ def test_yaml_and_overrides() -> None:
     assert found.data.source == "images"
 
 
-def test_a_value_may_hold_an_equals_sign_and_what_is_no_yaml() -> None:
+def test_values_with_an_equals_sign_or_invalid_yaml_are_text() -> None:
     assert config("about=a=b").about == "a=b"
     assert config("about=[not yaml").about == "[not yaml"
     assert config("about='1'").about == "1"
@@ -59,7 +59,7 @@ def test_numbers_with_an_exponent(written: str, number: float) -> None:
     assert isinstance(arguments["drop_rate"], float)
 
 
-def test_texts_that_only_look_like_numbers_stay_texts() -> None:
+def test_text_that_resembles_a_number_stays_text() -> None:
     for text in ("1e", "e4", "1e-4x", "v1e4", "2e-"):
         assert config(f"about={text}").about == text
 
@@ -84,7 +84,7 @@ def test_unknown_keys(override: str, key: str, nearest: str) -> None:
     assert nearest in message
 
 
-def test_every_problem_is_named_at_once() -> None:
+def test_all_problems_are_listed_at_once() -> None:
     lines = refusal("optimizer.lr=no", "loss.k=[]", "model.pooling=mean").splitlines()
     assert [line.split(":")[0].strip() for line in lines[1:]] == ["model.pooling", "loss.k", "optimizer.lr"]
 
@@ -162,7 +162,7 @@ def test_impossible_combinations(overrides: list[str], said: str) -> None:
     assert f"\n  {said}" in refusal(*overrides)
 
 
-def test_what_is_used_is_not_refused() -> None:
+def test_settings_with_an_effect_are_accepted() -> None:
     """Negative control of the combinations above."""
     assert config("training.epochs=null", "training.steps=5").training.steps == 5
     assert config("batch.size=8").batch.size == 8
@@ -193,11 +193,11 @@ def test_cut_offs_of_the_paper() -> None:
 
 
 @pytest.mark.parametrize("text", ["just text", "- a\n- list", "", "a: [b", "a: b: c"])
-def test_what_is_no_mapping(text: str) -> None:
+def test_a_text_that_is_not_a_mapping_is_refused(text: str) -> None:
     assert refusal(text=text).startswith("small.yaml ")
 
 
-def test_what_is_missing() -> None:
+def test_missing_keys_are_named() -> None:
     message = refusal(text="name: x\ndata: {root: y}\n")
     assert "\n  data.source: is required" in message
     assert "\n  training: is required" in message
@@ -218,7 +218,7 @@ def test_an_override_without_a_key_or_a_value(override: str) -> None:
         ["model.backbone_args={drop_path_rate: 1e-1, name: 'null'}", "model.dim=null", "batch.keep_graphs=true"],
     ],
 )
-def test_a_runs_config_reads_back_as_it_was(overrides: list[str]) -> None:
+def test_a_written_config_reads_back_unchanged(overrides: list[str]) -> None:
     before = config(*overrides)
     text = yaml.safe_dump(before.model_dump(mode="json"), sort_keys=False, allow_unicode=True)
     after = config(text=text)
@@ -231,12 +231,8 @@ def test_configs_cannot_be_changed() -> None:
         config().optimizer.lr = 1.0  # type: ignore[misc]
 
 
-def test_every_packaged_recipe_opens() -> None:
+def test_packaged_recipes_with_overrides() -> None:
     assert {"folder", "cars196-lite0-cpu"} <= set(recipe_names())
-    for name in recipe_names():
-        recipe = open_recipe(name)
-        assert recipe.name == name
-        assert recipe.about
     assert open_recipe("folder", ["training.epochs=1"]).training.epochs == 1
 
 
@@ -252,6 +248,6 @@ def test_recipes_by_path(tmp_path: Path) -> None:
         open_recipe(str(file))
 
 
-def test_a_recipe_that_is_not_there() -> None:
+def test_unknown_recipes() -> None:
     with pytest.raises(ConfigError, match="no recipe and no file 'cars196-lite'; did you mean 'cars196-lite0-cpu'"):
         open_recipe("cars196-lite")

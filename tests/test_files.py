@@ -61,7 +61,7 @@ def test_temporary_files_of_killed_processes_are_deleted(tmp_path: Path) -> None
 
 
 @pytest.mark.parametrize("content", [b'{"a": 1', b"", b"\xff\xfe"])
-def test_a_damaged_file_of_ours_is_named(content: bytes, tmp_path: Path) -> None:
+def test_errors_name_a_damaged_file(content: bytes, tmp_path: Path) -> None:
     file = tmp_path / "facts.json"
     file.write_bytes(content)
     with pytest.raises(RunError, match=r"facts\.json is not valid JSON"):

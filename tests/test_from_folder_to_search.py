@@ -1,51 +1,67 @@
 """The commands of docs/from-folder-to-search.md, in their order, in an empty folder.
 
-As they stand, but for a short training of a small network, and a free port for the page.
+They differ from the page in the training, which is short and uses a few classes and a small network, and in the port.
 """
 
 from __future__ import annotations
 
 import re
 import shlex
+import shutil
 from pathlib import Path
 
 import httpx
 import pytest
 from PIL import Image
 
-from shortlist.training import Display, RunFolder
-from shortlist.training.datasets import open_images
+from shortlist.data import open_catalog
 from tests.processes import LONG, Commands
 from tests.serve.servers import address_of
 
 PAGE = Path(__file__).parents[1] / "docs" / "from-folder-to-search.md"
 BLOCKS = re.findall(r"^```sh\n(.*?)^```$", PAGE.read_text(encoding="utf-8"), re.MULTILINE | re.DOTALL)
 SMALL = "model.backbone_args={channels: [8, 8, 16, 16], stem_width: 8, norm_layer: groupnorm1}"
+QUERIES = ("latin capital r", "greek capital psi")
+CLASSES = 24  # that are trained on and tested, with all 15 images of each
 OTHERWISE = {
-    "train": ["training.epochs=null", "training.steps=2", "evaluation.bootstrap=100", "data.workers=0", SMALL],
+    "train": [
+        *("training.epochs=null", "training.steps=2", "batch.size=40", "evaluation.bootstrap=100", "data.workers=0"),
+        SMALL,
+    ],
     "index": ["--workers", "0"],
     "serve": ["--port", "0"],
 }
 
 
 def args(block: str) -> list[str]:
-    """Of a block with one command."""
+    """The arguments of a block with one command."""
     program, name, *others = shlex.split(block)
     assert program == "shortlist"
     return [name, *others, *OTHERWISE.get(name, [])]
 
 
 @pytest.fixture(scope="module")
-def after(commands: Commands, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, list[str]]:
-    """The folder after all commands but the last, and what each printed."""
-    folder, printed = tmp_path_factory.mktemp("from folder to search"), []
-    begin, end = "python - <<'END'\n", "END\n"  # between them, a shell changes nothing
+def images(commands: Commands, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folder after the first block, which draws the images."""
+    folder = tmp_path_factory.mktemp("from folder to search")
+    begin, end = "python - <<'END'\n", "END\n"  # a shell changes nothing between them
     assert BLOCKS[0].startswith(begin)
     assert BLOCKS[0].endswith(end)
     script = tmp_path_factory.mktemp("script") / "draw.py"
     script.write_text(BLOCKS[0].removeprefix(begin).removesuffix(end), encoding="utf-8")
     code, out, err = commands.run(cwd=folder, script=script)
     assert code == 0, f"{out}\n{err}"
+    return folder
+
+
+@pytest.fixture(scope="module")
+def after(images: Path, commands: Commands, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, list[str]]:
+    """A folder with some of the images, after all commands but the last, and the output of each."""
+    folder, printed = tmp_path_factory.mktemp("after"), []
+    shutil.copytree(images / "new", folder / "new")
+    names = sorted({each.name for each in (images / "characters").iterdir()} - {*QUERIES})
+    for name in (*QUERIES, *names[: CLASSES - len(QUERIES)]):
+        shutil.copytree(images / "characters" / name, folder / "characters" / name)
     for block in BLOCKS[1:-1]:
         code, out, err = commands.run(*args(block), cwd=folder)
         assert code == 0, f"{block}\n{out}\n{err}"
@@ -53,39 +69,42 @@ def after(commands: Commands, tmp_path_factory: pytest.TempPathFactory) -> tuple
     return folder, printed
 
 
-def test_the_commands_are_five() -> None:
+def test_the_page_has_five_commands() -> None:
     assert [block.split()[1] for block in BLOCKS[1:]] == ["train", "report", "index", "search", "serve"]
     assert all(block.count("\n") == 1 for block in BLOCKS[1:])
 
 
-def test_what_they_leave(after: tuple[Path, list[str]]) -> None:
+def test_images_are_drawn(images: Path) -> None:
+    assert {each.name for each in images.iterdir()} == {"characters", "new"}
+    assert len(list((images / "characters").glob("*/*.png"))) == 300 * 15
+    assert len(list((images / "new").iterdir())) == 300
+
+
+def test_the_queries_show_test_classes(images: Path) -> None:
+    assert set(re.findall(r"new/([^\"]+)\.png", BLOCKS[-2])) == {*QUERIES}
+    seed = re.search(r"data\.split_seed=(\d+)", BLOCKS[1])
+    assert seed is not None
+    catalog = open_catalog(images / "characters", split_seed=int(seed[1]))
+    assert {*QUERIES} <= {catalog.class_names[label] for label in catalog.split("test").classes()}
+
+
+def test_files_that_the_commands_write(after: tuple[Path, list[str]]) -> None:
     folder, _ = after
-    left = {each.name for each in folder.iterdir()}
-    assert left == {"characters", "new", "runs", "gallery", "found.png"}
-    assert len(list((folder / "characters").glob("*/*.png"))) == 300 * 15
-    assert len(list((folder / "new").iterdir())) == 300
+    assert {each.name for each in folder.iterdir()} == {"characters", "new", "runs", "gallery", "found.png"}
     report = (folder / "runs" / "characters" / "report.html").read_text(encoding="utf-8")
     assert report.lower().startswith("<!doctype html>")
     with Image.open(folder / "found.png") as sheet:
         assert sheet.width > 5 * 100
 
 
-def test_what_is_found(after: tuple[Path, list[str]]) -> None:
+def test_results_of_the_search(after: tuple[Path, list[str]]) -> None:
     _, printed = after
     found = printed[-1]
-    assert "latin capital r.png" in found
-    assert "greek capital psi.png" in found
+    assert all(f"{query}.png" in found for query in QUERIES)
     assert len(re.findall(r" [01]\.\d{4} ", found)) == 2 * 5
 
 
-def test_the_queries_are_of_the_test(after: tuple[Path, list[str]]) -> None:
-    folder, _ = after
-    catalog = open_images(RunFolder.open(folder / "runs" / "characters").config(), Display()).catalog
-    tested = {catalog.class_names[label] for label in catalog.split("test").classes()}
-    assert set(re.findall(r"new/([^\"]+)\.png", BLOCKS[-2])) <= tested
-
-
-def test_the_page(after: tuple[Path, list[str]], commands: Commands) -> None:
+def test_the_search_page(after: tuple[Path, list[str]], commands: Commands) -> None:
     folder, _ = after
     with (
         commands.started(*args(BLOCKS[-1]), cwd=folder) as running,

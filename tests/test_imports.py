@@ -1,4 +1,4 @@
-"""Modules and objects of the user by name, and what is said if there is none."""
+"""Modules and objects of the user by name, and errors if there are none."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         ("given in Python: Net", False),
     ],
 )
-def test_what_a_reference_is(name: str, expected: bool) -> None:
+def test_references(name: str, expected: bool) -> None:
     assert is_reference(name) == expected
 
 

@@ -1,4 +1,4 @@
-"""The map in CONTRIBUTING.md is complete and true, and a file can be found by its name."""
+"""The tables of CONTRIBUTING.md list all files and packages, and every file has its own name."""
 
 from __future__ import annotations
 
@@ -23,17 +23,17 @@ def rows(header: str) -> list[list[str]]:
 
 
 def entries(folder: Path) -> list[str]:
-    """The modules and packages in a folder, as the map writes them."""
+    """The modules and packages in a folder, as the tables write them."""
     packages = [f"{file.parent.name}/" for file in folder.glob("*/__init__.py")]
     return sorted([*packages, *(file.name for file in folder.glob("*.py") if not file.name.startswith("__"))])
 
 
 @pytest.mark.parametrize(("header", "folder"), [("package", PACKAGE), ("file", PACKAGE / "ranking")])
-def test_every_entry_is_on_the_map_once_and_nothing_else(header: str, folder: Path) -> None:
+def test_tables_list_every_entry_once(header: str, folder: Path) -> None:
     assert sorted(name for row in rows(header) for name in row) == entries(folder)
 
 
-def test_the_map_has_the_order_of_the_layers() -> None:
+def test_packages_are_in_the_order_of_the_layers() -> None:
     """Each package imports only packages above it: the last layer of the contract is the first row."""
     place = {Path(name).stem: number for number, row in enumerate(rows("package")) for name in row}
     settings = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))

@@ -1,4 +1,4 @@
-"""What is built and installed: the wheel and the sdist are whole, and each extra suffices for what it promises."""
+"""The wheel and the sdist are complete, and each extra installs all that its features need."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def built(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
 
 
 class Installed:
-    """The wheel in a new environment, without what it requires: `links` has that, where the tests have it installed."""
+    """The wheel in a new environment, without its dependencies; `links` has links to those, in a folder per extra."""
 
     def __init__(self, wheel: Path, folder: Path) -> None:
         venv.create(folder, with_pip=False, symlinks=True)
@@ -51,14 +51,14 @@ class Installed:
             self._link(self.links / extra, extra)
 
     def _link(self, folder: Path, extra: str) -> None:
-        """Fill a folder with all that pip would install with an extra, and with nothing else."""
+        """Fill a folder with links to the packages that pip would install with an extra."""
         folder.mkdir(parents=True)
         for top, place in (each for name in self.required(extra) for each in _top_level(name)):
             if not (folder / top).exists():  # distributions may share a folder, such as nvidia
                 (folder / top).symlink_to(place)
 
     def required(self, extra: str) -> set[str]:
-        """The names of the distributions that the wheel requires, by itself and through others."""
+        """Return the names of the distributions that the wheel requires, directly and through others."""
         todo, done = {("shortlist", extra)}, set[tuple[str, str]]()
         while todo:
             name, extra = wanted = todo.pop()
@@ -89,7 +89,7 @@ def installed(built: dict[str, Path], tmp_path_factory: pytest.TempPathFactory) 
 
 
 class TestFiles:
-    def test_the_index_would_take_them(self, built: dict[str, Path]) -> None:
+    def test_twine_accepts_both(self, built: dict[str, Path]) -> None:
         run(sys.executable, "-m", "twine", "check", "--strict", *built.values())
 
     def test_the_wheel_has_every_file_of_the_package_and_nothing_else(self, built: dict[str, Path]) -> None:
@@ -111,7 +111,7 @@ class TestFiles:
         assert "Description-Content-Type: text/markdown" in metadata
         assert metadata.endswith((ROOT / "README.md").read_text(encoding="utf-8"))
 
-    def test_the_supported_pythons_are_said_once_and_the_same(self) -> None:
+    def test_the_supported_versions_of_python_agree(self) -> None:
         versions = re.findall(r"Python :: (3\.\d+)", "\n".join(PROJECT["classifiers"]))
         assert PROJECT["requires-python"] == f">={versions[0]}"
         assert f"Python {', '.join(versions[:-1])} or {versions[-1]}" in (ROOT / "README.md").read_text()
@@ -122,22 +122,22 @@ class TestFiles:
 
 
 class TestInstallation:
-    def test_every_extra_promises_something(self) -> None:
+    def test_every_extra_has_features(self) -> None:
         assert promises.PROMISES.keys() == {"plain", *PROJECT["optional-dependencies"]} - {"dev"}
 
     def test_every_extra_suffices(self, installed: Installed, tmp_path: Path) -> None:
         done = run(installed.python, "-I", promises.__file__, installed.links, tmp_path)
         assert set(done.stdout.splitlines()[-1].split()) == promises.PROMISES.keys()
 
-    def test_all_is_all(self, installed: Installed) -> None:
+    def test_all_requires_what_the_other_extras_require(self, installed: Installed) -> None:
         each = [installed.required(extra) for extra in promises.PROMISES if extra != "all"]
         assert installed.required("all") == set.union(*each)
 
     @pytest.mark.parametrize("extra", promises.BEYOND)
-    def test_the_others_build_on_training(self, extra: str, installed: Installed) -> None:
+    def test_other_extras_include_training(self, extra: str, installed: Installed) -> None:
         assert installed.required("training") < installed.required(extra)
 
-    def test_a_plain_installation_is_torch_and_numpy(self, installed: Installed) -> None:
+    def test_a_plain_installation_requires_torch_and_numpy(self, installed: Installed) -> None:
         plain = {each.name for each in installed.requires["shortlist"] if each.marker is None}
         assert plain == {"numpy", "torch"}
 
@@ -149,7 +149,7 @@ class TestInstallation:
         sentence = "The shortlist command needs the package typer, which is not installed: pip install 'shortlist[all]'"
         assert (done.returncode, done.stdout, done.stderr) == (1, "", f"Error: {sentence}\n")
 
-    def test_help_does_not_wait_for_torch(self, installed: Installed) -> None:
+    def test_help_does_not_import_torch(self, installed: Installed) -> None:
         command = (installed.python, "-X", "importtime", installed.python.parent / "shortlist", "--help")
         done = run(*command, path=installed.links / "training")
         assert "train" in done.stdout
@@ -159,7 +159,7 @@ class TestInstallation:
 
 
 def run(*command: str | Path, path: Path | str = "") -> subprocess.CompletedProcess[str]:
-    """A command that succeeds, with another path than the tests', which leads to the sources."""
+    """Run a command, which must succeed, without the sources of the tests in its path."""
     environment = {**os.environ, "PYTHONPATH": str(path)}
     done = subprocess.run(command, capture_output=True, text=True, env=environment, stdin=subprocess.DEVNULL)
     assert done.returncode == 0, f"{done.stdout}\n{done.stderr}"

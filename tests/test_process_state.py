@@ -1,18 +1,17 @@
-"""Library calls leave the process as they found it: its settings belong to whoever started it."""
+"""Library calls do not change settings of the process, such as its random state, threads and signal handlers."""
 
 from __future__ import annotations
 
 import logging
 import random
-import subprocess
-import sys
 from collections.abc import Callable, Iterator
+from importlib import import_module
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
-from torch.utils.data import DataLoader
+from torch.utils.data._utils import signal_handling
 
 from shortlist.batches import memory
 from shortlist.data import open_collection
@@ -23,10 +22,14 @@ from shortlist.report.run_report import write_report
 from shortlist.training import RunFolder, evaluate_run, open_encoder, sweep
 from shortlist.training import resume_run as resume
 from shortlist.training import train_run as train
+from tests.processes import Commands
 from tests.state import another_state, changes
 from tests.training.runs import class_folders, config
 
-SHORT = ("training.steps=1", "training.epochs=null", "data.validation=none", "training.threads=1")
+SHORT = (
+    *("training.steps=1", "training.epochs=null", "data.validation=none", "training.threads=1"),
+    "tracking=[tensorboard]",
+)
 
 
 @pytest.fixture(autouse=True)
@@ -36,9 +39,10 @@ def other_state() -> Iterator[None]:
 
 
 @pytest.fixture(scope="module", autouse=True)
-def torch_has_loaded_data() -> None:
-    """The first DataLoader with workers sets a SIGCHLD handler and the start method, once per process, whoever asks."""
-    list(DataLoader(torch.arange(2), num_workers=1, multiprocessing_context="spawn"))
+def settings_of_other_packages() -> None:
+    """What others change once per process, whoever uses them first."""
+    signal_handling._set_SIGCHLD_handler()  # by the first DataLoader with workers
+    import_module("shortlist.training.sweep_study")  # optuna imports sklearn, which sets environment variables
 
 
 @pytest.fixture(scope="module")
@@ -70,7 +74,7 @@ STAGES: dict[str, Callable[[Path, Path], object]] = {  # that of an export is co
 
 
 @pytest.mark.parametrize("stage", STAGES)
-def test_a_stage_leaves_the_process_as_it_was(stage: str, home: Path, tmp_path: Path) -> None:
+def test_a_stage_does_not_change_the_process(stage: str, home: Path, tmp_path: Path) -> None:
     assert changes(lambda: STAGES[stage](home, tmp_path)) == []
 
 
@@ -83,16 +87,17 @@ def test_a_stage_leaves_the_process_as_it_was(stage: str, home: Path, tmp_path: 
         (lambda: random.seed(0), "random numbers of Python"),
     ],
 )
-def test_a_change_would_be_noticed(change: Callable[[], object], name: str) -> None:
+def test_changes_are_detected(change: Callable[[], object], name: str) -> None:
     assert changes(change) == [name]
 
 
 RANDOM_STATE = """
-import random
+import random, sys
+for name in [name for name in sys.modules if name.partition(".")[0] in ("shortlist", "rich", "accelerate", "typer")]:
+    del sys.modules[name]  # they import rich
 before = random.getstate()
-import shortlist.report, shortlist.training
+{first}
 from shortlist.progress import Terminal, default_display
-import sys
 default_display(), Terminal(sys.stderr)
 assert "rich.style" in sys.modules
 assert random.getstate() == before
@@ -102,20 +107,18 @@ assert random.getstate() != before  # the control: it draws a number when it is 
 """
 
 
-@pytest.mark.parametrize("first", ["", "from shortlist.progress import default_display; default_display()"])
-def test_the_first_progress_bar_draws_no_random_number(first: str) -> None:
-    """In a new process: rich is imported once, by our displays or with training."""
-    program = RANDOM_STATE.replace("import shortlist.report", f"{first}\nimport shortlist.report")
-    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr
+@pytest.mark.parametrize("first", ["", "import shortlist.report, shortlist.training"])
+def test_the_first_progress_bar_draws_no_random_number(first: str, commands: Commands) -> None:
+    """rich may be imported first by a progress bar, or by another package that training imports."""
+    commands.python(RANDOM_STATE.format(first=first))
 
 
-def test_the_allocator_is_left_alone() -> None:
+def test_only_the_command_line_sets_the_allocator() -> None:
     with pytest.raises(AssertionError, match="belongs to the command line"):
         memory.reuse_freed_memory()  # which none of the stages above calls
 
 
-def test_threads_are_given_back_also_after_an_error() -> None:
+def test_the_number_of_threads_is_restored_after_an_error() -> None:
     with pytest.raises(ZeroDivisionError), threads(1):
         torch.get_num_threads() // 0
     assert torch.get_num_threads() == 2
@@ -125,7 +128,7 @@ def test_threads_are_given_back_also_after_an_error() -> None:
         assert torch.get_num_threads() == 2
 
 
-def test_a_server_leaves_the_process_as_it_was(home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_server_does_not_change_the_process(home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     pytest.importorskip("fastapi")
     import uvicorn
 

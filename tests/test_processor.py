@@ -1,4 +1,4 @@
-"""bfloat16 where the processor does not execute it: a child that is told to die stands in for such a processor."""
+"""bfloat16 on processors that do not execute it; a child process that kills itself stands in for such a processor."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def die_without_cap() -> None:
 
 @pytest.fixture
 def fresh(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """A process that has not asked yet, with a cache and an environment of its own."""
+    """A process without an answer, with a cache and an environment of its own."""
     monkeypatch.setenv("SHORTLIST_CACHE", str(tmp_path / "cache"))
     monkeypatch.setenv(VARIABLE, "")  # so that it is as before in the end, whatever the test sets
     monkeypatch.delenv(VARIABLE)
@@ -48,7 +48,7 @@ def fresh(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 
 @pytest.fixture
 def children(fresh: None, monkeypatch: pytest.MonkeyPatch) -> Children:
-    """Sets the program that children run, and gives the list of the caps they were started with."""
+    """Set the program of child processes; returns the list of the caps that they are started with."""
     started: list[str | None] = []
     start = processor._try_in_child
 
@@ -71,13 +71,13 @@ def answers(folder: Path) -> list[Path]:
 
 
 def test_the_real_products() -> None:
-    """Of this processor, whichever it is: as the tests' own process was prepared (conftest.py), they work."""
+    """They work on this processor, for which conftest.py has prepared the process."""
     assert processor._try_in_child(os.environ.get(VARIABLE)) is True
     matrix = torch.eye(64).bfloat16()
     assert (matrix @ matrix).equal(matrix)
 
 
-def test_where_it_works_the_process_is_left_as_it_was(children: Children) -> None:
+def test_where_bfloat16_works_nothing_is_set(children: Children) -> None:
     started = children(WORKS)
     processor.require_bfloat16()
     assert started == [None]
@@ -113,7 +113,7 @@ def test_where_the_cap_does_not_help_it_is_refused(children: Children) -> None:
     assert VARIABLE not in os.environ
 
 
-def test_where_it_is_too_late_to_cap_it_is_refused(children: Children, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_where_it_is_too_late_for_the_cap_it_is_refused(children: Children, monkeypatch: pytest.MonkeyPatch) -> None:
     children(DIES_WITHOUT_CAP)
     monkeypatch.setattr(processor, "_multiply", die)  # oneDNN has read the variable already
     with pytest.raises(ConfigError, match=f"Set {VARIABLE}={CAP} in the environment before starting"):
@@ -132,7 +132,7 @@ def test_a_lower_cap_of_the_user_stays(children: Children, monkeypatch: pytest.M
     assert os.environ[VARIABLE] == "AVX2"
 
 
-def test_a_copy_that_hangs_is_ended_and_refused(children: Children, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_child_that_hangs_is_ended_and_bfloat16_refused(children: Children, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(processor, "_multiply", die_without_cap)
     children(DIES_WITHOUT_CAP)
     processor.require_bfloat16()  # the children's answers are in the cache from now on
@@ -144,7 +144,7 @@ def test_a_copy_that_hangs_is_ended_and_refused(children: Children, monkeypatch:
 
 
 @pytest.mark.parametrize("change", ["torch", "processor", "kernel"])
-def test_the_answer_of_another_machine_does_not_count(
+def test_the_answer_of_another_machine_is_not_used(
     change: str, children: Children, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     children(DIES)
@@ -239,7 +239,7 @@ def refused() -> Iterator[None]:
         yield
 
 
-class TestWhoAsks:
+class TestCallers:
     @pytest.fixture(autouse=True)
     def deadly(self, children: Children) -> None:
         children(DIES)

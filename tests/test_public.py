@@ -16,7 +16,7 @@ from shortlist.errors import ConfigError, DataError, Interrupted, ModelError, Ru
 ROOT = Path(__file__).parents[1]
 
 
-def test_what_is_public_is_listed_and_nothing_else() -> None:
+def test_dir_lists_the_public_names_only() -> None:
     assert dir(shortlist) == sorted(shortlist.__all__)
     assert not {"import_module", "Any", "TYPE_CHECKING"} & set(dir(shortlist))
 
@@ -29,7 +29,7 @@ def test_every_public_name_can_be_imported(name: str) -> None:
         assert found.__doc__
 
 
-def test_what_the_documentation_teaches_about_losses_and_metrics_is_public() -> None:
+def test_losses_and_metrics_of_the_documentation_are_public() -> None:
     ranking = set(import_module("shortlist.ranking").__all__)
     named = {"recall_at_k_loss", "smooth_ap_loss", "retrieval_metrics", "query_scores", "VirtualBatch", "SiMix"}
     assert named <= ranking & set(shortlist.__all__)
@@ -53,18 +53,16 @@ def test_a_source_tree_that_is_not_installed_has_no_version(monkeypatch: pytest.
     assert shortlist.__version__ == "0+unknown"
 
 
-def test_importing_imports_little() -> None:
+def test_importing_shortlist_imports_no_other_package() -> None:
     code = """
-import sys, torch
+import sys
 before = set(sys.modules)
 import shortlist
 dir(shortlist), shortlist.__version__
 print(*sorted({name.partition(".")[0] for name in set(sys.modules) - before} - sys.stdlib_module_names))
-import shortlist.data
-print(*sorted({"PIL", "matplotlib", "pyarrow", "scipy", "timm"} & set(sys.modules)))
 """
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert done.stdout.splitlines() == ["shortlist", "PIL"]  # no dependency of a single feature
+    assert done.stdout.split() == ["shortlist"]
 
 
 @pytest.mark.parametrize(

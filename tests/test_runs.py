@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import filecmp
 import json
 import shutil
 from pathlib import Path
@@ -18,18 +19,34 @@ import shortlist
 from shortlist import Embedder, Encoder, evaluate, resume, train
 from shortlist.config import RunConfig, read_config
 from shortlist.data import Catalog, open_catalog
+from shortlist.data.given_images import as_catalog
 from shortlist.errors import ConfigError, DataError, Interrupted, ModelError, RunError
+from shortlist.runs import Run
 from shortlist.training import loop
 from tests.processes import Commands
-from tests.training.runs import RECIPE, class_folders, config, records, same_weights, weights
+from tests.training.runs import FASTEST_MODEL, RECIPE, class_folders, fast_config, records, same_weights, weights
 from tests.user_parts import Net, Proxies, ReciprocalRank, pull
 
 TINY: dict[str, Any] = {"report": False, "validation": "none", "epochs": 1}
+NAMES = [f"{index:08}.png" for index in range(24)]  # of the images of a dataset in memory
 
 
 @pytest.fixture(scope="module")
 def images(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return class_folders(tmp_path_factory.mktemp("data") / "images")
+    """8 classes of 3 images; 4 of the classes train, with two steps per epoch."""
+    return class_folders(tmp_path_factory.mktemp("data") / "images", classes=8, images=3)
+
+
+@pytest.fixture(scope="module")
+def trained(images: Path, tmp_path_factory: pytest.TempPathFactory) -> Run:
+    """A run on the folder of images. Tests must not change it."""
+    return train(fast_config(images), output=tmp_path_factory.mktemp("runs") / "run", **TINY)
+
+
+@pytest.fixture(scope="module")
+def expected(trained: Run) -> dict[str, Tensor]:
+    """The weights of `trained`."""
+    return weights(trained.path)
 
 
 @pytest.fixture(scope="module")
@@ -38,7 +55,7 @@ def files(images: Path) -> list[Path]:
 
 
 def net() -> Net:
-    """Always the same initial weights."""
+    """A module that always has the same initial weights."""
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(3)
         return Net()
@@ -67,23 +84,24 @@ class TestRecipes:
         assert run.metrics["r@1"] == found["metrics"]["r@1"]["value"] == run.evaluations[0].metrics["r@1"].value
         assert "config" not in repr(run)
 
-    def test_a_file_and_a_configuration_give_the_same_run(self, images: Path, tmp_path: Path) -> None:
+    def test_a_file_and_a_configuration_give_the_same_run(self, images: Path, tmp_path: Path, trained: Run) -> None:
         recipe = tmp_path / "tiny.yaml"
         recipe.write_text(RECIPE)
-        one = train(recipe, source=images, output=tmp_path / "one", **TINY)
-        other = train(config(images), output=tmp_path / "other", **TINY)
-        assert same_weights(weights(one.path), weights(other.path))
-        assert one.config == other.config
-        different = train(config(images), "optimizer.lr=0.1", output=tmp_path / "different", **TINY)
+        one = train(recipe, FASTEST_MODEL, source=images, output=tmp_path / "one", **TINY)
+        assert same_weights(weights(one.path), weights(trained.path))
+        assert one.config == trained.config
+        different = train(
+            recipe, FASTEST_MODEL, "optimizer.lr=0.1", source=images, output=tmp_path / "different", **TINY
+        )
         assert not same_weights(weights(one.path), weights(different.path))
 
     def test_runs_are_numbered(self, images: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.chdir(tmp_path)
-        runs = [train(config(images), name="twice", **TINY) for _ in range(2)]
+        runs = [train(fast_config(images), name="twice", **TINY) for _ in range(2)]
         assert [str(run.path) for run in runs] == ["runs/twice", "runs/twice-2"]
 
     def test_a_run_without_test_images_has_no_metrics(self, images: Path, tmp_path: Path) -> None:
-        run = train(config(images), train_share=1, output=tmp_path / "run", **TINY)
+        run = train(fast_config(images), train_share=1, output=tmp_path / "run", **TINY)
         assert run.metrics == {}
         assert run.evaluations == ()
 
@@ -130,7 +148,7 @@ class TestModel:
     ) -> None:
         model = net()
         before = {name: each.clone() for name, each in model.state_dict().items()}
-        run = train(config(images), model=model, output=tmp_path / "run", **{**TINY, "report": True})
+        run = train(fast_config(images), model=model, output=tmp_path / "run", **{**TINY, "report": True})
         assert (run.path / "report.html").is_file()
         assert run.config.model.backbone == "given in Python: Net"
         assert not torch.equal(model.linear.weight, before["linear.weight"])
@@ -146,13 +164,13 @@ class TestModel:
         assert again.values == run.metrics
 
     def test_the_best_epoch_is_kept(self, images: Path, tmp_path: Path) -> None:
-        run = train(config(images), model=net(), output=tmp_path / "run", report=False, epochs=2)
+        run = train(fast_config(images), model=net(), output=tmp_path / "run", report=False, epochs=2)
         assert same_weights(weights(run.path), weights(run.path / "best"))
 
-    def test_without_the_module_one_sentence_says_so(
-        self, images: Path, tmp_path: Path, commands: Commands, monkeypatch: pytest.MonkeyPatch
+    def test_errors_ask_for_a_model_and_a_loss_that_were_given_in_python(
+        self, images: Path, tmp_path: Path, commands: Commands
     ) -> None:
-        run = train(config(images), model=net(), loss=pull, output=tmp_path / "run", **TINY)
+        run = train(fast_config(images), model=net(), loss=pull, output=tmp_path / "run", **TINY)
         with pytest.raises(ModelError, match=r"the model Net was given in Python, .* give it again"):
             evaluate(run)
         with pytest.raises(ModelError, match="has the weights of Net, not of Linear"):
@@ -174,41 +192,41 @@ class TestModel:
             resume(run.path, model=net(), loss=ReciprocalRank())
 
     def test_a_resumed_run_is_the_same(self, images: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-        """With a module whose initial weights are other ones, and a loss with weights and state of its own."""
+        """With a module that has other initial weights, and a loss with weights and state of its own."""
         settings = {**TINY, "epochs": 2}
 
         def loss() -> Proxies:
             torch.manual_seed(0)
-            return Proxies(6, 6)
+            return Proxies(4, 6)
 
-        whole = train(config(images), model=net(), loss=loss(), output=tmp_path / "whole", **settings)
+        whole = train(fast_config(images), model=net(), loss=loss(), output=tmp_path / "whole", **settings)
         step = loop.Trainer._train_step
         with monkeypatch.context() as patch:
 
             def interrupt(self: loop.Trainer, *batch: Any) -> dict[str, Any]:
-                if self.step == 8:  # in the second epoch
+                if self.step == 3:  # in the second epoch
                     raise KeyboardInterrupt
                 return step(self, *batch)
 
             patch.setattr(loop.Trainer, "_train_step", interrupt)
             with pytest.raises(Interrupted):
-                train(config(images), model=net(), loss=loss(), output=tmp_path / "run", **settings)
+                train(fast_config(images), model=net(), loss=loss(), output=tmp_path / "run", **settings)
         torch.manual_seed(9)
-        again = resume(tmp_path / "run", model=Net(), loss=Proxies(6, 6), report=False)
+        again = resume(tmp_path / "run", model=Net(), loss=Proxies(4, 6), report=False)
         assert same_weights(weights(again.path), weights(whole.path))
         assert records(again.path) == records(whole.path)
 
     def test_another_architecture_does_not_resume(self, images: Path, tmp_path: Path) -> None:
-        run = train(config(images), model=net(), output=tmp_path / "run", **TINY)
+        run = train(fast_config(images), model=net(), output=tmp_path / "run", **TINY)
         (run.path / "evaluation.json").unlink()
         with pytest.raises(RunError, match="does not fit the architecture"):
             resume(run.path, model=Net(dim=7))
 
-    def test_an_embedder_is_used_as_it_is_and_needs_no_python_later(
+    def test_a_run_of_a_given_embedder_can_be_evaluated_by_the_command_line(
         self, images: Path, tmp_path: Path, commands: Commands
     ) -> None:
         model = Embedder("test_resnet", dim=4)
-        run = train(config(images), model=model, output=tmp_path / "run", **TINY)
+        run = train(fast_config(images), model=model, output=tmp_path / "run", **TINY)
         assert run.config.model.backbone == "given in Python: Embedder"
         assert Embedder.load(run.path).config.backbone == "test_resnet"
         code, out, error = commands.run("evaluate", run.path, "--json", cwd=tmp_path)
@@ -225,31 +243,31 @@ class TestModel:
     )
     def test_modules_that_do_not_fit(self, model: nn.Module, said: str, images: Path, tmp_path: Path) -> None:
         with pytest.raises(ModelError, match=said):
-            train(config(images), model=model, output=tmp_path / "run", **TINY)
+            train(fast_config(images), model=model, output=tmp_path / "run", **TINY)
         assert not (tmp_path / "run").exists()
 
     def test_a_setting_of_the_head_is_refused(self, images: Path) -> None:
         with pytest.raises(ConfigError, match="dim has no effect with given in Python: Net, which returns vectors"):
-            train(config(images), model=net(), dim=3)
+            train(fast_config(images), model=net(), dim=3)
 
 
 class TestLoss:
-    @pytest.mark.parametrize("loss", [pull, lambda embeddings, labels: embeddings.sum() * 0, Proxies(6, 8)])
+    @pytest.mark.parametrize("loss", [pull, lambda embeddings, labels: embeddings.sum() * 0, Proxies(4, 8)])
     def test_any_callable(self, loss: Any, images: Path, tmp_path: Path) -> None:
-        run = train(config(images), loss=loss, output=tmp_path / "run", **TINY)
+        run = train(fast_config(images), loss=loss, output=tmp_path / "run", **TINY)
         assert run.config.loss.name.startswith("given in Python: ")
-        assert len(records(run.path)) == 6
+        assert len(records(run.path)) == 2
 
-    def test_it_gets_the_embeddings_and_the_classes_from_0_on(self, images: Path, tmp_path: Path) -> None:
+    def test_it_is_called_with_embeddings_and_labels_from_0_on(self, images: Path, tmp_path: Path) -> None:
         seen: list[tuple[Tensor, Tensor]] = []
 
         def loss(embeddings: Tensor, labels: Tensor) -> Tensor:
             seen.append((embeddings.detach(), labels))
             return pull(embeddings, labels)
 
-        run = train(config(images), "data.split_seed=1", loss=loss, output=tmp_path / "run", **TINY)
+        run = train(fast_config(images), "data.split_seed=1", loss=loss, output=tmp_path / "run", **TINY)
         labels = torch.cat([each for _, each in seen]).unique()
-        assert labels.tolist() == [0, 1, 2, 3, 4, 5]  # any six of the twelve classes are trained on
+        assert labels.tolist() == [0, 1, 2, 3]  # any four of the eight classes are trained on
         assert all(embeddings.shape == (6, 8) for embeddings, _ in seen)
         values = [pull(*each).item() for each in seen]
         assert [each["loss"] for each in records(run.path)] == pytest.approx(values)
@@ -257,9 +275,9 @@ class TestLoss:
     def test_pytorch_metric_learning(self, images: Path, tmp_path: Path) -> None:
         from pytorch_metric_learning.losses import MultiSimilarityLoss
 
-        given = train(config(images), loss=MultiSimilarityLoss(alpha=3), output=tmp_path / "given", **TINY)
+        given = train(fast_config(images), loss=MultiSimilarityLoss(alpha=3), output=tmp_path / "given", **TINY)
         named = train(
-            config(images),
+            fast_config(images),
             loss={"name": "pml.MultiSimilarityLoss", "args": {"alpha": 3}},
             output=tmp_path / "named",
             **TINY,
@@ -268,14 +286,14 @@ class TestLoss:
 
     def test_a_head(self, images: Path, tmp_path: Path) -> None:
         settings = ["loss.simix=true", "loss.similarity_temperature=0.1"]
-        given = train(config(images), *settings, loss=ReciprocalRank(), output=tmp_path / "given", **TINY)
+        given = train(fast_config(images), *settings, loss=ReciprocalRank(), output=tmp_path / "given", **TINY)
         assert given.config.loss.simix
-        plain = train(config(images), loss=ReciprocalRank(), output=tmp_path / "plain", **TINY)
+        plain = train(fast_config(images), loss=ReciprocalRank(), output=tmp_path / "plain", **TINY)
         assert not same_weights(weights(given.path), weights(plain.path))
         losses = [each["loss"] for each in records(plain.path)]
         assert all(0 < each < 1 for each in losses)
         with pytest.raises(ConfigError, match=r"loss.simix has no effect: .* is not a head of the engine"):
-            train(config(images), "loss.simix=true", loss=pull, output=tmp_path / "run", **TINY)
+            train(fast_config(images), "loss.simix=true", loss=pull, output=tmp_path / "run", **TINY)
 
     @pytest.mark.parametrize(
         ("loss", "said"),
@@ -286,7 +304,7 @@ class TestLoss:
     )
     def test_losses_that_return_something_else(self, loss: Any, said: str, images: Path, tmp_path: Path) -> None:
         with pytest.raises(ConfigError, match=said):
-            train(config(images), loss=loss, output=tmp_path / "run", **TINY)
+            train(fast_config(images), loss=loss, output=tmp_path / "run", **TINY)
 
 
 class Memory(Dataset[tuple[Any, int]]):
@@ -307,19 +325,12 @@ class Memory(Dataset[tuple[Any, int]]):
         return made[self.kind], self.labels[index]
 
 
-@pytest.fixture(scope="module")
-def expected(images: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Tensor]:
-    """The weights of a run on the folder of images."""
-    run = train(config(images), output=tmp_path_factory.mktemp("runs") / "run", **TINY)
-    return weights(run.path)
-
-
 class TestData:
     def test_paths_and_labels(
         self, images: Path, files: list[Path], tmp_path: Path, expected: dict[str, Tensor], commands: Commands
     ) -> None:
         data = (files, [file.parent.name for file in files])
-        run = train(config(Path("nothing")), data=data, output=tmp_path / "run", **TINY)
+        run = train(fast_config(Path("nothing")), data=data, output=tmp_path / "run", **TINY)
         assert same_weights(weights(run.path), expected)  # as from the folder
         moved = Path(shutil.move(run.path, tmp_path / "moved"))  # its list of images moves with it
         code, out, error = commands.run("evaluate", moved, "--json", cwd=tmp_path)
@@ -331,31 +342,31 @@ class TestData:
     ) -> None:
         monkeypatch.chdir(files[0].parents[1])
         data = ([str(file.relative_to(Path.cwd())) for file in files], [file.parent.name for file in files])
-        run = train(config(Path("nothing")), data=data, output=tmp_path / "run", **TINY)
+        run = train(fast_config(Path("nothing")), data=data, output=tmp_path / "run", **TINY)
         monkeypatch.chdir(tmp_path)
         assert same_weights(weights(run.path), expected)
         assert evaluate(run)[0].values == run.metrics
 
     def test_a_catalog_keeps_its_splits(self, images: Path, tmp_path: Path) -> None:
         catalog = open_catalog(images, split_seed=5)
-        run = train(config(Path("nothing")), data=catalog, output=tmp_path / "run", **TINY)
-        direct = train(config(images), split_seed=5, output=tmp_path / "direct", **TINY)
+        run = train(fast_config(Path("nothing")), data=catalog, output=tmp_path / "run", **TINY)
+        direct = train(fast_config(images), split_seed=5, output=tmp_path / "direct", **TINY)
         assert same_weights(weights(run.path), weights(direct.path))
         assert run.metrics == direct.metrics
 
-    @pytest.mark.parametrize("kind", ["pil", "array", "uint8", "float"])
-    def test_a_dataset_in_memory(
-        self, kind: str, files: list[Path], tmp_path: Path, expected: dict[str, Tensor]
-    ) -> None:
-        run = train(config(Path("nothing")), data=Memory(files, kind), output=tmp_path / "run", **TINY)
+    def test_a_dataset_in_memory(self, files: list[Path], tmp_path: Path, expected: dict[str, Tensor]) -> None:
+        run = train(fast_config(Path("nothing")), data=Memory(files, "pil"), output=tmp_path / "run", **TINY)
         assert same_weights(weights(run.path), expected)
-        moved = shutil.move(run.path, tmp_path / "moved")
+        moved = Path(shutil.move(run.path, tmp_path / "moved"))
         assert evaluate(moved)[0].values == run.metrics
+        for kind in ("array", "uint8", "float"):
+            as_catalog(Memory(files, kind), tmp_path / kind)  # writes the same files
+            assert filecmp.cmpfiles(moved / "given-images", tmp_path / kind, NAMES, shallow=False) == (NAMES, [], [])
 
     def test_a_dataset_of_files(self, images: Path, tmp_path: Path, expected: dict[str, Tensor]) -> None:
         from torchvision.datasets import ImageFolder
 
-        run = train(config(Path("nothing")), data=ImageFolder(str(images)), output=tmp_path / "run", **TINY)
+        run = train(fast_config(Path("nothing")), data=ImageFolder(str(images)), output=tmp_path / "run", **TINY)
         assert same_weights(weights(run.path), expected)
         assert not (run.path / "given-images").exists()
 
@@ -365,7 +376,7 @@ class TestData:
         with monkeypatch.context() as patch:
             patch.setattr(loop.Trainer, "_finish", lambda self: (_ for _ in ()).throw(KeyboardInterrupt))
             with pytest.raises(Interrupted):
-                train(config(Path("nothing")), data=Memory(files, "pil"), output=tmp_path / "run", **TINY)
+                train(fast_config(Path("nothing")), data=Memory(files, "pil"), output=tmp_path / "run", **TINY)
         assert same_weights(weights(resume(tmp_path / "run", report=False).path), expected)
 
     def test_what_cannot_be_used_leaves_nothing_behind(self, files: list[Path], tmp_path: Path) -> None:
@@ -375,14 +386,14 @@ class TestData:
 
         for data, said in (
             (Words(files, "pil"), r"must be pairs \(image, label\), not str"),
-            (([tmp_path / "missing.png", *files], ["a"] * 73), r"missing.png"),
-            ((files, ["a"]), r"72 paths but 1 labels"),
+            (([tmp_path / "missing.png", *files], ["a"] * 25), r"missing.png"),
+            ((files, ["a"]), r"24 paths but 1 labels"),
             (([], []), "no images"),
-            ((files, [None] * 72), "a label must be a string or an integer, not None"),
-            (files, r"must be a Catalog, a pair \(paths, labels\) or a torch Dataset, not list of 72"),
+            ((files, [None] * 24), "a label must be a string or an integer, not None"),
+            (files, r"must be a Catalog, a pair \(paths, labels\) or a torch Dataset, not list of 24"),
         ):
             with pytest.raises(DataError, match=said):
-                train(config(Path("nothing")), data=data, output=tmp_path / "run", **TINY)
+                train(fast_config(Path("nothing")), data=data, output=tmp_path / "run", **TINY)
             assert not (tmp_path / "run").exists()
 
     def test_a_table_cannot_hold_boxes(self, images: Path, tmp_path: Path) -> None:
@@ -392,12 +403,12 @@ class TestData:
             boxes=np.zeros((len(catalog), 4)),
         )  # fmt: skip
         with pytest.raises(DataError, match="cannot hold the boxes and judgements of boxed: give the source by its"):
-            train(config(images), data=boxed, output=tmp_path / "run", **TINY)
+            train(fast_config(images), data=boxed, output=tmp_path / "run", **TINY)
 
 
 class TestEvaluate:
-    def test_a_run_on_its_own_and_on_other_images(self, images: Path, tmp_path: Path) -> None:
-        run = train(config(images), output=tmp_path / "run", **TINY)
+    def test_a_run_on_its_own_and_on_other_images(self, images: Path, tmp_path: Path, trained: Run) -> None:
+        run = trained
         assert [each.values for each in evaluate(run)] == [each.values for each in evaluate(run.path)] == [run.metrics]
         other = class_folders(tmp_path / "other", classes=3, images=4, seed=4)
         by_name, by_catalog = evaluate(run, other), evaluate(run, open_catalog(other, train_share=0))
@@ -414,10 +425,9 @@ class TestEvaluate:
         with pytest.raises(ConfigError, match="`distractors` and `model` are for runs"):
             evaluate(encoder, "images", distractors="r1m")
 
-    def test_arguments_without_effect(self, images: Path, tmp_path: Path) -> None:
-        run = train(config(images), output=tmp_path / "run", **TINY)
+    def test_arguments_without_effect(self, images: Path, trained: Run) -> None:
         with pytest.raises(ConfigError, match="`root` has no effect on a catalog"):
-            evaluate(run, open_catalog(images), root=images)
+            evaluate(trained, open_catalog(images), root=images)
 
 
 def test_all_keywords_of_settings_are_unambiguous_with_their_section() -> None:

@@ -112,3 +112,15 @@ def did_you_mean(name: str, known: Iterable[str]) -> str:
     if len(known) > 2 * MAX_NAMES:
         listed = sorted(difflib.get_close_matches(name, known, n=MAX_NAMES, cutoff=0))
     return f"known: {', '.join(listed)}{', ...' if len(listed) < len(known) else ''}"
+
+
+def shorten_list(names: Iterable[str], shown: int = 3) -> str:
+    """Join the first names for a message, and count the others.
+
+    Example:
+        >>> shorten_list(["a", "b", "c", "d", "e"])
+        'a, b, c and 2 more'
+    """
+    names = list(names)
+    rest = f" and {len(names) - shown:,} more" if len(names) > shown else ""
+    return ", ".join(names[:shown]) + rest

@@ -107,6 +107,11 @@ def parse_json(text: str, path: Path) -> Any:
         raise RunError(f"{path} is not valid JSON ({error}). Restore or delete it.") from None
 
 
+def write_json(path: Path, value: Any) -> None:
+    """Write a JSON file atomically; `read_json` reads it."""
+    write_text_atomically(path, json.dumps(value, indent=2) + "\n")
+
+
 def write_text_atomically(path: Path, text: str) -> None:
     """Write a text file in UTF-8, replacing `path` only when the text is complete."""
     with atomic_replace(path) as temporary:

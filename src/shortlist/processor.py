@@ -25,7 +25,7 @@ from torch.nn import functional
 
 from shortlist.cache import cache_folder
 from shortlist.errors import ConfigError
-from shortlist.files import write_text_atomically
+from shortlist.files import write_json
 
 VARIABLE, CAP = "ONEDNN_MAX_CPU_ISA", "AVX512_CORE_BF16"  # bfloat16 without AMX
 PROGRAM = "from shortlist.processor import try_products; try_products()"
@@ -197,6 +197,6 @@ def _write_result(file: Path | None, result: dict[str, str | bool | None]) -> No
         return
     try:
         file.parent.mkdir(parents=True, exist_ok=True)
-        write_text_atomically(file, json.dumps(result, indent=2) + "\n")
+        write_json(file, result)
     except OSError:
         return  # the check is repeated next time

@@ -1,8 +1,8 @@
-"""The losses for the wrappers of pytorch-metric-learning, which accept only losses that they know.
+"""The losses for the wrappers of pytorch-metric-learning, which check the class of a loss.
 
-Its `DistributedLossWrapper` requires a subclass of `BaseMetricLossFunction`, and its `CrossBatchMemory` a class whose
-name is on a list. Import the losses and the memory from here to use them with these wrappers; values and gradients are
-those of `shortlist.ranking`.
+Its `DistributedLossWrapper` accepts only subclasses of `BaseMetricLossFunction`, and its `CrossBatchMemory` only
+classes whose names are on a list. The losses of `shortlist.ranking` are neither, because they import only torch. To
+use these wrappers, import the losses and `CrossBatchMemory` from here; values and gradients are the same.
 """
 
 from __future__ import annotations

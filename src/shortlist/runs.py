@@ -210,6 +210,9 @@ def _configure(
             overrides |= {"data.source": given_name(part), "data.root": None}
         else:
             overrides[name] = {PARTS[name]: given_name(part)}
+    if "model" in given:  # all other settings of the model are those of the given one
+        others = {name: part for name, part in given.items() if name != "model"}
+        overrides["model"]["freeze"] = _configure(recipe, settings, others, keywords).model.freeze
     for name, value in keywords.items():
         key = dotted_key(name)
         key = f"{key}.{PARTS[key]}" if key in PARTS and not isinstance(value, Mapping) else key

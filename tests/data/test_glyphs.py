@@ -37,8 +37,9 @@ def alphabet(faces: dict[str, Face]) -> list[str]:
 
 
 @pytest.fixture
-def quick(monkeypatch: pytest.MonkeyPatch, alphabet: list[str]) -> None:
-    """Compute the alphabet only once for all tests."""
+def quick(monkeypatch: pytest.MonkeyPatch, faces: dict[str, Face], alphabet: list[str]) -> None:
+    """Open the fonts and compute the alphabet only once for all tests."""
+    monkeypatch.setattr(glyphs, "open_faces", lambda: faces)
     monkeypatch.setattr(glyphs, "distinct_characters", lambda faces: alphabet)
 
 

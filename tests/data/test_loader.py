@@ -1,4 +1,4 @@
-"""Chunks of images: in order, the same pixels from any number of processes, and our errors as they are."""
+"""Chunks of images: their order, equal pixels from any number of worker processes, and errors of workers."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def catalog(tmp_path_factory: pytest.TempPathFactory) -> Catalog:
 
 @pytest.fixture(scope="module")
 def here(catalog: Catalog) -> list[torch.Tensor]:
-    """What this process decodes."""
+    """The chunks as decoded in this process."""
     return list(image_chunks(ImageDataset(catalog, TrainTransform(16), seed=3), KEYS))
 
 
@@ -117,7 +117,7 @@ def test_keys_are_read_only_a_little_ahead(catalog: Catalog, workers: int):
 
 
 @pytest.mark.parametrize("workers", [0, 2])
-def test_a_broken_image_arrives_as_our_error(tmp_path: Path, workers: int):
+def test_a_broken_image_raises_an_image_error(tmp_path: Path, workers: int):
     catalog = open_catalog(class_folders(tmp_path, {"a": 3, "b": 3}))
     broken = catalog.file(4)
     broken.write_text("no image")
@@ -135,7 +135,7 @@ def test_a_broken_image_arrives_as_our_error(tmp_path: Path, workers: int):
 
 @dataclass(frozen=True)
 class Deadly:
-    """Kills whoever calls it."""
+    """Kills the process that calls it."""
 
     size: int = 16
     interpolation: str = "bilinear"
@@ -159,13 +159,16 @@ class Faulty(ImageDataset):
         raise RuntimeError("a mistake in the program")
 
 
-def test_a_mistake_in_the_program_is_not_taken_for_one_of_the_data(catalog: Catalog):
+def test_other_exceptions_in_a_worker_are_raised_unchanged(catalog: Catalog):
     with pytest.raises(RuntimeError, match="a mistake in the program"):
         list(image_chunks(Faulty(catalog, TrainTransform(16)), KEYS, workers=1))
 
 
 def start_two(register: Path) -> None:
-    """A process that starts as our workers do, and one that does not (first: it would hold the other's line to us)."""
+    """Start a process that is initialised like a worker, and before it one that is not, as the control.
+
+    Started second, the control would inherit and keep open the pipe by which the worker notices the end of its parent.
+    """
     for name, start in (("other", int), ("worker", _start)):
         multiprocessing.get_context("fork").Process(target=stay, args=(start, register / name)).start()
     time.sleep(60)
@@ -209,7 +212,7 @@ def test_workers_do_not_outlive_a_parent_that_is_killed(tmp_path: Path):
 
 @dataclass(frozen=True)
 class Interrupted(TrainTransform):
-    """Ctrl-C reaches every process of a terminal."""
+    """Sends SIGINT to its process, as Ctrl-C in a terminal does to every process."""
 
     def crop(self, width: int, height: int, rng: Random, whole: tuple[int, int] | None = None) -> Crop:
         os.kill(os.getpid(), signal.SIGINT)
@@ -219,7 +222,7 @@ class Interrupted(TrainTransform):
 def test_ctrl_c_is_left_to_the_parent(catalog: Catalog):
     chunks = list(image_chunks(ImageDataset(catalog, Interrupted(16)), KEYS[:2], workers=1))
     assert len(chunks) == 2
-    with pytest.raises(KeyboardInterrupt):  # in this process it does interrupt
+    with pytest.raises(KeyboardInterrupt):  # control: without workers
         list(image_chunks(ImageDataset(catalog, Interrupted(16)), KEYS[:2], workers=0))
 
 
@@ -240,20 +243,29 @@ def work(transform):
 
 """
 GUARD = 'if __name__ == "__main__":\n    '
+QUICKLY = """
+from tests.processes import fork_the_fork_server
+from torch.utils.data.dataloader import _MultiProcessingDataLoaderIter
+
+fork_the_fork_server()
+_MultiProcessingDataLoaderIter._try_get_data.__defaults__ = (0.2,)  # torch looks for killed workers every 5 s
+"""
 
 
 @pytest.mark.parametrize(
     ("end", "imported", "code"),
     [
         ("work(TrainTransform)", ["__main__"], 0),
-        (f"{GUARD}work(Mine)", ["__main__", "__mp_main__"], 0),  # the process needs what the script defines
+        (f"{GUARD}work(Mine)", ["__main__", "__mp_main__"], 0),  # the worker needs the script's class
         ("work(Mine)", ["__main__", "__mp_main__"], 70),
     ],
     ids=["no guard", "a transform of its own", "a transform of its own and no guard"],
 )
-def test_scripts(catalog: Catalog, end: str, imported: list[str], code: int, commands: Commands, tmp_path: Path):
+def test_workers_import_a_script_only_if_they_need_its_classes(
+    catalog: Catalog, end: str, imported: list[str], code: int, commands: Commands, tmp_path: Path
+):
     (tmp_path / "script.py").write_text(SCRIPT + end)
-    found, out, error = commands.run(catalog.root, cwd=tmp_path, script=tmp_path / "script.py")
+    found, out, error = commands.run(catalog.root, cwd=tmp_path, before=QUICKLY, script=tmp_path / "script.py")
     assert found == code, error
     assert re.findall("imported as (.*)", out) == imported
     if code:
@@ -263,7 +275,7 @@ def test_scripts(catalog: Catalog, end: str, imported: list[str], code: int, com
 
 
 @pytest.mark.parametrize("failure", [BrokenPipeError(), ConnectionResetError(), EOFError()])
-def test_a_server_of_processes_that_has_gone(catalog: Catalog, monkeypatch: pytest.MonkeyPatch, failure: Exception):
+def test_a_fork_server_that_has_ended(catalog: Catalog, monkeypatch: pytest.MonkeyPatch, failure: Exception):
     def fail(loader: object) -> None:
         raise failure
 
@@ -272,6 +284,6 @@ def test_a_server_of_processes_that_has_gone(catalog: Catalog, monkeypatch: pyte
         next(image_chunks(ImageDataset(catalog, TrainTransform(16)), KEYS, workers=1))
 
 
-def test_workers_are_counted_from_0(catalog: Catalog):
+def test_a_negative_number_of_workers(catalog: Catalog):
     with pytest.raises(ValueError, match="`workers` must be 0 or more, not -1"):
         next(image_chunks(ImageDataset(catalog, TrainTransform(16)), KEYS, workers=-1))

@@ -1,4 +1,4 @@
-"""Batches of classes: what is in them, how many there are, and that nothing but seed and epoch decides."""
+"""Class-balanced batches: their contents, their number, and that they depend on seed and epoch only."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def some_labels(sizes: list[int], seed: int = 0) -> Tensor:
 
 @cache
 def most_batches(groups: tuple[int, ...], classes_per_batch: int) -> int:
-    """The literal answer: try every set of classes for the next batch."""
+    """Return the largest possible number of batches, by trying every set of classes for the next batch."""
     left = tuple(sorted((group for group in groups if group), reverse=True))
     best = 0
     for chosen in set(combinations(range(len(left)), classes_per_batch)):
@@ -47,8 +47,9 @@ def most_batches(groups: tuple[int, ...], classes_per_batch: int) -> int:
 
 
 def batches_of_the_release(sizes: list[int], classes_per_batch: int, per_class: int) -> int:
-    """For classes in the order of an epoch: a batch goes through all of them and takes from each that still has enough,
-    until it is full; the first batch that does not get full ends the epoch.
+    """Count the batches as the authors' code does, for classes in the order of an epoch.
+
+    A batch takes images of the first classes that have enough left. The epoch ends when a batch cannot be filled.
     """
     left, batches = list(sizes), 0
     while True:
@@ -68,7 +69,7 @@ def shuffled(sizes: list[int], seed: int) -> list[int]:
 
 @st.composite
 def settings_of_a_sampler(draw: st.DrawFn, classes: int = 30, size: int = 25) -> tuple[list[int], int, int]:
-    """Class sizes, classes a batch, images a class; at least one batch can be filled."""
+    """Draw class sizes, classes per batch and images per class, so that at least one batch can be filled."""
     sizes = draw(st.lists(st.integers(1, size), min_size=1, max_size=classes))
     per_class = draw(st.integers(1, 5))
     usable = sum(size >= per_class for size in sizes)
@@ -76,12 +77,12 @@ def settings_of_a_sampler(draw: st.DrawFn, classes: int = 30, size: int = 25) ->
     return sizes, draw(st.integers(1, usable)), per_class
 
 
-# What is in a batch
+# Contents of a batch
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=50)
 @given(settings_of_a_sampler(), st.integers(0, 10**6), st.integers(0, 100))
-def test_every_batch_is_balanced_and_no_image_comes_twice(
+def test_every_batch_is_balanced_and_no_image_is_repeated(
     setting: tuple[list[int], int, int], seed: int, epoch: int
 ) -> None:
     sizes, classes, per_class = setting
@@ -101,7 +102,7 @@ def test_every_batch_is_balanced_and_no_image_comes_twice(
     assert not set(labels[table].flatten().tolist()) & set(too_small)
 
 
-def test_images_of_a_class_are_different_ones_each_time() -> None:
+def test_every_image_is_used_in_some_epoch() -> None:
     sampler = ClassBalancedSampler(some_labels([11] * 6), 24, 4)
     seen = Counter(image for epoch in range(40) for image in sampler.batches(epoch).flatten().tolist())
     assert len(seen) == 66  # all images, although an epoch has room for 8 of the 11 of a class
@@ -109,8 +110,7 @@ def test_images_of_a_class_are_different_ones_each_time() -> None:
     assert sampler.batches(0).numel() == 48
 
 
-def test_classes_meet_other_classes_in_each_of_their_batches() -> None:
-    """A batch is a fresh choice of classes, not the neighbours of the batch before."""
+def test_the_classes_of_a_batch_are_chosen_anew_for_each_batch() -> None:
     sampler = ClassBalancedSampler(torch.arange(60).repeat_interleave(20), 24, 4)
     classes = (sampler.batches(0) // 20)[:, ::4]  # 5 batches for each class, with 5 others each
     met = [len(classes[(classes == number).any(1)].unique()) - 1 for number in range(60)]
@@ -118,21 +118,24 @@ def test_classes_meet_other_classes_in_each_of_their_batches() -> None:
 
 
 @pytest.mark.parametrize(("classes", "spread"), [(10, 1.0), (11, 1.1)])
-def test_every_class_comes_equally_often(classes: int, spread: float) -> None:
-    """A batch has 4 classes, a class 2 groups: all find a place in 5 batches, or other ones are left over each time."""
+def test_every_class_is_used_equally_often(classes: int, spread: float) -> None:
+    """A batch has 4 classes, and a class has 2 groups of images: those of 10 classes fill 5 batches.
+
+    Of 11 classes, 2 groups are left over, which differ from epoch to epoch.
+    """
     sampler = ClassBalancedSampler(torch.arange(classes).repeat_interleave(7), 12, 3)
     assert len(sampler) == 5
-    epochs = torch.cat([sampler.batches(epoch)[:, ::3] // 7 for epoch in range(600)])
+    epochs = torch.cat([sampler.batches(epoch)[:, ::3] // 7 for epoch in range(300)])
     counts = epochs.flatten().bincount(minlength=classes)
     assert counts.max() <= spread * counts.min()
 
 
-# How many there are
+# Number of batches
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=50)
 @given(st.data(), st.lists(st.integers(0, 4), min_size=1, max_size=6), st.integers(1, 3))
-def test_as_many_batches_as_can_be_made(data: st.DataObject, groups: list[int], per_class: int) -> None:
+def test_the_number_of_batches_is_the_largest_possible(data: st.DataObject, groups: list[int], per_class: int) -> None:
     assume(any(groups))
     classes = data.draw(st.integers(1, sum(group > 0 for group in groups)))
     sizes = [group * per_class + data.draw(st.integers(0, per_class - 1)) for group in groups]
@@ -140,7 +143,7 @@ def test_as_many_batches_as_can_be_made(data: st.DataObject, groups: list[int], 
     assert found == most_batches(tuple(sorted(groups)), classes)
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=50)
 @given(settings_of_a_sampler(), st.integers(0, 10**6))
 def test_never_fewer_batches_than_the_release(setting: tuple[list[int], int, int], seed: int) -> None:
     sizes, classes, per_class = setting
@@ -148,16 +151,15 @@ def test_never_fewer_batches_than_the_release(setting: tuple[list[int], int, int
     assert ours >= batches_of_the_release(shuffled(sizes, seed), classes, per_class)
 
 
-def test_sometimes_more_than_the_release() -> None:
+def test_sometimes_more_batches_than_the_release() -> None:
     sizes = [4, 4, 4, 4, 16]
     assert len(ClassBalancedSampler(some_labels(sizes), 8, 4)) == 4
     assert {batches_of_the_release(shuffled(sizes, seed), 2, 4) for seed in range(50)} == {2, 3, 4}
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=50)
 @given(settings_of_a_sampler())
 def test_the_length_of_the_release_s_epochs(setting: tuple[list[int], int, int]) -> None:
-    """For every order of the classes, it is that of its algorithm."""
     sizes, classes, per_class = setting
     groups = torch.tensor(sizes) // per_class
     assert release_epoch_length(groups, classes) == batches_of_the_release(sizes, classes, per_class)
@@ -183,7 +185,7 @@ def test_epochs_as_long_as_those_of_the_release(sizes: list[int], batch_size: in
     assert len(batches.unique()) == batches.numel()
 
 
-def test_a_length_of_epochs_that_is_none() -> None:
+def test_an_invalid_length_of_epochs() -> None:
     with pytest.raises(ConfigError, match='`epoch_length` must be "full" or "release", not \'short\''):
         ClassBalancedSampler([0, 0, 1, 1], 4, 2, epoch_length="short")
 
@@ -218,13 +220,13 @@ def test_same_seed_and_epoch_same_batches() -> None:
     assert not torch.equal(batches(0, 1), batches(1, 0))
 
 
-def test_the_seed_is_0_unless_it_is_given() -> None:
+def test_the_default_seed_is_0() -> None:
     labels = some_labels([9] * 12)
     assert torch.equal(ClassBalancedSampler(labels, 16).batches(0), ClassBalancedSampler(labels, 16, 4, 0).batches(0))
 
 
-def test_random_numbers_are_those_of_batches(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Under a name of their own: nothing else that is derived from a run's seed is drawn from the same numbers."""
+def test_the_key_of_the_random_numbers(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It has a name of its own, so that nothing else derived from the seed of a run uses the same numbers."""
     keys: list[tuple[object, ...]] = []
     monkeypatch.setattr("shortlist.batches.sampler.derived_seed", lambda *key: keys.append(key) or 1)
     ClassBalancedSampler(some_labels([9] * 12), 16, seed=3).batches(5)
@@ -232,9 +234,9 @@ def test_random_numbers_are_those_of_batches(monkeypatch: pytest.MonkeyPatch) ->
 
 
 def test_batches_wait_only_while_a_class_goes_on() -> None:
-    """10 batches of 2 classes. The second class gives groups to 7 batches in the first round and to 2 more in the next.
+    """10 batches of 2 classes. The second class has groups in 7 batches of the first round and in 2 of the next.
 
-    The 7 wait for these two only: of the last batch that did not wait, the place among the 8 that follow is random.
+    The 7 batches wait for these two only: the place of the last batch that did not wait is random among the next 8.
     """
     sampler = ClassBalancedSampler(torch.arange(3).repeat_interleave(torch.tensor([3, 9, 8])), 2, 1)
     sampler._batches = 10
@@ -248,7 +250,7 @@ def test_batches_wait_only_while_a_class_goes_on() -> None:
     assert places == set(range(2, 10))
 
 
-def test_batches_leave_the_random_numbers_of_torch_alone() -> None:
+def test_batches_do_not_change_the_random_state_of_torch() -> None:
     state = torch.get_rng_state()
     ClassBalancedSampler(some_labels([9] * 12), 16).batches(0)
     assert torch.equal(torch.get_rng_state(), state)
@@ -281,14 +283,14 @@ def test_batches_of_an_epoch_neither_depend_on_iteration_nor_advance_it() -> Non
     assert sampler.epoch == 1
 
 
-def test_an_epoch_is_taken_with_the_first_batch() -> None:
+def test_an_iterator_gets_its_epoch_with_its_first_batch() -> None:
     sampler = ClassBalancedSampler(some_labels([9] * 12), 16)
     iter(sampler)  # nothing is drawn from it
     broken_off = iter(sampler)
     assert next(broken_off) == sampler.batches(0)[0].tolist()
     other = iter(sampler)
     assert next(other) == sampler.batches(1)[0].tolist()
-    assert next(broken_off) == sampler.batches(0)[1].tolist()  # two at a time do not disturb each other
+    assert next(broken_off) == sampler.batches(0)[1].tolist()  # two iterators are independent
     later = iter(sampler)
     sampler.set_epoch(7)
     assert list(later) == sampler.batches(7).tolist()
@@ -303,7 +305,7 @@ def test_as_batch_sampler_of_a_loader(workers: int, persistent: bool) -> None:
     assert len(loader) == 6
     for epoch in (2, 3, 4):
         assert torch.equal(torch.stack(list(loader)), sampler.batches(epoch))
-    for batch in loader:  # broken off: the next epoch follows all the same
+    for batch in loader:  # an epoch that is not finished is followed by the next one
         assert torch.equal(batch, sampler.batches(5)[0])
         break
     assert torch.equal(next(iter(loader)), sampler.batches(6)[0])
@@ -372,7 +374,7 @@ def test_no_class_is_large_enough(labels: list[int]) -> None:
         (None, TypeError, "`labels` must be integers, one per image"),
     ],
 )
-def test_labels_that_are_none(labels: object, kind: type[Exception], message: str) -> None:
+def test_invalid_labels(labels: object, kind: type[Exception], message: str) -> None:
     with pytest.raises(kind, match=message):
         ClassBalancedSampler(labels, 2, per_class=2)  # type: ignore[arg-type]
 
@@ -391,7 +393,7 @@ def test_labels_that_are_none(labels: object, kind: type[Exception], message: st
         ({"seed": "0"}, TypeError, "`seed` must be an integer, not '0'"),
     ],
 )
-def test_numbers_that_are_none(arguments: dict[str, Any], kind: type[Exception], message: str) -> None:
+def test_invalid_numbers(arguments: dict[str, Any], kind: type[Exception], message: str) -> None:
     with pytest.raises(kind, match=message):
         ClassBalancedSampler([0, 0, 1, 1], **{"batch_size": 4, "per_class": 2, **arguments})
 
@@ -404,7 +406,7 @@ def test_numbers_that_are_none(arguments: dict[str, Any], kind: type[Exception],
         (-1, ValueError, "`epoch` must be at least 0, not -1"),
     ],
 )
-def test_epochs_that_are_none(epoch: Any, kind: type[Exception], message: str) -> None:
+def test_invalid_epochs(epoch: Any, kind: type[Exception], message: str) -> None:
     sampler = ClassBalancedSampler([0, 0, 1, 1], 4, per_class=2)
     for use in (sampler.set_epoch, sampler.batches):
         with pytest.raises(kind, match=message):
@@ -415,7 +417,7 @@ def test_epochs_that_are_none(epoch: Any, kind: type[Exception], message: str) -
 # Seeds
 
 
-def test_a_seed_depends_on_the_value_of_its_key_and_nothing_else() -> None:
+def test_a_derived_seed_depends_on_the_values_of_its_key_only() -> None:
     expected = derived_seed("augment", 1, 2, 3)
     assert expected == 6689706203504725388 == derived_seed("augment", np.int64(1), np.uint8(2), torch.tensor(3))
     keys = [("augment", 1, 2, 3), ("augment", 1, 23), ("augment", 12, 3), ("augment", 3, 2, 1), ("batches", 1, 2, 3)]

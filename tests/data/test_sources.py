@@ -296,8 +296,14 @@ def test_on_missing_is_error_or_skip(toys: Path):
 
 def test_unknown_names(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.chdir(tmp_path)
-    refused("cars169", r"unknown source 'cars169', did you mean 'cars196'\? \(expected a benchmark")
-    refused("xyz", r"unknown source 'xyz', known: cars196, cub, .*omniglot, .* \(expected")
+    refused(
+        "cars169",
+        r"unknown source 'cars169': .* no benchmark of that name, did you mean 'cars196'\? \(expected a benchmark",
+    )
+    refused(
+        "xyz",
+        r"unknown source 'xyz': there is no folder 'xyz' here, .*, known: cars196, cub, .*omniglot, .* \(expected",
+    )
     refused("./cars196", r"cars196 does not exist; expected a benchmark's name, a folder")
     refused("list.csv", r"list.csv does not exist; expected")
     (tmp_path / "notes.txt").touch()

@@ -11,7 +11,7 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from PIL import Image
+from PIL import Image, ImageOps
 from torchvision.transforms import v2
 
 from shortlist.data import (
@@ -81,7 +81,7 @@ def torchvision_crops(width: int, height: int, number: int) -> np.ndarray:
     return np.array([(d["left"], d["top"], d["left"] + d["width"], d["top"] + d["height"]) for d in drawn])
 
 
-@pytest.mark.parametrize(("width", "height"), [(120, 90), (90, 120), (300, 40)])
+@pytest.mark.parametrize(("width", "height"), [(90, 120), (300, 40)])
 def test_crops_have_the_distribution_of_torchvision(width: int, height: int):
     number = 3000
     ours, theirs = crops(TrainTransform(10), width, height, number), torchvision_crops(width, height, number)
@@ -332,24 +332,22 @@ def test_boxes_of_a_catalog(tmp_path: Path):
 # Loading from files
 
 
-@pytest.mark.parametrize(
-    "transform", [TestTransform(32, 36), TestTransform(100, 110), TrainTransform(32), FitTransform(60, flip=0.5)]
-)
 @pytest.mark.parametrize("orientation", range(1, 9))
-def test_a_jpeg_decoded_at_reduced_size_gives_the_same_image(
-    tmp_path: Path, transform: TestTransform | TrainTransform | FitTransform, orientation: int
-):
+def test_a_jpeg_decoded_at_reduced_size_gives_the_same_image(tmp_path: Path, orientation: int):
     exif = Image.Exif()
     exif[0x0112] = orientation
     file = write(tmp_path / "big.jpg", picture(601, 457), quality=95, subsampling=0, exif=exif)
-    for index in range(3):
-        small = load_crop(file, transform, augmentation_rng(0, 0, index))
-        exact = transform(load_image(file), augmentation_rng(0, 0, index))
-        assert small.shape == exact.shape
-        assert distance(small, exact) <= 5
-        assert (small.int() - exact.int()).abs().float().mean() < 1
-    other = write(tmp_path / "other.png", picture(601, 457, seed=1), exif=exif)
-    assert distance(small, transform(load_image(other), augmentation_rng(0, 0, index))) > 50
+    whole = load_image(file)
+    still, random = (TestTransform(32, 36), TestTransform(100, 110)), (TrainTransform(32), FitTransform(60, flip=0.5))
+    for transform, draws in [*((each, 1) for each in still), *((each, 3) for each in random)]:
+        for index in range(draws):
+            small = load_crop(file, transform, augmentation_rng(0, 0, index))
+            exact = transform(whole, augmentation_rng(0, 0, index))
+            assert small.shape == exact.shape
+            assert distance(small, exact) <= 5
+            assert (small.int() - exact.int()).abs().float().mean() < 1
+        other = transform(ImageOps.invert(whole), augmentation_rng(0, 0, index))
+        assert distance(small, other) > 50  # control: the measure detects another image
 
 
 def test_a_large_jpeg_is_decoded_at_reduced_size(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):

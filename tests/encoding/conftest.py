@@ -24,3 +24,9 @@ def encoder() -> Encoder:
 @pytest.fixture
 def images(tmp_path: Path) -> Catalog:
     return open_collection(class_folders(tmp_path / "images", CLASSES))
+
+
+@pytest.fixture(scope="session")
+def shared_images(tmp_path_factory: pytest.TempPathFactory) -> Catalog:
+    """The same images, for tests that do not change them."""
+    return open_collection(class_folders(tmp_path_factory.mktemp("shared") / "images", CLASSES))

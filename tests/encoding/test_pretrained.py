@@ -55,7 +55,7 @@ class TestTimm:
         assert small.transform.size == 64
         assert Encoder.from_pretrained("test_vit", pretrained=False).embedder.config.pooling == "token"
 
-    def test_what_does_not_exist(self, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_unknown_models(self, monkeypatch: pytest.MonkeyPatch) -> None:
         with pytest.raises(ModelError, match="has no backbone 'resnet_50'; the nearest names are: "):
             Encoder.from_pretrained("resnet_50")
         with pytest.raises(ModelError, match="timm has no weights for 'darknet17'"):
@@ -104,7 +104,7 @@ class TestPackage:
         expected = [("someone/parts", {**files, "local_files_only": local}) for local in (False, True)]
         assert asked == expected
 
-    def test_what_is_not_on_the_hub(self, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_a_package_that_is_not_on_the_hub(self, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(pretrained, "reachable", lambda address: False)
         with pytest.raises(ModelError, match="there is no folder someone/nothing-7, and no package"):
             Encoder.from_pretrained("someone/nothing-7")

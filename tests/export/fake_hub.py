@@ -105,7 +105,7 @@ def fake_hub() -> Iterator[FakeHub]:
 
     server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
     hub.address = f"http://127.0.0.1:{server.server_port}"
-    thread = threading.Thread(target=server.serve_forever, daemon=True)
+    thread = threading.Thread(target=server.serve_forever, args=(0.01,), daemon=True)  # seconds until it sees its end
     thread.start()
     try:
         yield hub

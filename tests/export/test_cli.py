@@ -26,15 +26,26 @@ def restore_process(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_written_files(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    model, file = encoder().save(tmp_path / "model"), tmp_path / "model.pt2"
-    assert call(model, "--torch-export", file) == 0
+    model, file = encoder().save(tmp_path / "model"), tmp_path / "model.pt"
+    assert call(model, "--torchscript", file) == 0
     out = capsys.readouterr().out
-    assert out.startswith(f"torch.export: {file}, verified on 8 synthetic images: largest difference ")
+    assert out.startswith(f"TorchScript: {file}, verified on 8 synthetic images: largest difference ")
     assert out.endswith("tolerance 1e-05\n")
     assert call(model, "--package", tmp_path / "package", "--json") == 0
     (entry,) = json.loads(capsys.readouterr().out)
     assert (entry["kind"], entry["path"]) == ("package", str(tmp_path / "package"))
     assert entry["largest_difference"] <= entry["tolerance"]
+
+
+def test_every_option_is_passed_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    passed: dict[str, object] = {}
+    monkeypatch.setattr("shortlist.export.export", lambda run, **options: passed.update(run=run, **options) or [])
+    paths = {"onnx": Path("a.onnx"), "torchscript": Path("b.pt"), "torch_export": Path("c.pt2"), "package": Path("d")}
+    options = [word for name, path in paths.items() for word in (f"--{name.replace('_', '-')}", path)]
+    assert call("run", *options, "--license", "mit", "--push-to-hub", "someone/model", "--private") == 0
+    del passed["display"]
+    expected = {"run": Path("run"), **paths, "license": "mit", "push_to_hub": "someone/model", "private": True}
+    assert passed == expected
 
 
 def test_help(capsys: pytest.CaptureFixture[str]) -> None:

@@ -1,4 +1,4 @@
-"""Files with a graph: in their runtimes alone they give the run's vectors; one that does not is not written."""
+"""Exported graphs give the vectors of the run in their own runtimes; a graph with other vectors is not written."""
 
 from __future__ import annotations
 
@@ -9,8 +9,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import onnx
-import onnxruntime
 import pytest
 import torch
 from PIL import Image
@@ -30,13 +28,19 @@ pytestmark = pytest.mark.filterwarnings("ignore:.torch.jit.load. is deprecated:F
 KINDS = {
     "ResNet": {},
     "EfficientNet, whole images": {"backbone": "test_efficientnet", "transform": WHOLE},
-    "ViT": {"backbone": "test_vit", "pooling": "token", "layer_norm": False, "l2_pooled": True},
+    "ViT": {
+        "backbone": "test_vit",
+        "backbone_args": {"depth": 1},
+        "pooling": "token",
+        "layer_norm": False,
+        "l2_pooled": True,
+    },
     "several scales": {"transform": WHOLE, "scales": SCALES, "dim": None, "layer_norm": False},
 }
 
 
 def written(folder: Path, kind: str, **described: Any) -> tuple[Encoder, Path, Exported]:
-    """By a call that leaves the process as it was."""
+    """Export an encoder, by a call that does not change the process."""
     made = encoder(**described)
     made.save(folder / "model")
     file = folder / "new folder" / "model.file"
@@ -47,7 +51,7 @@ def written(folder: Path, kind: str, **described: Any) -> tuple[Encoder, Path, E
 
 
 def vectors_by(runtime: Any, description: dict[str, Any], images: list[Image.Image]) -> Tensor:
-    """Of each image alone and, where they have one shape, of all at once."""
+    """Return the vectors of single images; for images of one shape, compare them with the vectors of a batch."""
     seen = [preprocess(image, description["preprocessing"]) for image in images]
     alone = np.concatenate([runtime(each[None]) for each in seen])
     if description["preprocessing"]["kind"] == "square":
@@ -65,6 +69,9 @@ def assert_described(description: dict[str, Any], made: Encoder, done: Exported)
 
 @pytest.mark.parametrize("kind", ["ViT", "several scales"])  # docs/export.md has an EfficientNet
 def test_onnx(kind: str, tmp_path: Path) -> None:
+    import onnx
+    import onnxruntime
+
     made, file, done = written(tmp_path, "onnx", **KINDS[kind])
     onnx.checker.check_model(file, full_check=True)
     assert [each.name for each in file.parent.iterdir()] == [file.name]  # the weights are inside
@@ -81,9 +88,8 @@ def test_onnx(kind: str, tmp_path: Path) -> None:
     torch.testing.assert_close(found.norm(dim=1), torch.ones(len(found)))
 
 
-@pytest.mark.parametrize("kind", ["EfficientNet, whole images"])
-def test_torch_export(kind: str, tmp_path: Path) -> None:
-    made, file, done = written(tmp_path, "torch_export", **KINDS[kind])
+def test_torch_export(tmp_path: Path) -> None:
+    made, file, done = written(tmp_path, "torch_export", **KINDS["EfficientNet, whole images"])
     extra = {"shortlist.json": ""}
     module = torch.export.load(io.BytesIO(file.read_bytes()), extra_files=extra).module()
     description = json.loads(extra["shortlist.json"])
@@ -103,7 +109,7 @@ def test_torchscript(kind: str, tmp_path: Path) -> None:
     torch.testing.assert_close(found, made.encode(pictures()), atol=1e-5, rtol=0)
 
 
-def test_a_trace_that_fixes_sizes_is_not_written(tmp_path: Path) -> None:
+def test_a_trace_with_fixed_sizes_is_not_written(tmp_path: Path) -> None:
     with pytest.raises(ModelError, match=r"TorchScript file gives other vectors than PyTorch.*use another format"):
         written(tmp_path, "torchscript", **KINDS["several scales"])
     assert list((tmp_path / "new folder").iterdir()) == []
@@ -133,7 +139,7 @@ def test_the_model_is_not_changed(tmp_path: Path) -> None:
     torch.testing.assert_close(made.encode(images), encoder().encode(images))
 
 
-def test_several_at_once_and_again(tmp_path: Path) -> None:
+def test_several_formats_in_one_call_and_again(tmp_path: Path) -> None:
     model = encoder().save(tmp_path / "model")
     files = {"torchscript": tmp_path / "model.pt", "package": tmp_path / "package"}
     first, second = (export(model, **files) for _ in range(2))
@@ -145,20 +151,20 @@ def test_several_at_once_and_again(tmp_path: Path) -> None:
 
 
 class TestMistakes:
-    def test_nothing_asked_for(self, tmp_path: Path) -> None:
+    def test_no_format_is_given(self, tmp_path: Path) -> None:
         with pytest.raises(ConfigError, match="give a path for `onnx`"):
             export(tmp_path)
 
-    def test_a_licence_without_a_card(self, tmp_path: Path) -> None:
+    def test_a_license_without_a_model_card(self, tmp_path: Path) -> None:
         with pytest.raises(ConfigError, match="use it with `package`"):
             export(tmp_path, onnx=tmp_path / "model.onnx", license="mit")
 
-    def test_two_forms_in_one_file(self, tmp_path: Path) -> None:
+    def test_two_formats_in_one_file(self, tmp_path: Path) -> None:
         file = tmp_path / "model"
         with pytest.raises(ConfigError, match="Two formats cannot be written to the same file"):
             export(encoder().save(tmp_path / "encoder"), onnx=file, torchscript=str(file))
 
-    def test_places_are_looked_at_before_anything_is_written(self, tmp_path: Path) -> None:
+    def test_paths_are_checked_before_anything_is_written(self, tmp_path: Path) -> None:
         model = encoder().save(tmp_path / "model")
         for places in ({"torch_export": tmp_path}, {"package": model}, {"package": model / "encoder.json" / "new"}):
             with pytest.raises(ShortlistError, match=r"is a folder|something else|is a file"):
@@ -183,13 +189,13 @@ class TestMistakes:
         with pytest.raises(ModelError, match="at most 2 GB"):
             export(model, onnx=tmp_path / "model.onnx")
 
-    def test_an_exporter_that_cannot(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_an_exporter_that_fails(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         def fails(*_: object, **__: object) -> None:
             raise RuntimeError("an operator is not known\nand a long story")
 
         model = encoder().save(tmp_path / "model")
         monkeypatch.setattr(torch.export, "export", fails)
-        with pytest.raises(ShortlistError) as told:
+        with pytest.raises(ShortlistError) as raised:
             export(model, torch_export=tmp_path / "model.pt2")
-        told_so = "'test_resnet' cannot be exported as torch.export (an operator is not known)"
-        assert str(told.value) == f"{told_so}: use another format, or `package`"
+        problem = "'test_resnet' cannot be exported as torch.export (an operator is not known)"
+        assert str(raised.value) == f"{problem}: use another format, or `package`"

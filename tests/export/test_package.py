@@ -1,11 +1,9 @@
-"""A package: loaded where there is no shortlist, it gives the run's vectors; its card says what the run knows."""
+"""Packages give the vectors of the run without shortlist, and their model cards describe the run."""
 
 from __future__ import annotations
 
 import json
 import shutil
-import subprocess
-import sys
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -23,6 +21,7 @@ from shortlist.export.source import ExportSource
 from shortlist.training import Display, RunFolder, open_encoder
 from shortlist.training import train_run as train
 from tests.export.encoders import SCALES, WHOLE, encoder, pictures
+from tests.processes import Commands
 from tests.state import another_state, changes
 from tests.training.runs import class_folders, config
 
@@ -33,14 +32,21 @@ KINDS = {
     "class token": {"backbone": "test_vit", "pooling": "token"},
     "gem of tokens": {"backbone": "test_vit", "layer_norm": False, "l2_pooled": True},
     "registers": {"backbone": "test_vit3"},
-    "maps last": {"backbone": "swin_tiny_patch4_window7_224", "backbone_args": {"depths": [1, 1, 1, 1]}},
+    "maps last": {
+        "backbone": "swin_tiny_patch4_window7_224",
+        "backbone_args": {"depths": [1, 1, 1, 1], "embed_dim": 24},
+    },
     "several scales": {"transform": WHOLE, "scales": SCALES},
     "several scales of gem": {"transform": WHOLE, "scales": SCALES, "dim": None, "layer_norm": False},
 }
 NAME = "im`a|ges <script>"  # of the folder of images
+WITHOUT_SHORTLIST = """
+import sys
+for name in [name for name in sys.modules if name.startswith("shortlist")]:
+    sys.modules[name] = None  # importing it fails
+"""
 ALONE = """
 import runpy, sys
-sys.modules["shortlist"] = None
 sys.path.insert(0, sys.argv[1])
 import numpy
 from load import config, embed, preprocess
@@ -52,14 +58,6 @@ runpy.run_module("load", run_name="__main__")
 """
 
 
-def loaded_alone(package: Path, files: list[Path], out: Path) -> tuple[torch.Tensor, str]:
-    """In a process in which shortlist cannot be imported: vectors, and what `load.py` prints about one image, twice."""
-    command = [sys.executable, "-c", ALONE, package, out, *files]
-    done = subprocess.run(list(map(str, command)), capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr
-    return torch.from_numpy(np.load(out)), done.stdout
-
-
 @pytest.fixture(scope="module")
 def run(tmp_path_factory: pytest.TempPathFactory) -> RunFolder:
     root = tmp_path_factory.mktemp("runs")
@@ -68,7 +66,7 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> RunFolder:
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_every_kind(kind: str, tmp_path: Path) -> None:
+def test_every_kind_of_model(kind: str, tmp_path: Path) -> None:
     described: dict[str, Any] = KINDS[kind]
     made = encoder(**described)
     (done,) = export(made.save(tmp_path / "model"), package=tmp_path / "package")
@@ -78,7 +76,7 @@ def test_every_kind(kind: str, tmp_path: Path) -> None:
     assert len([line for line in code.splitlines() if line.startswith("    x = ")]) <= 10
 
 
-def test_a_backbone_that_pools_by_itself(tmp_path: Path) -> None:
+def test_a_backbone_whose_forward_pools(tmp_path: Path) -> None:
     made = encoder()  # asked for its features as a VGG has to be, which is too large for a test
     made.embedder.layout = replace(made.embedder.layout, from_forward=False)
     source = ExportSource(tmp_path, Display())
@@ -86,7 +84,9 @@ def test_a_backbone_that_pools_by_itself(tmp_path: Path) -> None:
     assert "x = backbone.forward_features(x)\n" in (tmp_path / "package" / "load.py").read_text()
 
 
-def test_alone(run: RunFolder, tmp_path: Path) -> None:
+def test_a_package_gives_the_vectors_of_the_run_without_shortlist(
+    run: RunFolder, tmp_path: Path, commands: Commands
+) -> None:
     written: list[Exported] = []
     with another_state():  # which the call leaves as it was
         assert changes(lambda: written.extend(export(run.path, package=tmp_path / "package"))) == []
@@ -102,14 +102,13 @@ def test_alone(run: RunFolder, tmp_path: Path) -> None:
     for number, image in enumerate(pictures()):
         files.append(tmp_path / f"{number}.png")
         image.save(files[-1])
-    found, printed = loaded_alone(done.path, files, tmp_path / "found.npy")
+    (tmp_path / "alone.py").write_text(ALONE)
+    given = (done.path, tmp_path / "found.npy", *files)
+    code, printed, error = commands.run(*given, cwd=tmp_path, before=WITHOUT_SHORTLIST, script=tmp_path / "alone.py")
+    assert code == 0, error
+    found = torch.from_numpy(np.load(tmp_path / "found.npy"))
     torch.testing.assert_close(found, open_encoder(run.path).encode(files), atol=1e-5, rtol=0)
-    assert printed.split() == [
-        "[[1.",
-        "1.]",
-        "[1.",
-        "1.]]",
-    ]  # of the image to itself, by its command line
+    assert printed.split() == ["[[1.", "1.]", "[1.", "1.]]"]  # similarities of an image to itself, by its command line
 
 
 @pytest.fixture(scope="module")
@@ -144,7 +143,7 @@ class TestCard:
         assert "Tested only on `im a ges script`. None of the test classes were used for training." in card
         assert "`cc-by-4.0`" in card
 
-    def test_names_break_nothing_and_paths_stay_at_home(self, card: str, run: RunFolder) -> None:
+    def test_names_are_escaped_and_paths_are_not_published(self, card: str, run: RunFolder) -> None:
         assert "Source: `im a ges script`." in card
         body = card.split("---\n", 2)[2]
         assert "<script" not in body
@@ -161,11 +160,14 @@ class TestCard:
         assert "license: unknown" in card
         assert "Unknown: none was given at export." in card
 
-    def test_images_that_have_changed(self, tmp_path: Path) -> None:
-        images = class_folders(tmp_path / "images")
-        run = train(config(images, "training.epochs=1"), tmp_path / "run")
-        shutil.rmtree(images / "class 00")
-        export(run.path, package=tmp_path / "package")
+    def test_images_that_have_changed(self, run: RunFolder, tmp_path: Path) -> None:
+        copy = shutil.copytree(run.path.parent, tmp_path / "copy")
+        file = copy / "run" / "config.yaml"
+        text = file.read_text().replace(str(run.path.parent), str(copy))
+        assert str(copy / NAME) in text
+        file.write_text(text)
+        shutil.rmtree(copy / NAME / "class 00")
+        export(copy / "run", package=tmp_path / "package")
         assert "no counts" in (tmp_path / "package" / "README.md").read_text(encoding="utf-8")
 
     def test_without_a_run(self, tmp_path: Path) -> None:
@@ -176,7 +178,7 @@ class TestCard:
 
 
 class TestFolder:
-    def test_one_of_others_is_refused(self, tmp_path: Path) -> None:
+    def test_a_folder_with_other_files_is_refused(self, tmp_path: Path) -> None:
         model, folder = encoder().save(tmp_path / "model"), tmp_path / "mine"
         folder.mkdir()
         (folder / "config.json").write_text('{"my": "own"}')
@@ -189,7 +191,7 @@ class TestFolder:
         with pytest.raises(RunError, match="choose a new or empty folder"):
             export(encoder().save(tmp_path / "model"), package=tmp_path / "file")
 
-    def test_ours_is_replaced_and_the_rest_of_it_stays(self, tmp_path: Path) -> None:
+    def test_a_package_is_replaced_and_other_files_stay(self, tmp_path: Path) -> None:
         folder = tmp_path / "package"
         export(encoder().save(tmp_path / "model"), package=folder)
         (folder / ".git").mkdir()

@@ -1,12 +1,9 @@
-"""Packages are uploaded to a Hub, here a small one on this computer; the real one is never asked."""
+"""Packages are uploaded to the Hugging Face Hub, for which a server on this computer stands in."""
 
 from __future__ import annotations
 
 import json
-import os
-import subprocess
-import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -17,10 +14,12 @@ from shortlist.errors import ConfigError
 from shortlist.export import HubError, export
 from tests.export.encoders import encoder
 from tests.export.fake_hub import TOKEN, FakeHub, fake_hub
+from tests.processes import Commands
 
 pytestmark = pytest.mark.filterwarnings("ignore:Use 'content=:DeprecationWarning")  # of httpx about the Hub's library
 NAME = "someone/a-model"
 FILES = {"README.md", "config.json", "load.py", "model.safetensors"}
+Command = Callable[..., tuple[int, str, str]]
 
 
 @pytest.fixture(scope="module")
@@ -30,11 +29,11 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def hub(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[FakeHub]:
-    """A Hub, and the settings of whoever is logged in there; large files go by HTTP, not by a service of the Hub."""
+    """A Hub, with the settings of a user who is logged in; large files are uploaded by HTTP instead of Xet."""
     with fake_hub() as opened:
         monkeypatch.setattr(constants, "ENDPOINT", opened.address)
         monkeypatch.setattr(constants, "HF_HUB_DISABLE_XET", True)
-        monkeypatch.setattr(constants, "HF_TOKEN_PATH", str(tmp_path / "nobody's token"))
+        monkeypatch.setattr(constants, "HF_TOKEN_PATH", str(tmp_path / "no token"))
         monkeypatch.setenv("HF_TOKEN", TOKEN)
         yield opened
         close_session()
@@ -69,7 +68,7 @@ def test_private(model: Path, hub: FakeHub, tmp_path: Path) -> None:
     assert hub.repositories[NAME].commits == 2
 
 
-def test_what_should_be_private_is_not_published(model: Path, hub: FakeHub, tmp_path: Path) -> None:
+def test_a_private_upload_to_a_public_repository_is_refused(model: Path, hub: FakeHub, tmp_path: Path) -> None:
     hub.create({"organization": "someone", "name": "a-model"})
     with pytest.raises(HubError, match="someone/a-model exists and is public, so nothing was uploaded"):
         export(model, package=tmp_path / "package", push_to_hub=NAME, private=True)
@@ -78,7 +77,7 @@ def test_what_should_be_private_is_not_published(model: Path, hub: FakeHub, tmp_
 
 
 @pytest.mark.parametrize("name", ["a-model", "one/two/three", "someone/a model", "someone/", ""])
-def test_a_name_that_is_none(name: str, model: Path, hub: FakeHub, tmp_path: Path) -> None:
+def test_invalid_names_of_repositories(name: str, model: Path, hub: FakeHub, tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="`push_to_hub` should be OWNER/NAME"):
         export(model, package=tmp_path / "package", push_to_hub=name)
     assert not (tmp_path / "package").exists()
@@ -92,7 +91,7 @@ def test_without_a_token(model: Path, hub: FakeHub, tmp_path: Path, monkeypatch:
     assert hub.repositories == {}
 
 
-def test_a_token_of_somebody_else(model: Path, hub: FakeHub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_token_without_permission(model: Path, hub: FakeHub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HF_TOKEN", "hf_another")
     with pytest.raises(HubError, match=r"The access token may not write to someone/a-model \(.*401"):
         export(model, package=tmp_path / "package", push_to_hub=NAME)
@@ -102,7 +101,7 @@ def test_a_token_of_somebody_else(model: Path, hub: FakeHub, tmp_path: Path, mon
     ("status", "message"),
     [(403, "The access token may not write to"), (413, r"http://\S+ refused the upload to someone/a-model \(.*413")],
 )
-def test_a_refusal(status: int, message: str, model: Path, hub: FakeHub, tmp_path: Path) -> None:
+def test_an_upload_that_the_hub_refuses(status: int, message: str, model: Path, hub: FakeHub, tmp_path: Path) -> None:
     hub.refuse = status
     with pytest.raises(HubError, match=message) as refused:
         export(model, package=tmp_path / "package", push_to_hub=NAME)
@@ -113,7 +112,7 @@ def test_a_refusal(status: int, message: str, model: Path, hub: FakeHub, tmp_pat
 
 
 def test_without_a_network(model: Path, hub: FakeHub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(constants, "ENDPOINT", "http://127.0.0.1:9")  # where nobody listens
+    monkeypatch.setattr(constants, "ENDPOINT", "http://127.0.0.1:9")  # no server listens there
     with pytest.raises(HubError, match=r"http://127\.0\.0\.1:9 cannot be reached \(.*\)\. The package is in"):
         export(model, package=tmp_path / "package", push_to_hub=NAME)
     assert content(tmp_path / "package").keys() == FILES
@@ -131,27 +130,34 @@ def test_options_that_need_others(options: dict[str, str], message: str, model: 
         export(model, **options)
 
 
-def command(hub: FakeHub, home: Path, *args: str | Path, before: str = "", **settings: str) -> tuple[int, str, str]:
-    """The command in a process of its own, whose environment says where the Hub is."""
-    program = f"{before}\nfrom shortlist.cli import main\nmain()"
-    environment = {**os.environ, "HF_ENDPOINT": hub.address, "HF_HUB_DISABLE_XET": "1", "HF_HOME": str(home)}
-    done = subprocess.run(
-        [sys.executable, "-c", program, "export", *map(str, args)],
-        capture_output=True,
-        text=True,
-        env={**environment, "HF_TOKEN": TOKEN, **settings},
-    )
-    return done.returncode, done.stdout, done.stderr
+FRESH = """
+import os, sys
+os.environ.update({settings!r})
+for name in [name for name in sys.modules if name.startswith(("huggingface_hub", "shortlist.export"))]:
+    del sys.modules[name]  # they are imported again, and read the environment
+"""
 
 
-def test_the_command(model: Path, hub: FakeHub, tmp_path: Path) -> None:
+@pytest.fixture
+def command(commands: Commands, hub: FakeHub, tmp_path: Path) -> Command:
+    """Run `shortlist export` in a process whose environment contains the address of the Hub and the token."""
+    environment = {"HF_ENDPOINT": hub.address, "HF_HUB_DISABLE_XET": "1", "HF_HOME": str(tmp_path), "HF_TOKEN": TOKEN}
+
+    def run(*args: str | Path, before: str = "", **settings: str) -> tuple[int, str, str]:
+        fresh = FRESH.format(settings={**environment, **settings})
+        return commands.run("export", *args, cwd=tmp_path, before=f"{fresh}\n{before}")
+
+    return run
+
+
+def test_the_command(model: Path, hub: FakeHub, command: Command, tmp_path: Path) -> None:
     given = (model, "--package", tmp_path / "package", "--push-to-hub", NAME, "--private")
-    code, out, error = command(hub, tmp_path, *given)
+    code, out, error = command(*given)
     assert code == 0, error
     assert out.splitlines()[-1] == f"uploaded: {hub.address}/{NAME}"
     assert hub.repositories[NAME].files == content(tmp_path / "package")
     assert hub.repositories[NAME].private
-    code, out, error = command(hub, tmp_path, *given, "--json")
+    code, out, error = command(*given, "--json")
     assert code == 0, error
     assert json.loads(out)[0]["url"] == f"{hub.address}/{NAME}"
     lines = [json.loads(line) for line in error.splitlines()]  # and no bars of the Hub's library
@@ -165,17 +171,17 @@ def test_the_command(model: Path, hub: FakeHub, tmp_path: Path) -> None:
         ({"HF_HUB_OFFLINE": "1"}, "", "cannot be reached (Cannot reach "),
         (
             {},
-            "import sys; sys.modules['huggingface_hub'] = None",
+            "sys.modules['huggingface_hub'] = None",
             "needs the package huggingface_hub, which is not installed: pip install 'shortlist[export]'",
         ),
     ],
     ids=["no token", "offline", "not installed"],
 )
-def test_the_command_explains(
-    settings: dict[str, str], before: str, said: str, model: Path, hub: FakeHub, tmp_path: Path
+def test_errors_of_the_command(
+    settings: dict[str, str], before: str, said: str, model: Path, command: Command, tmp_path: Path
 ) -> None:
     given = (model, "--package", tmp_path / "package", "--push-to-hub", NAME)
-    code, _, error = command(hub, tmp_path, *given, before=before, **settings)
+    code, _, error = command(*given, before=before, **settings)
     assert code == 1
     assert error.splitlines()[-1].startswith("Error: ")
     assert said in error.splitlines()[-1]

@@ -1,11 +1,13 @@
-"""A gallery's folder: whole after a kill at any point, one writer, readers that go on, and approximate indexes."""
+"""A gallery's folder: kills at any point, a single writer, readers during changes, and approximate indexes."""
 
 from __future__ import annotations
 
 import errno
+import functools
 import json
 import multiprocessing
 import os
+import pkgutil
 import re
 import shutil
 import signal
@@ -33,14 +35,18 @@ from tests.processes import Commands
 
 
 @pytest.fixture
-def gallery(encoder: Encoder, images: Catalog, tmp_path: Path) -> Gallery:
-    made = Gallery.create(tmp_path / "gallery", encoder)
-    made.add(images)
-    return made
+def gallery(filled_folder: Gallery, encoder: Encoder, tmp_path: Path) -> Gallery:
+    """A gallery with all images that the test may change."""
+    return copied(filled_folder, tmp_path, encoder)
+
+
+def copied(gallery: Gallery, tmp_path: Path, encoder: Encoder) -> Gallery:
+    shutil.copytree(gallery.store.folder, tmp_path / "gallery")
+    return Gallery.open(tmp_path / "gallery", encoder)
 
 
 def filled(folder: Path, encoder: Encoder, kind: str, number: int) -> tuple[Gallery, np.ndarray]:
-    """A gallery of vectors of no images."""
+    """A gallery of vectors, without images."""
     gallery = Gallery.create(folder, encoder, kind=kind)
     vectors = more(number)
     with gallery.store.changing():
@@ -63,66 +69,77 @@ def names(folder: Path) -> set[str]:
 
 
 class TestKilled:
-    POINTS = (
-        "shortlist.encoding.vector_file.VectorFile.finish",
-        "shortlist.gallery.folder_store.write_segment",
-        "pyarrow.parquet.write_table",
-        "shortlist.gallery.folder_store.write_manifest",
-        "shortlist.gallery.manifest.write_text_atomically",
-        "shortlist.gallery.manifest.delete_unused",
+    # Where a process is killed, and whether before or after this function; these are all states of the folder.
+    EMBEDDING = (
+        ("shortlist.encoding.vector_file.VectorFile.finish", False),
+        ("shortlist.gallery.folder_store.write_segment", False),
     )
-    INDEX_POINTS = tuple(f"shortlist.search.faiss_index.{name}" for name in ("build", "extended", "tune", "write"))
+    INDEXING = (("shortlist.search.faiss_index.write", False), ("shortlist.search.faiss_index.write", True))
+    WRITING = (
+        ("pyarrow.parquet.write_table", False),
+        ("pyarrow.parquet.write_table", True),
+        ("shortlist.gallery.folder_store.write_manifest", False),
+        ("shortlist.gallery.manifest.write_text_atomically", True),
+        ("shortlist.gallery.manifest.delete_unused", True),
+    )
 
-    @pytest.mark.parametrize("after", [False, True], ids=["before", "after"])
-    @pytest.mark.parametrize("point", POINTS)
-    @pytest.mark.parametrize("how", ["appended", "merged", "compacted"])
-    def test_the_old_one_works_and_the_next_call_goes_on(
-        self, gallery: Gallery, point: str, after: bool, how: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    @pytest.mark.parametrize(
+        ("how", "point", "after"),
+        [
+            *(("appended", *each) for each in (*EMBEDDING, *WRITING)),
+            *(("merged", *each) for each in WRITING),
+            *(("compacted", *each) for each in WRITING),
+        ],
+    )
+    def test_the_gallery_is_unchanged_and_the_next_call_continues(
+        self,
+        gallery: Gallery,
+        encoder: Encoder,
+        how: str,
+        point: str,
+        after: bool,
+        tmp_path: Path,
+        monkeypatch: pytest.MonkeyPatch,
     ) -> None:
         gallery.remove([NUMBER - 1])
         if how == "merged":
             monkeypatch.setattr(segment, "MIN_MERGED", 2)
         if how == "compacted":
             monkeypatch.setattr(folder_store, "MAX_REMOVED_SHARE", 0)
-        self.kill_and_go_on(gallery, point, after, tmp_path)
+        self.kill_and_continue(gallery, encoder, point, after, tmp_path)
         assert len(read_manifest(tmp_path / "gallery").segments) == {"appended": 3, "merged": 2, "compacted": 1}[how]
 
-    @pytest.mark.parametrize("after", [False, True], ids=["before", "after"])
-    @pytest.mark.parametrize("point", [*INDEX_POINTS, *POINTS[-2:]])
+    @pytest.mark.parametrize("how", ["built", "extended"])
+    @pytest.mark.parametrize(("point", "after"), [*INDEXING, WRITING[-2]])
     def test_with_an_index(
         self,
         encoder: Encoder,
-        images: Catalog,
+        shared_images: Catalog,
+        how: str,
         point: str,
         after: bool,
         tmp_path: Path,
         monkeypatch: pytest.MonkeyPatch,
     ) -> None:
-        gallery = Gallery.create(tmp_path / "gallery", encoder, kind="hnsw")
-        gallery.add(images)
+        gallery = Gallery.build(encoder, shared_images, tmp_path / "gallery", kind="hnsw", workers=0)
         gallery.remove([NUMBER - 1])
         monkeypatch.setattr(folder_store, "MIN_UNINDEXED", 0)
-        if point.endswith("build"):
+        if how == "built":
             monkeypatch.setattr(folder_store, "MAX_REMOVED_SHARE", 0)
-        self.kill_and_go_on(gallery, point, after, tmp_path)
-        assert read_manifest(tmp_path / "gallery").index.rows == NUMBER + (3 if point.endswith("build") else 4)
+        self.kill_and_continue(gallery, encoder, point, after, tmp_path)
+        assert read_manifest(tmp_path / "gallery").index.rows == NUMBER + (3 if how == "built" else 4)
 
-    def kill_and_go_on(self, gallery: Gallery, point: str, after: bool, tmp_path: Path) -> None:
-        """Kill a process that adds 4 images to a gallery of which one is removed, look, and add them."""
+    def kill_and_continue(self, gallery: Gallery, encoder: Encoder, point: str, after: bool, tmp_path: Path) -> None:
+        """Kill a process that adds 4 images to a gallery of which one is removed, then add them."""
         found = gallery.similar(0, NUMBER)
-        for number in range(3):
-            write(tmp_path / "images" / "bolt" / f"new {number}.png", picture(seed=50 + number))
-        child = multiprocessing.get_context("fork").Process(target=_killed, args=(tmp_path, point, after))
-        child.start()
-        child.join()
-        assert child.exitcode == -signal.SIGKILL
-        again = Gallery.open(tmp_path / "gallery")
-        done = point.endswith("delete_unused") or (
-            after and point.endswith(("write_text_atomically", "write_manifest"))
-        )
+        for number in range(4):
+            write(tmp_path / "new" / f"{number}.png", picture(seed=50 + number))
+        assert killed(tmp_path / "gallery", tmp_path / "new", encoder, point, after) == -signal.SIGKILL
+        again = Gallery.open(tmp_path / "gallery", encoder)
+        done = after and point.endswith(("write_text_atomically", "delete_unused"))
         assert len(again) == (NUMBER + 3 if done else NUMBER - 1)
         assert [hit for hit in again.similar(0, NUMBER + 3) if hit.item.id < NUMBER] == found
-        again.add(open_collection(tmp_path / "images"))
+        again.add(open_collection(tmp_path / "new"))
         for opened in (again, Gallery.open(tmp_path / "gallery")):
             assert len(opened) == NUMBER + 3
             assert [hit for hit in opened.similar(0, NUMBER + 3) if hit.item.id < NUMBER] == found
@@ -130,53 +147,50 @@ class TestKilled:
             pass
         assert {each.name for each in (tmp_path / "gallery").iterdir()} == names(tmp_path / "gallery")
 
-    def test_what_was_half_written_is_deleted(self, gallery: Gallery, tmp_path: Path) -> None:
+    def test_incomplete_files_are_deleted(self, gallery: Gallery, tmp_path: Path) -> None:
         left = [tmp_path / "gallery" / f".{name}.123" for name in ("vectors-1.npy", "items-9.parquet", "index-2.faiss")]
         for file in left:
             file.touch()
         gallery.remove([0])
         assert not [file for file in left if file.exists()]
 
-    def test_while_it_is_made(self, encoder: Encoder, images: Catalog, tmp_path: Path) -> None:
+    def test_during_its_creation(self, encoder: Encoder, shared_images: Catalog, tmp_path: Path) -> None:
         folder = tmp_path / "gallery"
         encoder.save(folder / "model")
         (folder / "vectors-0.npy").touch()
-        Gallery.create(folder, encoder).add(images)
+        Gallery.build(encoder, shared_images, folder, workers=0)
         assert len(Gallery.open(folder)) == NUMBER
 
-    def test_what_was_embedded_is_not_embedded_again(
-        self, encoder: Encoder, images: Catalog, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    def test_embedded_images_are_not_embedded_again(
+        self, encoder: Encoder, shared_images: Catalog, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         gallery = Gallery.create(tmp_path / "gallery", encoder)
-        child = multiprocessing.get_context("fork").Process(
-            target=_killed, args=(tmp_path, "shortlist.gallery.folder_store.write_segment", False)
-        )
-        child.start()
-        child.join()
+        killed(tmp_path / "gallery", shared_images.root, encoder, *self.EMBEDDING[1])
         monkeypatch.setattr(type(encoder.embedder), "forward", None)  # may not be called
-        assert Gallery.open(tmp_path / "gallery").add(images).added == NUMBER
-        assert len(gallery) == 0  # opened before, it is as it was
+        assert Gallery.open(tmp_path / "gallery", encoder).add(shared_images).added == NUMBER
+        assert len(gallery) == 0  # opened before, it has not changed
 
 
-def _killed(root: Path, point: str, after: bool) -> None:
-    """Add images, and be killed before or after a function has done its work."""
-    import importlib
+def killed(folder: Path, images: Path, encoder: Encoder, point: str, after: bool) -> int | None:
+    """Add images to a gallery in a process that is killed before or after a function; return its exit code."""
 
-    module, _, name = point.rpartition(".")
-    try:
-        owner = importlib.import_module(module)
-    except ModuleNotFoundError:
-        module, _, kind = module.rpartition(".")
-        owner = getattr(importlib.import_module(module), kind)
-    original = getattr(owner, name)
+    def add() -> None:
+        owner_name, _, name = point.rpartition(".")
+        owner = pkgutil.resolve_name(owner_name)
+        original = getattr(owner, name)
 
-    def kill(*args: object, **options: object) -> None:
-        if after:
-            original(*args, **options)
-        os.kill(os.getpid(), signal.SIGKILL)
+        def kill(*args: object, **options: object) -> None:
+            if after:
+                original(*args, **options)
+            os.kill(os.getpid(), signal.SIGKILL)
 
-    setattr(owner, name, kill)
-    Gallery.open(root / "gallery").add(open_collection(root / "images"))
+        setattr(owner, name, kill)
+        Gallery.open(folder, encoder).add(open_collection(images))
+
+    child = multiprocessing.get_context("fork").Process(target=add)
+    child.start()
+    child.join()
+    return child.exitcode
 
 
 @pytest.fixture
@@ -247,12 +261,11 @@ class Plain:
 
 
 class TestSegments:
-    @pytest.mark.parametrize("kind", ["flat", "hnsw"])
-    @pytest.mark.parametrize("seed", range(3))
-    def test_any_changes(
+    @pytest.mark.parametrize(("kind", "seed"), [("flat", 0), ("hnsw", 1)])
+    def test_random_changes(
         self, encoder: Encoder, tmp_path: Path, kind: str, seed: int, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        """The writer, a reader that follows and a reader that opens each state all see what dictionaries hold."""
+        """The writer, a reader that refreshes and a reader that opens each state all agree with `Plain`."""
         monkeypatch.setattr(segment, "MIN_MERGED", 3)
         monkeypatch.setattr(folder_store, "MIN_UNINDEXED", 10)
         monkeypatch.setattr(faiss_index, "MIN_EFFORT", 1_000)  # practically exact
@@ -279,9 +292,9 @@ class TestSegments:
                 assert store.now.table.equals(writer.now.table)
             kept.append(first is not None and bool(writer.now.segments) and writer.now.segments[0].vectors is first)
             assert {each.name for each in (tmp_path / "gallery").iterdir()} == names(tmp_path / "gallery")
-        assert 10 < sum(kept) < 40  # often, nothing of the first segment is rewritten
+        assert 10 < sum(kept) < 40  # often, the first segment is not rewritten
 
-    def test_a_change_writes_as_much_as_it_changes(self, encoder: Encoder, tmp_path: Path) -> None:
+    def test_a_change_writes_in_proportion_to_its_size(self, encoder: Encoder, tmp_path: Path) -> None:
         gallery, _ = filled(tmp_path / "gallery", encoder, "flat", 5_000)
         files = {each.name: each.stat() for each in (tmp_path / "gallery").glob("*-*")}
         for number in range(3):
@@ -291,7 +304,7 @@ class TestSegments:
         assert {name: (tmp_path / "gallery" / name).stat() for name in files} == files
         assert sum(sizes[name] for name in sizes if name not in files) < 15_000 < sizes["vectors-1.npy"] / 10
 
-    def test_an_index_is_extended_when_many_are_not_in_it(self, encoder: Encoder, tmp_path: Path) -> None:
+    def test_an_index_is_extended_when_many_vectors_are_not_in_it(self, encoder: Encoder, tmp_path: Path) -> None:
         gallery, _ = filled(tmp_path / "gallery", encoder, "hnsw", 600)
         indexes = []
         for number in range(3):
@@ -325,20 +338,22 @@ class TestSegments:
         assert np.array_equal(opened.store.vectors(range(10)), more(10, seed=1))
 
 
-class TestTogether:
-    def test_one_writer(self, gallery: Gallery, images: Catalog) -> None:
+class TestConcurrency:
+    def test_a_second_writer_is_refused(self, gallery: Gallery, shared_images: Catalog) -> None:
         lock = filelock.FileLock(gallery.store.folder / ".lock")
         with lock, pytest.raises(GalleryError, match="Another process is changing the gallery"):
-            gallery.add(images)
+            gallery.add(shared_images)
 
-    def test_readers_go_on(self, gallery: Gallery, tmp_path: Path) -> None:
+    def test_readers_keep_the_state_that_they_opened(
+        self, gallery: Gallery, shared_images: Catalog, tmp_path: Path
+    ) -> None:
         reader = Gallery.open(tmp_path / "gallery")
         before = reader.similar(3, NUMBER)
-        gallery.remove([tmp_path / "images" / "bolt"])
+        gallery.remove([shared_images.root / "bolt"])
         assert reader.similar(3, NUMBER) == before
         assert len(reader) == NUMBER
 
-    def test_files_that_are_replaced_while_they_are_read(
+    def test_files_that_are_replaced_while_a_reader_opens_them(
         self, gallery: Gallery, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         replaced, original = [], generation.read_segment
@@ -352,7 +367,7 @@ class TestTogether:
         assert [item.id for item in Gallery.open(tmp_path / "gallery").items()] == list(range(5, NUMBER))
 
     @pytest.mark.parametrize("kind", ["flat", "hnsw"])
-    def test_threads_search_while_it_changes(
+    def test_threads_search_during_changes(
         self, encoder: Encoder, tmp_path: Path, kind: str, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         monkeypatch.setattr(segment, "MIN_MERGED", 3)
@@ -370,7 +385,7 @@ class TestTogether:
 
         with ThreadPoolExecutor(2) as pool:
             searching = [pool.submit(search) for _ in range(2)]
-            for number in range(30):
+            for number in range(10):
                 with gallery.store.changing():
                     first = gallery.store.now.manifest.next_id
                     gallery.store.change(
@@ -386,48 +401,65 @@ class TestTogether:
         assert [item.id for item in other.items()] == list(range(2, NUMBER))
 
 
+def small_indexes(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(faiss_index, "MIN_IVFPQ_VECTORS", 256)
+    monkeypatch.setattr(faiss_index, "BYTES_PER_VECTOR", 2)  # the time to train IVF-PQ is proportional to this
+
+
+@pytest.fixture(scope="module")
+def of_kind(encoder: Encoder, tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Gallery]:
+    """A function that returns a gallery of `more(600)` with a kind of index, for tests that do not change it."""
+
+    @functools.cache
+    def gallery(kind: str) -> Gallery:
+        with pytest.MonkeyPatch.context() as patch:
+            small_indexes(patch)
+            return filled(tmp_path_factory.mktemp(kind) / "gallery", encoder, kind, 600)[0]
+
+    return gallery
+
+
 class TestKinds:
     @pytest.fixture(autouse=True)
-    def few_are_enough(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setattr(faiss_index, "MIN_IVFPQ_VECTORS", 256)
-        monkeypatch.setattr(faiss_index, "BYTES_PER_VECTOR", 2)  # IVF-PQ's training takes as long as its codes
+    def few_vectors_are_enough(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        small_indexes(monkeypatch)
 
     @pytest.mark.parametrize("kind", ["hnsw", "ivfpq"])
-    def test_approximate(self, encoder: Encoder, tmp_path: Path, kind: str) -> None:
-        gallery, vectors = filled(tmp_path / "gallery", encoder, kind, 600)
+    def test_the_recall_of_an_approximate_index(self, of_kind: Callable[[str], Gallery], kind: str) -> None:
+        gallery, vectors = of_kind(kind), more(600)
         facts = gallery.facts()
         assert facts["kind"] == kind
-        exact = nearest(vectors, vectors, 11)[1].numpy()
-        found = [[hit.item.id for hit in gallery.similar(number, 10)] for number in range(600)]  # without itself
-        recall = np.mean([len(set(one) & set(other)) / 10 for one, other in zip(found, exact.tolist(), strict=True)])
+        exact = nearest(vectors, vectors, 11)[1].tolist()
+        found = [[hit.item.id for hit in hits] for hits in gallery.search_vectors(vectors, 11)]
+        pairs = enumerate(zip(found, exact, strict=True))
+        recall = np.mean([len((set(one) & set(other)) - {query}) / 10 for query, (one, other) in pairs])
         assert facts["recall"] == {"recall": pytest.approx(recall), "at": 10, "queries": 600}
         assert recall > 0.9
-        assert json.loads((tmp_path / "gallery" / "gallery.json").read_text())["recall"] == facts["recall"]
+        assert json.loads((gallery.store.folder / "gallery.json").read_text())["recall"] == facts["recall"]
 
     @pytest.mark.parametrize("kind", ["flat", "hnsw", "ivfpq"])
-    @pytest.mark.parametrize("k", [1, 10, 600])
-    def test_scores_are_those_of_the_vectors(self, encoder: Encoder, tmp_path: Path, kind: str, k: int) -> None:
-        gallery, vectors = filled(tmp_path / "gallery", encoder, kind, 600)
-        queries = more(20, seed=1)
-        for query, hits in zip(queries, gallery.search_vectors(queries, k), strict=True):
-            found = [hit.item.id for hit in hits]
-            assert len(set(found)) == len(found) == k
-            assert [hit.score for hit in hits] == pytest.approx((vectors[found] @ query).tolist(), abs=1e-6)
+    def test_scores_are_those_of_the_vectors(self, of_kind: Callable[[str], Gallery], kind: str) -> None:
+        vectors, queries = more(600), more(20, seed=1)
+        for k in (1, 10, 600):
+            for query, hits in zip(queries, of_kind(kind).search_vectors(queries, k), strict=True):
+                found = [hit.item.id for hit in hits]
+                assert len(set(found)) == len(found) == k
+                assert [hit.score for hit in hits] == pytest.approx((vectors[found] @ query).tolist(), abs=1e-6)
 
-    def test_ranked_again_more_is_found(
-        self, encoder: Encoder, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    def test_reranking_increases_the_recall(
+        self, of_kind: Callable[[str], Gallery], encoder: Encoder, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        with monkeypatch.context() as patched:
-            patched.setattr(faiss_index, "RERANK_FACTOR", 1)
-            patched.setattr(faiss_index, "MIN_RERANKED", 1)
-            gallery, _ = filled(tmp_path / "codes alone", encoder, "ivfpq", 600)
-        codes = gallery.facts()["recall"]["recall"]
-        gallery, _ = filled(tmp_path / "gallery", encoder, "ivfpq", 600)
-        assert gallery.facts()["recall"]["recall"] > codes
+        recall = of_kind("ivfpq").facts()["recall"]["recall"]  # the shared gallery is built without the changes below
+        monkeypatch.setattr(faiss_index, "RERANK_FACTOR", 1)
+        monkeypatch.setattr(faiss_index, "MIN_RERANKED", 1)
+        without, _ = filled(tmp_path / "gallery", encoder, "ivfpq", 600)
+        assert recall > without.facts()["recall"]["recall"]
 
     @pytest.mark.parametrize("kind", ["flat", "hnsw", "ivfpq"])
-    def test_removed_ones_are_not_found(self, encoder: Encoder, tmp_path: Path, kind: str) -> None:
-        gallery, vectors = filled(tmp_path / "gallery", encoder, kind, 600)
+    def test_removed_images_are_not_found(
+        self, of_kind: Callable[[str], Gallery], encoder: Encoder, tmp_path: Path, kind: str
+    ) -> None:
+        gallery, vectors = copied(of_kind(kind), tmp_path, encoder), more(600)
         gallery.remove(list(range(60)))
         again = Gallery.open(tmp_path / "gallery")
         for opened in (gallery, again):
@@ -435,25 +467,26 @@ class TestKinds:
             hits = opened.search_vectors(vectors[:60], 20)
             assert all(len(each) == 20 and min(hit.item.id for hit in each) >= 60 for each in hits)
         (vectors_file,) = (tmp_path / "gallery").glob("vectors-*.npy")
-        assert len(np.load(vectors_file)) == 600  # nothing is rewritten for a tenth
+        assert len(np.load(vectors_file)) == 600  # a tenth is removed: nothing is rewritten
         gallery.remove(list(range(60, 200)))
         (vectors_file,) = (tmp_path / "gallery").glob("vectors-*.npy")
-        assert np.array_equal(np.load(vectors_file), vectors[200:])  # but for a third it is
+        assert np.array_equal(np.load(vectors_file), vectors[200:])  # a third: the vectors are dropped
         assert gallery.item(599).path == Path("/599.png")
 
     @pytest.mark.parametrize("kind", ["hnsw", "ivfpq"])
-    def test_added_ones_are_found(self, encoder: Encoder, tmp_path: Path, kind: str) -> None:
-        gallery, _ = filled(tmp_path / "gallery", encoder, kind, 600)
-        new = more(50, seed=1)
+    def test_added_images_are_found(
+        self, of_kind: Callable[[str], Gallery], encoder: Encoder, tmp_path: Path, kind: str
+    ) -> None:
+        gallery, new = copied(of_kind(kind), tmp_path, encoder), more(50, seed=1)
         with gallery.store.changing():
             gallery.store.change(rows(600, 650), new, removed=[5])
         hits = Gallery.open(tmp_path / "gallery").search_vectors(new, 10)
         assert np.mean([600 + at in [hit.item.id for hit in each] for at, each in enumerate(hits)]) > 0.9
 
     @pytest.mark.parametrize(
-        ("kind", "number", "enough", "most"), [("hnsw", 5000, 0.999, 1024), ("ivfpq", 1250, 0.9, 32)]
+        ("kind", "number", "enough", "most"), [("hnsw", 1500, 0.999, 1024), ("ivfpq", 1250, 0.9, 32)]
     )
-    def test_the_least_effort_that_is_enough(
+    def test_tuning_finds_the_least_sufficient_effort(
         self, monkeypatch: pytest.MonkeyPatch, kind: str, number: int, enough: float, most: int
     ) -> None:
         vectors = more(number)
@@ -468,17 +501,17 @@ class TestKinds:
         needed = faiss_index.effort(index)
         assert 2 < needed < most
         assert recall(needed // 2, 0) < enough
-        recall(2, 1.1)  # cannot be
+        recall(2, 1.1)  # cannot be reached
         assert faiss_index.effort(index) == most
 
     @pytest.mark.parametrize("images", [0, 1, 2])
-    def test_hardly_anything_to_measure(self, encoder: Encoder, tmp_path: Path, images: int) -> None:
+    def test_too_few_images_to_measure_recall(self, encoder: Encoder, tmp_path: Path, images: int) -> None:
         gallery, _ = filled(tmp_path / "gallery", encoder, "hnsw", 3)
         gallery.remove(list(range(images, 3)))
         assert (gallery.facts()["recall"] is None) == (images < 2)
         assert len(Gallery.open(tmp_path / "gallery").search_vectors(more(1, seed=1), 5)[0]) == images
 
-    def test_too_few_for_ivfpq(self, encoder: Encoder, tmp_path: Path) -> None:
+    def test_too_few_images_for_ivfpq(self, encoder: Encoder, tmp_path: Path) -> None:
         gallery, vectors = filled(tmp_path / "gallery", encoder, "ivfpq", 100)
         assert gallery.facts()["kind"] == "flat"
         assert [hits[0].item.id for hits in gallery.search_vectors(vectors, 1)] == list(range(100))
@@ -486,7 +519,7 @@ class TestKinds:
             gallery.store.change(rows(100, 400), more(300, seed=1))
         assert gallery.facts()["kind"] == "ivfpq"
 
-    def test_by_the_number_of_images(self, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_auto_depends_on_the_number_of_images(self, monkeypatch: pytest.MonkeyPatch) -> None:
         assert [faiss_index.choose_kind("auto", number, 512) for number in (0, 200_000, 200_001, 10**12)] == [
             "flat",
             "flat",
@@ -494,7 +527,9 @@ class TestKinds:
             "ivfpq",
         ]
 
-    def test_auto_grows_into_another(self, encoder: Encoder, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_auto_changes_with_the_number_of_images(
+        self, encoder: Encoder, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
         monkeypatch.setattr(faiss_index, "MAX_FLAT_VECTORS", 300)
         gallery, _ = filled(tmp_path / "gallery", encoder, "auto", 300)
         assert gallery.facts()["kind"] == "flat"
@@ -505,31 +540,31 @@ class TestKinds:
         assert gallery.facts() | {"kind": "flat", "recall": None} == gallery.facts()
 
 
-class TestMistakes:
-    def test_nothing_there(self, tmp_path: Path) -> None:
+class TestErrors:
+    def test_no_gallery(self, tmp_path: Path) -> None:
         with pytest.raises(GalleryError, match=r"there is no gallery in .*: it has no gallery.json"):
             Gallery.open(tmp_path)
 
-    def test_something_else_is_there(self, encoder: Encoder, tmp_path: Path) -> None:
+    def test_a_folder_with_other_contents(self, encoder: Encoder, tmp_path: Path) -> None:
         (tmp_path / "thesis.tex").touch()
         for place in (tmp_path, tmp_path / "thesis.tex"):
             with pytest.raises(GalleryError, match="exists and is not a gallery"):
                 Gallery.create(place, encoder)
         assert [each.name for each in tmp_path.iterdir()] == ["thesis.tex"]
 
-    def test_no_such_kind(self, encoder: Encoder, tmp_path: Path) -> None:
+    def test_an_unknown_kind(self, encoder: Encoder, tmp_path: Path) -> None:
         with pytest.raises(ConfigError, match="no index of the kind 'ivf', did you mean 'ivfpq'"):
             Gallery.create(tmp_path / "gallery", encoder, kind="ivf")
         assert not (tmp_path / "gallery").exists()
 
     @pytest.mark.parametrize("part", ["items", "vectors", "index"])
-    @pytest.mark.parametrize("how", ["gone", "cut", "other"])
-    def test_damaged(self, encoder: Encoder, tmp_path: Path, part: str, how: str) -> None:
+    @pytest.mark.parametrize("how", ["missing", "truncated", "of another gallery"])
+    def test_a_damaged_file(self, encoder: Encoder, tmp_path: Path, part: str, how: str) -> None:
         gallery, _ = filled(tmp_path / "gallery", encoder, "hnsw", 20)
         (file,) = (tmp_path / "gallery").glob(f"{part}-*")
-        if how == "gone":
+        if how == "missing":
             file.unlink()
-        elif how == "cut":
+        elif how == "truncated":
             file.write_bytes(file.read_bytes()[:-40])
         else:
             filled(tmp_path / "other", encoder, "hnsw", 21)
@@ -544,31 +579,34 @@ class TestMistakes:
         with pytest.raises(GalleryError, match="is damaged"):
             Gallery.open(tmp_path / "gallery")
 
-    def test_another_version(self, gallery: Gallery, tmp_path: Path) -> None:
+    def test_another_format_version(self, gallery: Gallery, tmp_path: Path) -> None:
         file = tmp_path / "gallery" / "gallery.json"
         for number, message in ((99, "later version"), (1, "earlier version of shortlist: create the gallery again")):
             file.write_text(json.dumps({**json.loads(file.read_text()), "format": number}))
             with pytest.raises(GalleryError, match=message):
                 Gallery.open(tmp_path / "gallery")
 
-    def test_another_model_in_its_folder(self, gallery: Gallery, images: Catalog, tmp_path: Path) -> None:
+    def test_another_model_in_its_folder(self, gallery: Gallery, shared_images: Catalog, tmp_path: Path) -> None:
         from shortlist.model import Embedder
 
         Embedder("test_efficientnet", dim=DIM).save(tmp_path / "gallery" / folder_store.MODEL)
         with pytest.raises(GalleryError, match="is not the one that computed the vectors"):
-            Gallery.open(tmp_path / "gallery").search(images.file(0))
+            Gallery.open(tmp_path / "gallery").search(shared_images.file(0))
 
 
-def test_a_label_of_many(gallery: Gallery, images: Catalog, monkeypatch: pytest.MonkeyPatch) -> None:
-    found = [gallery.search(images.file(0), 3, label=label) for label in CLASSES]
+def test_a_label_with_many_images_is_searched_in_place(
+    filled_folder: Gallery, shared_images: Catalog, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    query = filled_folder.encoder.encode(shared_images.file(0))
+    found = [filled_folder.search_vectors(query, 3, label=label)[0] for label in CLASSES]
     monkeypatch.setattr(folder_store, "MAX_COPIED_VECTORS", 0)
     for label, hits in zip(CLASSES, found, strict=True):
-        again = gallery.search(images.file(0), 3, label=label)
+        again = filled_folder.search_vectors(query, 3, label=label)[0]
         assert [hit.item for hit in again] == [hit.item for hit in hits]
         assert [hit.score for hit in again] == pytest.approx([hit.score for hit in hits])
 
 
-def test_where_another_library_has_changed_faiss(commands: Commands) -> None:
+def test_faiss_modified_by_another_library(commands: Commands) -> None:
     """pytorch-metric-learning imports faiss.contrib.torch_utils, after which `search` takes no parameters."""
     found = commands.python("""
 import faiss.contrib.torch_utils

@@ -30,49 +30,41 @@ def ids(hits: list[Hit]) -> list[int]:
 
 
 class TestSearch:
-    def test_what_exact_search_finds(self, new: Open, images: Catalog, encoder: Encoder) -> None:
-        gallery = new()
-        gallery.add(images)
-        vectors = embed_images(encoder.network, images, encoder.transform)
+    def test_results_are_those_of_exact_search(self, filled: Gallery, shared_images: Catalog, encoder: Encoder) -> None:
+        vectors = embed_images(encoder.network, shared_images, encoder.transform)
         scores, rows = nearest(vectors, vectors, 5)
         for query in range(NUMBER):
-            for hits in (gallery.search(images.file(query), 5), gallery.search_vectors(vectors[[query]], 5)[0]):
+            for hits in (filled.search(shared_images.file(query), 5), filled.search_vectors(vectors[[query]], 5)[0]):
                 assert ids(hits) == rows[query].tolist()
                 assert [hit.score for hit in hits] == pytest.approx(scores[query].tolist(), abs=1e-5)
 
-    def test_several_queries(self, new: Open, images: Catalog) -> None:
-        gallery = new()
-        gallery.add(images)
-        files = [images.file(query) for query in (7, 0, 3)]
-        expected = [gallery.search(file, 4) for file in files]
+    def test_several_queries(self, filled: Gallery, shared_images: Catalog) -> None:
+        files = [shared_images.file(query) for query in (7, 0, 3)]
+        expected = [filled.search(file, 4) for file in files]
         for queries in (files, tuple(map(str, files)), [Image.open(file) for file in files]):
-            assert [ids(hits) for hits in gallery.search(queries, 4)] == [ids(hits) for hits in expected]
-        assert ids(gallery.search(files[:1], 4)[0]) == ids(expected[0])
+            assert [ids(hits) for hits in filled.search(queries, 4)] == [ids(hits) for hits in expected]
+        assert ids(filled.search(files[:1], 4)[0]) == ids(expected[0])
         pixels = torch.stack([torch.from_numpy(np.array(Image.open(files[0]))).permute(2, 0, 1)] * 2)
-        assert len(gallery.search(pixels, 4)) == 2
-        assert ids(gallery.search(pixels[0], 4)) == ids(expected[0])
-        assert gallery.search([], 4) == []
+        assert len(filled.search(pixels, 4)) == 2
+        assert ids(filled.search(pixels[0], 4)) == ids(expected[0])
+        assert filled.search([], 4) == []
 
-    def test_an_item_is_what_was_added(self, new: Open, images: Catalog) -> None:
-        new().add(images)
-        gallery = new()  # opened again
-        first = gallery.search(images.file(7), 1)[0].item
-        assert first.path == images.file(7).absolute()
-        assert first.label == images.class_names[images.labels[7]]
-        assert first == gallery.item(first.id)
-        assert gallery.name
-        assert gallery.facts()["images"] == len(gallery) == NUMBER
-        assert gallery.facts()["dim"] == DIM
+    def test_an_item_is_the_image_that_was_added(self, filled: Gallery, shared_images: Catalog) -> None:
+        first = filled.search(shared_images.file(7), 1)[0].item
+        assert first.path == shared_images.file(7).absolute()
+        assert first.label == shared_images.class_names[shared_images.labels[7]]
+        assert first == filled.item(first.id)
+        assert filled.name
+        assert filled.facts()["images"] == len(filled) == NUMBER
+        assert filled.facts()["dim"] == DIM
 
-    def test_any_kind_of_picture(self, new: Open, images: Catalog) -> None:
-        gallery = new()
-        gallery.add(images)
-        file = images.file(3)
+    def test_any_kind_of_picture(self, filled: Gallery, shared_images: Catalog) -> None:
+        file = shared_images.file(3)
         with Image.open(file) as opened:
             for each in (str(file), file.read_bytes(), opened):
-                assert ids(gallery.search(each, 3)) == ids(gallery.search(file, 3))
+                assert ids(filled.search(each, 3)) == ids(filled.search(file, 3))
         with pytest.raises(ImageError, match="not an image"):
-            gallery.search(b"words")
+            filled.search(b"words")
 
     def test_similar_leaves_out_itself_but_not_its_copy(self, new: Open, images: Catalog, tmp_path: Path) -> None:
         copy = tmp_path / "images" / "bolt" / "copy.jpg"
@@ -86,65 +78,54 @@ class TestSearch:
         assert len(found) == 3
 
     @pytest.mark.parametrize("label", CLASSES)
-    def test_a_label(self, new: Open, images: Catalog, label: str) -> None:
-        gallery = new()
-        gallery.add(images)
-        everything = gallery.search(images.file(0), NUMBER)
-        assert gallery.search(images.file(0), NUMBER, label=label) == [
+    def test_only_images_with_a_label(self, filled: Gallery, shared_images: Catalog, label: str) -> None:
+        everything = filled.search(shared_images.file(0), NUMBER)
+        assert filled.search(shared_images.file(0), NUMBER, label=label) == [
             Hit(hit.item, pytest.approx(hit.score)) for hit in everything if hit.item.label == label
         ]
-        assert len(gallery.items(label=label)) == CLASSES[label]
+        assert len(filled.items(label=label)) == CLASSES[label]
 
-    def test_nothing_to_find(self, new: Open, images: Catalog) -> None:
-        gallery = new()
-        assert gallery.search(images.file(0)) == []
-        assert gallery.items() == []
-        assert gallery.labels() == {}
-        gallery.add(images)
-        assert gallery.search(images.file(0), label="no such") == []
-        assert len(gallery.search(images.file(0), k=100)) == NUMBER
-        assert gallery.search_vectors(np.empty((0, DIM), dtype=np.float32)) == []
+    def test_fewer_results_than_k(self, filled: Gallery, shared_images: Catalog) -> None:
+        assert filled.search(shared_images.file(0), label="no such") == []
+        assert len(filled.search(shared_images.file(0), k=100)) == NUMBER
+        assert filled.search_vectors(np.empty((0, DIM), dtype=np.float32)) == []
 
-    def test_what_cannot_be_asked(self, new: Open, images: Catalog) -> None:
-        gallery = new()
-        gallery.add(images)
+    def test_invalid_arguments(self, filled: Gallery, shared_images: Catalog) -> None:
         with pytest.raises(DataError, match=r"must have shape \(q, 8\), not \(1, 3\)"):
-            gallery.search_vectors(torch.ones(1, 3))
+            filled.search_vectors(torch.ones(1, 3))
         with pytest.raises(ConfigError, match="`k`, the number of results, must be at least 1"):
-            gallery.search(images.file(0), k=0)
-        for ask in (gallery.item, gallery.similar):
+            filled.search(shared_images.file(0), k=0)
+        for ask in (filled.item, filled.similar):
             with pytest.raises(NoSuchItem, match="no image 999"):
                 ask(999)
 
-    def test_from_many_threads(self, new: Open, images: Catalog) -> None:
-        gallery = new()
-        gallery.add(images)
-        expected = [ids(gallery.similar(each, 4)) for each in range(NUMBER)]
+    def test_many_threads(self, filled: Gallery) -> None:
+        expected = [ids(filled.similar(each, 4)) for each in range(NUMBER)]
         with ThreadPoolExecutor(8) as pool:
-            found = list(pool.map(lambda each: ids(gallery.similar(each % NUMBER, 4)), range(5 * NUMBER)))
+            found = list(pool.map(lambda each: ids(filled.similar(each % NUMBER, 4)), range(5 * NUMBER)))
         assert found == 5 * expected
 
 
 class TestItems:
-    def test_pages_in_the_order_of_ids(self, new: Open, images: Catalog) -> None:
-        gallery = new()
-        gallery.add(images)
-        pages = [gallery.items(offset=offset, limit=5) for offset in range(0, NUMBER + 5, 5)]
+    def test_pages_in_the_order_of_ids(self, filled: Gallery) -> None:
+        pages = [filled.items(offset=offset, limit=5) for offset in range(0, NUMBER + 5, 5)]
         assert [len(page) for page in pages] == [5, 5, 2, 0]
         assert [item.id for page in pages for item in page] == list(range(NUMBER))
-        assert gallery.labels() == dict(sorted(CLASSES.items()))
+        assert filled.labels() == dict(sorted(CLASSES.items()))
 
-    def test_without_labels(self, new: Open, tmp_path: Path) -> None:
-        for number in range(3):
-            write(tmp_path / "flat" / f"{number}.png", picture(seed=number))
+    def test_an_empty_gallery_and_images_without_labels(self, new: Open, tmp_path: Path) -> None:
+        files = [write(tmp_path / "flat" / f"{number}.png", picture(seed=number)) for number in range(3)]
         gallery = new()
+        assert gallery.search(files[0]) == []
+        assert gallery.items() == []
+        assert gallery.labels() == {}
         gallery.add(open_collection(tmp_path / "flat"))
         assert [item.label for item in gallery.items()] == [None] * 3
         assert gallery.labels() == {}
 
 
 class TestChanges:
-    def test_what_is_there_is_not_embedded_again(
+    def test_stored_images_are_not_embedded_again(
         self, new: Open, images: Catalog, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         assert new().add(images).added == NUMBER
@@ -169,7 +150,9 @@ class TestChanges:
         assert gallery.search(picture(seed=101), 1)[0].item.path.name == "1.jpg"
         assert sorted(item.id for item in gallery.items()) == [0, *range(2, NUMBER + 2)]  # 1 is never used again
 
-    def test_a_label_may_change_but_is_not_forgotten(self, new: Open, images: Catalog, tmp_path: Path) -> None:
+    def test_a_new_label_replaces_the_old_one_and_a_missing_label_keeps_it(
+        self, new: Open, images: Catalog, tmp_path: Path
+    ) -> None:
         gallery = new()
         gallery.add(images)
         table = tmp_path / "table.csv"
@@ -180,7 +163,7 @@ class TestChanges:
         assert gallery.labels()["screw"] == 1
         assert ids(gallery.similar(0, 1)) == ids(new().similar(0, 1))
 
-    def test_removed_by_id_path_and_folder(self, new: Open, images: Catalog, tmp_path: Path) -> None:
+    def test_remove_by_id_path_and_folder(self, new: Open, images: Catalog, tmp_path: Path) -> None:
         gallery = new()
         gallery.add(images)
         folder = tmp_path / "images"
@@ -206,63 +189,68 @@ class TestChanges:
         gallery.add(images)
         assert [item.id for item in gallery.items()] == list(range(NUMBER, 2 * NUMBER))
 
-    def test_nothing_can_be_read(self, new: Open, tmp_path: Path) -> None:
+    def test_catalogs_without_readable_images_or_with_boxes_are_refused(
+        self, encoder: Encoder, shared_images: Catalog, tmp_path: Path
+    ) -> None:
+        """Catalogs are checked before the gallery is changed, wherever it is stored."""
+        gallery = Gallery.create(tmp_path / "gallery", encoder)
         (tmp_path / "bad.png").write_text("words")
         with pytest.raises(DataError, match="none of its 1 images can be read"):
-            new().add(open_collection(tmp_path / "bad.png"))
-
-    def test_parts_of_images_are_refused_and_queries_stay_outside(self, new: Open, images: Catalog) -> None:
+            gallery.add(open_collection(tmp_path / "bad.png"))
         boxes = np.full((NUMBER, 4), np.nan)
         boxes[2] = (0, 0, 5, 5)
-        gallery = new()
         with pytest.raises(DataError, match="whole images"):
-            gallery.add(replace(images, boxes=boxes))
-        roles = np.where(np.arange(NUMBER) == 2, "query", "gallery")
-        assert gallery.add(replace(images, boxes=boxes, roles=roles)).added == NUMBER - 1
+            gallery.add(replace(shared_images, boxes=boxes))
+        roles = np.where(np.arange(NUMBER) == 2, "query", "gallery")  # queries are not added
+        assert gallery.add(replace(shared_images, boxes=boxes, roles=roles)).added == NUMBER - 1
+
+
+@pytest.fixture(scope="module")
+def other_model(tmp_path_factory: pytest.TempPathFactory) -> tuple[Encoder, Path]:
+    other = Encoder(Embedder("test_efficientnet", dim=DIM).eval(), TestTransform(32, 32))
+    return other, other.save(tmp_path_factory.mktemp("other"))
 
 
 class TestModel:
-    def test_never_with_another_model(self, new: Open, place: str, images: Catalog, tmp_path: Path) -> None:
-        new().add(images)
-        other = Encoder(Embedder("test_efficientnet", dim=DIM).eval(), TestTransform(32, 32))
-        folder = other.save(tmp_path / "other")
+    def test_another_model_is_refused(
+        self, new: Open, place: str, shared_images: Catalog, other_model: tuple[Encoder, Path]
+    ) -> None:
         new().close()
+        other, folder = other_model
         with pytest.raises(GalleryError, match="is not the one that computed the vectors of the gallery"):
             new(model=folder)
         with pytest.raises(GalleryError, match="vectors of another model"):
-            index(other, images, place, model=folder)
+            index(other, shared_images, place, model=folder)
 
-    def test_the_same_model_elsewhere(self, new: Open, images: Catalog, encoder: Encoder, tmp_path: Path) -> None:
-        new().add(images)
+    def test_the_same_model_in_another_folder(
+        self, new: Open, shared_images: Catalog, encoder: Encoder, tmp_path: Path
+    ) -> None:
+        new().add(shared_images)
         moved = encoder.save(tmp_path / "moved")
-        (moved / "encoder.json").unlink()  # as in a run's folder: the gallery knows what it says
-        assert ids(new(model=moved).search(images.file(1), 3)) == ids(new().search(images.file(1), 3))
-
-    def test_no_model_there(self, new: Open, images: Catalog, tmp_path: Path) -> None:
-        new().add(images)
+        (moved / "encoder.json").unlink()  # as in the folder of a run: the gallery has these settings
+        query = shared_images.file(1)
+        assert ids(new(model=moved).search(query, 3)) == ids(new().search(query, 3))
         with pytest.raises(ModelError, match=r"no embedder\.json in"):
             new(model=tmp_path)
 
 
 class TestIndex:
-    def test_makes_and_adds(self, place: str, encoder: Encoder, images: Catalog, tmp_path: Path) -> None:
+    def test_creates_a_gallery_and_adds_to_it(
+        self, place: str, encoder: Encoder, shared_images: Catalog, tmp_path: Path
+    ) -> None:
         run = encoder.save(tmp_path / "run")
         told = Told()
-        gallery, done = index(encoder, images.subset(range(5)), place, model=run, display=told)
+        first = shared_images.subset(range(5))
+        with pytest.raises(ConfigError, match="did you mean 'hnsw'"):
+            index(encoder, first, place, model=run, kind="hnws")
+        gallery, done = index(encoder, first, place, model=run, display=told)
         gallery.close()
-        assert (done.added, told.tasks) == (5, [(f"embedding {images.name}", 5, 5), ("building the index", 5, 5)])
-        gallery, done = index(encoder, images, place, model=run)
+        assert (done.added, told.tasks) == (5, [(f"embedding {first.name}", 5, 5), ("building the index", 5, 5)])
+        gallery, done = index(encoder, shared_images, place, model=run)
         assert (done.added, done.unchanged, len(gallery)) == (NUMBER - 5, 5, NUMBER)
         gallery.close()
-
-    def test_kinds(self, place: str, encoder: Encoder, images: Catalog, tmp_path: Path) -> None:
-        run = encoder.save(tmp_path / "run")
-        with pytest.raises(ConfigError, match="did you mean 'hnsw'"):
-            index(encoder, images, place, model=run, kind="hnws")
-        gallery, _ = index(encoder, images, place, model=run)
-        gallery.close()
         with pytest.raises(GalleryError, match="choose another location for hnsw"):
-            index(encoder, images, place, model=run, kind="hnsw")
+            index(encoder, shared_images, place, model=run, kind="hnsw")
 
 
 class TestBuild:
@@ -278,10 +266,8 @@ class TestBuild:
         with closing(Gallery.build(encoder, images.root, place, model=model, workers=0)) as gallery:
             assert len(gallery) == NUMBER + 1
 
-    def test_of_a_catalog(self, place: str, encoder: Encoder, images: Catalog, tmp_path: Path) -> None:
-        model = encoder.save(tmp_path / "run")
-        with closing(Gallery.build(encoder, images.subset(range(3)), place, model=model)) as gallery:
-            assert len(gallery) == 3
+    def test_from_a_catalog(self, encoder: Encoder, shared_images: Catalog, tmp_path: Path) -> None:
+        assert len(Gallery.build(encoder, shared_images.subset(range(3)), tmp_path / "gallery")) == 3
 
     def test_a_model_that_was_given_in_python(self, images: Catalog, tmp_path: Path) -> None:
         one, other = (Encoder(Embedder(Net()).eval(), TestTransform(32, 32)) for _ in range(2))

@@ -113,7 +113,7 @@ class TestOpening:
 
 
 class TestModel:
-    def test_moved(self, new: Open, images: Catalog, tmp_path: Path) -> None:
+    def test_a_moved_model(self, new: Open, images: Catalog, tmp_path: Path) -> None:
         new().add(images)
         shutil.move(tmp_path / "run", tmp_path / "elsewhere")
         gallery = new()
@@ -124,7 +124,7 @@ class TestModel:
             gallery.search(images.file(0))
         assert new(model=tmp_path / "elsewhere").search(images.file(0), 1)[0].item.id == 0
 
-    def test_is_required(self, place: str, encoder: Encoder) -> None:
+    def test_a_model_is_required(self, place: str, encoder: Encoder) -> None:
         with pytest.raises(GalleryError, match="needs `model`, the folder of the model"):
             Gallery.create(place, encoder)
 

@@ -1,4 +1,4 @@
-"""Every backbone that the recipes name exists in timm, pools as it should, and wants the images that we think."""
+"""The backbones of the recipes exist in timm, with the expected tokens, image sizes and normalisation."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ HALF = (0.5, 0.5, 0.5), (0.5, 0.5, 0.5)
 CLIP = (0.48145466, 0.4578275, 0.40821073), (0.26862954, 0.26130258, 0.27577711)
 RESNET = {"layers": [1, 1, 1, 1]}
 VIT = {"depth": 1, "embed_dim": 24, "num_heads": 2}
-REGNET: dict[str, Any] = {}  # whose depth is no argument
+REGNET = {"depth": 13, "w0": 24, "wa": 36.44, "wm": 2.49, "group_size": 8}
 
 # name, what makes it tiny, mean and std, class and register tokens, an image size besides the usual one
 BACKBONES = [
@@ -68,7 +68,7 @@ def test_patches_of_14_refuse_other_sizes_and_say_what_to_do() -> None:
 
 
 def test_openais_clip_was_trained_with_another_gelu() -> None:
-    """The name with quickgelu computes what the weights were trained for."""
+    """The weights were trained with the activation of the model whose name contains quickgelu."""
     quick = timm.create_model("vit_base_patch16_clip_quickgelu_224.openai", pretrained=False, **VIT)
     plain = timm.create_model("vit_base_patch16_clip_224.openai", pretrained=False, **VIT)
     assert "quick" in type(quick.blocks[0].mlp.act).__name__.lower()

@@ -19,9 +19,17 @@ def batch_norms(module: nn.Module) -> list[nn.BatchNorm2d]:
     return [part for part in module.modules() if isinstance(part, nn.BatchNorm2d)]
 
 
-@pytest.mark.parametrize("backbone", ["test_resnet", "test_efficientnet", "test_vit", "test_mambaout"])
-@pytest.mark.parametrize("pooling", ["gem", "average", "max"])
-def test_unit_vectors_of_the_size_asked_for(backbone, pooling):
+@pytest.mark.parametrize(
+    ("backbone", "pooling"),
+    [
+        ("test_resnet", "gem"),
+        ("test_efficientnet", "average"),
+        ("test_vit", "gem"),
+        ("test_vit", "max"),
+        ("test_mambaout", "gem"),
+    ],
+)
+def test_vectors_have_unit_length_and_the_requested_dimension(backbone, pooling):
     vectors = Embedder(backbone, dim=16, pooling=pooling)(pixels(5))
     assert vectors.shape == (5, 16)
     assert vectors.dtype == torch.float32
@@ -30,7 +38,7 @@ def test_unit_vectors_of_the_size_asked_for(backbone, pooling):
 
 
 @pytest.mark.parametrize(("pooling", "module"), [("gem", GeM()), ("average", Average()), ("max", Max())])
-def test_the_pieces_in_their_order(pooling, module):
+def test_the_layers_are_applied_in_order(pooling, module):
     embedder = Embedder("test_resnet", dim=8, pooling=pooling).eval()
     images = pixels()
     with torch.no_grad():
@@ -41,7 +49,7 @@ def test_the_pieces_in_their_order(pooling, module):
         torch.testing.assert_close(embedder(images), vectors / vectors.norm(dim=1, keepdim=True))
 
 
-def test_pooled_features_of_length_one():
+def test_l2_pooled_normalises_pooled_features():
     embedder = Embedder("test_resnet", dim=8, layer_norm=False, l2_pooled=True).eval()
     plain = Embedder("test_resnet", dim=8, layer_norm=False).eval()
     plain.load_state_dict(embedder.state_dict())
@@ -56,7 +64,7 @@ def test_pooled_features_of_length_one():
         Embedder("test_resnet", l2_pooled=True)
 
 
-def test_a_vits_patches_are_pooled_without_its_class_token():
+def test_patches_of_a_vit_are_pooled_without_its_class_token():
     images = pixels()
     for pooling, choose in (("average", lambda tokens: tokens[:, 1:].mean(1)), ("token", lambda tokens: tokens[:, 0])):
         embedder = Embedder("test_vit", dim=None, pooling=pooling, layer_norm=False).eval()
@@ -65,20 +73,20 @@ def test_a_vits_patches_are_pooled_without_its_class_token():
             torch.testing.assert_close(embedder(images), nn.functional.normalize(expected))
 
 
-def test_registers_are_not_patches_and_no_class_token():
+def test_register_tokens_are_neither_patches_nor_class_tokens():
     embedder = Embedder("test_vit2", dim=8)
     assert embedder.layout.prefix_tokens == 1
     with pytest.raises(ModelError, match="'test_vit2' has no class token"):
         Embedder("test_vit2", dim=8, pooling="token")
 
 
-def test_all_that_timm_trained_before_its_classifier_is_used():
+def test_all_layers_before_the_classifier_are_used():
     embedder = Embedder("mobilenetv3_small_050", dim=8, image_size=32)  # has a convolution after its own pooling
     embedder(pixels(2, 32, 32)).sum().backward()
     assert [name for name, value in embedder.named_parameters() if value.grad is None] == []
 
 
-def test_a_family_that_flattens_its_maps(monkeypatch):
+def test_a_backbone_that_flattens_its_maps(monkeypatch):
     built = []
     create = timm.create_model
     monkeypatch.setattr(timm, "create_model", lambda *a, **k: built.append(create(*a, **k)) or built[-1])
@@ -87,7 +95,7 @@ def test_a_family_that_flattens_its_maps(monkeypatch):
     assert embedder.features(pixels(1, 28, 28)).shape == (1, 768, 4, 4)
 
 
-def test_a_family_that_cannot_leave_its_pooling_away():
+def test_a_backbone_whose_head_cannot_be_removed():
     embedder = Embedder("efficientvit_b0", dim=8, image_size=64)
     embedder(pixels(2)).sum().backward()
     without = {name for name, value in embedder.named_parameters() if value.grad is None}
@@ -110,7 +118,7 @@ def test_images_of_different_sizes(backbone):
         assert embedder(pixels(2, height, width)).shape == (2, 8)
 
 
-def test_an_impossible_size_is_said():
+def test_unsupported_image_sizes_are_reported():
     embedder = Embedder("test_vit", dim=8)
     with pytest.raises(ModelError, match=r"'test_vit' does not support images of 70 x 64 .* multiples of 16"):
         embedder(pixels(1, 70, 64))
@@ -141,7 +149,7 @@ def test_uint8_is_normalised_and_floats_are_not():
     assert embedder.data_config.mean == (0.1, 0.2, 0.3)
 
 
-def test_statistics_are_timms_by_default():
+def test_normalisation_is_that_of_timm_by_default():
     expected = timm.data.resolve_data_config(pretrained_cfg=timm.get_pretrained_cfg("test_efficientnet").to_dict())
     embedder = Embedder("test_efficientnet")
     assert embedder.data_config.mean == embedder.config.mean == expected["mean"]
@@ -198,7 +206,7 @@ def test_autocast_reaches_the_backbone_and_not_the_head():
     torch.testing.assert_close(vectors, embedder(images), rtol=0, atol=0.05)
 
 
-def test_float64_all_the_way():
+def test_float64():
     embedder = Embedder("test_resnet", dim=8).eval()
     vectors = copy.deepcopy(embedder).double()(pixels())
     assert vectors.dtype == torch.float64
@@ -240,7 +248,7 @@ def test_convolutions_are_channels_last():
     assert convolution.weight.is_contiguous(memory_format=torch.channels_last)
 
 
-def test_wrong_tensors_are_said():
+def test_invalid_tensors_are_reported():
     embedder = Embedder("test_resnet", dim=8)
     with pytest.raises(ValueError, match=r"must be a non-empty tensor \(B, 3, H, W\)"):
         embedder(pixels()[0])
@@ -269,6 +277,6 @@ def test_wrong_tensors_are_said():
         ({"backbone": "crossvit_tiny_240"}, r"neither feature maps nor tokens"),
     ],
 )
-def test_impossible_arguments_are_said(arguments, message):
+def test_invalid_arguments_are_reported(arguments, message):
     with pytest.raises(ModelError, match=message):
         Embedder(**{"backbone": "test_resnet", **arguments})

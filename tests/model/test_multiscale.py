@@ -34,7 +34,7 @@ def literal(embedder: Embedder, pixels: Tensor, scales: tuple[float, ...], power
 
 
 @pytest.mark.parametrize(("dim", "layer_norm"), [(8, False), (8, True), (None, True)])
-def test_the_mean_where_values_have_signs(dim: int | None, layer_norm: bool) -> None:
+def test_vectors_with_signs_are_averaged(dim: int | None, layer_norm: bool) -> None:
     embedder = Embedder("test_resnet", dim=dim, layer_norm=layer_norm).eval()
     several = MultiScale(embedder, SCALES)
     with torch.no_grad():
@@ -47,7 +47,7 @@ def test_the_mean_where_values_have_signs(dim: int | None, layer_norm: bool) -> 
 
 
 @pytest.mark.parametrize("p", [3.0, 2.4, 40.0])
-def test_the_power_of_gem_where_its_output_is_the_vector(p: float) -> None:
+def test_pooled_features_are_averaged_with_the_power_of_gem(p: float) -> None:
     embedder = Embedder("test_resnet", dim=None, layer_norm=False).eval()
     assert isinstance(embedder.pooling, GeM)
     embedder.pooling.p.data.fill_(p)
@@ -71,7 +71,7 @@ def test_one_scale_is_the_embedder_itself() -> None:
         assert not torch.allclose(MultiScale(embedder, [0.5])(images()), embedder(images()), atol=1e-3)
 
 
-def test_a_dead_channel_is_no_nan() -> None:
+def test_a_dead_channel_gives_no_nan() -> None:
     embedder = Embedder("test_resnet", dim=None, layer_norm=False).eval()
     embedder.pooling.p.data.fill_(30.0)  # 1e-6 ** 30 is 0 in float32
     with torch.no_grad():
@@ -79,7 +79,7 @@ def test_a_dead_channel_is_no_nan() -> None:
     assert vectors.isfinite().all()
 
 
-def test_small_images_keep_a_pixel() -> None:
+def test_small_images_keep_at_least_one_pixel() -> None:
     with torch.no_grad():
         assert MultiScale(Embedder("test_resnet", dim=4).eval(), [0.1])(images(4, 9)).isfinite().all()
 

@@ -12,7 +12,7 @@ def literal_gem(values: list[float], p: float, eps: float) -> float:
 
 
 @pytest.mark.parametrize("p", [1.0, 2.5, 3.0, 7.0])
-def test_gem_is_the_formula(p):
+def test_gem_equals_its_formula(p):
     maps = torch.randn(2, 3, 4, 5, dtype=torch.float64)  # negative values too: they are raised to eps
     found = GeM(p=p, eps=1e-3).double()(maps)
     for image in range(2):
@@ -21,7 +21,7 @@ def test_gem_is_the_formula(p):
             assert found[image, channel].item() == pytest.approx(expected, rel=1e-12)
 
 
-def test_tokens_and_maps_are_pooled_alike():
+def test_tokens_and_maps_give_the_same_result():
     maps = torch.rand(2, 3, 4, 5)
     tokens = maps.flatten(2).transpose(1, 2)
     for pooling in (GeM(), Average(), Max()):
@@ -35,7 +35,7 @@ def test_average_max_and_class_token():
     assert torch.equal(ClassToken()(tokens), torch.stack([image[0] for image in tokens]))
 
 
-def test_gem_goes_from_average_to_maximum():
+def test_gem_is_between_average_and_maximum():
     maps = torch.rand(2, 3, 4, 5)
     torch.testing.assert_close(GeM(p=1)(maps), Average()(maps))
     torch.testing.assert_close(GeM(p=500)(maps), Max()(maps), rtol=0.01, atol=0)
@@ -69,7 +69,7 @@ def test_a_dead_channel_gives_finite_gradients(p):
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
-def test_halves_are_pooled_in_float32(dtype):
+def test_half_precision_is_pooled_in_float32(dtype):
     maps = (torch.rand(2, 3, 8, 8) * 200).to(dtype)  # 200^3 is beyond float16
     for pooling in (GeM(), Average(), Max()):
         found = pooling(maps)
@@ -85,7 +85,7 @@ def test_p_can_be_fixed():
     assert "p" in fixed.state_dict()
 
 
-def test_bad_input_is_said():
+def test_invalid_input_is_reported():
     with pytest.raises(ValueError, match="p and eps must be positive"):
         GeM(p=0)
     with pytest.raises(ValueError, match="not features of shape"):

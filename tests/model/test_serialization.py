@@ -14,9 +14,15 @@ from shortlist.errors import ModelError
 from shortlist.model import Embedder, serialization
 
 
-@pytest.fixture
-def embedder() -> Embedder:
+@pytest.fixture(scope="module")
+def original() -> Embedder:
     return Embedder("test_resnet", dim=8, image_size=64, mean=(0.1, 0.2, 0.3), backbone_args={"drop_rate": 0.25})
+
+
+@pytest.fixture
+def embedder(original: Embedder) -> Embedder:
+    """A copy, which tests can change."""
+    return copy.deepcopy(original)
 
 
 def pixels(seed: int = 0) -> torch.Tensor:
@@ -45,7 +51,7 @@ def test_loads_bit_for_bit(tmp_path, backbone, arguments):
     assert not same(Embedder(backbone, **{"dim": 8, **arguments}), embedder)
 
 
-def test_every_argument_comes_back(tmp_path, embedder):
+def test_every_argument_is_restored(tmp_path, embedder):
     loaded = Embedder.load(embedder.save(tmp_path))
     assert loaded.config == embedder.config
     assert loaded.config.mean == (0.1, 0.2, 0.3)
@@ -67,7 +73,7 @@ class TestDigest:
     def loaded(self, tmp_path: Path, embedder: Embedder) -> Embedder:
         return Embedder.load(embedder.save(tmp_path))
 
-    def test_it_is_that_of_the_file(self, tmp_path: Path, embedder: Embedder) -> None:
+    def test_it_equals_that_in_the_file(self, tmp_path: Path, embedder: Embedder) -> None:
         saved = json.loads((embedder.save(tmp_path) / "embedder.json").read_text())["sha256"]
         assert saved == embedder.digest() == Embedder.load(tmp_path).digest()
 
@@ -88,13 +94,13 @@ class TestDigest:
             lambda embedder: setattr(embedder, "config", replace(embedder.config, image_size=32)),
         ],
     )
-    def test_changes_are_noticed(self, loaded: Embedder, change: Callable[[Embedder], object]) -> None:
+    def test_changes_are_detected(self, loaded: Embedder, change: Callable[[Embedder], object]) -> None:
         before = loaded.digest()
         change(loaded)
         state = {name: tensor.detach() for name, tensor in loaded.state_dict().items()}
         assert before != loaded.digest() == serialization.digest(state, loaded.config.to_dict())
 
-    def test_an_optimizer_step_is_noticed(self, loaded: Embedder) -> None:
+    def test_an_optimizer_step_is_detected(self, loaded: Embedder) -> None:
         before = loaded.digest()
         loaded(pixels()).sum().backward()
         torch.optim.Adam(loaded.parameters()).step()
@@ -115,7 +121,7 @@ class TestDigest:
             assert loaded.digest() != embedder.digest()
 
 
-def test_where_weights_came_from_is_kept_and_not_needed(tmp_path):
+def test_the_source_of_weights_is_recorded_and_not_needed(tmp_path):
     weights = tmp_path / "weights.safetensors"
     safetensors.torch.save_file(timm.create_model("test_resnet").state_dict(), weights)
     embedder = Embedder("test_resnet", dim=8, pretrained=weights)
@@ -205,7 +211,7 @@ def test_an_unknown_entry_is_refused(tmp_path, embedder):
         Embedder.load(tmp_path)
 
 
-def test_an_entry_that_came_later_may_be_missing(tmp_path, embedder):
+def test_an_entry_of_later_versions_may_be_missing(tmp_path, embedder):
     embedder.save(tmp_path)
     rewrite(tmp_path, without=["l2_pooled"])
     assert same(Embedder.load(tmp_path), embedder)
@@ -222,7 +228,7 @@ def test_other_safetensors_are_refused(tmp_path, embedder):
         Embedder.load(tmp_path)
 
 
-def test_a_save_that_fails_leaves_the_one_before(tmp_path, embedder, monkeypatch):
+def test_a_failed_save_keeps_the_previous_files(tmp_path, embedder, monkeypatch):
     embedder.save(tmp_path)
     before = {name: value.clone() for name, value in embedder.state_dict().items()}
     with torch.no_grad():
@@ -239,7 +245,7 @@ def test_a_save_that_fails_leaves_the_one_before(tmp_path, embedder, monkeypatch
 
 
 @pytest.mark.parametrize("completed", [0, 1])
-def test_killed_between_the_two_files(tmp_path, embedder, monkeypatch, completed):
+def test_a_kill_between_the_two_files_keeps_the_previous_ones(tmp_path, embedder, monkeypatch, completed):
     embedder.save(tmp_path)
     before = embedder.linear.weight.detach().clone()
     with torch.no_grad():
@@ -248,7 +254,7 @@ def test_killed_between_the_two_files(tmp_path, embedder, monkeypatch, completed
 
     def killed(self: Path, target: Path) -> Path:
         if len(done) == completed:
-            raise KeyboardInterrupt  # as SIGKILL: nothing after it runs
+            raise KeyboardInterrupt  # like SIGKILL: nothing runs after it
         done.append(target)
         return replace(self, target)
 
@@ -257,12 +263,12 @@ def test_killed_between_the_two_files(tmp_path, embedder, monkeypatch, completed
         embedder.save(tmp_path)
     monkeypatch.undo()
     assert torch.equal(Embedder.load(tmp_path).linear.weight, before)
-    embedder.save(tmp_path)  # and the next one goes through
+    embedder.save(tmp_path)  # the next one succeeds
     assert sorted(file.name for file in tmp_path.iterdir()) == ["embedder.json", "embedder.safetensors"]
     assert same(Embedder.load(tmp_path), embedder)
 
 
-def test_a_file_in_the_way_is_said(tmp_path, embedder):
+def test_a_file_instead_of_a_folder_is_reported(tmp_path, embedder):
     (tmp_path / "run").write_text("not a folder")
     with pytest.raises(ModelError, match="cannot be written to"):
         embedder.save(tmp_path / "run")

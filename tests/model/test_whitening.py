@@ -70,14 +70,14 @@ def applied(features: Tensor, found: tuple[Tensor, Tensor]) -> Tensor:
 
 @pytest.mark.parametrize("shrinkage", [0.0, 0.1, 0.7])
 @pytest.mark.parametrize("dim", [6, 2])
-def test_pca_is_the_literal_one(dim: int, shrinkage: float) -> None:
+def test_pca_equals_its_formula(dim: int, shrinkage: float) -> None:
     features, _ = some_features()
     same_map(pca_whitening(features, dim, shrinkage), *literal_pca(features.numpy(), dim, shrinkage))
 
 
 @pytest.mark.parametrize("shrinkage", [0.0, 0.1, 0.7])
 @pytest.mark.parametrize("dim", [6, 2])
-def test_pairs_are_the_literal_ones(dim: int, shrinkage: float) -> None:
+def test_pair_whitening_equals_its_formula(dim: int, shrinkage: float) -> None:
     features, labels = some_features()
     kept = torch.cat((torch.arange(50), torch.tensor([55, 83])))  # classes of 7, one of 1, and one of 1
     features, labels = features[kept], labels[kept]
@@ -87,7 +87,7 @@ def test_pairs_are_the_literal_ones(dim: int, shrinkage: float) -> None:
 
 @given(seed=st.integers(0, 1000), channels=st.integers(1, 6), data=st.data())
 @settings(max_examples=25)
-def test_pca_makes_the_covariance_one(seed: int, channels: int, data: st.DataObject) -> None:
+def test_pca_gives_unit_covariance(seed: int, channels: int, data: st.DataObject) -> None:
     dim = data.draw(st.integers(1, channels))
     features, _ = some_features(channels=channels, seed=seed)
     white = applied(features, pca_whitening(features, dim, 0))
@@ -97,7 +97,7 @@ def test_pca_makes_the_covariance_one(seed: int, channels: int, data: st.DataObj
 
 @given(seed=st.integers(0, 1000), dim=st.integers(1, 6))
 @settings(max_examples=25)
-def test_pairs_differ_by_one(seed: int, dim: int) -> None:
+def test_pair_whitening_gives_unit_differences_within_classes(seed: int, dim: int) -> None:
     """Differences of matching pairs have covariance 1, and that of the features is diagonal and falls."""
     features, labels = some_features(seed=seed)
     white = applied(features, pair_whitening(features, labels, dim, 0))
@@ -171,7 +171,7 @@ def test_features_fewer_than_channels_need_shrinkage() -> None:
         (lambda x: x[:, :1].expand(-1, 6), 3, "vary in 1 directions only, but 3 are required"),
     ],
 )
-def test_what_cannot_be_learned_from(change: object, dim: int, message: str) -> None:
+def test_invalid_features_are_refused(change: object, dim: int, message: str) -> None:
     features, labels = some_features()
     features = change(features)
     with pytest.raises(ModelError, match=message):
@@ -180,7 +180,7 @@ def test_what_cannot_be_learned_from(change: object, dim: int, message: str) -> 
         pair_whitening(features, labels[: len(features)], dim, 0)
 
 
-def test_pairs_need_pairs() -> None:
+def test_pair_whitening_requires_pairs() -> None:
     features, labels = some_features()
     with pytest.raises(ModelError, match="alone in its class"):
         pair_whitening(features, torch.arange(len(labels)), 3, 0.1)

@@ -38,12 +38,10 @@ def assert_same(got: tuple[Tensor, Tensor], want: tuple[Tensor, Tensor], toleran
         torch.testing.assert_close(one, other, rtol=0, atol=tolerance)
 
 
-class Largest(TorchDispatchMode):
-    """Remembers the elements of the largest tensor that is made."""
+class LargestTensor(TorchDispatchMode):
+    """Number of elements of the largest tensor that any operation returned."""
 
-    def __init__(self) -> None:
-        super().__init__()
-        self.elements = 0
+    elements = 0
 
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):  # type: ignore[no-untyped-def]
         out = func(*args, **(kwargs or {}))

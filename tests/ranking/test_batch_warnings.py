@@ -42,7 +42,7 @@ NORMS, POSITIVES = "embeddings are not L2-normalised: row", "no item of the batc
 
 @pytest.fixture(autouse=True)
 def new_process(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """As in a process that has not called a loss; what is not expected is an error."""
+    """Forget earlier calls and warnings, and turn unexpected warnings into errors."""
     monkeypatch.setattr(batch_warnings, "_calls", itertools.count())
     monkeypatch.setattr(batch_warnings, "_shown", set())
     with warnings.catch_warnings():
@@ -51,7 +51,7 @@ def new_process(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 
 
 @each_loss
-def test_vectors_of_any_length(loss: Callable[..., Tensor]) -> None:
+def test_vectors_that_are_not_normalised(loss: Callable[..., Tensor]) -> None:
     vectors = unit(12, 5)
     vectors[2] *= 1.02
     with pytest.warns(UserWarning, match=rf"{NORMS} 2 has the norm 1.02\. ") as shown:
@@ -68,7 +68,7 @@ def test_a_batch_without_positives(loss: Callable[..., Tensor]) -> None:
     loss(unit(12, 5), torch.arange(12))  # once
 
 
-def test_each_kind_once() -> None:
+def test_each_kind_of_warning_is_shown_once() -> None:
     with warnings.catch_warnings(record=True) as shown:
         warnings.simplefilter("always")
         for _ in range(3):
@@ -80,7 +80,7 @@ def test_each_kind_once() -> None:
 
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16, torch.float16])
 @each_loss
-def test_nothing_is_wrong(loss: Callable[..., Tensor], dtype: torch.dtype) -> None:
+def test_no_warning_for_valid_batches(loss: Callable[..., Tensor], dtype: torch.dtype) -> None:
     vectors = unit(12, 500).to(dtype).requires_grad_()
     with torch.autocast("cpu", torch.bfloat16):
         loss(vectors, LABELS).backward()
@@ -92,7 +92,7 @@ def test_a_warning_that_is_an_error_is_raised_once() -> None:
     recall_at_k_loss(torch.ones(12, 3), LABELS)
 
 
-def test_only_the_first_calls_read_norms(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_only_the_first_calls_compute_norms(monkeypatch: pytest.MonkeyPatch) -> None:
     vectors, read = unit(12, 5), []
     norm = torch.linalg.vector_norm
     monkeypatch.setattr(
@@ -104,14 +104,14 @@ def test_only_the_first_calls_read_norms(monkeypatch: pytest.MonkeyPatch) -> Non
     recall_at_k_loss(torch.ones(12, 3), LABELS)  # too late
 
 
-def test_a_database_has_positives() -> None:
+def test_positives_in_a_database() -> None:
     loss = partial(RecallAtKLoss(), unit(2, 5), torch.tensor([0, 1]), ref_emb=unit(3, 5))
     loss(ref_labels=torch.tensor([2, 1, 2]))
     with pytest.warns(UserWarning, match=POSITIVES):
         loss(ref_labels=torch.tensor([2, 2, 2]))
 
 
-def test_a_miner_may_find_nothing() -> None:
+def test_no_warning_if_a_miner_finds_nothing() -> None:
     assert RecallAtKLoss()(unit(12, 5), LABELS, (torch.empty(0, dtype=torch.long),) * 4) == 0
 
 
@@ -120,16 +120,16 @@ def test_an_empty_batch_is_a_batch_without_positives() -> None:
         recall_at_k_loss(torch.empty(0, 5), torch.empty(0, dtype=torch.long))
 
 
-def test_a_compiled_loss_is_left_alone() -> None:
+def test_no_warning_in_a_compiled_loss() -> None:
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # what the compiler says of itself
+        warnings.simplefilter("ignore")  # of the compiler
         warnings.filterwarnings("error", f".*{NORMS}")
         found = torch.compile(RecallAtKLoss(), backend="eager")(2 * unit(12, 5), LABELS)
     with pytest.warns(UserWarning, match=NORMS):
         torch.testing.assert_close(found, RecallAtKLoss()(2 * unit(12, 5), LABELS))
 
 
-def test_training_causes_none(tmp_path: Path) -> None:
+def test_no_warning_in_training(tmp_path: Path) -> None:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         for message in (NORMS, POSITIVES):

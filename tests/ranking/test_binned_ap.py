@@ -1,4 +1,4 @@
-"""Binned AP against the literal formula, against exact AP, and against itself in other tiles."""
+"""Binned AP, compared with the literal formula and with exact AP, for any tile size."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ from shortlist.ranking import BinnedAPLoss, binned_ap_loss, query_scores
 from tests import reference
 from tests.ranking.losses import assert_same, unit, value_and_gradient
 
-some_labels = st.lists(st.integers(-3, 3), min_size=1, max_size=8)  # classes of any size, singletons too
+some_labels = st.lists(st.integers(-3, 3), min_size=1, max_size=7)  # classes of any size, singletons too
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=20, deadline=None)
 @given(
     labels=some_labels,
     seed=st.integers(0, 10**6),
-    bins=st.sampled_from([2, 3, 7, 20]),
+    bins=st.sampled_from([2, 3, 7, 12]),
     tile_size=st.integers(1, 9),
     length=st.sampled_from([0.5, 1.0, 1.2]),  # longer vectors have similarities beyond the bins
 )
@@ -49,7 +49,7 @@ def test_items_at_centres_of_their_own_have_exact_average_precision() -> None:
     assert abs(between - found) > 1e-3  # elsewhere it is an approximation
 
 
-def test_a_hand_made_list() -> None:
+def test_an_example_by_hand() -> None:
     """Three bins at 1, 0, -1. A positive at 1, one at -0.5 (half in each of the last two), a negative at 0."""
     query, items = torch.tensor([[1.0]]), torch.tensor([[1.0], [-0.5], [0.0]])
     loss = BinnedAPLoss(bins=3)(query, torch.tensor([1]), ref_emb=items, ref_labels=torch.tensor([1, 1, 0]))
@@ -58,9 +58,9 @@ def test_a_hand_made_list() -> None:
 
 
 @pytest.mark.parametrize("bins", [2, 20])
-def test_the_gradient_is_the_slope(bins: int) -> None:
-    labels = torch.arange(12) // 3
-    assert torch.autograd.gradcheck(lambda vectors: binned_ap_loss(vectors, labels, bins), unit(12, 4).requires_grad_())
+def test_gradcheck(bins: int) -> None:
+    labels = torch.arange(9) // 3
+    assert torch.autograd.gradcheck(lambda vectors: binned_ap_loss(vectors, labels, bins), unit(9, 4).requires_grad_())
 
 
 def test_rounding_beyond_the_ends_stays_in_the_outer_bins() -> None:
@@ -109,7 +109,7 @@ def test_half_precision_in_float32() -> None:
 
 
 @pytest.mark.parametrize("bins", [1, 0, 2.5, True, "many"])
-def test_bins_that_are_none(bins: object) -> None:
+def test_invalid_bins(bins: object) -> None:
     with pytest.raises(ValueError, match="bins must be an integer of at least 2"):
         BinnedAPLoss(bins)  # type: ignore[arg-type]
 
@@ -128,5 +128,5 @@ def test_what_every_loss_refuses() -> None:
         squared(unit(3, 2).requires_grad_()).backward()
 
 
-def test_what_it_says_of_itself() -> None:
+def test_repr() -> None:
     assert "bins=7" in repr(BinnedAPLoss(7))

@@ -1,4 +1,4 @@
-"""The calibration loss against its formula, and sums of losses."""
+"""The calibration loss, compared with its formula, and sums of losses."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from tests import reference
 from tests.ranking.losses import assert_same, unit, value_and_gradient
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=15, deadline=None)
 @given(
     labels=st.lists(st.integers(-3, 3), min_size=1, max_size=9).map(torch.tensor),
     seed=st.integers(0, 10**6),

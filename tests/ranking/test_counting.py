@@ -1,4 +1,4 @@
-"""The ways to count against the sigmoid itself, each on its own."""
+"""Each way of counting, compared with a sum of sigmoids."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ def test_each_way_is_the_sum_of_sigmoids(way: str, rows: int, size: int, width: 
 
 
 @pytest.mark.parametrize("way", ["factored", "band", "series"])
-def test_thresholds_that_are_no_members_count_nothing(way: str) -> None:
+def test_counts_of_inactive_thresholds_are_0(way: str) -> None:
     items, thresholds = torch.zeros(2, 5), torch.zeros(2, 3)
     members = torch.tensor([[True, False, True], [False, False, False]])
     found = counts(way, items, thresholds, members, 100.0)
@@ -72,8 +72,8 @@ def test_thresholds_that_are_no_members_count_nothing(way: str) -> None:
 
 @pytest.mark.parametrize("way", ["dense", "factored", "band", "series"])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
-def test_what_is_flat_is_exactly_0_and_nothing_else(way: str, dtype: torch.dtype) -> None:
-    """All items at one place, a little above or below where they are flat."""
+def test_only_negligible_sigmoids_are_exactly_0(way: str, dtype: torch.dtype) -> None:
+    """All items have one similarity, a little above or below the one where their sigmoids are negligible."""
     scale, number = 100.0, 50
     thresholds, members = torch.tensor([[0.5, 0.5]], dtype=dtype), torch.tensor([[True, False]])
     for temperatures in (-0.4, 0.1, 0.9, 40.0):
@@ -85,8 +85,8 @@ def test_what_is_flat_is_exactly_0_and_nothing_else(way: str, dtype: torch.dtype
 
 @pytest.mark.parametrize("way", ["factored", "band", "series"])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
-def test_thresholds_as_far_apart_as_exponents_reach(way: str, dtype: torch.dtype) -> None:
-    """Those of one row, with items from far below the lowest to far above the highest."""
+def test_thresholds_as_far_apart_as_the_range_of_exponents(way: str, dtype: torch.dtype) -> None:
+    """In one row, with items from far below the lowest threshold to far above the highest."""
     width, scale, number = flat_from(400, dtype), 100.0, 400
     span = exponent_range(dtype) - width
     for share in (0.5, 0.9, 0.999, 1.001, 1.9, 3.0):
@@ -100,11 +100,11 @@ def test_thresholds_as_far_apart_as_exponents_reach(way: str, dtype: torch.dtype
 @pytest.mark.parametrize("items", [1, 100, 4000, 30_000, 10**5, 10**7])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 def test_the_series_is_the_sigmoid(items: int, dtype: torch.dtype) -> None:
-    """All items at the worst place change a count by less than a rounding, and powers stay in range."""
+    """The largest error of all items changes a count by less than its rounding error, and powers stay in range."""
     depth, coefficients = series(items, dtype)
     y = math.exp(-depth) * torch.linspace(0, 1, 10_001, dtype=torch.float64)
     polynomial = sum(c * y**n for n, c in enumerate(coefficients, start=1))
-    rounding = y * torch.finfo(torch.float64).eps  # of this very comparison
+    rounding = y * torch.finfo(torch.float64).eps  # of this comparison
     error = (polynomial - y / (1 + y)).abs()
     assert (error <= torch.finfo(dtype).eps / items + 4 * rounding).all()
     assert len(coefficients) * (flat_from(items, dtype) - depth) < exponent_range(dtype) + 2
@@ -113,7 +113,7 @@ def test_the_series_is_the_sigmoid(items: int, dtype: torch.dtype) -> None:
 
 @pytest.mark.parametrize(("dtype", "rounding"), [(torch.float32, 3e-6), (torch.float64, 5e-13)])
 def test_the_slope_of_the_series_is_that_of_the_sigmoid(dtype: torch.dtype, rounding: float) -> None:
-    """Items from where the series begins down to where it is almost flat, relative to their own slope."""
+    """For items from where the series begins down to where it is almost flat, relative to their slope."""
     depth, _ = series(100, dtype)
     items = torch.linspace(-2 * depth, -depth - 1e-3, 100, dtype=dtype).unsqueeze(0)
     one, place = torch.ones(1, 1, dtype=dtype), torch.zeros(1, 1, dtype=torch.long)
@@ -124,7 +124,7 @@ def test_the_slope_of_the_series_is_that_of_the_sigmoid(dtype: torch.dtype, roun
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
-def test_what_is_flat_changes_a_sum_by_one_rounding(dtype: torch.dtype) -> None:
+def test_negligible_terms_change_a_sum_by_one_rounding_error(dtype: torch.dtype) -> None:
     limits = torch.finfo(dtype)
     for terms in (1, 2, 100, 10**7):
         assert terms / (1 + math.exp(flat_from(terms, dtype))) == pytest.approx(limits.eps, rel=1e-5)
@@ -142,7 +142,7 @@ def test_exponentials_stay_in_range(dtype: torch.dtype) -> None:
 @pytest.mark.parametrize("reach", [1.4, 3.2, 4.0, 4.7])
 @pytest.mark.parametrize("more", [0, 1, 17])
 def test_out_of_reach_is_where_enough_competitors_are_ahead(reach: float, more: int) -> None:
-    """A positive beside c competitors has a rank of 1 + c / 2 at least: all of them may be at its very similarity."""
+    """With c competitors at or above a positive, its rank is at least 1 + c / 2, because all of them may be ties."""
     enough = next(c for c in range(20) if 1 + c / 2 > reach)
     for ahead in range(2 * enough + more + 1):
         row = torch.zeros(2, 2 * enough + more)

@@ -1,4 +1,4 @@
-"""What is not given has the value that the docs say, and what is given is used."""
+"""Arguments that are not given have the documented defaults, and arguments that are given are used."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ DEFAULTS = {
 
 @pytest.mark.parametrize(("loss", "defaults"), DEFAULTS.values(), ids=DEFAULTS)
 def test_defaults(loss: Callable[..., torch.Tensor], defaults: dict[str, Any]) -> None:
-    """Value and gradient are those of the defaults, and none of those of another value of any of them."""
+    """Value and gradient are those of the defaults, and differ from those of any other value of an argument."""
     value, gradient = value_and_gradient(loss, VECTORS, LABELS)
     again = value_and_gradient(loss, VECTORS, LABELS, **defaults)
     assert torch.equal(value, again[0])
@@ -69,7 +69,7 @@ class Counting(Engine):
 
 
 @pytest.mark.parametrize("loss", [recall_at_k_loss, smooth_ap_loss, of_module(RecallAtKLoss), of_module(SmoothAPLoss)])
-def test_the_engine_that_is_given_runs(loss: Callable[..., torch.Tensor]) -> None:
+def test_the_given_engine_is_used(loss: Callable[..., torch.Tensor]) -> None:
     engine = Counting()
     loss(VECTORS, LABELS, engine=engine)
     assert engine.runs == [1]

@@ -1,4 +1,4 @@
-"""Loss and gradient against values of the paper's equations that were computed independently."""
+"""Loss and gradient, compared with values of the paper's equations that were computed independently."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def expected(path: Path, loss: str) -> tuple[Tensor, Tensor]:
     return torch.tensor(case["loss"], dtype=torch.float64), torch.tensor(case["grad"], dtype=torch.float64)
 
 
-def test_all_files_are_there() -> None:
+def test_no_file_is_missing() -> None:
     assert len(GOLDEN) == 8
 
 
@@ -57,7 +57,7 @@ def test_float64_to_nine_digits(path: Path, loss: str, engine: Engine) -> None:
 
 @pytest.mark.parametrize("loss", LOSSES)
 @pytest.mark.parametrize("path", GOLDEN, ids=lambda path: path.stem)
-def test_float32_to_its_rounding(path: Path, loss: str) -> None:
+def test_float32_to_its_rounding_error(path: Path, loss: str) -> None:
     """A float32 similarity of about 1 is off by up to 1e-7, 1e-5 temperatures: a gradient of about 0.1 by 1e-6."""
     value, gradient = measure(path, loss, torch.float32)
     want, want_gradient = expected(path, loss)
@@ -66,7 +66,8 @@ def test_float32_to_its_rounding(path: Path, loss: str) -> None:
 
 
 @pytest.mark.parametrize("path", [path for path in GOLDEN if path.stem != "perfect"], ids=lambda path: path.stem)
-def test_another_temperature_or_a_counted_query_is_noticed(path: Path) -> None:
+def test_other_settings_give_other_values(path: Path) -> None:
+    """Negative control of the tests above."""
     want = expected(path, "rs")[0]
     assert (measure(path, "rs", torch.float64, tau1=0.9)[0] - want).abs() > 1e-4
     assert (measure(path, "rs", torch.float64, tau2=0.02)[0] - want).abs() > 1e-5

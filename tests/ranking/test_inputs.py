@@ -1,4 +1,4 @@
-"""What the losses and metrics refuse, with one error that names the culprit, and the edge cases that they take."""
+"""Invalid inputs of the losses and metrics, each with one error that names the cause, and valid edge cases."""
 
 from __future__ import annotations
 
@@ -91,7 +91,7 @@ BAD_VECTORS = [
 def test_bad_embeddings_and_labels(door):
     for embeddings, labels, error, match in BAD_VECTORS:
         assert_refused(error, match.format(what="embeddings"), door, embeddings, labels)
-    door(EMBEDDINGS, LABELS)  # the door does open
+    door(EMBEDDINGS, LABELS)  # valid input is accepted
 
 
 @pytest.mark.parametrize("what", DATABASES)
@@ -102,7 +102,7 @@ def test_bad_database(what):
 
 
 @pytest.mark.parametrize("what", DATABASES)
-def test_a_database_of_another_kind(what):
+def test_a_database_that_does_not_match(what):
     with pytest.raises(ValueError, match="queries have 4 dimensions but the database 3"):
         DATABASES[what](EMBEDDINGS[:, :3], LABELS)
     with pytest.raises(ValueError, match=f"{what} and .* go together"):
@@ -176,7 +176,7 @@ def test_bad_tile_size(use):
 
 
 @pytest.mark.parametrize("given", [{"ref_emb": EMBEDDINGS, "ref_labels": LABELS}, {"indices_tuple": PAIRS}])
-def test_what_needs_the_batch_as_its_own_database(given):
+def test_options_that_need_the_batch_as_database(given):
     with pytest.raises(ValueError, match="count_query needs the batch to be its own database"):
         RecallAtKLoss(count_query=True)(EMBEDDINGS, LABELS, **given)
     with pytest.raises(ValueError, match="count_query needs the batch to be its own database"):
@@ -218,12 +218,12 @@ def test_mined_pairs_with_fewer_items_than_queries(size):
 
 
 @pytest.mark.parametrize("anchors", [torch.tensor([0]), torch.tensor([0, 3, 4])])
-def test_as_many_anchors_as_others(anchors):
+def test_anchors_and_others_have_the_same_length(anchors):
     with pytest.raises(ValueError, match="indices_tuple"):
         RecallAtKLoss()(EMBEDDINGS, LABELS, (anchors, *PAIRS[1:]))
 
 
-def test_indices_are_whole_numbers():
+def test_indices_are_integers():
     with pytest.raises(TypeError, match="indices_tuple"):
         RecallAtKLoss()(EMBEDDINGS, LABELS, tuple(index + 0.5 for index in PAIRS))
 
@@ -330,8 +330,8 @@ def test_the_second_derivative_is_refused(loss):
 
 
 @pytest.mark.parametrize("share", [1.0, 1e-6])
-def test_it_is_refused_inside_another_sum_and_behind_a_model(share):
-    """Where autograd could go on through the other terms, zeros in place of ours would go unnoticed."""
+def test_the_second_derivative_of_a_sum_behind_a_model_is_refused(share):
+    """Autograd could differentiate the other terms, and zeros in place of ours would go unnoticed."""
     model = nn.Linear(4, 3)
     inputs = EMBEDDINGS.clone().requires_grad_()
     outputs = model(inputs).tanh()
@@ -341,7 +341,7 @@ def test_it_is_refused_inside_another_sum_and_behind_a_model(share):
         sum(gradient.pow(2).sum() for gradient in gradients).backward()
 
 
-def test_it_is_refused_for_the_database():
+def test_the_second_derivative_for_a_database_is_refused():
     database = EMBEDDINGS.clone().requires_grad_()
     value = RecallAtKLoss()(EMBEDDINGS, LABELS, ref_emb=database, ref_labels=LABELS)
     (gradient,) = torch.autograd.grad(value, database, create_graph=True)
@@ -350,7 +350,7 @@ def test_it_is_refused_for_the_database():
 
 
 @each_loss
-def test_a_graph_of_the_gradient_does_no_harm_while_unused(loss):
+def test_an_unused_graph_of_the_gradient_changes_nothing(loss):
     def gradient(factor: float, create_graph: bool) -> Tensor:
         torch.manual_seed(0)  # of SiMix
         embeddings = EMBEDDINGS.clone().requires_grad_()
@@ -370,6 +370,6 @@ def test_only_tensors(embeddings, labels):
         RecallAtKLoss()(embeddings, labels)
 
 
-def test_numbers_of_numpy_are_numbers():
+def test_numpy_numbers_are_accepted():
     value = recall_at_k_loss(EMBEDDINGS, LABELS, [np.int64(1), np.uint8(2)], np.float32(1), np.float64(0.01))
     assert value == recall_at_k_loss(EMBEDDINGS, LABELS, (1, 2))

@@ -1,4 +1,4 @@
-"""Inside a loss or a metric products are exact, whatever the caller has chosen, and his choice comes back."""
+"""Losses and metrics compute products in full precision and restore the settings of the caller."""
 
 from __future__ import annotations
 

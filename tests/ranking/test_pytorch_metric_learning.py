@@ -35,7 +35,7 @@ def some_items(number: int, classes: int = 4, seed: int = 0) -> tuple[Tensor, Te
 
 
 def literal(loss: RankingLoss, similarities: Tensor, positive: Tensor, negative: Tensor) -> Tensor:
-    """The loss of (Q, N) similarities where those marks say who is whose positive, and who else competes."""
+    """The loss of (Q, N) similarities with (Q, N) masks of the positives and of the other competitors."""
     values = []
     for row, good, bad in zip(similarities, positive, negative, strict=True):
         if good.any():
@@ -89,7 +89,7 @@ each_miner = pytest.mark.parametrize("miner", MINERS.values(), ids=MINERS.keys()
 
 @each_loss
 @each_miner
-def test_only_mined_pairs_take_part(loss, miner):
+def test_only_mined_pairs_count(loss, miner):
     embeddings, labels = some_items(30)
     mined = miner(embeddings, labels)
     positive, negative = marks(mined, (30, 30))
@@ -114,7 +114,7 @@ def test_mined_pairs_of_a_database(loss, miner):
 
 @each_loss
 @pytest.mark.parametrize("every", [get_all_pairs_indices, get_all_triplets_indices], ids=["pairs", "triplets"])
-def test_a_tuple_of_all_is_no_tuple(loss, every):
+def test_all_pairs_or_triplets_are_the_default(loss, every):
     embeddings, labels = some_items(30)
     assert_same(loss(embeddings, labels, every(labels)), loss(embeddings, labels), embeddings)
 
@@ -150,7 +150,7 @@ def test_a_database_of_its_own(loss):
 
 @each_loss
 def test_a_batch_as_its_database(loss):
-    """Given as ref_emb, an item is in its own database; the gradient comes by both ways, and by each once."""
+    """With the batch as ref_emb, an item is in its own database. The gradient is the sum over both arguments."""
     embeddings, labels = some_items(20)
     same = labels[:, None] == labels
     expected = literal(loss, embeddings @ embeddings.T, same, ~same)
@@ -186,7 +186,7 @@ def test_cross_batch_memory(loss):
 
 @each_loss
 def test_losses_of_several_batches_can_be_added_up(loss):
-    """The memory is written to in place, and is no reason to refuse a later backward."""
+    """The memory is modified in place, and backward works all the same."""
     batches = [some_items(8, seed=step) for step in range(3)]
     together, one_by_one = CrossBatchMemory(loss, 6, 20), CrossBatchMemory(loss, 6, 20)
     gradients = [torch.autograd.grad(one_by_one(batch, labels), batch)[0] for batch, labels in batches]

@@ -86,7 +86,7 @@ class TestHidden:
         chosen = torch.tensor([1, 2])
         assert torch.equal(assembled(copies(ranker.select(chosen), *shape), (2, 6)), expected[chosen])
 
-    def test_the_check_sees_what_will_be_hidden(self):
+    def test_check_is_called_before_items_are_hidden(self):
         vectors, seen = torch.eye(3), []
         ranker = Ranker(
             TensorSource(vectors),
@@ -101,7 +101,7 @@ class TestHidden:
 
 
 class TestMemory:
-    def test_rankings_are_as_many_as_fit(self, monkeypatch):
+    def test_a_tile_holds_as_many_rankings_as_fit(self, monkeypatch):
         monkeypatch.setattr(module, "TILE", 35)
         ranker = Ranker.leave_one_out(whole_numbers(10), torch.arange(10))
         assert [tuple(tile.similarities.shape) for tile in ranker.rankings()] == [(3, 10)] * 3 + [(1, 10)]

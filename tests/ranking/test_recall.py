@@ -21,13 +21,13 @@ def test_a_head_checks_its_settings() -> None:
         RecallHead((1,), 0)
 
 
-def test_reach_is_where_the_largest_k_is_flat() -> None:
+def test_reach() -> None:
     assert RecallHead((1, 8, 4), 0.5).reach(10) == 8 + 10 * 0.5
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 def test_many_positives_that_are_almost_out_of_reach_count(dtype: torch.dtype) -> None:
-    """Each of them adds less than a rounding to a loss near 1, and all of them a hundred."""
+    """Each of them changes a loss near 1 by less than its rounding error, and all of them by a hundred times it."""
     number, rank = 1000, 1 + 2 - math.log(torch.finfo(dtype).eps)
     overall, present = torch.full((1, number), rank, dtype=dtype), torch.ones(1, number, dtype=torch.bool)
     loss = RecallHead((1,), 1.0)(Ranks(overall, overall, present, present.sum(1)))

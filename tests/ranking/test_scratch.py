@@ -7,7 +7,7 @@ import torch
 from shortlist.ranking.scratch import Scratch
 
 
-def test_a_buffer_is_used_again_unless_it_is_too_small() -> None:
+def test_a_buffer_is_reused_unless_it_is_too_small() -> None:
     scratch = Scratch(torch.device("cpu"), torch.float64)
     first = scratch("a", 3, 4)
     assert (first.shape, first.dtype) == ((3, 4), torch.float64)
@@ -17,7 +17,7 @@ def test_a_buffer_is_used_again_unless_it_is_too_small() -> None:
     assert larger.untyped_storage().data_ptr() != first.untyped_storage().data_ptr()
 
 
-def test_a_large_buffer_has_room_for_what_is_a_little_larger_later() -> None:
+def test_a_large_buffer_is_rounded_up() -> None:
     scratch = Scratch(torch.device("cpu"), torch.uint8)
     for size in (2**20, 2**20 + 1, 2**20 + 2):
         assert len(scratch(f"of {size}", size)) == size

@@ -1,4 +1,4 @@
-"""The upper bound with a linear tail against the literal formula, and computed in all ways."""
+"""The upper bound with a linear tail, compared with the literal formula, for every way of computing it."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ def both(embeddings: Tensor, labels: Tensor, engine: Engine, temperature: float,
 labels_of_any_sizes = st.lists(st.integers(-3, 3), min_size=1, max_size=9).map(torch.tensor)
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=20, deadline=None)
 @given(
     labels=labels_of_any_sizes,
     seed=st.integers(0, 10**6),
@@ -77,7 +77,7 @@ def test_it_is_the_literal_formula(
 @pytest.mark.parametrize("prune", [True, False])
 def test_in_float32(prune: bool) -> None:
     labels = torch.tensor([0, 0, 1, 1, 1, 2, 3, 3, 3, 3, 4, 4])
-    for seed in range(5):
+    for seed in range(2):
         for got, want in both(with_ties(12, seed, torch.float32), labels, Engine(prune=prune), 0.05, 4.0):
             assert got[0].dtype == torch.float32
             assert_same((got[0].double(), got[1].double()), want, 1e-5)
@@ -90,7 +90,7 @@ def test_gradcheck() -> None:
     assert torch.autograd.gradcheck(lambda x: smooth_ap_loss(x, labels, **options), embeddings)
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=20, deadline=None)
 @given(
     way=st.sampled_from(["dense", "factored", "band", "series"]),
     size=st.integers(3, 40),
@@ -155,15 +155,14 @@ def test_ranks_are_never_better_than_the_exact_ones(dtype: torch.dtype) -> None:
         assert smooth < sum(exact) / len(exact)  # the control: a sigmoid counts one half for a tie
 
 
-@pytest.mark.parametrize("sort_from", [0, 10**9])
+@pytest.mark.parametrize(("sort_from", "dtype"), [(0, torch.float64), (0, torch.float32), (10**9, torch.float64)])
 @pytest.mark.parametrize("loss", [RecallAtKLoss(tail=TAIL), RecallAtKLoss(rank_temperature=200.0, tail=TAIL)], ids=str)
 @pytest.mark.parametrize("spread", [0.35, 0.9, 4.0])
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 def test_pruned_equals_unpruned(
     loss: RecallAtKLoss, spread: float, dtype: torch.dtype, sort_from: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(tiles, "_SORT_FROM", sort_from)
-    embeddings, labels = clusters(300, 4, spread, dtype=dtype), torch.arange(1200) // 4
+    embeddings, labels = clusters(150, 4, spread, dtype=dtype), torch.arange(600) // 4
     found = {}
     for prune in (True, False):
         loss.engine = Engine(prune=prune)
@@ -189,19 +188,19 @@ def test_half_as_many_competitors_put_a_positive_out_of_reach(reach: float) -> N
     assert values[0] == values[1]
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
-def test_compiled_equals_eager(dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_compiled_equals_eager(monkeypatch: pytest.MonkeyPatch) -> None:
+    """In float64; test_engine.py compiles in float32."""
     torch._dynamo.reset()
     monkeypatch.setattr(tiles, "compiled_steps", _Compiled())
-    embeddings, labels = clusters(30, 4, 0.9, dtype=dtype), torch.arange(120) // 4
+    embeddings, labels = clusters(30, 4, 0.9), torch.arange(120) // 4
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # what a compiler says of itself
+        warnings.simplefilter("ignore")  # of the compiler
         for loss in (RecallAtKLoss(rank_temperature=30.0, tail=TAIL), SmoothAPLoss(tail=TAIL)):
             found = []
             for fused in (True, False):
                 loss.engine = Engine(prune=False, compile=fused)
                 found.append(value_and_gradient(loss, embeddings, labels))
-            assert_same(found[0], found[1], 1e-5 if dtype == torch.float32 else 1e-12)
+            assert_same(found[0], found[1], 1e-12)
 
 
 def test_competitors_far_ahead_keep_a_gradient() -> None:

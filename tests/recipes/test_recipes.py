@@ -31,7 +31,7 @@ def write(path: Path, text: str) -> str:
 
 
 class TestInheritance:
-    def test_what_is_inherited_is_merged_section_by_section(self, here: Path) -> None:
+    def test_inherited_values_are_merged_section_by_section(self, here: Path) -> None:
         write(here / "a.yaml", WHOLE + "optimizer: {lr: 1.0, weight_decay: 2.0}\nloss: {k: [1, 2]}\n")
         write(here / "b.yaml", "optimizer: {lr: 3.0}\nbatch: {size: 8}\n")
         config = open_recipe(write(here / "c.yaml", "inherits: [a.yaml, b.yaml]\nbatch: {per_class: 2}\n"))
@@ -44,7 +44,7 @@ class TestInheritance:
         write(here / "a.yaml", WHOLE + "loss: {k: [1, 2, 4]}\n")
         assert open_recipe(write(here / "b.yaml", "inherits: a.yaml\nloss: {k: [8]}\n")).loss.k == (8,)
 
-    def test_figures_and_words_are_of_a_recipe_alone(self, here: Path) -> None:
+    def test_names_descriptions_and_results_are_not_inherited(self, here: Path) -> None:
         write(here / "a.yaml", WHOLE + "name: a\nabout: A.\npaper: {x: {r@1: 9}}\nmeasured: {x: {r@1: 8}}\n")
         config = open_recipe(write(here / "b.yaml", "inherits: a.yaml\n"))
         assert (config.name, config.about, config.paper, config.measured) == ("b", "", {}, {})
@@ -57,11 +57,11 @@ class TestInheritance:
             base.model_copy(update={"paper": {}})
         )
 
-    def test_a_file_is_found_beside_its_heir(self, here: Path) -> None:
+    def test_inherited_files_are_relative_to_the_recipe(self, here: Path) -> None:
         write(here / "deep" / "a.yaml", WHOLE)
         assert open_recipe(write(here / "deep" / "b.yaml", "inherits: a.yaml\n")).data.source == "images"
 
-    def test_overrides_come_last_and_stay_with_their_call(self) -> None:
+    def test_overrides_are_applied_last_and_to_one_call_only(self) -> None:
         for _ in range(2):
             assert open_recipe("cars196-resnet50-rsk-simix", ["loss.simix=false"]).loss.simix is False
             assert open_recipe("cars196-resnet50-rsk-simix").loss.simix is True
@@ -94,7 +94,7 @@ class TestInheritance:
         with pytest.raises(ConfigError, match=says):
             open_recipe(write(here / "wrong.yaml", text))
 
-    def test_parts_are_no_recipes(self) -> None:
+    def test_parts_cannot_be_opened_as_recipes(self) -> None:
         with pytest.raises(ConfigError, match="no recipe and no file 'resnet50'"):
             open_recipe("resnet50")
 
@@ -119,7 +119,7 @@ RELEASE = [  # the table of the authors' release: data, model, batch, chunk, epo
 
 
 class TestDifferences:
-    def test_what_a_run_has_otherwise_is_said(self) -> None:
+    def test_changed_settings_of_a_packaged_recipe_are_listed(self) -> None:
         assert not differences(
             open_recipe("cars196-resnet50-rsk", ["data.root=x", "training.seed=3", "batch.chunk_size=7"])
         )
@@ -132,22 +132,22 @@ class TestDifferences:
             "optimizer.lr=0.5 (the recipe: 0.0001)",
         ]
 
-    def test_of_a_recipe_of_ones_own_nothing_is_known(self, here: Path) -> None:
+    def test_a_recipe_of_the_user_has_no_differences(self, here: Path) -> None:
         assert not differences(open_recipe(write(here / "mine.yaml", WHOLE)))
 
 
 class TestPackagedRecipes:
-    def test_every_row_that_the_authors_trained_is_there(self) -> None:
+    def test_there_is_a_recipe_for_every_row_of_the_paper(self) -> None:
         rows = {f"{data}-{model}-{loss}" for data in DATA for model in ROWS for loss in ("rsk", "rsk-simix", "sap")}
         others = {"cars196-resnet50-rsk-simix-588", "sop-resnet50-rsk-384"}
         landmarks = {f"gldv1-resnet101-{loss}" for loss in ("sap", "rsk", "rsk-simix")}
         assert rows | others | landmarks <= set(recipe_names())
 
-    @pytest.mark.parametrize("name", recipe_names())
-    def test_every_recipe_is_valid_and_says_what_it_is(self, name: str) -> None:
-        config = open_recipe(name)
-        assert config.name == name
-        assert config.about.endswith(".")
+    def test_every_recipe_is_valid_and_has_a_description(self) -> None:
+        for name in recipe_names():
+            config = open_recipe(name)
+            assert config.name == name
+            assert config.about.endswith("."), name
 
     def test_no_recipe_repeats_another(self) -> None:
         configs = [open_recipe(name).model_dump_json(exclude={"name", "about", "paper"}) for name in recipe_names()]
@@ -159,7 +159,7 @@ class TestPackagedRecipes:
     def test_hyper_parameters_of_the_release(
         self, data: str, model: str, batch: str, chunk: str, epochs: str, milestones: str, lr: str
     ) -> None:
-        """Every cell of its table, and what it says of all."""
+        """Every cell of its table, and the settings that all rows share."""
         vit = model.startswith("vit")
         rows = [name for name in recipe_names() if re.fullmatch(rf"{data}-{model}(-d128)?-(rsk|rsk-simix|sap)", name)]
         assert len(rows) == (1 if data == "cub" else 3 if vit else 6)
@@ -185,7 +185,7 @@ class TestPackagedRecipes:
             assert (config.loss.count_query, config.evaluation.test_every) == (False, None)
 
     @pytest.mark.parametrize("name", [f"{data}-{row}-rsk" for data in DATA for row in ROWS])
-    def test_what_the_release_does_otherwise(self, name: str) -> None:
+    def test_differences_between_paper_and_release(self, name: str) -> None:
         paper, release = (open_recipe(each).model_dump() for each in (name, f"{name}-release"))
         assert paper["loss"].pop("count_query") is False
         assert release["loss"].pop("count_query") is True
@@ -195,7 +195,7 @@ class TestPackagedRecipes:
             key: paper[key] for key in paper if key not in ("name", "about")
         }
 
-    def test_hyper_parameters_of_smooth_ap_s_release(self) -> None:
+    def test_hyper_parameters_of_the_release_of_smooth_ap(self) -> None:
         for data, epochs, milestones in (("vehicleid", 400, (200, 300)), ("inaturalist", 90, (40, 70))):
             config = open_recipe(f"{data}-resnet50-sap-original")
             assert (config.batch.size, config.batch.per_class, config.loss.similarity_temperature) == (384, 4, 0.01)
@@ -231,7 +231,7 @@ class TestPackagedRecipes:
         assert open_recipe("sop-resnet50-rsk").loss.cut_offs == (1, 2, 4, 8, 16)
         assert open_recipe("sop-resnet50-rsk-simix").loss.cut_offs == (1, 2, 4, 8, 12, 16, 20, 24, 28, 32)
 
-    def test_the_list_is_ready_for_json(self) -> None:
+    def test_the_list_is_json_compatible(self) -> None:
         listed = {each["name"]: each for each in describe_recipes()}
         assert list(listed) == recipe_names()
         assert listed["cars196-resnet50-rsk"]["paper"] == {

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import csv
+from collections.abc import Callable
 from pathlib import Path
+
+import yaml
 
 from shortlist.training import RunFolder
 from shortlist.training import train_run as train
@@ -11,6 +14,7 @@ from tests.report.test_pages import Texts
 from tests.training.runs import class_folders, config
 
 NASTY = "z </script><img src=x onerror=alert(1)>"  # name of a test class
+CopyRun = Callable[..., RunFolder]  # the fixture `copy_run`
 
 
 def images_with_a_nasty_class(root: Path) -> Path:
@@ -25,8 +29,22 @@ def images_with_a_nasty_class(root: Path) -> Path:
     return root / "images.csv"
 
 
+def remove_class(source: Path, name: str) -> None:
+    """Remove the images in a folder from a table of images."""
+    rows = source.read_text(encoding="utf-8").splitlines(keepends=True)
+    source.write_text("".join(row for row in rows if f"/{name}/" not in row), encoding="utf-8")
+
+
 def trained(source: Path, path: Path, *overrides: str) -> RunFolder:
     return train(config(source, "training.epochs=2", "evaluation.before=true", *overrides), path)
+
+
+def change_config(run: RunFolder, key: str, value: object) -> None:
+    """Set a key such as data.source in the configuration of a finished run."""
+    values = yaml.safe_load(run.config_file.read_text(encoding="utf-8"))
+    section, name = key.split(".")
+    values[section][name] = value
+    run.config_file.write_text(yaml.safe_dump(values, allow_unicode=True), encoding="utf-8")
 
 
 def read(file: Path) -> tuple[str, Texts]:

@@ -1,4 +1,4 @@
-"""The pages as a person meets them, in Chromium."""
+"""Reports and comparisons in Chromium."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from playwright.sync_api import Browser, Page
 from shortlist.report.comparison import compare_runs, write_comparison
 from shortlist.report.run_report import write_report
 from tests.browser import started_browser
-from tests.report.runs import NASTY, images_with_a_nasty_class, trained
+from tests.report.runs import NASTY, CopyRun
 
 
 @pytest.fixture(scope="module")
@@ -21,24 +21,23 @@ def browser() -> Iterator[Browser]:
 
 
 @pytest.fixture(scope="module")
-def pages(browser: Browser, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
-    """A report, and a comparison; after the browser, so that nothing is trained where there is none."""
+def pages(browser: Browser, copy_run: CopyRun, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    """A report and a comparison. Without a browser nothing is trained."""
     root = tmp_path_factory.mktemp("runs")
-    source = images_with_a_nasty_class(root)
-    runs = [trained(source, root / name, f"training.seed={seed}") for seed, name in enumerate(("one", "two | 2"))]
+    runs = [copy_run(root / "one"), copy_run(root / "two | 2", "training.seed=1")]
     comparison = write_comparison(compare_runs([run.path for run in runs]), root / "comparison.html")
     return {"report": write_report(runs[0].path), "comparison": comparison}
 
 
 @pytest.fixture(scope="module")
 def problems() -> list[str]:
-    """What went wrong in the page, in the test that is running."""
+    """Errors, messages and requests of the page during the current test."""
     return []
 
 
 @pytest.fixture(scope="module")
 def opened(browser: Browser, problems: list[str]) -> Page:
-    """Used again: what Chromium takes to open a page is more than what it takes to test with it."""
+    """One tab for all tests, because opening one is slow."""
     found = browser.new_page()
     found.on("console", lambda message: problems.append(message.text))
     found.on("pageerror", lambda error: problems.append(str(error)))
@@ -55,8 +54,8 @@ def page(opened: Page, problems: list[str]) -> Iterator[Page]:
     opened.set_viewport_size({"width": 1200, "height": 800})
     opened.emulate_media(media="screen", color_scheme="light")
     yield opened
-    opened.goto("about:blank")  # whatever was still to come has come then
-    assert problems == []  # nothing was run that a name holds, nothing was asked of the network
+    opened.goto("about:blank")  # all events of the page have arrived after this
+    assert problems == []  # no script in a name was executed, and nothing was loaded from the network
 
 
 def shown(page: Page) -> list[str]:
@@ -65,40 +64,34 @@ def shown(page: Page) -> list[str]:
 
 @pytest.mark.parametrize("name", ["report", "comparison"])
 class TestBoth:
-    def test_pictures_are_there(self, pages: dict[str, Path], page: Page, name: str) -> None:
+    def test_screens_of_any_width_and_colour_scheme(self, pages: dict[str, Path], page: Page, name: str) -> None:
         page.goto(pages[name].as_uri())
-        widths = page.locator("img").evaluate_all("images => images.map(image => image.naturalWidth)")
-        assert len(widths) > 100
-        assert min(widths) > 0
-
-    def test_narrow_screens_do_not_scroll_sideways(self, pages: dict[str, Path], page: Page, name: str) -> None:
         page.set_viewport_size({"width": 390, "height": 800})
-        page.goto(pages[name].as_uri())
-        assert page.evaluate("document.documentElement.scrollWidth") == 390
-
-    def test_light_and_dark(self, pages: dict[str, Path], page: Page, name: str) -> None:
+        assert page.evaluate("document.documentElement.scrollWidth") == 390  # it does not scroll sideways
         colours = []
         for scheme in ("light", "dark"):
             page.emulate_media(color_scheme=scheme)  # type: ignore[arg-type]
-            page.goto(pages[name].as_uri())
             style = "getComputedStyle(document.body)"
             colours.append([page.evaluate(f"{style}.{part}") for part in ("color", "backgroundColor")])
         assert colours[0] != colours[1]
 
-    def test_right_and_wrong_differ_without_colour(self, pages: dict[str, Path], page: Page, name: str) -> None:
+    def test_pictures_and_their_marks(self, pages: dict[str, Path], page: Page, name: str) -> None:
         page.goto(pages[name].as_uri())
+        widths = page.locator("img").evaluate_all("images => images.map(image => image.naturalWidth)")
+        assert len(widths) > 100
+        assert min(widths) > 0
         looks = [
             page.locator(f".results .{kind} .frame").first.evaluate(
                 "frame => [getComputedStyle(frame).borderTopStyle, getComputedStyle(frame, '::after').backgroundImage]"
             )
             for kind in ("right", "wrong")
         ]
-        assert looks[0][0] != looks[1][0]
+        assert looks[0][0] != looks[1][0]  # right and wrong results differ also without colour
         assert looks[0][1] != looks[1][1]
 
 
 class TestReport:
-    def test_groups(self, pages: dict[str, Path], page: Page) -> None:
+    def test_queries_are_filtered_by_group_and_by_class(self, pages: dict[str, Path], page: Page) -> None:
         page.goto(pages["report"].as_uri())
         first = shown(page)
         page.get_by_role("button", name="one of every class").click()
@@ -106,9 +99,6 @@ class TestReport:
         assert page.get_by_role("button", name="one of every class").get_attribute("aria-pressed") == "true"
         page.get_by_role("button", name="random").click()
         assert shown(page) == first
-
-    def test_by_class(self, pages: dict[str, Path], page: Page) -> None:
-        page.goto(pages["report"].as_uri())
         field = page.get_by_label("class")
         field.fill(NASTY)
         assert set(shown(page)) == {NASTY}
@@ -135,21 +125,18 @@ class TestReport:
         page.keyboard.press("End")
         assert output.inner_text().startswith("step 6: ")
 
-    def test_links_lead_to_their_sections(self, pages: dict[str, Path], page: Page) -> None:
+    def test_links_and_printing(self, pages: dict[str, Path], page: Page) -> None:
         page.goto(pages["report"].as_uri())
         page.get_by_role("link", name="What was run").click()
         page.get_by_role("heading", name="What was run").wait_for()
         assert page.url.endswith("#section-5")
-
-    def test_prints(self, pages: dict[str, Path], page: Page) -> None:
-        page.goto(pages["report"].as_uri())
         page.emulate_media(media="print", color_scheme="dark")
         assert page.evaluate("getComputedStyle(document.body).backgroundColor") == "rgb(255, 255, 255)"
         assert not page.locator(".chooser").first.is_visible()
         assert page.locator(".card:visible").count() == 12
 
 
-def test_comparison_by_group(pages: dict[str, Path], page: Page) -> None:
+def test_queries_of_a_comparison_are_filtered_by_group(pages: dict[str, Path], page: Page) -> None:
     page.goto(pages["comparison"].as_uri())
     for group in ("two | 2 worse", "two | 2 better", "random"):
         button = page.get_by_role("button", name=group)

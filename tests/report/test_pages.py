@@ -111,6 +111,7 @@ def test_tick_labels_differ(low: float, wide: float, number: int) -> None:
     assert [float(text.replace(",", "")) for text in texts] == pytest.approx(found, rel=0, abs=wide / 100)
 
 
+@settings(max_examples=50)
 @given(st.lists(st.tuples(numbers, numbers), min_size=1, max_size=300), st.integers(1, 50))
 def test_averaging_keeps_the_mean(points: list[tuple[float, float]], limit: int) -> None:
     found = average_neighbours(points, limit)

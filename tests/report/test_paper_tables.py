@@ -1,4 +1,4 @@
-"""What the paper derives from its results is what the report derives from them."""
+"""Error reductions and means, derived from the results in the paper, are those that the paper prints."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ def test_reductions_of_the_error(dim: int) -> None:
     assert found == pytest.approx(REDUCTIONS[dim], abs=0.53)  # 10.53 is rounded down in the paper
 
 
-def test_only_of_rows_of_that_table() -> None:
+def test_reductions_are_given_for_rows_of_that_table_only() -> None:
     results = {"cars196": {"r@1": 90.0}}
     assert reductions_to_previous_best(open_recipe("cars196-resnet50-rsk"), results) == {
         "cars196": {"r@1": error_reduction(90.0, 86.5)}

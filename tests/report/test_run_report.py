@@ -17,7 +17,7 @@ from shortlist.report.pages import Thumbnails
 from shortlist.report.run_report import report_after_training, result_sections, write_report
 from shortlist.training import Display, RunFolder, run_evaluation
 from tests.evaluation.test_evaluate import catalog, points
-from tests.report.runs import NASTY, images_with_a_nasty_class, read, trained
+from tests.report.runs import NASTY, CopyRun, change_config, read, remove_class, trained
 
 
 class Listener(Display):
@@ -29,20 +29,22 @@ class Listener(Display):
 
 
 @pytest.fixture(scope="module")
-def source(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return images_with_a_nasty_class(tmp_path_factory.mktemp("images"))
-
-
-@pytest.fixture(scope="module")
-def finished(source: Path, tmp_path_factory: pytest.TempPathFactory) -> RunFolder:
-    return trained(source, tmp_path_factory.mktemp("runs") / "Ein <Lauf> & mehr")
+def finished(copy_run: CopyRun, tmp_path_factory: pytest.TempPathFactory) -> RunFolder:
+    return copy_run(tmp_path_factory.mktemp("runs") / "Ein <Lauf> & mehr")
 
 
 @pytest.fixture
-def run(finished: RunFolder, tmp_path: Path) -> RunFolder:
-    """A copy of the run that a test may change."""
-    copy = shutil.copytree(finished.path, tmp_path / "run", ignore=shutil.ignore_patterns("report.html"))
-    return RunFolder(Path(copy))
+def run(copy_run: CopyRun, tmp_path: Path) -> RunFolder:
+    """A run that a test may change."""
+    return copy_run(tmp_path / "run")
+
+
+@pytest.fixture
+def images(run: RunFolder, source: Path, tmp_path: Path) -> Path:
+    """A copy of the images of `run` that a test may change: the table next to their folder."""
+    moved = Path(shutil.copytree(source.parent, tmp_path / "images")) / source.name
+    change_config(run, "data.source", str(moved))
+    return moved
 
 
 @pytest.fixture(scope="module")
@@ -51,7 +53,7 @@ def page(finished: RunFolder) -> Path:
 
 
 class TestPage:
-    def test_is_in_the_run(self, page: Path, finished: RunFolder) -> None:
+    def test_the_page_is_in_the_folder_of_the_run(self, page: Path, finished: RunFolder) -> None:
         assert page == finished.path / "report.html"
 
     def test_numbers_are_those_of_the_evaluation(self, page: Path, finished: RunFolder) -> None:
@@ -74,7 +76,7 @@ class TestPage:
         assert any(label.startswith("Rank of the first correct result") for label in plots)
         assert any(label.startswith("Similarities of positive and negative pairs") for label in plots)
 
-    def test_every_class_is_there_with_its_results(self, page: Path) -> None:
+    def test_every_class_is_shown_with_its_results(self, page: Path) -> None:
         _, found = read(page)
         cards = [each for name, each in found.elements if name == "article"]
         assert {each["data-class"] for each in cards} == {f"class {number:02}" for number in range(6, 11)} | {NASTY}
@@ -138,16 +140,16 @@ class TestVariants:
         for number in range(1, 6):
             (images / "images" / "class 00" / f"{number}.png").unlink()  # one image left is too few
         (images / "images" / "class 03" / "0.png").write_text("no image")
-        run = trained(images / "images.csv", tmp_path / "run", "data.on_missing=skip", "data.validation=none")
+        settings = ("data.on_missing=skip", "data.validation=none", "training.epochs=1", "evaluation.before=false")
+        run = trained(images / "images.csv", tmp_path / "run", *settings)
         text, _ = read(write_report(run.path))
         assert "1 (too few images for a batch): class 00" in text
         assert "5 (skipped because of data.on_missing=skip): images/class 00/1.png" in text
         assert "1 (skipped): images/class 03/0.png" in text
 
-    def test_the_same_picture_in_two_classes(self, source: Path, tmp_path: Path) -> None:
-        images = Path(shutil.copytree(source.parent, tmp_path / "images")) / "images"
-        shutil.copyfile(images / "class 07" / "0.png", images / "class 08" / "3.png")
-        run = trained(images.parent / "images.csv", tmp_path / "run", "training.epochs=1")
+    def test_the_same_picture_in_two_classes(self, run: RunFolder, images: Path) -> None:
+        folders = images.parent / "images"
+        shutil.copyfile(folders / "class 07" / "0.png", folders / "class 08" / "3.png")
         text, _ = read(write_report(run.path))
         assert "1 pair of images has equal pixels and different labels" in text
         assert "images/class 08/3.png" in text
@@ -157,8 +159,8 @@ class TestVariants:
         groups = result_sections(Thumbnails(), test, 10, Display()).queries.groups
         assert groups[-1] == ("every class", "one of each of 20 classes", 20)
 
-    def test_error_reductions(self, run: RunFolder, monkeypatch: pytest.MonkeyPatch) -> None:
-        assert "rror reduction" not in read(write_report(run.path))[0]
+    def test_error_reductions(self, run: RunFolder, page: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        assert "rror reduction" not in read(page)[0]
         (tested,) = json.loads(run.evaluation_file.read_text())
         monkeypatch.setattr(
             run_report, "reductions_to_previous_best", lambda config, results: {tested["data"]: {"r@1": -12.34}}
@@ -170,16 +172,15 @@ class TestVariants:
 
 class TestMissingParts:
     def test_no_test_images(self, source: Path, tmp_path: Path) -> None:
-        run = trained(source, tmp_path / "run", "data.train_share=1", "data.validation=none")
+        run = trained(source, tmp_path / "run", "data.train_share=1", "data.validation=none", "training.epochs=1")
         text, found = read(write_report(run.path))
         assert "The run had no test images" in text
         assert "Nothing was tested in this run." in text
         assert "Nothing was validated in this run." in text
         assert not [each for name, each in found.elements if name == "article"]
 
-    def test_images_that_are_gone(self, run: RunFolder, source: Path, tmp_path: Path) -> None:
-        text = run.config_file.read_text(encoding="utf-8")
-        run.config_file.write_text(text.replace(str(source), str(tmp_path / "gone.csv")), encoding="utf-8")
+    def test_images_that_are_gone(self, run: RunFolder, tmp_path: Path) -> None:
+        change_config(run, "data.source", str(tmp_path / "gone.csv"))
         said, found = read(write_report(run.path))
         assert "The images cannot be opened, so no results are shown" in said
         assert "gone.csv" in said
@@ -187,11 +188,9 @@ class TestMissingParts:
         assert "for all steps, without validation and tests" in said
         assert not [each for name, each in found.elements if name == "article"]
 
-    def test_images_that_have_changed(self, source: Path, tmp_path: Path) -> None:
-        images = Path(shutil.copytree(source.parent / "images", tmp_path / "images"))
-        run = trained(images, tmp_path / "run")
+    def test_images_that_have_changed(self, run: RunFolder, images: Path) -> None:
         vectors = {file.name: file.read_bytes() for file in run.vectors.glob("*.npy")}
-        shutil.rmtree(images / "class 00")  # changes the split, so that training classes would be tested
+        remove_class(images, "class 00")  # changes the split, so that training classes would be tested
         said, found = read(write_report(run.path))
         assert "The images have changed since the training, so no results are shown." in said
         assert "r@1" in said
@@ -204,11 +203,14 @@ class TestMissingParts:
         assert write_report(run.path).read_text(encoding="utf-8") == before
         assert run.vectors.is_dir()
 
-    def test_a_version_that_was_not_known(self, run: RunFolder) -> None:
+    def test_an_unknown_version_and_no_test_before_training(self, run: RunFolder) -> None:
         facts = json.loads(run.facts_file.read_text(encoding="utf-8"))
         facts["versions"]["shortlist"] = None
         run.facts_file.write_text(json.dumps(facts), encoding="utf-8")
-        assert "shortlist None" not in read(write_report(run.path))[0]
+        run.before_file.unlink()
+        text, _ = read(write_report(run.path))
+        assert "shortlist None" not in text
+        assert "before training" not in text
 
     def test_a_read_only_run_is_not_embedded_again(
         self, run: RunFolder, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -223,10 +225,6 @@ class TestMissingParts:
         shutil.rmtree(run.vectors)
         with pytest.raises(AssertionError, match="an image was embedded"):  # the control
             write_report(run.path, tmp_path / "page.html")
-
-    def test_not_tested_before(self, run: RunFolder) -> None:
-        run.before_file.unlink()
-        assert "before training" not in read(write_report(run.path))[0]
 
     def test_an_unfinished_run(self, run: RunFolder) -> None:
         run.evaluation_file.unlink()

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import functools
 import os
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -54,18 +56,24 @@ def test_nothing_to_find() -> None:
     assert scores.shape == rows.shape == (2, 0)
 
 
+@functools.cache
+def index_of_the_first(kind: str) -> Any:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(faiss_index, "BYTES_PER_VECTOR", 2)  # the time to train IVF-PQ is proportional to this
+        index = faiss_index.build(kind, STACKED[:500])
+    faiss_index.set_effort(index, 1_000)  # practically exact
+    return index
+
+
 @pytest.mark.parametrize("kind", ["hnsw", "ivfpq"])
 @pytest.mark.parametrize("alive", [None, ALIVE], ids=["all", "some"])
 class TestIndexOfTheFirst:
     @pytest.fixture
-    def index(self, kind: str, monkeypatch: pytest.MonkeyPatch) -> object:
-        monkeypatch.setattr(faiss_index, "BYTES_PER_VECTOR", 2)  # IVF-PQ's training takes as long as its codes
-        made = faiss_index.build(kind, STACKED[:500])
-        faiss_index.set_effort(made, 1_000)  # practically exact
-        return made
+    def index(self, kind: str) -> Any:
+        return index_of_the_first(kind)
 
     @pytest.mark.parametrize("k", [1, 10, int(ALIVE.sum())])
-    def test_the_others_are_found_too(self, index: object, kind: str, alive: np.ndarray | None, k: int) -> None:
+    def test_vectors_outside_the_index_are_found(self, index: Any, kind: str, alive: np.ndarray | None, k: int) -> None:
         asked = np.concatenate([unit(5, 2), VECTORS[598:602]])
         scores, rows = faiss_index.search(index, STACKED, asked, k, alive)
         _, right_rows = expected(asked, k, alive)
@@ -74,7 +82,7 @@ class TestIndexOfTheFirst:
         assert (np.diff(scores, axis=1) <= 0).all()
         assert (rows >= 500).any()
 
-    def test_extended_and_written(self, index: object, kind: str, alive: np.ndarray | None, tmp_path: Path) -> None:
+    def test_extended_and_written(self, index: Any, kind: str, alive: np.ndarray | None, tmp_path: Path) -> None:
         longer = faiss_index.extended(index, STACKED)
         assert (index.ntotal, longer.ntotal) == (500, NUMBER)
         faiss_index.write(longer, tmp_path / "index")

@@ -18,21 +18,23 @@ from tests.training.runs import class_folders
 CLASSES, IMAGES = 6, 12  # images per class
 
 
-def small_gallery(root: Path, labelled: bool = True) -> Gallery:
-    """Create 72 images of 6 classes in root/images, and their gallery in root/gallery.
+def small_gallery(root: Path, classes: int = CLASSES, images: int = IMAGES) -> Gallery:
+    """Create images in root/images, and their gallery in root/gallery.
 
     Args:
         root: An empty folder.
-        labelled: Whether the images have labels.
+        classes: Number of classes.
+        images: Number of images per class.
     """
     torch.manual_seed(0)
     encoder = Encoder(Embedder("test_efficientnet", dim=16).eval(), TestTransform(32, 36))
     gallery = Gallery.create(root / "gallery", encoder)
-    catalog = open_catalog(class_folders(root / "images", CLASSES, IMAGES))
-    gallery.add(catalog)
-    if not labelled:
-        gallery.store.change(labels={item.id: None for item in gallery.items(limit=1000)})
+    gallery.add(open_catalog(class_folders(root / "images", classes, images)))
     return gallery
+
+
+def remove_labels(gallery: Gallery) -> None:
+    gallery.store.change(labels={item.id: None for item in gallery.items(limit=1000)})
 
 
 def png(width: int = 40, height: int = 30, seed: int = 0) -> bytes:

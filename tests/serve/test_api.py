@@ -13,7 +13,7 @@ from shortlist.data import open_collection
 from shortlist.errors import ShortlistError
 from shortlist.gallery.gallery import Gallery
 from shortlist.serve import create_app
-from tests.serve.galleries import CLASSES, IMAGES, encoded, png, small_gallery
+from tests.serve.galleries import CLASSES, IMAGES, encoded, png, remove_labels, small_gallery
 
 ALL = CLASSES * IMAGES
 
@@ -109,25 +109,25 @@ def test_empty_fields_are_ignored(client: TestClient) -> None:
     assert len(answer.json()["results"]) == 10
 
 
-@pytest.mark.parametrize(("name", "edge"), [("thumbnail", 320), ("image", 1600)])
-def test_size_and_caching_of_pictures(tmp_path: Path, name: str, edge: int) -> None:
-    gallery = small_gallery(tmp_path)
-    wide = gallery.item(0).path
-    Image.new("RGB", (2400, 1200), "green").save(wide)
+def test_size_and_caching_of_pictures(tmp_path: Path) -> None:
+    gallery = small_gallery(tmp_path, 2, 1)
     with TestClient(create_app(gallery)) as client:
-        answer = client.get(f"/api/items/0/{name}")
-        assert answer.headers["content-type"] == "image/jpeg"
-        with Image.open(io.BytesIO(answer.content)) as image:
-            assert (image.format, image.size) == ("JPEG", (edge, edge // 2))
-        again = client.get(f"/api/items/0/{name}", headers={"If-None-Match": answer.headers["etag"]})
-        assert (again.status_code, again.content) == (304, b"")
-        Image.new("RGB", (100, 300), "red").save(wide)  # a changed file is not served from the cache
-        with Image.open(io.BytesIO(client.get(f"/api/items/0/{name}").content)) as image:
-            assert image.size == (100, 300)
+        for item, (name, edge) in enumerate((("thumbnail", 320), ("image", 1600))):
+            wide, path = gallery.item(item).path, f"/api/items/{item}/{name}"
+            Image.new("RGB", (2400, 1200), "green").save(wide)
+            answer = client.get(path)
+            assert answer.headers["content-type"] == "image/jpeg"
+            with Image.open(io.BytesIO(answer.content)) as image:
+                assert (image.format, image.size) == ("JPEG", (edge, edge // 2))
+            again = client.get(path, headers={"If-None-Match": answer.headers["etag"]})
+            assert (again.status_code, again.content) == (304, b"")
+            Image.new("RGB", (100, 300), "red").save(wide)  # a changed file is not served from the cache
+            with Image.open(io.BytesIO(client.get(path).content)) as image:
+                assert image.size == (100, 300)
 
 
 def test_missing_and_damaged_files(tmp_path: Path) -> None:
-    gallery = small_gallery(tmp_path)
+    gallery = small_gallery(tmp_path, 2, 2)
     gallery.item(0).path.unlink()
     gallery.item(1).path.write_bytes(b"words")
     with TestClient(create_app(gallery)) as client:
@@ -145,7 +145,9 @@ def test_an_empty_label_means_any(client: TestClient) -> None:
 
 
 def test_without_labels(tmp_path: Path) -> None:
-    with TestClient(create_app(small_gallery(tmp_path, labelled=False))) as client:
+    gallery = small_gallery(tmp_path, 2, 2)
+    remove_labels(gallery)
+    with TestClient(create_app(gallery)) as client:
         assert client.get("/api/gallery").json()["labels"] == []
         assert {hit["label"] for hit in client.get("/api/items/0/similar").json()["results"]} == {None}
 

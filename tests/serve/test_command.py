@@ -20,7 +20,7 @@ from tests.serve.servers import serving
 
 def test_it_serves_until_it_is_interrupted(commands: Commands, gallery: Gallery) -> None:
     with (
-        serving(commands, gallery.store.folder, "--max-pixels", "1000") as server,
+        serving(commands, gallery.store.folder, "--max-pixels", "1000", "--max-bytes", "30000") as server,
         httpx.Client(base_url=server.address, timeout=LONG) as client,
     ):
         assert server.address.startswith("http://127.0.0.1:")
@@ -29,6 +29,8 @@ def test_it_serves_until_it_is_interrupted(commands: Commands, gallery: Gallery)
         assert client.get(server.address.replace("127.0.0.1", "localhost")).status_code == 200
         answer = client.post("/api/search", files={"image": png(100, 100)})
         assert (answer.status_code, "0.001 million" in answer.text) == (413, True)
+        answer = client.post("/api/search", files={"image": b"x" * 30_001})
+        assert (answer.status_code, "at most 0.0286102 MB" in answer.text) == (413, True)
 
 
 def run(*args: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> tuple[int, str]:

@@ -1,90 +1,140 @@
-"""Many concurrent requests, and slow ones, to a server in another process."""
+"""Concurrent, slow and large requests."""
 
 from __future__ import annotations
 
+import asyncio
 import socket
 import threading
 from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
+from typing import Any
 from urllib.parse import urlsplit
 
 import httpx
-import psutil
 import pytest
-from PIL import Image
 
 from shortlist.gallery.gallery import Gallery
-from tests.processes import LONG, Commands
-from tests.serve.galleries import encoded, png
-from tests.serve.servers import Server, serving
+from shortlist.serve import Limits, create_app, service
+from tests.processes import LONG
+from tests.serve.galleries import png
+from tests.serve.servers import serving_here
 
-REQUESTS = 32
-MAX_MEMORY = 500 * 2**20  # measured: 212 MB, and 1,102 MB if all images are read and decoded at once
+REQUESTS = 8
+
+
+class Load:
+    """Searches that wait until they are released, and how many uploads are read and searches run at the same time.
+
+    Args:
+        uploads: Number of uploads to wait for.
+        searches: Number of searches to wait for.
+    """
+
+    def __init__(self, uploads: int, searches: int) -> None:
+        self.expected, self.lock = (uploads, searches), threading.Lock()
+        self.uploads = self.searches = self.most_uploads = self.most_searches = 0
+        self.reached, self.released = threading.Event(), threading.Event()
+
+    def add(self, uploads: int = 0, searches: int = 0) -> None:
+        with self.lock:
+            self.uploads, self.searches = self.uploads + uploads, self.searches + searches
+            self.most_uploads = max(self.most_uploads, self.uploads)
+            self.most_searches = max(self.most_searches, self.searches)
+            if (self.uploads, self.searches) == self.expected:
+                self.reached.set()
+
+    async def read(self, *args: Any) -> Any:
+        """Replace `read_upload`."""
+        self.add(uploads=1)
+        return await READ_UPLOAD(*args)
+
+    def search(self, *_: object, **__: object) -> list[object]:
+        """Replace `Gallery.search`."""
+        self.add(searches=1)
+        assert self.released.wait(LONG)
+        self.add(uploads=-1, searches=-1)
+        return []
+
+
+READ_UPLOAD = service.read_upload
+
+
+@pytest.mark.parametrize(
+    ("limit", "threads", "large_image", "uploads", "searches"),
+    [
+        (4, 2, 10**6, 4, 2),
+        (4, 2, 100, 4, 1),  # images of more than 100 pixels: one at a time
+        (REQUESTS, 3, 10**6, REQUESTS, 3),  # control: other limits are reached
+    ],
+    ids=["small images", "large images", "other limits"],
+)
+def test_uploads_in_memory_and_searches_are_limited(
+    gallery: Gallery,
+    monkeypatch: pytest.MonkeyPatch,
+    limit: int,
+    threads: int,
+    large_image: int,
+    uploads: int,
+    searches: int,
+) -> None:
+    """Further requests wait, and the server answers others meanwhile."""
+    load = Load(uploads, searches)
+    monkeypatch.setattr(gallery, "search", load.search)
+    monkeypatch.setattr(service, "read_upload", load.read)
+    monkeypatch.setattr(service, "WORKERS", threads)
+    monkeypatch.setattr(service, "LARGE_IMAGE", large_image)
+    app = create_app(gallery, Limits(uploads=limit))
+
+    async def send() -> list[httpx.Response]:
+        async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://localhost") as client:
+            searching = [
+                asyncio.create_task(client.post("/api/search", files={"image": png()})) for _ in range(REQUESTS)
+            ]
+            try:
+                assert await asyncio.to_thread(load.reached.wait, LONG)
+                await asyncio.sleep(0.05)  # for any request that does not wait
+                meanwhile = await client.get("/api/health")
+            finally:
+                load.released.set()
+            return [meanwhile, *await asyncio.gather(*searching)]
+
+    assert [answer.status_code for answer in asyncio.run(send())] == [200] * (1 + REQUESTS)
+    assert (load.most_uploads, load.most_searches) == (uploads, searches)
+    assert (load.uploads, load.searches) == (0, 0)
+
+
+def test_the_default_limits_bound_the_memory() -> None:
+    limits = Limits()
+    decoded = limits.pixels + (service.WORKERS - 1) * service.LARGE_IMAGE  # one large image, and as large as possible
+    assert decoded * 24 + limits.uploads * limits.bytes < 2 * 2**30
 
 
 @pytest.fixture(scope="module")
-def server(commands: Commands, gallery: Gallery) -> Iterator[Server]:
-    with serving(commands, gallery.store.folder) as server:
-        yield server
+def address(gallery: Gallery) -> Iterator[str]:
+    with serving_here(gallery) as address:
+        yield address
 
 
-def search(server: Server, image: bytes) -> httpx.Response:
-    return httpx.post(f"{server.address}/api/search", files={"image": image}, timeout=LONG)
+def test_a_slow_upload_does_not_block_other_requests(address: str) -> None:
+    with begun_upload(address, 100_000, "--b\r\n"):
+        assert httpx.get(f"{address}/api/health", timeout=LONG).json()["status"] == "ok"
+        found = httpx.post(f"{address}/api/search", files={"image": png()}, timeout=LONG)
+        assert found.status_code == 200
+    after = httpx.get(f"{address}/api/health", timeout=LONG)  # the upload was interrupted
+    assert after.status_code == 200
 
 
-def own_memory(process: psutil.Process) -> int:
-    """Return the memory of a process in bytes, without mapped files and libraries."""
-    memory = process.memory_info()
-    return int(memory.rss - memory.shared)
-
-
-def test_a_slow_upload_does_not_block_other_requests(server: Server) -> None:
-    parts = urlsplit(server.address)
-    head = (
-        f"POST /api/search HTTP/1.1\r\nHost: {parts.netloc}\r\nContent-Type: multipart/form-data; boundary=b\r\n"
-        "Content-Length: 100000\r\n\r\n--b\r\n"
-    )
-    with socket.create_connection((parts.hostname, parts.port)) as slow:
-        slow.sendall(head.encode())
-        assert httpx.get(f"{server.address}/api/health", timeout=LONG).json()["status"] == "ok"
-        assert search(server, png()).status_code == 200
-    assert (
-        httpx.get(f"{server.address}/api/health", timeout=LONG).status_code == 200
-    )  # after the upload was interrupted
-
-
-def test_many_large_images_at_once(server: Server) -> None:
-    image = encoded(Image.effect_noise((3660, 2740), 60), "PNG", compress_level=1)
-    assert len(image) > 5 * 2**20
-    assert search(server, image).status_code == 200
-    process = psutil.Process(server.pid)
-    before, peak, ended = own_memory(process), 0, threading.Event()
-
-    def watch() -> int:
-        """Count the health checks that are answered meanwhile."""
-        nonlocal peak
-        answered = 0
-        while not ended.wait(0.05):
-            peak = max(peak, own_memory(process))
-            answered += httpx.get(f"{server.address}/api/health", timeout=LONG).status_code == 200
-        return answered
-
-    with ThreadPoolExecutor(REQUESTS + 1) as threads:
-        watching = threads.submit(watch)
-        answers = [threads.submit(search, server, image) for _ in range(REQUESTS)]
-        statuses = [answer.result().status_code for answer in answers]
-        ended.set()
-    assert statuses == [200] * REQUESTS
-    assert watching.result() > 0
-    assert peak - before < MAX_MEMORY
-
-
-def test_a_body_that_is_too_large_is_refused_before_it_is_read(server: Server) -> None:
-    parts = urlsplit(server.address)
-    head = (
-        f"POST /api/search HTTP/1.1\r\nHost: {parts.netloc}\r\nContent-Type: multipart/form-data; boundary=b\r\n"
-        f"Content-Length: {10**12}\r\n\r\n"
-    )
-    with socket.create_connection((parts.hostname, parts.port), timeout=LONG) as asking:
-        asking.sendall(head.encode())
+def test_a_body_that_is_too_large_is_refused_before_it_is_read(address: str) -> None:
+    with begun_upload(address, 10**12) as asking:
         assert asking.recv(100).startswith(b"HTTP/1.1 413 ")
+
+
+def begun_upload(address: str, length: int, start: str = "") -> socket.socket:
+    """Send the headers and the start of a form that has `length` bytes."""
+    parts = urlsplit(address)
+    connection = socket.create_connection((parts.hostname, parts.port), timeout=LONG)
+    head = (
+        f"POST /api/search HTTP/1.1\r\nHost: {parts.netloc}\r\nContent-Type: multipart/form-data; boundary=b\r\n"
+        f"Content-Length: {length}\r\n\r\n{start}"
+    )
+    connection.sendall(head.encode())
+    return connection

@@ -1,8 +1,10 @@
-"""Runs that take a second, and how to compare them."""
+"""Runs that take less than a second, and how to compare them."""
 
 from __future__ import annotations
 
 import json
+import os
+import signal
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +16,7 @@ from torch import Tensor
 
 from shortlist.config import RunConfig, read_config
 from shortlist.training import RunFolder
+from tests.processes import Commands, Running
 
 RECIPE = """
 name: tiny
@@ -24,13 +27,15 @@ batch: {size: 6, per_class: 3, chunk_size: 4}
 optimizer: {lr: 1e-3}
 training: {epochs: 3}
 evaluation: {bootstrap: 20, before: false}
+tracking: []
 """
 CLASSES, IMAGES = 12, 6  # of each
+FASTEST_MODEL = "model={backbone: test_vit, backbone_args: {depth: 1}, weights: none, dim: 8}"
 STEPS_AN_EPOCH = 3  # 6 of the classes test, 3 validate, and 3 train with two groups of 3 images each
 
 
 def class_folders(root: Path, classes: int = CLASSES, images: int = IMAGES, seed: int = 0) -> Path:
-    """Images whose class can be seen through noise, in folders with names that want quoting."""
+    """Write images of noisy patterns, one pattern per class, in folders whose names contain a space."""
     random = np.random.default_rng(seed)
     for number in range(classes):
         folder = root / f"class {number:02}"
@@ -46,13 +51,18 @@ def config(source: Path, *overrides: str) -> RunConfig:
     return read_config(RECIPE, "tiny", [f"data.source={json.dumps(str(source))}", *overrides])
 
 
+def fast_config(source: Path, *overrides: str) -> RunConfig:
+    """A config with a model that trains twice as fast."""
+    return config(source, FASTEST_MODEL, *overrides)
+
+
 def weights(folder: RunFolder | Path) -> dict[str, Tensor]:
     path = folder if isinstance(folder, Path) else folder.path
     return load_file(path / "embedder.safetensors")
 
 
 def same_weights(one: dict[str, Tensor], other: dict[str, Tensor]) -> bool:
-    """Bit for bit."""
+    """Whether all tensors are equal bit for bit."""
     return one.keys() == other.keys() and all(torch.equal(_bytes(one[name]), _bytes(other[name])) for name in one)
 
 
@@ -61,7 +71,51 @@ def _bytes(tensor: Tensor) -> Tensor:
 
 
 def records(folder: RunFolder | Path, kind: str = "step") -> list[dict[str, Any]]:
-    """Of metrics.jsonl, without how long things took."""
+    """Records of metrics.jsonl of one kind, without their speed."""
     path = folder if isinstance(folder, Path) else folder.path
     found = [json.loads(line) for line in (path / "metrics.jsonl").read_text().splitlines()]
     return [{key: each[key] for key in each if key != "images_per_second"} for each in found if each["kind"] == kind]
+
+
+# Commands that are stopped at a known place
+
+STEP_BEGINS = "shortlist.training.loop", "learning_rate_factor"  # its second argument is the number of completed steps
+
+
+def wait_where(condition: str, module: str, function: str) -> str:
+    """Python code that lets a function wait if a condition on its `args` holds.
+
+    It creates the file `here` in the current folder, and waits for the file `go`.
+    """
+    return f"""
+import importlib, pathlib, time
+module = importlib.import_module({module!r})
+real = getattr(module, {function!r})
+def waiting(*args, **kwargs):
+    if {condition}:
+        pathlib.Path("here").touch()
+        while not pathlib.Path("go").exists():
+            time.sleep(0.005)
+    return real(*args, **kwargs)
+setattr(module, {function!r}, waiting)
+"""
+
+
+def kill_where(waits: str, commands: Commands, home: Path, *args: str | Path) -> None:
+    """Run a command with code of `wait_where`, and kill it there."""
+    running = commands.start(*args, cwd=home, before=waits)
+    assert running.kill((home / "here").exists) == -signal.SIGKILL
+    (home / "here").unlink()
+
+
+def interrupt_where(waits: str, commands: Commands, home: Path, *args: str | Path) -> Running:
+    """Run a command with code of `wait_where`, and press Ctrl-C there; it finishes its step."""
+    running = commands.start(*args, cwd=home, before=waits)
+    running.until((home / "here").exists)
+    os.kill(running.pid, signal.SIGINT)
+    running.until(lambda: "Stopping after this step" in running.out)
+    (home / "go").touch()
+    running.wait()
+    for name in ("here", "go"):
+        (home / name).unlink()
+    return running

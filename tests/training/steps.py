@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 
 import torch
-from pytorch_metric_learning import losses
 from timm.layers import DropPath
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy, normalize
@@ -94,13 +93,20 @@ class Proxies(nn.Module):
         return cross_entropy(embeddings @ normalize(self.proxies).T / TEMPERATURE, labels)
 
 
+def _metric_learning_loss(name: str) -> nn.Module:
+    from pytorch_metric_learning import losses  # imported only where it is used: this takes a second
+
+    loss: nn.Module = getattr(losses, name)(CLASSES, DIMENSIONS)
+    return loss
+
+
 LOSSES: dict[str, Callable[[], nn.Module]] = {
     "recall": lambda: RecallAtKLoss((1, 2, 4), 1.0, TEMPERATURE),
     "smooth ap": lambda: SmoothAPLoss(TEMPERATURE),
     "recall + simix": lambda: RecallAtKLoss((1, 4, 16, 32), 1.0, TEMPERATURE, simix=SiMix()),
     "proxies": Proxies,
-    "proxy anchor": lambda: losses.ProxyAnchorLoss(CLASSES, DIMENSIONS),
-    "soft triple": lambda: losses.SoftTripleLoss(CLASSES, DIMENSIONS),
+    "proxy anchor": lambda: _metric_learning_loss("ProxyAnchorLoss"),
+    "soft triple": lambda: _metric_learning_loss("SoftTripleLoss"),
 }
 
 

@@ -1,7 +1,8 @@
-"""A study: every case is trained once, whoever stops it and however often."""
+"""Ablation studies: their cases, and that every case is trained once, also if the study is interrupted."""
 
 from __future__ import annotations
 
+import itertools
 import json
 from pathlib import Path
 
@@ -14,9 +15,12 @@ from shortlist.progress import Display
 from shortlist.recipes import open_recipe, recipe_names
 from shortlist.training import ablate, ablation
 from shortlist.training.ablation import METHODS, STUDIES, Case, batch_sizes, case_config
-from tests.training.runs import class_folders, config
+from tests.training.runs import FASTEST_MODEL, class_folders, config
 
-SHORT = ("data.validation=none", "training.epochs=1", "evaluation.bootstrap=0", "batch.per_class=2", "batch.size=4")
+SHORT = (
+    *(FASTEST_MODEL, "data.validation=none", "training.epochs=1", "evaluation.bootstrap=0"),
+    *("batch.per_class=2", "batch.size=4"),
+)
 
 
 class Heard(Display):
@@ -34,30 +38,42 @@ def base(tmp_path_factory: pytest.TempPathFactory) -> RunConfig:
 
 @pytest.fixture
 def trained(monkeypatch: pytest.MonkeyPatch) -> list[RunConfig]:
-    """The configs that were trained from their start."""
+    """The configs of the runs that were started, not resumed."""
     seen: list[RunConfig] = []
     real = ablation.train_run
     monkeypatch.setattr(ablation, "train_run", lambda one, *rest: seen.append(one) or real(one, *rest))
     return seen
 
 
+@pytest.fixture
+def diverging(monkeypatch: pytest.MonkeyPatch) -> list[RunConfig]:
+    """The configs of the runs, none of which is trained: each diverges at once, which is its result."""
+    seen: list[RunConfig] = []
+
+    def diverge(one: RunConfig, path: Path, *rest: object) -> None:
+        seen.append(one)
+        (path / "failed").mkdir()
+        raise RunError("not finite")
+
+    monkeypatch.setattr(ablation, "train_run", diverge)
+    return seen
+
+
 def test_every_case_is_trained_and_collected(base: RunConfig, tmp_path: Path, trained: list[RunConfig]) -> None:
-    file = ablate("batch-size", base, tmp_path, values=["4", "8"], seeds=2)
+    file = ablate("batch-size", base, tmp_path, values=["4", "8"], seeds=1)
     results = json.loads(file.read_text())
     cases = {(case["method"], case["value"], case["seed"]) for case in results["cases"]}
-    assert cases == {(m, v, s) for m in ("RS@k", "RS@k + SiMix", "SAP") for v in ("4", "8") for s in (0, 1)}
+    assert cases == {(method, value, 0) for method in ("RS@k", "RS@k + SiMix", "SAP") for value in ("4", "8")}
     assert all(0 <= case["metrics"]["r@1"] <= 1 and case["steps"] >= 1 for case in results["cases"])
     assert {(one.loss.name, one.loss.simix, one.batch.size, one.training.seed) for one in trained} == {
-        (name, simix, size, seed)
+        (name, simix, size, 0)
         for name, simix in (("recall_at_k", False), ("recall_at_k", True), ("smooth_ap", False))
         for size in (4, 8)
-        for seed in (0, 1)
     }
-    before = len(trained)
-    assert ablate("batch-size", base, tmp_path, values=["4", "8"], seeds=2).read_text() == file.read_text()
-    assert len(trained) == before  # nothing twice
-    ablate("batch-size", base, tmp_path, values=["4", "8"], seeds=3)
-    assert len(trained) == before + 6  # only the third seed
+    assert ablate("batch-size", base, tmp_path, values=["4", "8"], seeds=1).read_text() == file.read_text()
+    assert len(trained) == 6  # no case twice
+    ablate("batch-size", base, tmp_path, values=["4"], methods=["SAP"], seeds=2)
+    assert [one.training.seed for one in trained[6:]] == [1]  # only the second seed
 
 
 @pytest.mark.parametrize(
@@ -68,24 +84,23 @@ def test_every_case_is_trained_and_collected(base: RunConfig, tmp_path: Path, tr
     ],
 )
 def test_other_studies(
-    study: str, value: str, found: object, base: RunConfig, tmp_path: Path, trained: list[RunConfig]
+    study: str, value: str, found: object, base: RunConfig, tmp_path: Path, diverging: list[RunConfig]
 ) -> None:
     ablate(study, base, tmp_path, values=[value], seeds=1)
-    assert [one.loss.simix for one in trained] == [False, True]
-    assert all(found(one) for one in trained)
+    assert [one.loss.simix for one in diverging] == [False, True]
+    assert all(found(one) for one in diverging)
 
 
-@pytest.mark.parametrize("recipe", recipe_names())
-def test_a_method_changes_only_what_defines_it(recipe: str) -> None:
-    whole = open_recipe(recipe)
-    own = [] if whole.loss.pml_class else sorted(OWN_LOSSES[whole.loss.name])
+def test_a_method_changes_only_what_defines_it() -> None:
+    """In a recipe of each loss, with its own settings and with others."""
     given = {"k": [3, 5], "rank_temperature": 2.0, "similarity_temperature": 0.02, "count_query": True}
-    chosen = open_recipe(recipe, [f"loss.{key}={json.dumps(given[key])}" for key in own if key in given])
-    for base in (whole, chosen):
-        before = base.model_dump(mode="json")
-        for method, defining in METHODS.items():
+    for whole in {each.loss.model_dump_json(): each for each in map(open_recipe, recipe_names())}.values():
+        own = [] if whole.loss.pml_class else sorted(OWN_LOSSES[whole.loss.name])
+        chosen = open_recipe(whole.name, [f"loss.{key}={json.dumps(given[key])}" for key in own if key in given])
+        for base, (method, defining) in itertools.product((whole, chosen), METHODS.items()):
+            before = base.model_dump(mode="json")
             after = case_config(base, STUDIES["batch-size"], Case(method, "auto", 3)).model_dump(mode="json")
-            kept = OWN_LOSSES[defining["name"]]  # what the loss of the method has, of the loss of the recipe
+            kept = OWN_LOSSES[defining["name"]]  # settings of the recipe that the loss of the method has, too
             changes = {
                 "batch": {"size": "auto"},
                 "training": {"seed": 3},
@@ -95,15 +110,15 @@ def test_a_method_changes_only_what_defines_it(recipe: str) -> None:
             assert after == {**before, **{name: {**before[name], **change} for name, change in changes.items()}}
 
 
-def test_the_values_of_k_of_a_recipe_are_those_of_its_study() -> None:
+def test_k_is_that_of_the_recipe() -> None:
     landmarks = case_config(open_recipe("gldv1-resnet101-rsk"), STUDIES["batch-size"], Case("RS@k", "4096", 0))
     assert landmarks.loss.cut_offs == (1, 2, 4)
-    cars = open_recipe("cars196-resnet50-rsk")  # names none: those of the paper, which depend on SiMix
+    cars = open_recipe("cars196-resnet50-rsk")  # sets no k: the values of the paper, which depend on SiMix
     found = [case_config(cars, STUDIES["batch-size"], Case(method, "16", 0)).loss.cut_offs for method in METHODS]
     assert found[:2] == [(1, 2, 4, 8, 16), (1, 2, 4, 8, 12, 16, 20, 24, 28, 32)]
 
 
-def test_it_goes_on_after_it_was_stopped(base: RunConfig, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_interrupted_study_is_resumed(base: RunConfig, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     real = ablation.train_run
 
     def stopped(one: RunConfig, *rest: object) -> object:
@@ -118,7 +133,7 @@ def test_it_goes_on_after_it_was_stopped(base: RunConfig, tmp_path: Path, monkey
     assert len(json.loads(ablate("batch-size", base, tmp_path, values=["4"], seeds=1).read_text())["cases"]) == 3
 
 
-def test_a_case_of_another_process_is_left_to_it(base: RunConfig, tmp_path: Path) -> None:
+def test_a_case_that_another_process_trains_is_skipped(base: RunConfig, tmp_path: Path) -> None:
     heard = Heard()
     with Case("SAP", "4", 0).folder(tmp_path).locked():
         file = ablate("batch-size", base, tmp_path, values=["4"], seeds=1, display=heard)
@@ -126,23 +141,19 @@ def test_a_case_of_another_process_is_left_to_it(base: RunConfig, tmp_path: Path
     assert [case["method"] for case in json.loads(file.read_text())["cases"]] == ["RS@k", "RS@k + SiMix"]
 
 
-def test_a_run_that_diverges_is_a_result(base: RunConfig, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def diverges(one: RunConfig, path: Path, *rest: object) -> None:
-        (path / "failed").mkdir()
-        raise RunError("not finite")
-
-    monkeypatch.setattr(ablation, "train_run", diverges)
+def test_a_run_that_diverges_is_a_result(base: RunConfig, tmp_path: Path, diverging: list[RunConfig]) -> None:
     cases = json.loads(ablate("k", base, tmp_path, values=["[1]"], seeds=1).read_text())["cases"]
     assert [case["failed"] for case in cases] == [True, True]
+    assert len(diverging) == 2
 
 
-def test_the_learning_rate_may_follow_the_batch(base: RunConfig, tmp_path: Path, trained: list[RunConfig]) -> None:
+def test_the_learning_rate_may_follow_the_batch(base: RunConfig, tmp_path: Path, diverging: list[RunConfig]) -> None:
     for rule, factor in (("constant", 1), ("sqrt", 2**0.5), ("linear", 2)):
         ablate("batch-size", base, tmp_path / rule, values=["8"], methods=["SAP"], seeds=1, learning_rate=rule)
-        assert trained[-1].optimizer.lr == pytest.approx(factor * base.optimizer.lr)
+        assert diverging[-1].optimizer.lr == pytest.approx(factor * base.optimizer.lr)
 
 
-def test_batch_sizes_go_up_to_the_largest(tmp_path: Path) -> None:
+def test_batch_sizes_are_powers_of_2_and_the_largest(tmp_path: Path) -> None:
     many = config(class_folders(tmp_path, classes=26, images=4), *SHORT, "data.train_share=0.8")
     assert batch_sizes(many, Display()) == ("16", "32", "42")  # 21 classes of 2
     half = many.model_copy(update={"data": many.data.model_copy(update={"validation": "half"})})
@@ -169,7 +180,7 @@ def test_batch_sizes_go_up_to_the_largest(tmp_path: Path) -> None:
         ({"name": "batch-size", "values": ["auto"], "learning_rate": "sqrt"}, "requires a number for batch.size"),
     ],
 )
-def test_mistakes_are_told_before_anything_is_trained(
+def test_mistakes_are_reported_before_training(
     arguments: dict[str, object], says: str, base: RunConfig, tmp_path: Path, trained: list[RunConfig]
 ) -> None:
     with pytest.raises(ConfigError, match=says):
@@ -178,7 +189,7 @@ def test_mistakes_are_told_before_anything_is_trained(
     assert not (tmp_path / "study").exists()
 
 
-def test_a_study_that_could_not_begin_may_be_put_right(base: RunConfig, tmp_path: Path) -> None:
+def test_a_study_without_runs_can_be_replaced(base: RunConfig, tmp_path: Path) -> None:
     wrong = base.model_copy(update={"data": base.data.model_copy(update={"source": "nowhere"})})
     for study in ("batch-size", "k"):
         with pytest.raises(DataError, match="nowhere"):
@@ -187,7 +198,9 @@ def test_a_study_that_could_not_begin_may_be_put_right(base: RunConfig, tmp_path
     assert json.loads((tmp_path / "k" / "study.json").read_text())["config"] == base.model_dump(mode="json")
 
 
-def test_a_study_that_tests_nothing_stops_at_once(base: RunConfig, tmp_path: Path, trained: list[RunConfig]) -> None:
+def test_a_study_without_test_classes_stops_after_its_first_run(
+    base: RunConfig, tmp_path: Path, trained: list[RunConfig]
+) -> None:
     only = base.model_copy(update={"data": base.data.model_copy(update={"train_share": 1.0})})
     for _ in range(2):
         with pytest.raises(RunError, match=r"was not tested.* Set evaluation.tests"):
@@ -195,11 +208,11 @@ def test_a_study_that_tests_nothing_stops_at_once(base: RunConfig, tmp_path: Pat
     assert len(trained) <= 2
 
 
-def test_blanks_in_a_list_make_no_other_case(base: RunConfig, tmp_path: Path, trained: list[RunConfig]) -> None:
+def test_spaces_in_a_list_make_no_other_case(base: RunConfig, tmp_path: Path, diverging: list[RunConfig]) -> None:
     for value in ("[1, 2]", "[1,2]"):
         file = ablate("k", base, tmp_path, values=[value], methods=["RS@k"], seeds=1)
     assert [case["value"] for case in json.loads(file.read_text())["cases"]] == ["[1,2]"]
-    assert len(trained) == 1
+    assert len(diverging) == 1
 
 
 def test_a_folder_holds_one_study(base: RunConfig, tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""The gradient of the large-batch step is that of one plain backward pass; what would make it another is refused."""
+"""The gradient of the large-batch step is that of one plain backward pass; other models and arguments are refused."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ each_keep = pytest.mark.parametrize("keep", KEEP)
 
 
 def keep_graphs(keep: str, model: nn.Module, chunk: Tensor) -> bool | int | str:
-    """The argument for a way of keeping graphs; "some" is room for one and a half of them."""
+    """The argument for a way of keeping graphs; "some" is enough memory for one and a half graphs."""
     if keep != "some":
         return {"none": False, "all": True, "auto": "auto"}[keep]
     with torch.random.fork_rng([]), GraphSize([*model.parameters(), *model.buffers(), chunk]) as graph:
@@ -65,9 +65,14 @@ def plain(model: nn.Module, loss: nn.Module, images: Tensor, chunk_size: int, se
 # The gradient
 
 
-@each_model
-@each_keep
-@pytest.mark.parametrize("chunk_size", [1, 7, 64])
+CASES = [  # every model with every way of keeping graphs, and both with every size of chunks
+    (model, keep, (1, 7, 64)[(first + second) % 3])
+    for first, model in enumerate(MODELS)
+    for second, keep in enumerate(KEEP)
+]
+
+
+@pytest.mark.parametrize(("model", "keep", "chunk_size"), CASES)
 def test_gradient_is_that_of_one_backward_pass(model: str, keep: str, chunk_size: int) -> None:
     net, loss, images = make(MODELS[model]), LOSSES["recall"](), some_images()
     torch.manual_seed(3)
@@ -81,7 +86,7 @@ def test_gradient_is_that_of_one_backward_pass(model: str, keep: str, chunk_size
     assert not out.embeddings.requires_grad
     assert out.chunks == -(-20 // chunk_size)
     assert out.kept == {"none": 0, "some": 1}.get(keep, out.chunks)
-    assert torch.equal(torch.get_rng_state(), random_state)  # as if nothing had been embedded twice
+    assert torch.equal(torch.get_rng_state(), random_state)  # as if every image had been embedded once
 
 
 @each_keep
@@ -98,20 +103,18 @@ def test_any_loss_and_its_own_parameters(loss: str, keep: str) -> None:
     assert out.loss > 0
 
 
-def test_without_random_layers_it_is_the_gradient_of_the_batch_in_one_go() -> None:
+def test_without_random_layers_the_gradient_does_not_depend_on_chunks() -> None:
     model, loss, images = make(conv_net), LOSSES["recall"](), some_images()
     expected = plain(model, loss, images, len(images))
     assert difference(large_step(model, loss, images, 3)[1], expected) < EXACT
-    # and the gradients of the chunks' own losses do not add up to it
+    # negative control: the gradients of the losses of single chunks do not add up to it
     for chunk, labels in zip(images.split(4), some_labels().split(4), strict=True):
         (loss(model(chunk), labels) / 5).backward()
     assert difference(take_gradients(model), expected) > 0.1
 
 
 @pytest.mark.parametrize("model", RANDOM_MODELS)
-def test_without_replay_of_the_random_state_the_gradient_is_another(
-    model: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_without_the_random_state_the_gradient_would_differ(model: str, monkeypatch: pytest.MonkeyPatch) -> None:
     net, loss, images = make(MODELS[model]), LOSSES["recall"](), some_images()
     expected = plain(net, loss, images, 6)
     chunk = large_batch._Chunk
@@ -124,7 +127,7 @@ def test_without_replay_of_the_random_state_the_gradient_is_another(
     assert difference(large_step(net, loss, images, 6, keep="all")[1], expected) < EXACT
 
 
-def test_with_other_pixels_in_the_second_pass_the_gradient_is_another(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_other_pixels_in_the_second_pass_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     model, loss = make(conv_net), LOSSES["recall"]()
     expected = plain(model, loss, some_images(), 6)
     images = some_images()
@@ -147,7 +150,7 @@ def test_with_other_pixels_in_the_second_pass_the_gradient_is_another(monkeypatc
 
 
 class OtherAfter(nn.Module):
-    """Counts its calls, and is another function after some of them."""
+    """Multiplies vectors by a factor after some calls."""
 
     def __init__(self, calls: int, factor: float) -> None:
         super().__init__()
@@ -183,8 +186,8 @@ def test_a_model_that_cannot_be_replayed_is_refused(factor: float, length: float
 
 
 @pytest.mark.parametrize(("autocast", "factor"), [(None, 0.9995), (torch.bfloat16, 0.97)])
-def test_what_rounding_may_change_is_not_refused(autocast: torch.dtype | None, factor: float) -> None:
-    for length, change in ((1.0, factor), (1e3, factor), (0.0, 1.0)):  # vectors of zeros are the same vectors, too
+def test_differences_of_rounding_are_accepted(autocast: torch.dtype | None, factor: float) -> None:
+    for length, change in ((1.0, factor), (1e3, factor), (0.0, 1.0)):  # zero vectors are equal, too
         model = make(lambda length=length, change=change: nn.Sequential(mlp(), Scaled(length), OtherAfter(4, change)))
         step = LargeBatchStep(model.float(), LOSSES["recall"](), 6, keep_graphs=False, autocast=autocast)
         step(some_images(dtype=torch.float32), some_labels())
@@ -230,7 +233,7 @@ def test_half_of_the_memory_is_for_graphs_that_are_kept(monkeypatch: pytest.Monk
 
 
 def test_without_psutil_no_graph_is_kept(monkeypatch: pytest.MonkeyPatch) -> None:
-    """How much memory a CPU has left is unknown then."""
+    """Then the free memory is unknown."""
     monkeypatch.setitem(sys.modules, "psutil", None)
     assert available_memory(torch.device("cpu")) == 0
     assert LargeBatchStep(make(mlp), LOSSES["recall"](), 6)(some_images(), some_labels()).kept == 0
@@ -261,7 +264,7 @@ def test_a_batch_of_one(images: Tensor | list[Tensor] | Iterator[Tensor]) -> Non
     assert out.chunks == 1
 
 
-# As backward does
+# The same as a plain backward pass
 
 
 @each_keep
@@ -301,8 +304,8 @@ def test_frozen_parameters_get_no_gradient(keep: str) -> None:
 
 
 @each_keep
-def test_a_loss_that_leaves_the_embeddings_alone(keep: str) -> None:
-    """The model gets no gradient, as from backward: not zeros, by which an optimizer would let it decay."""
+def test_a_loss_that_does_not_depend_on_the_embeddings(keep: str) -> None:
+    """The model gets no gradient, as from `backward`; with zeros, an optimizer would apply weight decay."""
     model, loss, images = make(mlp), make(Proxies), some_images()
     step = LargeBatchStep(
         model, lambda *_: loss.proxies.square().sum(), 6, keep_graphs=keep_graphs(keep, model, images[:6])
@@ -328,7 +331,7 @@ def test_batch_norm_in_training_mode_is_refused() -> None:
 
 
 def test_batch_norm_without_running_statistics_is_refused() -> None:
-    """It normalises by the batch in eval mode, too."""
+    """It normalises by the batch even in eval mode."""
     model = make(lambda: mlp(nn.BatchNorm1d(16, track_running_stats=False))).eval()
     with pytest.raises(ModelError, match="has no running statistics"):
         LargeBatchStep(model, LOSSES["recall"](), 6)(some_images(), some_labels())
@@ -386,7 +389,7 @@ def test_float16_without_a_scaler_is_refused() -> None:
         LargeBatchStep(mlp(), LOSSES["recall"](), autocast=torch.float16)
 
 
-def test_without_autocast_the_model_is_precise_whatever_the_caller_says() -> None:
+def test_the_model_ignores_autocast_of_the_caller() -> None:
     model, images = make(conv_net, torch.float32), some_images(dtype=torch.float32)
     with torch.autocast("cpu", torch.bfloat16):
         out = LargeBatchStep(model, LOSSES["recall"](), 20)(images, some_labels())
@@ -418,14 +421,14 @@ class OwnProduct(nn.Module):
 
 
 @pytest.mark.parametrize("keep", [False, True])
-def test_backward_is_precise_whatever_the_caller_says(keep: bool) -> None:
+def test_backward_ignores_autocast_of_the_caller(keep: bool) -> None:
     model, loss, images = make(lambda: mlp(OwnProduct()), torch.float32), make(Proxies, torch.float32), some_images()
     images = images.float()
     expected = plain(model, loss, images, 6)
     with torch.autocast("cpu", torch.bfloat16):
         LargeBatchStep(model, loss, 6, keep_graphs=keep)(images, some_labels())
         rounded = images.flatten(1) @ images.flatten(1).T
-    assert rounded.dtype == torch.bfloat16  # the control: autocast was on
+    assert rounded.dtype == torch.bfloat16  # negative control: autocast was on
     assert difference(take_gradients(model, loss), expected) < 1e-5
 
 

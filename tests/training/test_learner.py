@@ -1,4 +1,4 @@
-"""Steps of learning: what reaches which weights."""
+"""Steps of training: optimizer, schedule, moving average, random state and checkpoints of a learner."""
 
 from __future__ import annotations
 
@@ -73,7 +73,7 @@ class TestOptimizer:
         for name, owner in owners.items():
             assert {id(each) for each in groups[name]["params"]} == {id(each) for each in owner}
 
-    def test_a_part_that_is_not_to_learn(self) -> None:
+    def test_a_part_with_learning_rate_zero_does_not_change(self) -> None:
         learner = Learner(config("optimizer.parts.head.lr_multiplier=0", "optimizer.name=sgd"), CPU)
         before = {name: vector(part) for name, part in learner.embedder.parts().items()}
         learn(learner, 0)
@@ -87,7 +87,7 @@ class TestOptimizer:
         learn(learner, 0, factor=0.1)
         rates = {group["name"]: group["lr"] for group in learner.optimizer.param_groups}
         assert rates == pytest.approx({"backbone": 0.04, "pooling": 0.04, "head": 0.02})
-        learn(learner, 1, factor=0.5)  # of the first rate, not of the last
+        learn(learner, 1, factor=0.5)  # of the initial rate, not of the last
         assert learner.optimizer.param_groups[0]["lr"] == pytest.approx(0.2)
 
 
@@ -107,7 +107,7 @@ class TestStep:
         assert norm > 0.01
         clipped, reported = self.moved(f"training.clip_norm={norm / 2}")
         assert clipped == pytest.approx(norm / 2, rel=1e-3)
-        assert reported == pytest.approx(norm)  # of the gradient as it was
+        assert reported == pytest.approx(norm)  # of the gradient before clipping
         assert self.moved(f"training.clip_norm={norm * 2}")[0] == pytest.approx(moved, rel=1e-4)
 
     def test_moving_average(self) -> None:
@@ -123,9 +123,9 @@ class TestStep:
             expected = now if expected is None else decay * expected + (1 - decay) * now
         assert torch.allclose(vector(list(learner.result.parameters())), expected, atol=1e-6)
         assert not torch.allclose(vector(list(learner.result.parameters())), now, atol=1e-4)
-        assert torch.equal(now, vector(list(plain.embedder.parameters())))  # it changes nothing of the learning
+        assert torch.equal(now, vector(list(plain.embedder.parameters())))  # training is unchanged
 
-    def test_what_is_random_follows_from_seed_and_step(self) -> None:
+    def test_random_numbers_depend_on_seed_and_step_alone(self) -> None:
         settings = ("model.backbone=test_vit", "model.backbone_args.proj_drop_rate=0.5")
         norms = [
             learn(Learner(config(*settings, f"training.seed={seed}"), CPU), step)
@@ -135,7 +135,7 @@ class TestStep:
         torch.manual_seed(123)
         assert learn(Learner(config(*settings), CPU), 1) == norms[0]
 
-    def test_first_weights_follow_from_the_seed(self) -> None:
+    def test_initial_weights_depend_on_the_seed_alone(self) -> None:
         torch.manual_seed(5)
         state = torch.get_rng_state()
         first, again, other = (
@@ -143,7 +143,7 @@ class TestStep:
         )
         assert torch.equal(first, again)
         assert not torch.equal(first, other)
-        assert torch.equal(torch.get_rng_state(), state)  # nobody else's random numbers are touched
+        assert torch.equal(torch.get_rng_state(), state)  # the global generator is not used
 
     def test_graphs_in_gigabytes(self) -> None:
         assert Learner(config("batch.keep_graphs=1.5"), CPU).large_batch.keep_graphs == 3 * 2**29
@@ -151,7 +151,7 @@ class TestStep:
 
 
 class TestState:
-    def test_a_state_holds_all_that_a_later_step_depends_on(self) -> None:
+    def test_a_learner_continues_from_a_state_bit_for_bit(self) -> None:
         settings = ("training.ema=0.5", "loss.simix=true")
         one, other = Learner(config(*settings), CPU), Learner(config(*settings, "training.seed=9"), CPU)
         for step in range(2):
@@ -165,8 +165,8 @@ class TestState:
             assert learn(one, step) == learn(other, step)
         assert torch.equal(vector(list(one.result.parameters())), vector(list(other.result.parameters())))
 
-    def test_an_optimizer_without_its_memory_goes_elsewhere(self) -> None:
-        """Negative control: the state of Adam is needed."""
+    def test_without_the_state_of_the_optimizer_it_continues_differently(self) -> None:
+        """Negative control."""
         one, other = Learner(config(), CPU), Learner(config(), CPU)
         learn(one, 0)
         other.embedder.load_state_dict(one.embedder.state_dict())
@@ -174,7 +174,7 @@ class TestState:
         learn(other, 1)
         assert not torch.equal(vector(list(one.embedder.parameters())), vector(list(other.embedder.parameters())))
 
-    def test_memory_layouts_come_back(self) -> None:
+    def test_memory_layouts_are_restored(self) -> None:
         learner = Learner(config(), CPU)
         learn(learner, 0)
         before = {index: each["exp_avg"].stride() for index, each in enumerate(learner.optimizer.state.values())}
@@ -188,14 +188,14 @@ class TestState:
 
 
 class TestTransforms:
-    def test_what_the_config_says(self) -> None:
+    def test_settings_of_the_config(self) -> None:
         settings = ("images.size=20", "images.resize=24", "images.scale=[0.3, 0.6]", "images.interpolation=bicubic")
         chosen = config(*settings, "images.flip=0.1")
         train, test = build_transforms(chosen, build_embedder(chosen))
         assert (train.size, train.scale, train.flip, train.interpolation) == (20, (0.3, 0.6), 0.1, "bicubic")
         assert (test.size, test.resize, test.interpolation) == (20, 24, "bicubic")
 
-    def test_what_the_backbone_wants(self) -> None:
+    def test_default_settings_of_the_backbone(self) -> None:
         chosen = config("images.size=null")
         embedder = build_embedder(chosen)
         train, test = build_transforms(chosen, embedder)

@@ -1,9 +1,8 @@
-"""What memory there is, what a graph takes, and which graphs are kept."""
+"""Available memory, the size of graphs, and which graphs are kept."""
 
 from __future__ import annotations
 
 import math
-import subprocess
 import sys
 from functools import partial
 from pathlib import Path
@@ -16,13 +15,14 @@ from torch import Tensor, nn
 from shortlist.batches import memory
 from shortlist.batches.memory import GraphBudget, GraphSize, available_memory, is_out_of_memory
 from shortlist.errors import RunError
+from tests.processes import Commands
 
 FLOAT = 4  # bytes
 
 # The size of a graph
 
 
-def test_what_the_backward_pass_needs_is_counted() -> None:
+def test_tensors_saved_for_backward_are_counted_once() -> None:
     weight, images = torch.ones(100, requires_grad=True), torch.ones(7, 100)
     with GraphSize([weight]) as graph:
         product = images * weight  # needs the images
@@ -38,7 +38,7 @@ def test_what_the_backward_pass_needs_is_counted() -> None:
     assert graph.bytes == 100 * FLOAT
 
 
-def test_what_it_does_not_need_is_not() -> None:
+def test_other_tensors_are_not_counted() -> None:
     layer, images = nn.Linear(10, 20), torch.ones(7, 10)
     with GraphSize([*layer.parameters(), images]) as graph:
         layer(images) + 1
@@ -50,8 +50,8 @@ def test_what_it_does_not_need_is_not() -> None:
     assert graph.bytes == 0
 
 
-def test_a_chunk_of_a_batch_is_not_the_batch() -> None:
-    """The first layer keeps its input, a view of all images: those are held anyway."""
+def test_a_view_of_the_images_is_not_counted() -> None:
+    """The first layer saves its input, which is in memory anyway."""
     layer, images = nn.Conv2d(3, 4, 3), torch.ones(64, 3, 9, 9)
     with GraphSize([*layer.parameters(), images[:2]]) as graph:
         layer(images[:2]).sigmoid()
@@ -70,7 +70,7 @@ def test_counting_changes_no_gradient() -> None:
     assert all(torch.equal(one.grad, other) for one, other in zip(layer.parameters(), expected, strict=True))
 
 
-def test_values_that_were_written_over_are_noticed() -> None:
+def test_overwritten_values_are_detected() -> None:
     weight = torch.ones(3, requires_grad=True)
     with GraphSize([]):
         kept = weight.exp()
@@ -84,7 +84,7 @@ def test_values_that_were_written_over_are_noticed() -> None:
 
 
 def run_chunks(room: float, sizes: list[int]) -> list[bool]:
-    """For chunks of so many images, whose graphs take 8 bytes an image, whether the graph was kept."""
+    """Whether graphs of chunks of these sizes, with 8 bytes per image, are kept."""
     weight, calls = torch.ones(2, requires_grad=True), []
     budget = GraphBudget(room, [weight])
 
@@ -132,11 +132,11 @@ def write_container(folder: Path, limit: str, used: int = 600, reclaimable: int 
 def test_left_in_container(tmp_path: Path) -> None:
     assert memory._left_in_container(write_container(tmp_path, "1000")) == 1000 - 600 + 100
     assert memory._left_in_container(write_container(tmp_path, "max")) == sys.maxsize
-    assert memory._left_in_container(write_container(tmp_path, "400")) == 0  # and not less than nothing
+    assert memory._left_in_container(write_container(tmp_path, "400")) == 0  # not negative
 
 
 @pytest.mark.parametrize("damage", ["memory.max", "memory.current", "memory.stat"])
-def test_where_no_limit_can_be_read_there_is_none(tmp_path: Path, damage: str) -> None:
+def test_an_unreadable_limit_is_ignored(tmp_path: Path, damage: str) -> None:
     write_container(tmp_path, "1000")
     (tmp_path / damage).write_text("?\n")
     assert memory._left_in_container(tmp_path) == sys.maxsize
@@ -155,28 +155,27 @@ def test_available_memory_is_the_smaller_of_system_and_container(monkeypatch: py
 
 
 CHILD = """
-import runpy, sys, torch
-memory = runpy.run_path(sys.argv[1])
+import torch
+from shortlist.batches import memory
 def growth():
-    before = memory["_free_in_heap"]()
-    many = [torch.ones(2**22) for _ in range(16)]  # 16 MB each
-    held = memory["_free_in_heap"]() - before
+    before = memory._free_in_heap()
+    many = [torch.ones(31 * 2**18) for _ in range(8)]  # 31 MB each, just below the limit of older glibc
+    held = memory._free_in_heap() - before
     del many
-    return held, memory["_free_in_heap"]() - before
+    return held, memory._free_in_heap() - before
 print(*growth())
-memory["reuse_freed_memory"]()
+memory.reuse_freed_memory()
 print(*growth())
 """
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="needs glibc")
-def test_memory_that_is_freed_and_kept_counts_as_available() -> None:
-    """Else graphs that fitted once would find less room in every later step."""
-    command = [sys.executable, "-c", CHILD, str(memory.__file__)]
-    done = subprocess.run(command, capture_output=True, text=True, check=True)
-    (held, freed), (held_to_reuse, freed_to_reuse) = (map(int, line.split()) for line in done.stdout.splitlines())
-    assert max(held, held_to_reuse, freed) < 2**25  # handed back to the system, which counts it itself
-    assert freed_to_reuse > 2**28 - 2**25
+def test_memory_that_is_freed_and_kept_counts_as_available(commands: Commands) -> None:
+    """Otherwise graphs that fitted once would find less room in every later step."""
+    lines = commands.python(CHILD).splitlines()
+    (held, freed), (held_to_reuse, freed_to_reuse) = (map(int, line.split()) for line in lines)
+    assert max(held, held_to_reuse, freed) < 2**25  # returned to the system, which counts it itself
+    assert freed_to_reuse > 8 * 31 * 2**20 - 2**25
 
 
 # Failed allocations

@@ -13,7 +13,7 @@ from shortlist.training import Display, Plan, describe, make_plan
 from shortlist.training.components import build_embedder
 from shortlist.training.datasets import reported_k
 from shortlist.training.plan import decoding_workers
-from tests.miniatures import miniature
+from tests import miniatures
 from tests.training.runs import STEPS_AN_EPOCH, class_folders, config
 
 
@@ -27,8 +27,13 @@ def plan(images: Path) -> Plan:
     return make_plan(config(images), Display())
 
 
+def write_empty(file: Path, *_: object) -> None:
+    file.parent.mkdir(parents=True, exist_ok=True)
+    file.touch()
+
+
 class TestBatches:
-    def test_are_the_samplers(self, plan: Plan) -> None:
+    def test_are_those_of_the_sampler(self, plan: Plan) -> None:
         found = list(plan.batches(0))
         assert [epoch for epoch, _ in found] == [0, 0, 0, 1, 1, 1, 2, 2, 2]
         for epoch in range(3):
@@ -38,17 +43,17 @@ class TestBatches:
         assert not torch.equal(plan.sampler.batches(0), plan.sampler.batches(1))
 
     @pytest.mark.parametrize("first", [1, 3, 5, 8, 9])
-    def test_go_on_in_the_middle(self, first: int, plan: Plan) -> None:
+    def test_start_at_any_step(self, first: int, plan: Plan) -> None:
         whole, rest = list(plan.batches(0))[first:], list(plan.batches(first))
         assert [epoch for epoch, _ in rest] == [epoch for epoch, _ in whole]
         assert all(torch.equal(one, other) for (_, one), (_, other) in zip(whole, rest, strict=True))
 
-    def test_as_many_as_asked_for(self, images: Path, plan: Plan) -> None:
+    def test_number_of_steps(self, images: Path, plan: Plan) -> None:
         assert (plan.steps_per_epoch, plan.total_steps) == (STEPS_AN_EPOCH, 3 * STEPS_AN_EPOCH)
         steps = make_plan(config(images, "training.epochs=null", "training.steps=4"), Display())
         assert len(list(steps.batches(0))) == steps.total_steps == 4
 
-    def test_follow_from_the_seed(self, images: Path, plan: Plan) -> None:
+    def test_depend_on_the_seed(self, images: Path, plan: Plan) -> None:
         other = make_plan(config(images, "training.seed=1"), Display())
         assert not torch.equal(next(other.batches(0))[1], next(plan.batches(0))[1])
 
@@ -69,14 +74,17 @@ class TestBatchSize:
         ("overrides", "largest"),
         [(["batch.size=21"], 9), (["batch.size=21", "data.validation=none"], 18), (["batch.per_class=7"], None)],
     )
-    def test_but_never_otherwise(self, overrides: list[str], largest: int | None, images: Path) -> None:
+    def test_is_refused_if_training_classes_do_not_suffice(
+        self, overrides: list[str], largest: int | None, images: Path
+    ) -> None:
         says = f"The largest batch possible is {largest}" if largest else "No class has 7 images"
         with pytest.raises(ConfigError, match=says):
             make_plan(config(images, "batch.size=14", *overrides), Display())
 
-    def test_of_cars196(self, tmp_path: Path) -> None:
+    def test_of_cars196(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         """The recipe with its own batch size, 392, which needs all 98 training classes."""
-        root = miniature("cars196", tmp_path, classes=98, images=4)
+        monkeypatch.setattr(miniatures, "image", write_empty)  # nothing is decoded
+        root = miniatures.miniature("cars196", tmp_path, classes=98, images=4)
         plan = make_plan(open_recipe("cars196-resnet50-rsk", [f"data.root={root}", "data.validation=half"]), Display())
         assert (plan.sampler.batch_size, plan.steps_per_epoch) == (196, 1)
 
@@ -109,7 +117,7 @@ def test_workers(cores: int | None, workers: int, monkeypatch: pytest.MonkeyPatc
     assert decoding_workers(config(Path("x"), "data.workers=3")) == 3
 
 
-def test_memory_grows_as_it_should(images: Path) -> None:
+def test_estimated_memory_is_proportional_to_chunk_and_optimizer_state(images: Path) -> None:
     """Double the chunk, double its graph; Adam keeps twice what SGD does beside weights and gradients."""
 
     def memory(*overrides: str) -> dict[str, float]:

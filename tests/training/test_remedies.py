@@ -25,7 +25,7 @@ from shortlist.training import train_run as train
 from shortlist.training.components import build_loss
 from shortlist.training.learner import Learner
 from shortlist.training.user_loss import ForeignLoss
-from tests.training.runs import RECIPE, class_folders, records, same_weights, weights
+from tests.training.runs import FASTEST_MODEL, RECIPE, class_folders, records, same_weights, weights
 from tests.training.runs import config as run_config
 
 
@@ -135,13 +135,15 @@ CHANGING = [
 
 
 def test_a_resumed_run_continues_its_schedule(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Stopped in step 5 of 9, after the checkpoint of step 3; the weights are the same bit for bit."""
-    config = run_config(class_folders(tmp_path / "images"), *CHANGING)
+    """Stopped in the last of 4 steps, after the checkpoint of step 2; the weights are the same bit for bit."""
+    images = class_folders(tmp_path / "images", classes=8, images=3)
+    short = [FASTEST_MODEL, "data.validation=none", "training.epochs=2"]
+    config = run_config(images, *short, *CHANGING)
     whole = train(config, tmp_path / "whole")
     real = loop.learning_rate_factor
 
     def fails(schedule, step, *sizes):  # type: ignore[no-untyped-def]
-        if step == 4:
+        if step == 3:
             raise RuntimeError("power failure")
         return real(schedule, step, *sizes)
 
@@ -152,5 +154,5 @@ def test_a_resumed_run_continues_its_schedule(tmp_path: Path, monkeypatch: pytes
     stopped = resume(tmp_path / "stopped")
     assert same_weights(weights(stopped), weights(whole))
     assert records(stopped) == records(whole)
-    constant = train(run_config(tmp_path / "images", *CHANGING[1:]), tmp_path / "constant")
-    assert records(constant) != records(whole)  # the control: the schedule matters
+    constant = train(run_config(images, *short, *CHANGING[1:]), tmp_path / "constant")
+    assert records(constant) != records(whole)  # negative control: the schedule matters

@@ -1,4 +1,4 @@
-"""Runs that are killed, interrupted, damaged or out of room end as if nothing had happened, bit for bit."""
+"""Runs that were killed, interrupted, damaged or out of disk space are resumed, and end with the same bits."""
 
 from __future__ import annotations
 
@@ -26,14 +26,25 @@ from shortlist.training import train_run as train
 from shortlist.training.checkpoint import TrainingState, latest_state, save_state
 from shortlist.training.stopping import StopRequest
 from tests.processes import Commands
-from tests.training.runs import class_folders, config, records, same_weights, weights
+from tests.training.runs import (
+    FASTEST_MODEL,
+    STEP_BEGINS,
+    class_folders,
+    config,
+    interrupt_where,
+    kill_where,
+    records,
+    same_weights,
+    wait_where,
+    weights,
+)
 
 pytestmark = pytest.mark.skipif(not hasattr(os, "fork"), reason="the killed processes are forked")
 
 # Everything that is random in a step, a moving average, and checkpoints at the ends of epochs: after steps 3, 6 and 9.
 RANDOM = [
     "model.backbone=test_vit",
-    "model.backbone_args={drop_path_rate: 0.2, proj_drop_rate: 0.1, attn_drop_rate: 0.1}",
+    "model.backbone_args={depth: 2, drop_path_rate: 0.2, proj_drop_rate: 0.1, attn_drop_rate: 0.1}",
     "loss.simix=true",
     "training.ema=0.7",
     "schedule.name=cosine",
@@ -41,12 +52,12 @@ RANDOM = [
     "batch.keep_graphs=false",
 ]
 # A checkpoint after every step.
-OFTEN = ["training.checkpoint_every=1", "optimizer.name=sgd", "optimizer.lr=0.1"]
+OFTEN = [FASTEST_MODEL, "training.checkpoint_every=1", "optimizer.name=sgd", "optimizer.lr=0.1"]
 
 
 @pytest.fixture(scope="module")
 def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Where the commands run: images and two recipes."""
+    """The folder in which commands run, with images and two recipes."""
     path = tmp_path_factory.mktemp("resume")
     images = class_folders(path / "images")
     for name, settings in (("random", RANDOM), ("often", OFTEN)):
@@ -56,18 +67,16 @@ def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def whole(home: Path, commands: Commands) -> dict[str, Path]:
-    """Runs that were never stopped."""
-    for name in ("random", "often"):
-        code, _, error = commands.run("train", f"{name}.yaml", "--run", f"{name}-whole", cwd=home)
-        assert code == 0, error
-    return {name: home / f"{name}-whole" for name in ("random", "often")}
+def whole(home: Path) -> dict[str, Path]:
+    """Uninterrupted runs."""
+    settings = {"random": RANDOM, "often": OFTEN}
+    return {name: train(config(home / "images", *settings[name]), home / f"{name}-whole").path for name in settings}
 
 
 @pytest.fixture(scope="module")
 def killed(home: Path, commands: Commands) -> Path:
-    """A run that was killed in its third epoch, with checkpoints of steps 3 and 6. Not to be changed: see `copy`."""
-    kill_after(7, commands, home, "train", "random.yaml", "--run", "killed")
+    """A run that was killed in its third epoch, with checkpoints of steps 3 and 6. Tests change a `copy` of it."""
+    kill_where(wait_after(7), commands, home, "train", "random.yaml", "--run", "killed")
     assert checkpoints(home / "killed") == [6, 3]
     assert steps_of(home / "killed") == 7
     return home / "killed"
@@ -95,38 +104,13 @@ def assert_same(run: Path, whole: Path) -> None:
     assert (run / "evaluation.json").read_text() == (whole / "evaluation.json").read_text()
 
 
-def wait_where(condition: str, module: str, function: str, seconds: float = 1000) -> str:
-    """Python that lets a function wait, having made a file `here`, where a condition on its arguments holds."""
-    return f"""
-import importlib, pathlib, time
-module = importlib.import_module({module!r})
-real = getattr(module, {function!r})
-def waiting(*args, **kwargs):
-    if {condition}:
-        pathlib.Path("here").touch()
-        time.sleep({seconds})
-    return real(*args, **kwargs)
-setattr(module, {function!r}, waiting)
-"""
-
-
-def wait_after(steps: int, seconds: float = 1000) -> str:
-    return wait_where(f"args[1] == {steps}", "shortlist.training.loop", "learning_rate_factor", seconds)
-
-
-def kill_after(steps: int, commands: Commands, home: Path, *args: str | Path, before: str = "") -> None:
-    """SIGKILL when so many steps are taken and the next has begun."""
-    kill_where(wait_after(steps), commands, home, *args, before=before)
-
-
-def kill_where(waits: str, commands: Commands, home: Path, *args: str | Path, before: str = "") -> None:
-    running = commands.start(*args, cwd=home, before=before + waits)
-    assert running.kill((home / "here").exists) == -signal.SIGKILL
-    (home / "here").unlink()
+def wait_after(steps: int) -> str:
+    """Python code that lets a run wait when it has taken so many steps and the next begins."""
+    return wait_where(f"args[1] == {steps}", *STEP_BEGINS)
 
 
 class TestKilled:
-    def test_with_another_seed_a_run_is_another(self, home: Path, whole: dict[str, Path], tmp_path: Path) -> None:
+    def test_another_seed_gives_another_run(self, home: Path, whole: dict[str, Path], tmp_path: Path) -> None:
         """Negative control: the comparison can fail."""
         other = train(config(home / "images", *OFTEN, "training.seed=1"), tmp_path / "other")
         assert not same_weights(weights(other), weights(whole["often"]))
@@ -139,16 +123,14 @@ class TestKilled:
 
     def test_before_the_first_checkpoint(self, home: Path, commands: Commands, whole: dict[str, Path]) -> None:
         run = home / "early"
-        kill_after(1, commands, home, "train", "random.yaml", "--run", run)
+        kill_where(wait_after(1), commands, home, "train", "often.yaml", "training.checkpoint_every=null", "--run", run)
         assert checkpoints(run) == []
         assert steps_of(run) == 1
-        code, out, error = commands.run("train", "--resume", run, cwd=home)
-        assert (code, error) == (0, "")
-        assert "Resuming" not in out
-        assert_same(run, whole["random"])
+        resume(run)
+        assert_same(run, whole["often"])
 
     def test_while_a_checkpoint_is_written(self, home: Path, commands: Commands, whole: dict[str, Path]) -> None:
-        """Half of its bytes are on the disk."""
+        """Half of its bytes have been written."""
         run = home / "writing"
         half = """
 import pathlib, time
@@ -156,36 +138,36 @@ from shortlist.training import checkpoint
 real = checkpoint.save_file
 def half(tensors, path, metadata):
     real(tensors, path, metadata=metadata)
-    if "00000006" in path.name:
+    if "00000008" in path.name:
         content = path.read_bytes()
         path.write_bytes(content[: len(content) // 2])
         pathlib.Path("here").touch()
         time.sleep(1000)
 checkpoint.save_file = half
 """
-        kill_where(half, commands, home, "train", "random.yaml", "--run", run)
-        assert checkpoints(run) == [3]
-        assert list((run / "checkpoints").glob(".step-00000006*"))
+        kill_where(half, commands, home, "train", "often.yaml", "--run", run)
+        assert checkpoints(run) == [7, 6]
+        assert list((run / "checkpoints").glob(".step-00000008*"))
         with warnings.catch_warnings():
             warnings.simplefilter("error")
             resume(run)
-        assert not list((run / "checkpoints").glob(".*"))  # nothing half written is left
-        assert_same(run, whole["random"])
+        assert not list((run / "checkpoints").glob(".*"))  # the incomplete file is deleted
+        assert_same(run, whole["often"])
 
-    def test_while_it_tests(self, home: Path, commands: Commands, whole: dict[str, Path]) -> None:
-        """All is trained, saved and recorded, and evaluation.json not yet written."""
+    def test_during_the_test(self, home: Path, commands: Commands, whole: dict[str, Path]) -> None:
+        """The test is recorded, but evaluation.json is not written yet."""
         run = home / "testing"
-        waits = wait_where('args[0].name == "evaluation.json"', "shortlist.training.loop", "write_text_atomically")
+        waits = wait_where('args[0].name == "evaluation.json"', "shortlist.training.loop", "write_json")
         kill_where(waits, commands, home, "train", "often.yaml", "--run", run)
         assert len(records(run, "test")) == 1
         resume(run)
         assert_same(run, whole["often"])
 
-    def test_at_any_time_and_again_and_again(self, home: Path, commands: Commands, whole: dict[str, Path]) -> None:
+    def test_several_times_at_random_moments(self, home: Path, commands: Commands, whole: dict[str, Path]) -> None:
         chance = random.Random(0)
         run, kills = home / "again", 0
         order = ["train", "often.yaml", "--run", run]
-        for _ in range(8):
+        for _ in range(4):
             running = commands.start(*order, cwd=home)
             running.until(lambda: (run / "config.yaml").exists())
             steps = steps_of(run) + chance.randrange(3)
@@ -200,12 +182,11 @@ checkpoint.save_file = half
         assert_same(run, whole["often"])
 
     def test_with_two_threads(self, home: Path, commands: Commands) -> None:
-        two, order = "import torch; torch.set_num_threads(2)", ("train", "random.yaml", "training.epochs=2", "--run")
-        assert commands.run(*order, "two-whole", cwd=home, before=two)[0] == 0
-        kill_after(4, commands, home, *order, "two", before=two)
-        code, _, error = commands.run("train", "--resume", "two", cwd=home, before=two)
-        assert (code, error) == (0, "")
-        assert_same(home / "two", home / "two-whole")
+        settings = ("training.threads=2", "training.epochs=null", "training.steps=5")
+        two = train(config(home / "images", *RANDOM, *settings), home / "two-whole")
+        kill_where(wait_after(4), commands, home, "train", "random.yaml", *settings, "--run", "two")
+        resume(home / "two")
+        assert_same(home / "two", two.path)
 
 
 def ended(run: Path) -> bool:
@@ -213,13 +194,14 @@ def ended(run: Path) -> bool:
 
 
 class TestInterrupted:
-    def test_ctrl_c_saves_and_says_how_to_go_on(self, home: Path, commands: Commands, whole: dict[str, Path]) -> None:
+    def test_ctrl_c_saves_a_checkpoint_and_prints_the_command_to_resume(
+        self, home: Path, commands: Commands, whole: dict[str, Path]
+    ) -> None:
         run = home / "a run with spaces"
-        running = commands.start("train", "random.yaml", "--run", run, cwd=home, before=wait_after(4, seconds=1))
-        assert running.kill((home / "here").exists, by=signal.SIGINT) == 130
-        (home / "here").unlink()
+        running = interrupt_where(wait_after(4), commands, home, "train", "random.yaml", "--run", run)
+        assert running.wait() == 130
         (saved, *_) = checkpoints(run)
-        assert saved == steps_of(run) == 5  # the step that had begun was taken to its end
+        assert saved == steps_of(run) == 5  # the step that had begun was finished
         said, _, command = running.err.partition(" Resume with: ")
         assert said == "Stopped after step 5."
         assert "Stopping after this step" in running.out
@@ -230,8 +212,8 @@ class TestInterrupted:
         assert "Resuming after step 5 of 9." in out
         assert_same(run, whole["random"])
 
-    def test_twice_stops_at_once(self, home: Path, commands: Commands, whole: dict[str, Path]) -> None:
-        """In the middle of a step, which is lost."""
+    def test_ctrl_c_twice_stops_at_once(self, home: Path, commands: Commands, whole: dict[str, Path]) -> None:
+        """The current step is lost."""
         run = home / "twice"
         running = commands.start("train", "often.yaml", "--run", run, cwd=home, before=wait_after(5))
         running.until((home / "here").exists)
@@ -244,7 +226,7 @@ class TestInterrupted:
         resume(run)
         assert_same(run, whole["often"])
 
-    def test_other_signals_and_what_was_there_before(self) -> None:
+    def test_signal_handlers_are_restored(self) -> None:
         before = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
         with StopRequest(Display()) as stop:
             assert not stop.requested
@@ -254,7 +236,7 @@ class TestInterrupted:
                 os.kill(os.getpid(), signal.SIGINT)
         assert before == {number: signal.getsignal(number) for number in before}
 
-    def test_before_anything_was_trained(self, home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_ctrl_c_before_the_first_step(self, home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         def press(*_: object, **__: object) -> None:
             raise KeyboardInterrupt
 
@@ -291,11 +273,11 @@ def flip_a_bit_of_the_facts(file: Path) -> None:
 
 class TestDamaged:
     @pytest.mark.parametrize("damage", [truncate, empty, flip_a_bit, flip_a_bit_of_the_facts])
-    def test_the_one_before_is_used(
+    def test_the_previous_checkpoint_is_used(
         self, damage: Callable[[Path], None], copy: Path, whole: dict[str, Path], monkeypatch: pytest.MonkeyPatch
     ) -> None:
         damage(copy / "checkpoints" / "step-00000006.safetensors")
-        if damage is flip_a_bit:  # the end is the same for all
+        if damage is flip_a_bit:  # one resumed run is enough
             with pytest.warns(UserWarning, match=r"step-00000006.safetensors is damaged .*; using the previous one"):
                 resume(copy)
             assert_same(copy, whole["random"])
@@ -328,7 +310,7 @@ class TestDamaged:
         assert "\n" not in str(error.value)
 
 
-class TestNoRoom:
+class TestDiskFull:
     @pytest.mark.parametrize(
         "problem",
         [OSError(errno.ENOSPC, "No space left on device"), SafetensorError("I/O error: No space left on device")],
@@ -354,7 +336,7 @@ class TestNoRoom:
 
     @pytest.mark.parametrize("what", ["checkpoint", "metrics"])
     def test_a_disk_that_fills_up(self, what: str, home: Path, commands: Commands, whole: dict[str, Path]) -> None:
-        """For real: the system refuses larger files from the fifth step on."""
+        """The operating system refuses larger files from the fifth step on."""
         run = home / f"full-{what}"
         largest = 50_000 if what == "checkpoint" else 1000
         fill = f"""
@@ -381,7 +363,7 @@ loop.learning_rate_factor = filling
 
 
 class TestStates:
-    def test_layouts_and_types_come_back(self, tmp_path: Path) -> None:
+    def test_layouts_and_types_are_restored(self, tmp_path: Path) -> None:
         tensors = {
             "channels_last": torch.randn(2, 3, 4, 5).to(memory_format=torch.channels_last),
             "half": torch.randn(3).bfloat16(),

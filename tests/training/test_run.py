@@ -1,4 +1,4 @@
-"""A run, from a config to a folder with everything in it."""
+"""Training a run: its folder, the choice of the best embedder, settings, errors, and evaluation."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ import re
 import shutil
 import subprocess
 import sys
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -14,9 +15,10 @@ import pytest
 import torch
 import yaml
 from safetensors import safe_open
+from safetensors.torch import load_file
 from torch import Tensor
 
-from shortlist.data import Catalog
+from shortlist.data import Catalog, ImageDataset, image_chunks
 from shortlist.errors import ConfigError, DataError, ModelError, RunError
 from shortlist.evaluation import Estimate, Evaluation
 from shortlist.training import (
@@ -34,7 +36,20 @@ from shortlist.training import (
 from shortlist.training import (
     train_run as train,
 )
-from tests.training.runs import CLASSES, IMAGES, STEPS_AN_EPOCH, class_folders, config, records, same_weights, weights
+from shortlist.training.checkpoint import save_state
+from tests.training.runs import (
+    CLASSES,
+    IMAGES,
+    STEPS_AN_EPOCH,
+    class_folders,
+    config,
+    fast_config,
+    records,
+    same_weights,
+    weights,
+)
+
+ONE_EPOCH = ("data.validation=none", "training.epochs=1")
 
 
 @pytest.fixture(scope="module")
@@ -43,20 +58,32 @@ def images(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def finished(images: Path, tmp_path_factory: pytest.TempPathFactory) -> RunFolder:
-    """A run that nobody may change; see `copy_of`."""
-    return train(config(images, "evaluation.before=true"), tmp_path_factory.mktemp("runs") / "finished")
+def few(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """8 classes of 3 images: 4 for tests, 2 validate and 2 train with one step per epoch; or 4 train with two."""
+    return class_folders(tmp_path_factory.mktemp("data") / "few", classes=8, images=3)
 
 
 @pytest.fixture(scope="module")
-def last_weights(images: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Tensor]:
-    """Those of the last step, whatever the validation said: what one epoch of all training classes gives."""
-    settings = ["data.validation=none", "training.epochs=1"]
-    return weights(train(config(images, *settings), tmp_path_factory.mktemp("runs") / "last"))
+def finished(images: Path, tmp_path_factory: pytest.TempPathFactory) -> RunFolder:
+    """A finished run. Tests must not change it; see `copy_of`."""
+    settings = ["evaluation.before=true", "tracking=[tensorboard]"]
+    return train(config(images, *settings), tmp_path_factory.mktemp("runs") / "finished")
+
+
+@pytest.fixture(scope="module")
+def last_weights(few: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Tensor]:
+    """The weights after one epoch on all training classes of `few`."""
+    return weights(train(fast_config(few, *ONE_EPOCH), tmp_path_factory.mktemp("runs") / "last"))
+
+
+def weights_after(step: int, run: RunFolder) -> dict[str, Tensor]:
+    """The weights of the model in a checkpoint."""
+    tensors = load_file(run.checkpoints / f"step-{step:08}.safetensors")
+    return {name.removeprefix("model."): each for name, each in tensors.items() if name.startswith("model.")}
 
 
 def copy_of(run: RunFolder, path: Path, *, unfinished: bool = True) -> RunFolder:
-    """The same run; unfinished, `resume` has only the end left to do."""
+    """A copy of a run; if unfinished, `resume` only has to test it."""
     shutil.copytree(run.path, path)
     if unfinished:
         (path / "evaluation.json").unlink()
@@ -64,7 +91,7 @@ def copy_of(run: RunFolder, path: Path, *, unfinished: bool = True) -> RunFolder
 
 
 class Listener(Display):
-    """Remembers what it was told."""
+    """Records messages."""
 
     def __init__(self) -> None:
         self.messages: list[str] = []
@@ -76,7 +103,7 @@ class Listener(Display):
 
 
 class TestFolder:
-    def test_everything_is_there(self, finished: RunFolder) -> None:
+    def test_files(self, finished: RunFolder) -> None:
         names = {file.name for file in finished.path.iterdir() if not file.name.startswith(".")}
         assert names == {
             "config.yaml",
@@ -137,22 +164,21 @@ class TestFolder:
         assert found == [(each["step"], pytest.approx(each["loss"])) for each in records(finished)]
         assert {"validation/r@1", "test/mAP@R", "step/lr"} <= set(events.Tags()["scalars"])
 
-    def test_its_config_repeats_it(self, finished: RunFolder, tmp_path: Path) -> None:
+    def test_training_its_config_again_gives_the_same_weights(self, finished: RunFolder, tmp_path: Path) -> None:
         again = train(finished.config(), tmp_path / "again")
         assert same_weights(weights(again), weights(finished))
-        assert records(again) == records(finished)
-        other = finished.config()
-        other = other.model_copy(update={"training": other.training.model_copy(update={"seed": 1})})
-        assert not same_weights(weights(train(other, tmp_path / "other")), weights(finished))
+        assert records(again) == records(finished)  # test_resume.py has the negative control, another seed
 
-    def test_it_goes_on_from_any_folder(self, images: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.chdir(images.parent)
-        run = train(config(Path(images.name), "training.epochs=1"), tmp_path / "run")
+    def test_it_can_be_evaluated_from_another_folder(
+        self, few: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.chdir(few.parent)
+        run = train(fast_config(Path(few.name), "training.epochs=1"), tmp_path / "run")
         monkeypatch.chdir(tmp_path)
-        assert Path(yaml.safe_load(run.config_file.read_text())["data"]["source"]) == images
-        assert [each.queries for each in evaluate_run("run")] == [CLASSES // 2 * IMAGES]
+        assert Path(yaml.safe_load(run.config_file.read_text())["data"]["source"]) == few
+        assert [each.queries for each in evaluate_run("run")] == [4 * 3]
 
-    def test_a_run_that_is_there_already(self, finished: RunFolder, images: Path) -> None:
+    def test_a_folder_with_a_run_is_not_overwritten(self, finished: RunFolder, images: Path) -> None:
         before = {file: file.stat().st_mtime_ns for file in finished.path.rglob("*") if file.name != ".lock"}
         with pytest.raises(RunError, match=r"contains a run already.*shortlist train --resume"):
             train(config(images), finished.path)
@@ -201,14 +227,14 @@ class TestLock:
             train(config(images), new)
         assert list(new.iterdir()) == [new / ".lock"]
         for holder in holders:
-            holder.kill()  # a killed process lets go
+            holder.kill()  # the lock of a killed process is released
             holder.communicate()
         resume(run.path)
         assert run.evaluation_file.exists()
 
 
 class TestSetUp:
-    """What cannot be trained is refused before the first step, and leaves nothing behind."""
+    """Invalid settings are refused before the first step, and leave no files behind."""
 
     @pytest.mark.parametrize(
         ("override", "kind", "said"),
@@ -228,13 +254,13 @@ class TestSetUp:
             train(config(images, override, *settings), tmp_path / "run")
         assert not (tmp_path / "run").exists()
 
-    def test_a_folder_of_others_is_left_as_it_was(self, images: Path, tmp_path: Path) -> None:
+    def test_other_files_in_the_folder_are_kept(self, images: Path, tmp_path: Path) -> None:
         (tmp_path / "notes.txt").write_text("mine")
         with pytest.raises(ModelError, match="no backbone 'nothing'"):
             train(config(images, "model.backbone=nothing"), tmp_path)
         assert [file.name for file in tmp_path.iterdir()] == ["notes.txt"]
 
-    def test_a_misspelt_backbone_costs_no_look_at_the_images(
+    def test_a_misspelt_backbone_is_reported_before_images_are_opened(
         self, images: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         monkeypatch.setattr(datasets, "open_catalog", lambda *_, **__: pytest.fail("the images were opened"))
@@ -248,7 +274,7 @@ class TestBest:
     """The embedder is chosen by the validation classes."""
 
     def measured(self, monkeypatch: pytest.MonkeyPatch, validation: list[float], test: list[float]) -> list[str]:
-        """Have evaluations give these values of r@1 in turn; the list tells of which split each was."""
+        """Let evaluations return these values of r@1 in turn; return a list of the evaluated splits."""
         splits: list[str] = []
         values = {"validation": iter(validation), "test": iter(test)}
 
@@ -261,41 +287,31 @@ class TestBest:
         monkeypatch.setattr(run_evaluation, "evaluate", evaluate)
         return splits
 
-    def test_by_validation_and_never_by_test(
-        self, images: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
+    def test_by_validation_and_never_by_test(self, few: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         splits = self.measured(monkeypatch, validation=[0.2, 0.9, 0.5], test=[0.1])
-        second = train(config(images), tmp_path / "second")
-        assert splits == ["validation", "validation", "validation", "test"]  # the test once, when all is decided
-        self.measured(monkeypatch, validation=[0.2, 0.5], test=[0.9])
-        short = train(config(images, "training.epochs=2"), tmp_path / "short")
-        assert same_weights(weights(second), weights(short))
-        assert same_weights(weights(second), weights(second.best))
-        self.measured(monkeypatch, validation=[0.2, 0.5, 0.9], test=[0.1])
-        third = train(config(images), tmp_path / "third")
-        assert not same_weights(weights(third), weights(second))
+        run = train(fast_config(few), tmp_path / "run")
+        assert splits == ["validation", "validation", "validation", "test"]  # the test once, at the end
+        assert same_weights(weights(run), weights_after(2, run))
+        assert same_weights(weights(run), weights(run.best))
+        assert not same_weights(weights(run), weights_after(3, run))
 
-    def test_the_first_of_equals(self, images: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-        self.measured(monkeypatch, validation=[0.5], test=[0.5])
-        first = train(config(images, "training.epochs=1"), tmp_path / "first")
-        self.measured(monkeypatch, validation=[0.5, 0.5], test=[0.5])
-        both = train(config(images, "training.epochs=2"), tmp_path / "both")
-        assert same_weights(weights(first), weights(both))
-
-    def test_validation_now_and_then_and_at_the_end(
-        self, images: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    def test_validation_every_few_epochs_and_at_the_end_keeps_the_first_of_equals(
+        self, few: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         splits = self.measured(monkeypatch, validation=[0.5, 0.5], test=[0.5])
-        run = train(config(images, "training.validate_every=2"), tmp_path / "run")
+        run = train(fast_config(few, "training.validate_every=2"), tmp_path / "run")
         assert splits == ["validation", "validation", "test"]
         assert [each["epoch"] for each in records(run, "validation")] == [2, 3]
+        assert same_weights(weights(run), weights_after(2, run))
+        assert not same_weights(weights(run), weights_after(3, run))
 
     def test_validation_every_few_steps_and_at_the_end(
         self, images: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         self.measured(monkeypatch, validation=[0.1, 0.5, 0.3], test=[0.5])
         display = Listener()
-        run = train(config(images, "training.validate_every_steps=4"), tmp_path / "run", display)
+        settings = ["training.validate_every_steps=4", "training.checkpoint_every=4"]
+        run = train(config(images, *settings), tmp_path / "run", display)
         validated = records(run, "validation")
         assert [(each["step"], each["epoch"], each["r@1"]) for each in validated] == [
             (4, 2, 0.1),
@@ -305,20 +321,19 @@ class TestBest:
         told = [text for text in display.messages if text.startswith(("epoch", "step"))]
         assert [text.partition(":")[0] for text in told] == ["epoch 1", "step 4", "epoch 2", "step 8", "epoch 3"]
         assert told[3] == "step 8: validation r@1 50.0, the best so far"
-        self.measured(monkeypatch, validation=[0.5], test=[0.5])
-        settings = ("training.epochs=null", "training.steps=8", "training.validate_every=9")
-        assert same_weights(weights(run), weights(train(config(images, *settings), tmp_path / "shorter")))
+        assert same_weights(weights(run), weights_after(8, run))
+        assert not same_weights(weights(run), weights_after(9, run))
 
     def test_tests_during_training_select_nothing(
-        self, images: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+        self, few: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        """After the first epoch, every second after it, and the last, as in the authors' release."""
+        """Tests after the first epoch, every second after it, and the last, as in the authors' release."""
         settings = ["data.validation=none", "training.epochs=4"]
         self.measured(monkeypatch, validation=[], test=[0.5])
-        plain = train(config(images, *settings), tmp_path / "plain")
+        plain = train(fast_config(few, *settings), tmp_path / "plain")
         splits = self.measured(monkeypatch, validation=[], test=[0.2, 0.9, 0.5])
         display = Listener()
-        run = train(config(images, *settings, "evaluation.test_every=2"), tmp_path / "run", display)
+        run = train(fast_config(few, *settings, "evaluation.test_every=2"), tmp_path / "run", display)
         assert splits == ["test"] * 3
         assert same_weights(weights(run), weights(plain))
         assert not run.best.exists()
@@ -338,28 +353,27 @@ class TestBest:
         assert again.remarks == (remark,)
 
     def test_tests_during_a_training_with_validation(
-        self, images: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+        self, few: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        """The trained embedder is not the last one, which is tested as well."""
+        """The best embedder is not the last one, which is tested as well."""
         self.measured(monkeypatch, validation=[0.2, 0.9, 0.5], test=[0.7, 0.3, 0.6])
-        run = train(config(images, "evaluation.test_every=5"), tmp_path / "run")
+        run = train(fast_config(few, "evaluation.test_every=5"), tmp_path / "run")
         assert [(each["epoch"], each["r@1"]) for each in records(run, "test during training")] == [(1, 0.7), (3, 0.3)]
         (evaluation,) = json.loads(run.evaluation_file.read_text())
         assert evaluation["metrics"]["r@1"]["value"] == 0.6
         assert re.match(r"last of 2 tests .*: r@1 30.0.* \(epoch 3\); best by r@1: r@1 70.0", evaluation["remarks"][0])
 
     def test_without_validation_the_last_is_kept(
-        self, images: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, last_weights: dict[str, Tensor]
+        self, few: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, last_weights: dict[str, Tensor]
     ) -> None:
         splits = self.measured(monkeypatch, validation=[], test=[0.9, 0.1])
-        settings = ["data.validation=none", "training.epochs=1", "evaluation.before=true"]
-        run = train(config(images, *settings), tmp_path / "run")
+        run = train(fast_config(few, *ONE_EPOCH, "evaluation.before=true"), tmp_path / "run")
         assert splits == ["test", "test"]
         assert not run.best.exists()
         assert same_weights(weights(run), last_weights)
-        assert len(records(run)) == 2 * STEPS_AN_EPOCH  # all training classes
+        assert len(records(run)) == 2  # all training classes
 
-    def test_the_halves(self, images: Path) -> None:
+    def test_half_of_the_training_classes_validates(self, images: Path) -> None:
         halves = make_plan(config(images), Display())
         assert halves.train.classes().tolist() == [0, 1, 2]
         assert halves.validation is not None
@@ -370,9 +384,9 @@ class TestBest:
         assert whole.train.classes().tolist() == [0, 1, 2, 3, 4, 5]
         assert whole.validation is None
 
-    def test_without_test_classes(self, images: Path, tmp_path: Path) -> None:
+    def test_without_test_classes(self, few: Path, tmp_path: Path) -> None:
         display = Listener()
-        run = train(config(images, "data.train_share=1", "training.epochs=1"), tmp_path / "run", display)
+        run = train(fast_config(few, "data.train_share=1", "training.epochs=1"), tmp_path / "run", display)
         assert "There are no test classes, so the embedder was not tested." in display.messages
         assert json.loads(run.evaluation_file.read_text()) == []
         assert records(run, "test") == []
@@ -394,39 +408,51 @@ class TestSettings:
             "optimizer.name=sgd",
         ],
     )
-    def test_each_is_used(self, override: str, images: Path, tmp_path: Path, last_weights: dict[str, Tensor]) -> None:
-        chosen = config(images, "data.validation=none", "training.epochs=1", override)
+    def test_each_is_used(self, override: str, few: Path, tmp_path: Path, last_weights: dict[str, Tensor]) -> None:
+        chosen = fast_config(few, *ONE_EPOCH, override)
         run = train(chosen, tmp_path / "run")
         assert all(tensor.isfinite().all() for tensor in weights(run).values())
         assert not same_weights(weights(run), last_weights)
         assert RunFolder.open(run.path).config() == chosen  # reads back
 
-    @pytest.mark.parametrize(
-        "override", ["batch.keep_graphs=true", "batch.keep_graphs=false", "batch.keep_graphs=0.001", "data.workers=1"]
-    )
-    def test_what_changes_no_bit(
-        self, override: str, images: Path, tmp_path: Path, last_weights: dict[str, Tensor]
+    @pytest.mark.parametrize("keep", ["true", "false", "0.001"])
+    def test_kept_graphs_change_no_bit(
+        self, keep: str, few: Path, tmp_path: Path, last_weights: dict[str, Tensor]
     ) -> None:
-        run = train(config(images, "data.validation=none", "training.epochs=1", override), tmp_path / "run")
+        run = train(fast_config(few, *ONE_EPOCH, f"batch.keep_graphs={keep}"), tmp_path / "run")
         assert same_weights(weights(run), last_weights)
 
-    def test_steps_instead_of_epochs(self, images: Path, tmp_path: Path) -> None:
-        run = train(config(images, "training.epochs=null", "training.steps=4"), tmp_path / "run")
-        assert [each["step"] for each in records(run)] == [1, 2, 3, 4]
-        assert [each["step"] for each in records(run, "validation")] == [3, 4]
-        assert [file.name for file in sorted(run.checkpoints.iterdir())] == [
-            "step-00000003.safetensors",
-            "step-00000004.safetensors",
-        ]
+    def test_workers_decode_images_for_training_and_tests(
+        self, few: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """That workers change no pixel is tested in tests/data/test_loader.py."""
+        used: list[int] = []
 
-    def test_checkpoints_every_so_many_steps(self, images: Path, tmp_path: Path) -> None:
+        def chunks(dataset: ImageDataset, keys: Iterable[Any], workers: int = 0, **options: Any) -> Iterator[Any]:
+            used.append(workers)
+            return image_chunks(dataset, keys, 0, **options)
+
+        monkeypatch.setattr(loop, "image_chunks", chunks)
+        monkeypatch.setattr("shortlist.encoding.embed.image_chunks", chunks)
+        train(fast_config(few, *ONE_EPOCH, "data.workers=3"), tmp_path / "run")
+        assert used == [3, 3]
+
+    def test_steps_instead_of_epochs_and_checkpoints_every_few_steps(
+        self, images: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
         settings = ["training.epochs=null", "training.steps=5", "training.checkpoint_every=2"]
         written: list[int] = []
-        real = loop.save_state
-        with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(loop, "save_state", lambda path, state: written.append(state.step) or real(path, state))
-            train(config(images, *settings), tmp_path / "run")
+        monkeypatch.setattr(
+            loop, "save_state", lambda path, state: written.append(state.step) or save_state(path, state)
+        )
+        run = train(config(images, *settings), tmp_path / "run")
+        assert [each["step"] for each in records(run)] == [1, 2, 3, 4, 5]
+        assert [each["step"] for each in records(run, "validation")] == [3, 5]
         assert written == [2, 3, 4, 5]  # and the ends of epochs
+        assert [file.name for file in sorted(run.checkpoints.iterdir())] == [
+            "step-00000004.safetensors",
+            "step-00000005.safetensors",
+        ]
 
 
 class TestNotFinite:
@@ -445,7 +471,7 @@ class TestNotFinite:
             assert not file.get_tensor("batch.embeddings").isfinite().all()
             assert file.get_tensor("batch.labels").tolist() == sorted(file.get_tensor("batch.labels").tolist())
             assert any(name.startswith("model.") for name in file.keys())  # noqa: SIM118
-        with pytest.raises(RunError, match="Step 2 has loss"):  # as often as one tries
+        with pytest.raises(RunError, match="Step 2 has loss"):  # again after every resume
             resume(run.path)
 
     def test_weights_that_are_not_finite_after_the_last_step(self, images: Path, tmp_path: Path) -> None:
@@ -454,7 +480,7 @@ class TestNotFinite:
             train(config(images, *settings), tmp_path / "run")
         assert (tmp_path / "run" / "failed" / "step-00000001.safetensors").is_file()
 
-    def test_a_gradient_that_is_not_finite_leaves_the_weights_alone(
+    def test_a_gradient_that_is_not_finite_changes_no_weights(
         self, images: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         real = torch.nn.utils.clip_grad_norm_
@@ -466,20 +492,17 @@ class TestNotFinite:
 
         monkeypatch.setattr(torch.nn.utils, "clip_grad_norm_", third_is_infinite)
         with pytest.raises(RunError, match=r"Step 3 has loss 0.* and gradient norm inf"):
-            train(config(images), tmp_path / "run")
-        monkeypatch.undo()
-        settings = ["training.epochs=null", "training.steps=2"]
-        two = train(config(images, "data.validation=half", *settings), tmp_path / "two")
-        with safe_open(tmp_path / "run" / "failed" / "step-00000002.safetensors", framework="pt") as file:
-            failed = {name: file.get_tensor(f"model.{name}") for name in weights(two)}
-        with safe_open(two.checkpoints / "step-00000002.safetensors", framework="pt") as file:
-            assert same_weights(failed, {name: file.get_tensor(f"model.{name}") for name in failed})
+            train(config(images, "training.checkpoint_every=1"), tmp_path / "run")
+        failed = load_file(tmp_path / "run" / "failed" / "step-00000002.safetensors")
+        before, two = (weights_after(step, RunFolder(tmp_path / "run")) for step in (1, 2))
+        assert same_weights({name: failed[f"model.{name}"] for name in two}, two)
+        assert not same_weights(before, two)
 
 
 class TestImages:
     @pytest.fixture
     def broken(self, images: Path, tmp_path: Path) -> Path:
-        """One truncated image, one that is text, and a class that is then too small, all of training classes."""
+        """Images with a truncated file, a text file, and a class that is too small, all in training classes."""
         root = tmp_path / "broken images ü"
         shutil.copytree(images, root)
         file = root / "class 01" / "2.png"
@@ -493,7 +516,9 @@ class TestImages:
         with pytest.raises(DataError, match=r"broken images ü/class 0(1/2.png|4/text.jpg)"):
             train(config(broken, "data.validation=none"), tmp_path / "run")
 
-    def test_or_is_left_out_with_a_count(self, broken: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_broken_images_are_skipped_and_counted_on_request(
+        self, broken: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
         settings = ["data.validation=none", "data.on_missing=skip", "training.epochs=1"]
         display = Listener()
         run = train(config(broken, *settings), tmp_path / "run", display)
@@ -502,24 +527,24 @@ class TestImages:
         unreadable = json.loads(run.unreadable_file.read_text())
         assert [path for path, _ in unreadable] == ["class 01/2.png", "class 04/text.jpg"]
         assert json.loads(run.facts_file.read_text())["classes_too_small"] == ["class 05"]
-        monkeypatch.setattr(datasets, "drop_unreadable", lambda *_, **__: pytest.fail("looked for again"))
+        monkeypatch.setattr(datasets, "drop_unreadable", lambda *_, **__: pytest.fail("searched again"))
         run.evaluation_file.unlink()
         again = Listener()
         resume(run.path, again)
         assert again.facts["unreadable"] == 2
 
-    def test_missing_files_of_a_table(self, images: Path, tmp_path: Path) -> None:
-        paths = sorted(path.relative_to(images).as_posix() for path in images.rglob("*.png"))
+    def test_missing_files_of_a_table(self, few: Path, tmp_path: Path) -> None:
+        paths = sorted(path.relative_to(few).as_posix() for path in few.rglob("*.png"))
         rows = [f"{path},{path.split('/')[0]}" for path in [*paths, "class 00/none.png"]]
         table = tmp_path / "images.csv"
         table.write_text("\n".join(["path,label", *rows]))
-        settings = [f"data.root={images}", "training.epochs=1"]
+        settings = [f"data.root={few}", "training.epochs=1"]
         with pytest.raises(DataError, match=r"class 00/none\.png.*data\.on_missing=skip"):
-            train(config(table, *settings), tmp_path / "run")
-        run = train(config(table, *settings, "data.on_missing=skip"), tmp_path / "run")
+            train(fast_config(table, *settings), tmp_path / "run")
+        run = train(fast_config(table, *settings, "data.on_missing=skip"), tmp_path / "run")
         assert json.loads(run.facts_file.read_text())["missing"] == ["class 00/none.png"]
 
-    def test_other_images_than_the_run_began_with(self, images: Path, finished: RunFolder, tmp_path: Path) -> None:
+    def test_a_run_does_not_resume_with_other_images(self, images: Path, finished: RunFolder, tmp_path: Path) -> None:
         run = copy_of(finished, tmp_path / "run")
         new = images / "class 03" / "new.png"
         shutil.copy(images / "class 03" / "0.png", new)
@@ -531,7 +556,7 @@ class TestImages:
         resume(run.path)
         assert run.evaluation_file.read_text() == finished.evaluation_file.read_text()
 
-    def test_another_number_of_threads(self, finished: RunFolder, tmp_path: Path) -> None:
+    def test_resuming_with_another_number_of_threads_warns(self, finished: RunFolder, tmp_path: Path) -> None:
         run = copy_of(finished, tmp_path / "run")
         facts = json.loads(run.facts_file.read_text())
         run.facts_file.write_text(json.dumps({**facts, "threads": 99}))
@@ -548,7 +573,7 @@ class TestEvaluateRun:
         other = class_folders(tmp_path / "others", classes=4, seed=9)
         (measured,) = evaluate_run(finished.path, str(other))
         assert measured.data == "others"
-        assert measured.queries == 4 * IMAGES  # all of them, where nothing says which are the test
+        assert measured.queries == 4 * IMAGES  # all images, because they have no splits
         assert measured.metrics != evaluate_run(finished.path)[0].metrics
 
     def test_other_images_that_cannot_be_read(self, finished: RunFolder, tmp_path: Path) -> None:
@@ -568,7 +593,7 @@ class TestEvaluateRun:
             evaluate_run(run.path)
 
 
-def test_a_line_that_was_cut_off_is_not_read(tmp_path: Path) -> None:
+def test_an_incomplete_last_line_of_the_metrics_is_ignored(tmp_path: Path) -> None:
     run = RunFolder(tmp_path)
     assert run.metrics() == []
     for step in range(3):

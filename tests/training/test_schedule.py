@@ -1,4 +1,4 @@
-"""The learning rate, against torch's own schedulers."""
+"""The learning rate, compared with schedulers of torch."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def factors(total: int = EPOCHS * STEPS, **settings: Any) -> list[float]:
 
 
 def of_torch(kind: Any, *, every: int, **settings: Any) -> list[float]:
-    """What a scheduler of torch's that is stepped after `every` steps gives."""
+    """Factors of a scheduler of torch that is called after every `every` steps."""
     optimizer = torch.optim.SGD([torch.zeros(1)], lr=1.0)
     scheduler, found = kind(optimizer, **settings), []
     for step in range(EPOCHS * STEPS):

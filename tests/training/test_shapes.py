@@ -1,4 +1,4 @@
-"""Training on images that keep their shapes: from files through the loader to one exact step, and a run of it."""
+"""Training on images of different shapes: loading, one step, embedding, and a run that is resumed."""
 
 from __future__ import annotations
 
@@ -60,8 +60,8 @@ def test_transforms_of_a_config(images: Path) -> None:
 # One step
 
 
-@pytest.mark.parametrize("keep", [False, True, "auto"])
-def test_a_step_is_one_plain_backward(images: Path, keep: bool | str) -> None:
+@pytest.mark.parametrize("keep", [False, True])
+def test_a_step_has_the_gradient_of_one_plain_backward_pass(images: Path, keep: bool) -> None:
     chosen = config(images, *SETTINGS)
     embedder = build_embedder(chosen).double().train()
     transform, _ = build_transforms(chosen, embedder)
@@ -84,11 +84,10 @@ def test_a_step_is_one_plain_backward(images: Path, keep: bool | str) -> None:
     out = LargeBatchStep(embedder, loss, 3, keep_graphs=keep)(iter(chunks), labels)
     assert out.chunks == 3
     assert difference(take_gradients(embedder), expected) < 1e-9
-    assert difference(plain(nn.ZeroPad2d((0, 1, 0, 0))), expected) > 1e-3  # a column of black would be seen
+    assert difference(plain(nn.ZeroPad2d((0, 1, 0, 0))), expected) > 1e-3  # negative control: a black column changes it
 
 
-def test_a_chunk_is_chosen_by_large_images(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Not by the first ones, which may be small."""
+def test_an_automatic_chunk_size_depends_on_the_largest_images(monkeypatch: pytest.MonkeyPatch) -> None:
     model = nn.Sequential(nn.Conv2d(3, 4, 1), nn.Tanh(), nn.AdaptiveAvgPool2d(1), nn.Flatten())
     small, large = torch.rand(6, 3, 8, 8), torch.rand(2, 3, 64, 64)
     with GraphSize(model.parameters()) as graph:  # and the images, which are stacked for it
@@ -118,7 +117,7 @@ def test_embeddings_are_those_of_the_images_one_by_one(images: Path, catalog: Ca
 # A run
 
 
-def test_a_run_and_its_going_on(images: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_resumed_run_is_bit_identical(images: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     chosen = config(images, *SETTINGS, "training.epochs=1", "training.checkpoint_every=2", "batch.chunk_size=auto")
     whole = train(chosen, tmp_path / "whole")
     assert len(records(whole)) == 4
@@ -139,7 +138,7 @@ def test_a_run_and_its_going_on(images: Path, tmp_path: Path, monkeypatch: pytes
     assert same_weights(weights(tmp_path / "stopped"), weights(whole))
 
 
-def test_the_plan_counts_the_largest_possible(images: Path) -> None:
+def test_the_plan_estimates_memory_for_the_largest_images(images: Path) -> None:
     def memory(side: int) -> dict[str, float]:
         chosen = config(
             images, *SETTINGS, f"images.max_side={side}", "model.backbone=test_resnet", "batch.chunk_size=8"

@@ -1,4 +1,4 @@
-"""A sweep: trials on validation classes only, whoever stops or shares it, and the recipe that it ends with."""
+"""Sweeps: trials without test images, interrupted and shared studies, and the recipe of the best trial."""
 
 from __future__ import annotations
 
@@ -6,7 +6,6 @@ import json
 import os
 import pwd
 import shutil
-import signal
 import subprocess
 import sys
 import tempfile
@@ -25,12 +24,25 @@ from shortlist.progress import Display
 from shortlist.recipes import open_recipe
 from shortlist.training import RunFolder, SweepResult, evaluate_run, make_plan, sweep, sweeps, write_best_recipe
 from shortlist.training import train_run as train
-from shortlist.training.sweep_study import address_without_password, importances, optuna
 from tests.processes import Commands
-from tests.training.runs import class_folders, config, records, same_weights, weights
+from tests.training.runs import (
+    FASTEST_MODEL,
+    STEP_BEGINS,
+    class_folders,
+    config,
+    interrupt_where,
+    kill_where,
+    records,
+    same_weights,
+    wait_where,
+    weights,
+)
 from tests.training.test_ablation import Heard
 
-SMALL = ("data.validation=none", "batch.per_class=2", "batch.size=4", "training.epochs=1", "evaluation.before=true")
+SMALL = (
+    *(FASTEST_MODEL, "data.validation=none", "batch.per_class=2", "batch.size=4", "training.epochs=1"),
+    "evaluation.before=true",
+)
 GRID = {"optimizer.lr": [1e-3, 1e-2], "training.epochs": [1, 2]}
 RATES = {"optimizer.lr": {"low": 1e-4, "high": 1e-1, "log": True}}
 
@@ -70,7 +82,7 @@ class TestTrials:
         assert finished.best is not None
         assert finished.best.value == max(trial.value or 0 for trial in finished.trials)
 
-    def test_results_for_programs(self, finished: SweepResult) -> None:
+    def test_results_json(self, finished: SweepResult) -> None:
         found = json.loads((finished.path / "results.json").read_text())
         assert found == json.loads(json.dumps(finished.to_dict()))
         assert found["best"] == (finished.best and finished.best.number)
@@ -78,7 +90,7 @@ class TestTrials:
     def test_checkpoints_of_finished_trials_are_deleted(self, finished: SweepResult) -> None:
         assert not list(finished.path.glob("trials/*/checkpoints"))
 
-    def test_nothing_is_trained_twice(
+    def test_finished_trials_are_not_trained_again(
         self, finished: SweepResult, base: RunConfig, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         monkeypatch.setattr(sweeps, "train_run", lambda *_, **__: pytest.fail("trained"))
@@ -103,7 +115,7 @@ class TestTrials:
 
 
 class TestTestImages:
-    def test_a_trial_has_none(self, finished: SweepResult) -> None:
+    def test_a_trial_has_no_test_images(self, finished: SweepResult) -> None:
         for trial in finished.trials:
             plan = make_plan(run_of(finished, trial.number).config(), Display())
             assert set(plan.catalog.splits) == {"train", "validation"}
@@ -113,8 +125,7 @@ class TestTestImages:
             assert sorted(plan.validation.catalog.classes()) == [2, 3]
             assert json.loads(run_of(finished, trial.number).evaluation_file.read_text()) == []
 
-    def test_they_cannot_be_read(self, base: RunConfig, tmp_path: Path) -> None:
-        """Test images that are not images disturb a training, but no sweep."""
+    def test_unreadable_test_images_do_not_disturb_a_sweep(self, base: RunConfig, tmp_path: Path) -> None:
         source = Path(shutil.copytree(base.data.source, tmp_path / "images"))
         tests = open_catalog(str(source)).split("test")
         for row in range(len(tests)):
@@ -142,9 +153,11 @@ class TestTestImages:
         assert sorted(make_plan(recipe, Display()).train.classes()) == [0, 1, 2, 3]
         assert len(json.loads(run.evaluation_file.read_text())) == 1
 
-    def test_validation_for_the_sweep_only(self, base: RunConfig, finished: SweepResult, tmp_path: Path) -> None:
+    def test_the_validation_setting_of_the_recipe_has_no_effect(
+        self, base: RunConfig, finished: SweepResult, tmp_path: Path
+    ) -> None:
         half = base.model_copy(update={"data": base.data.model_copy(update={"validation": "half"})})
-        assert sweep(half, GRID, finished.path).done == 4  # the same as without
+        assert sweep(half, GRID, finished.path).done == 4  # the same study
         assert open_recipe(str(write_best_recipe(finished.path))).data.validation == "none"
 
     def test_a_validation_split_of_the_images(self, base: RunConfig, tmp_path: Path) -> None:
@@ -167,7 +180,7 @@ Scores = Callable[[int, RunConfig], list[float]]
 
 @pytest.fixture
 def pretend(monkeypatch: pytest.MonkeyPatch) -> Callable[[Scores], list[RunConfig]]:
-    """Replace the training: trial n has the given validation results, one per epoch. Gives the trained configs."""
+    """Replace the training: trial n has the given validation results, one per epoch. Return the trained configs."""
 
     def replaced(scores: Scores) -> list[RunConfig]:
         trained: list[RunConfig] = []
@@ -187,19 +200,19 @@ def pretend(monkeypatch: pytest.MonkeyPatch) -> Callable[[Scores], list[RunConfi
 
 
 class TestSampling:
-    @pytest.mark.parametrize("sampler", ["random", "tpe"])
+    @pytest.mark.parametrize(("sampler", "total"), [("random", 4), ("tpe", 12)])  # the first 10 of TPE are random
     def test_values_do_not_depend_on_interruptions(
-        self, sampler: str, base: RunConfig, tmp_path: Path, pretend: Callable[[Scores], list[RunConfig]]
+        self, sampler: str, total: int, base: RunConfig, tmp_path: Path, pretend: Callable[[Scores], list[RunConfig]]
     ) -> None:
         trained = pretend(lambda _, one: [one.optimizer.lr])
-        whole = sweep(base, RATES, tmp_path / "whole", sampler=sampler, trials=12)
-        for trials in (1, 5, 12):
+        whole = sweep(base, RATES, tmp_path / "whole", sampler=sampler, trials=total)
+        for trials in (1, 3, total):
             parts = sweep(base, RATES, tmp_path / "parts", sampler=sampler, trials=trials)
             assert parts.done == trials
         assert [each.values for each in parts.trials] == [each.values for each in whole.trials]
-        assert len({one.optimizer.lr for one in trained}) == 12
+        assert len({one.optimizer.lr for one in trained}) == total
         assert all(1e-4 <= one.optimizer.lr <= 1e-1 for one in trained)
-        other = sweep(base, RATES, tmp_path / "other", sampler=sampler, trials=2, seed=1)
+        other = sweep(base, RATES, tmp_path / "other", sampler=sampler, trials=1, seed=1)
         assert other.trials[0].values != whole.trials[0].values
 
     def test_tpe_finds_better_values_than_random(
@@ -208,15 +221,24 @@ class TestSampling:
         pretend(lambda _, one: [1 - abs(one.optimizer.lr - 0.05)])
         means = {}
         for sampler in ("random", "tpe"):
-            result = sweep(base, RATES, tmp_path / sampler, sampler=sampler, trials=40)
-            means[sampler] = sum(each.value or 0 for each in result.trials[20:]) / 20
+            result = sweep(base, RATES, tmp_path / sampler, sampler=sampler, trials=20)
+            means[sampler] = sum(each.value or 0 for each in result.trials[10:]) / 10
         assert means["tpe"] > means["random"]
 
     def test_defaults(self, base: RunConfig, tmp_path: Path, pretend: Callable[[Scores], list[RunConfig]]) -> None:
         pretend(lambda *_: [0.5])
-        found = sweep(base, {**RATES, "training.epochs": {"low": 1, "high": 3}}, tmp_path / "ranges")
-        assert (found.sampler, found.total, found.done) == ("tpe", 20, 20)
-        assert {type(each.values["training.epochs"]) for each in found.trials} == {int}
+        results: list[SweepResult] = []
+
+        def stop_after_two(result: SweepResult) -> None:
+            results.append(result)
+            if result.done == 2:
+                raise Interrupted("stopped")
+
+        space = {**RATES, "training.epochs": {"low": 1, "high": 3}}
+        with pytest.raises(Interrupted):
+            sweep(base, space, tmp_path / "ranges", on_trial=stop_after_two)
+        assert (results[-1].sampler, results[-1].total, results[-1].done) == ("tpe", 20, 2)
+        assert {type(each.values["training.epochs"]) for each in results[-1].trials} == {int}
         assert sweep(base, GRID, tmp_path / "grid", trials=9).total == 4
 
     @pytest.mark.parametrize(
@@ -232,7 +254,7 @@ class TestSampling:
             ({"loss": [{"name": "pml.TripletMarginLoss", "args": {"margn": 1}}]}, {}, "margn"),
         ],
     )
-    def test_mistakes_are_told_before_the_first_trial(
+    def test_mistakes_are_reported_before_the_first_trial(
         self, space: dict[str, Any], settings: dict[str, Any], says: str, base: RunConfig, tmp_path: Path
     ) -> None:
         with pytest.raises(ConfigError, match=says):
@@ -242,7 +264,7 @@ class TestSampling:
 
 class TestPruning:
     @pytest.mark.parametrize(("pruner", "good"), [("median", 5), ("halving", 1)])
-    def test_a_bad_trial_is_ended(
+    def test_a_bad_trial_is_pruned(
         self, pruner: str, good: int, base: RunConfig, tmp_path: Path, pretend: Callable[[Scores], list[RunConfig]]
     ) -> None:
         pretend(lambda number, _: [0.5, 0.9, 0.8] if number < good else [0.1, 0.95, 0.99])
@@ -254,18 +276,20 @@ class TestPruning:
         without = sweep(base, RATES, tmp_path / "without", trials=good + 1)
         assert [trial.state for trial in without.trials] == ["complete"] * (good + 1)
 
-    def test_a_pruned_training_stops_there(self, base: RunConfig, tmp_path: Path) -> None:
-        """With real training: every result is as good as any, so that the second trial is pruned if it is worse."""
+    def test_a_pruned_training_stops(self, base: RunConfig, tmp_path: Path) -> None:
+        """With real training: an exception of `on_validation` ends it."""
+        from shortlist.training.sweep_study import TrialPruned
+
         settings = ("training.epochs=2", "optimizer.lr=1e-3")
         one = base.model_copy(update={"training": config(Path("x"), *settings).training})
         seen: list[tuple[int, dict[str, float]]] = []
 
         def stop(epoch: int, metrics: dict[str, float]) -> None:
             seen.append((epoch, metrics))
-            raise optuna.TrialPruned
+            raise TrialPruned
 
         half = one.model_copy(update={"data": one.data.model_copy(update={"validation": "half"})})
-        with pytest.raises(optuna.TrialPruned):
+        with pytest.raises(TrialPruned):
             train(half, tmp_path / "run", on_validation=stop)
         assert [epoch for epoch, _ in seen] == [1]
         assert records(tmp_path / "run", "validation")[0].items() >= seen[0][1].items()
@@ -287,7 +311,7 @@ class TestInterruptions:
         with pytest.raises(RunError, match=r"No trial of the sweep in .* is complete yet"):
             write_best_recipe(result.path)
 
-    def test_other_errors_leave_the_trial_to_be_continued(
+    def test_a_trial_with_another_error_is_continued(
         self, base: RunConfig, tmp_path: Path, pretend: Callable[[Scores], list[RunConfig]]
     ) -> None:
         trained = pretend(lambda *_: [][1])  # an IndexError
@@ -299,7 +323,7 @@ class TestInterruptions:
         assert [trial.number for trial in result.trials] == [0, 1, 2, 3]
         assert (trained[0].optimizer.lr, trained[0].training.epochs) == tuple(result.trials[0].values.values())
 
-    def test_a_trial_of_another_worker_is_left_to_it(
+    def test_a_trial_of_another_worker_is_skipped(
         self, base: RunConfig, tmp_path: Path, pretend: Callable[[Scores], list[RunConfig]]
     ) -> None:
         pretend(lambda *_: [][1])
@@ -312,10 +336,10 @@ class TestInterruptions:
         assert [trial.state for trial in result.trials] == ["running", "complete", "complete", "complete"]
         assert heard.said[-1] == "Other workers are still training trials 0."
 
-    def test_machines_that_are_lost(
+    def test_trials_of_a_lost_machine_are_taken_over(
         self, base: RunConfig, tmp_path: Path, pretend: Callable[[Scores], list[RunConfig]]
     ) -> None:
-        """Two machines, each with a folder of its own, and one database."""
+        """Two machines with one database, each with its own folder."""
         storage = f"sqlite:///{tmp_path / 'study.db'}"
         trained = pretend(lambda *_: [][1])
         with pytest.raises(IndexError):
@@ -329,9 +353,8 @@ class TestInterruptions:
         assert (trained[0].optimizer.lr, trained[0].training.epochs) == tuple(result.trials[0].values.values())
         assert not (here / "journal.log").exists()
         assert write_best_recipe(here).is_file()  # finds the database
-        elsewhere = f"sqlite:///{tmp_path / 'other.db'}"
-        with pytest.raises(RunError, match=r"There is no study study in sqlite:.*other.db"):
-            write_best_recipe(here, storage=elsewhere)
+        with pytest.raises(RunError, match=r"There is no study renamed in sqlite:.*study\.db"):
+            write_best_recipe(here.rename(here.with_name("renamed")))
 
     def test_ctrl_c(self, base: RunConfig, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         def stopped(*_: object, **__: object) -> None:
@@ -351,8 +374,8 @@ class TestInterruptions:
 
 @pytest.fixture
 def here(base: RunConfig, tmp_path: Path) -> Path:
-    """Where commands run: a recipe of 3 epochs, and a grid of 3 trials."""
-    settings = {"training": base.training.model_copy(update={"epochs": 3})}
+    """The folder in which commands run, with a recipe of 2 epochs of 2 steps, and a grid of 3 trials."""
+    settings = {"training": base.training.model_copy(update={"epochs": 2})}
     recipe = base.model_copy(update=settings).model_dump(mode="json")
     (tmp_path / "tiny.yaml").write_text(yaml.safe_dump(recipe))
     (tmp_path / "space.yaml").write_text("optimizer.lr: [1e-3, 2e-3, 3e-3]\n")
@@ -368,19 +391,20 @@ SWEEP = ("sweep", "tiny.yaml", "--space", "space.yaml", "--out")
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="the killed processes are forked")
 class TestProcesses:
-    @pytest.mark.parametrize("by", [signal.SIGKILL, signal.SIGINT])
-    def test_a_killed_sweep_continues_its_trial(self, by: signal.Signals, here: Path, commands: Commands) -> None:
-        assert commands.run(*SWEEP, "whole", cwd=here)[0] == 0
+    def test_a_killed_and_interrupted_sweep_continues_its_trial(self, here: Path, commands: Commands) -> None:
+        """Both times in the second of 3 trials, after the checkpoint of step 2."""
+        sweep(open_recipe(here / "tiny.yaml"), here / "space.yaml", here / "whole")
         trial = here / "killed" / "trials" / "0001"
-        code = commands.start(*SWEEP, "killed", cwd=here).kill(lambda: any(trial.glob("checkpoints/step-*")), by)
-        assert code == (-signal.SIGKILL if by == signal.SIGKILL else 130)
+        waits = wait_where(f"args[1] == 2 and pathlib.Path({str(trial)!r}).exists()", *STEP_BEGINS)
+        kill_where(waits, commands, here, *SWEEP, "killed")
         before = first_line(trial / "metrics.jsonl")
         assert not (trial / "evaluation.json").exists()
+        assert interrupt_where(waits, commands, here, *SWEEP, "killed").wait() == 130
         code, out, error = commands.run(*SWEEP, "killed", cwd=here)
         assert code == 0, error
         assert "trial 0:" not in out
-        assert "Resuming after step" in out
-        assert first_line(trial / "metrics.jsonl") == before  # not trained again, which would take another time
+        assert "Resuming after step 3" in out
+        assert first_line(trial / "metrics.jsonl") == before  # its speed would differ if step 1 were trained again
         whole, killed = (json.loads((here / name / "results.json").read_text()) for name in ("whole", "killed"))
         for one, other in zip(whole["trials"], killed["trials"], strict=True):
             assert {**one, "seconds": 0} == {**other, "seconds": 0}
@@ -409,9 +433,9 @@ class TestProcesses:
         code, _, error = commands.run("sweep", "best", "study", *storage, cwd=here / "one")
         assert code == 0, error
         assert (here / "one" / "study" / "best.yaml").is_file()
-        code, _, error = commands.run(*SWEEP, "study", *storage, "--seed", "1", cwd=here / "other")
-        assert (code, error.count("\n")) == (1, 1)
-        assert "contains a sweep with other settings (seed)" in error
+        recipe, space, study = (here / "other" / name for name in ("tiny.yaml", "space.yaml", "study"))
+        with pytest.raises(RunError, match=r"contains a sweep with other settings \(seed\)"):
+            sweep(open_recipe(recipe), space, study, seed=1, storage=postgres)
 
 
 @pytest.fixture
@@ -452,6 +476,8 @@ def test_a_database_that_does_not_answer(base: RunConfig, tmp_path: Path) -> Non
 
 
 def test_passwords_are_not_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from shortlist.training.sweep_study import address_without_password
+
     url = "postgresql://me:se/cr:et@host:5/x?a=b"
     assert address_without_password(url) == "postgresql://me@host:5/x?a=b"
     monkeypatch.setattr(sys, "argv", ["shortlist", "sweep", "--storage", url])
@@ -461,7 +487,9 @@ def test_passwords_are_not_written(tmp_path: Path, monkeypatch: pytest.MonkeyPat
 
 
 def test_importances() -> None:
-    """The key that decides about the result is the most important; too few or equal results have no importances."""
+    """The key that determines the result is the most important; too few or equal results have no importances."""
+    from shortlist.training.sweep_study import importances, optuna
+
     space = optuna.distributions.FloatDistribution(0, 1)
     study = optuna.create_study(direction="maximize")
     for number in range(40):

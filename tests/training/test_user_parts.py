@@ -20,7 +20,7 @@ from shortlist.training.components import build_embedder, build_loss
 from shortlist.training.user_loss import ForeignLoss
 from tests import user_parts
 from tests.processes import Commands
-from tests.training.runs import RECIPE, class_folders, config, same_weights, weights
+from tests.training.runs import RECIPE, class_folders, config, fast_config, same_weights, weights
 from tests.user_parts import Net, Proxies, ReciprocalRank, pull
 
 PARTS = "tests.user_parts"
@@ -35,10 +35,16 @@ def user_net(pretrained=False, **options):
 """
 
 
+@pytest.fixture(scope="module")
+def images(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """8 classes of 3 images; 4 of the classes train, with two steps per epoch."""
+    return class_folders(tmp_path_factory.mktemp("data") / "images", classes=8, images=3)
+
+
 @pytest.fixture
-def home(tmp_path: Path) -> Path:
+def home(images: Path, tmp_path: Path) -> Path:
     """A folder with images, a recipe and a module of the user."""
-    class_folders(tmp_path / "images")
+    (tmp_path / "images").symlink_to(images)
     (tmp_path / "tiny.yaml").write_text(RECIPE)
     shutil.copy(user_parts.__file__, tmp_path / "mine.py")
     return tmp_path
@@ -99,24 +105,22 @@ class TestLoss:
             with pytest.raises(ConfigError, match=r"has no effect with tests.user_parts:pull"):
                 config(tmp_path, f"loss.name={PARTS}:pull", setting)
 
-    def test_the_same_run_as_with_the_loss_given_in_python(self, tmp_path: Path) -> None:
-        images = class_folders(tmp_path / "images")
+    def test_the_same_run_as_with_the_loss_given_in_python(self, images: Path, tmp_path: Path) -> None:
         settings = [*FAST, "loss.similarity_temperature=0.05"]
         named = [f"loss.name={PARTS}:ReciprocalRank", "loss.args.power=0.5"]
-        by_name = train(config(images, *named), *settings, output=tmp_path / "named", report=False)
+        by_name = train(fast_config(images, *named), *settings, output=tmp_path / "named", report=False)
         given = ReciprocalRank(power=0.5)
-        by_object = train(config(images), *settings, loss=given, output=tmp_path / "given", report=False)
+        by_object = train(fast_config(images), *settings, loss=given, output=tmp_path / "given", report=False)
         assert same_weights(weights(by_name.path), weights(by_object.path))
 
 
 class TestModel:
-    def test_the_same_run_as_with_the_module_given_in_python(self, tmp_path: Path) -> None:
-        images = class_folders(tmp_path / "images")
-        chosen = config(images, *FAST, f"model={{backbone: {PARTS}:build, backbone_args: {{dim: 5, width: 4}}}}")
+    def test_the_same_run_as_with_the_module_given_in_python(self, images: Path, tmp_path: Path) -> None:
+        chosen = fast_config(images, *FAST, f"model={{backbone: {PARTS}:build, backbone_args: {{dim: 5, width: 4}}}}")
         by_name = train(chosen, output=tmp_path / "named", report=False)
         module = build_embedder(chosen).backbone  # the initial weights depend on the seed
         assert isinstance(module, Net)
-        by_object = train(config(images), *FAST, model=module, output=tmp_path / "given", report=False)
+        by_object = train(fast_config(images), *FAST, model=module, output=tmp_path / "given", report=False)
         assert same_weights(weights(by_name.path), weights(by_object.path))
         assert Encoder.from_run(by_name.path).dim == 5  # no module is needed
 
@@ -196,23 +200,36 @@ class TestCommandLine:
         file = recipe(home, model=model, imports=["registers"])
         for command in (
             ["train", file, *FAST, "--run", "run"],
-            ["evaluate", "run"],
             ["index", "run", "images", "-o", "gallery"],
             ["search", "gallery", "images/class 07/0.png"],
         ):
             code, _, error = commands.run(*command, cwd=home)
             assert code == 0, error
 
-    @pytest.mark.parametrize("after", [False, True])
-    def test_an_option_instead_of_the_recipe(self, after: bool, home: Path, commands: Commands) -> None:
+    def test_an_option_instead_of_the_recipe(self, home: Path, commands: Commands) -> None:
         (home / "registers.py").write_text(REGISTERS)
         file = recipe(home, model={"backbone": "user_net", "weights": "none", "dim": 4})
-        option, command = ["--import", "registers"], ["train", file, *FAST, "--run", "run"]
-        code, _, error = commands.run(*(command + option if after else option + command), cwd=home)
+        option = ["--import", "registers"]
+        code, _, error = commands.run(*option, "train", file, "--dry-run", cwd=home)
+        assert code == 0, error
+        code, _, error = commands.run("train", file, *FAST, "--run", "run", *option, cwd=home)
         assert code == 0, error
         assert yaml.safe_load((home / "run" / "config.yaml").read_text())["imports"] == ["registers"]
-        code, _, error = commands.run("evaluate", "run", cwd=home)  # the run remembers the module
+        code, _, error = commands.run("evaluate", "run", cwd=home)  # imports the module that the run names
         assert code == 0, error
+
+    def test_a_sweep_with_an_option_and_a_loss_of_the_user(self, home: Path, commands: Commands) -> None:
+        (home / "registers.py").write_text(REGISTERS)
+        model = {"backbone": "user_net", "weights": "none", "dim": 4}
+        file = recipe(home, model=model, loss={"name": "mine:ReciprocalRank"})
+        (home / "space.yaml").write_text("loss.args: [{power: 0.5}, {power: 2}]")
+        sweep = ["sweep", file, "training.epochs=1", "--space", "space.yaml", "--trials", "1", "--out", "study"]
+        code, _, error = commands.run(*sweep, "--import", "registers", cwd=home)
+        assert code == 0, error
+        assert commands.run("sweep", "best", "study", cwd=home)[0] == 0
+        best = yaml.safe_load((home / "study" / "best.yaml").read_text())
+        assert (best["imports"], best["loss"]["name"]) == (["registers"], "mine:ReciprocalRank")
+        assert best["loss"]["args"]["power"] in (0.5, 2)
 
     @pytest.mark.parametrize(
         ("option", "said"),

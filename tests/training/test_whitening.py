@@ -1,4 +1,4 @@
-"""The linear layer begins with whitening, learned once, and a run goes on with it as if never stopped."""
+"""Whitening as the initial linear layer: which images it is learned from, and that a resumed run does not repeat it."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from shortlist.training import train_run as train
 from shortlist.training.components import build_embedder, build_transforms
 from shortlist.training.initial_whitening import _resized, learn_whitening, sample_images
 from shortlist.training.loop import Trainer
-from tests.training.runs import class_folders, config, records, same_weights, weights
+from tests.training.runs import class_folders, config, fast_config, records, same_weights, weights
 
 WHITENING = ("model.whitening=pairs", "model.layer_norm=false", "training.epochs=1", "evaluation.before=true")
 
@@ -36,18 +36,18 @@ def images(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @given(sizes=st.lists(st.integers(1, 9), min_size=1, max_size=8), number=st.integers(1, 60), seed=st.integers(0, 99))
-def test_two_of_each_class_then_two_more(sizes: list[int], number: int, seed: int) -> None:
+def test_classes_are_sampled_in_pairs_in_turn(sizes: list[int], number: int, seed: int) -> None:
     labels = np.repeat(np.arange(len(sizes)), sizes)
     chosen = sample_images(labels, number, seed)
     assert len(set(chosen.tolist())) == len(chosen) == min(number, len(labels))
     counts = np.bincount(labels[chosen], minlength=len(sizes))
     most = counts.max()
-    full = counts[counts < np.array(sizes)]  # of these classes there were more
+    full = counts[counts < np.array(sizes)]  # classes with images that were not chosen
     assert (full >= most - 2).all()
     assert sum(count % 2 for count in full) <= 1  # only the last pair may have been cut
 
 
-def test_the_seed_chooses() -> None:
+def test_the_choice_depends_on_the_seed() -> None:
     labels = np.repeat(np.arange(50), 4)
     first, again, other = sample_images(labels, 20, 0), sample_images(labels, 20, 0), sample_images(labels, 20, 1)
     assert (first == again).all()
@@ -69,7 +69,7 @@ def test_another_size(transform: TestTransform | FitTransform, expected: object)
 
 
 def whitening_of(chosen: RunConfig, embedder: Embedder, catalog: Catalog) -> tuple[Tensor, Tensor]:
-    """By hand: all images, one by one."""
+    """The whitening of all images, embedded one by one."""
     _, transform = build_transforms(chosen, embedder)
     pictures = [transform(load_image(catalog.file(index)), Random(0)) for index in range(len(catalog))]
     with torch.no_grad():
@@ -85,9 +85,12 @@ def same_up_to_signs(found: tuple[Tensor, Tensor], expected: tuple[Tensor, Tenso
     return torch.allclose(rows[0], signs * rows[1], rtol=1e-3, atol=1e-3 * rows[1].abs().max().item())
 
 
-@pytest.mark.parametrize("kind", ["pca", "pairs"])
-@pytest.mark.parametrize("pixels", [("images.size=32",), ("images.size=null", "images.max_side=30")])
-def test_pooled_features_of_test_images(images: Path, kind: str, pixels: tuple[str, ...]) -> None:
+@pytest.mark.parametrize(
+    ("kind", "pixels"), [("pca", ("images.size=32",)), ("pairs", ("images.size=null", "images.max_side=30"))]
+)
+def test_it_is_learned_from_pooled_features_of_images_without_augmentation(
+    images: Path, kind: str, pixels: tuple[str, ...]
+) -> None:
     chosen = config(images, f"model.whitening={kind}", "model.layer_norm=false", "model.l2_pooled=true", *pixels)
     embedder, catalog = build_embedder(chosen).eval(), make_plan(chosen, Display()).train
     found = learn_whitening(chosen, embedder, catalog)
@@ -97,9 +100,9 @@ def test_pooled_features_of_test_images(images: Path, kind: str, pixels: tuple[s
         assert not same_up_to_signs(learn_whitening(changed, embedder, catalog), found)
 
 
-@pytest.mark.parametrize("settings", [[], ["training.ema=0.9"]])
-def test_a_run_begins_with_it(images: Path, tmp_path: Path, settings: list[str]) -> None:
-    chosen = config(images, *WHITENING, *settings)
+def test_a_run_starts_with_it(images: Path, tmp_path: Path) -> None:
+    """Both the trained embedder and its moving average."""
+    chosen = config(images, *WHITENING, "training.ema=0.9")
     trainer = Trainer(chosen, RunFolder(tmp_path), Display(), Given())
     before = build_embedder(chosen)
     assert trainer.learner.embedder.linear.weight.equal(before.linear.weight)
@@ -115,13 +118,13 @@ def test_a_run_begins_with_it(images: Path, tmp_path: Path, settings: list[str])
 
 
 def test_it_is_learned_once(images: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Stopped before the first step, and in the middle: the same weights, the same records, and no second learning."""
-    whole = train(config(images, *WHITENING), tmp_path / "whole")
+    """A run that was stopped before and after its first step ends with the same weights and records as a whole one."""
+    whole = train(fast_config(images, *WHITENING), tmp_path / "whole")
     learned: list[int] = []
     monkeypatch.setattr(loop, "learn_whitening", lambda *args: learned.append(1) or learn_whitening(*args))
     stop_in(monkeypatch, "_train", first=1)
     with pytest.raises(RuntimeError, match="stopped"):
-        train(config(images, *WHITENING), tmp_path / "stopped")
+        train(fast_config(images, *WHITENING), tmp_path / "stopped")
     assert [file.name for file in (tmp_path / "stopped" / "checkpoints").iterdir()] == ["step-00000000.safetensors"]
     stop_in(monkeypatch, "_after_step", first=1)
     with pytest.raises(RuntimeError, match="stopped"):
@@ -131,11 +134,11 @@ def test_it_is_learned_once(images: Path, tmp_path: Path, monkeypatch: pytest.Mo
     assert same_weights(weights(tmp_path / "stopped"), weights(whole))
     for kind in ("step", "before training", "test"):
         assert records(tmp_path / "stopped", kind) == records(whole, kind)
-    assert not same_weights(weights(whole), weights(train(config(images, *WHITENING[1:]), tmp_path / "without")))
+    assert not same_weights(weights(whole), weights(train(fast_config(images, *WHITENING[1:]), tmp_path / "without")))
 
 
 def stop_in(monkeypatch: pytest.MonkeyPatch, method: str, first: int) -> None:
-    """Let the first calls of a method fail."""
+    """Let the first calls of a method raise an error."""
     calls = iter(range(first))
     original = getattr(Trainer, method)
 
@@ -147,15 +150,17 @@ def stop_in(monkeypatch: pytest.MonkeyPatch, method: str, first: int) -> None:
     monkeypatch.setattr(Trainer, method, stop)
 
 
-def test_what_cannot_be_is_told_before_anything_is_embedded(images: Path, tmp_path: Path) -> None:
+def test_impossible_dimensions_are_reported_before_images_are_embedded(images: Path, tmp_path: Path) -> None:
     with pytest.raises(ModelError, match="requires more than 30 images, but there are 18"):
-        train(config(images, *WHITENING, "model.dim=30"), tmp_path / "run")
+        train(fast_config(images, *WHITENING, "model.dim=30"), tmp_path / "run")
     with pytest.raises(ModelError, match="channels into 5000 dimensions"):
-        train(config(images, *WHITENING, "model.dim=5000"), tmp_path / "run")
+        train(fast_config(images, *WHITENING, "model.dim=5000"), tmp_path / "run")
     assert not (tmp_path / "run").exists()
 
 
-def test_no_more_images_at_once_than_training(images: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_batches_are_not_larger_than_chunks_of_training(
+    images: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     largest: list[int] = []
     real = Embedder.pooled
 
@@ -164,5 +169,5 @@ def test_no_more_images_at_once_than_training(images: Path, tmp_path: Path, monk
         return real(self, given)
 
     monkeypatch.setattr(Embedder, "pooled", pooled)
-    train(config(images, *WHITENING, "batch.chunk_size=3"), tmp_path / "run")
+    train(fast_config(images, *WHITENING, "batch.chunk_size=3"), tmp_path / "run")
     assert max(largest) == 3

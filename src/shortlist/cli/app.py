@@ -44,6 +44,12 @@ app = typer.Typer(
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 
+Recipe = Annotated[str, typer.Argument(help="Name of a packaged recipe, or a YAML file.")]
+Run = Annotated[Path, typer.Argument(help="Folder of a finished run.")]
+Model = Annotated[
+    Path | None,
+    typer.Option(metavar="RUN", help="Folder of the run that the gallery was built with, if it has been moved."),
+]
 Settings = Annotated[
     list[str] | None,
     typer.Argument(

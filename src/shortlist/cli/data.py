@@ -12,7 +12,7 @@ from rich.console import Console
 from rich.table import Table
 
 from shortlist.cli.app import AsJson, AsJsonWithProgress, Root, Source, app, untruncated_column
-from shortlist.errors import ConfigError, did_you_mean
+from shortlist.errors import ConfigError, did_you_mean, shorten_list
 
 data_app = typer.Typer(help="Inspect images and benchmarks before training.", no_args_is_help=True)
 app.add_typer(data_app, name="data")
@@ -83,7 +83,7 @@ def show(source: Source, root: Root = None, as_json: AsJson = False) -> None:
         console.print("; ".join(f"{role}: {number:,} images" for role, number in facts["roles"].items()))
     for kind in ("missing", "ignored"):
         if facts[kind]:
-            console.print(f"{kind}: {_format_names(facts[kind])}", markup=False)
+            console.print(f"{kind}: {len(facts[kind]):,} ({shorten_list(facts[kind], 5)})", markup=False)
     for remark in facts["remarks"]:
         console.print(f"note: {remark}", markup=False)
 
@@ -116,7 +116,3 @@ def check(source: Source, root: Root = None, as_json: AsJsonWithProgress = False
 
 def _format_range(values: dict[str, float] | None) -> str:
     return "-" if values is None else ", ".join(f"{values[each]:g}" for each in ("min", "median", "max"))
-
-
-def _format_names(names: list[str], shown: int = 5) -> str:
-    return f"{len(names)} ({', '.join(names[:shown])}{', ...' if len(names) > shown else ''})"

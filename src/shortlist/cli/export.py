@@ -9,12 +9,12 @@ from typing import Annotated
 
 import typer
 
-from shortlist.cli.app import AsJsonWithProgress, app
+from shortlist.cli.app import AsJsonWithProgress, Run, app
 
 
 @app.command()
 def export(
-    run: Annotated[Path, typer.Argument(help="Folder of a finished run.")],
+    run: Run,
     onnx: Annotated[Path | None, typer.Option(metavar="FILE", help="ONNX file to write.")] = None,
     torchscript: Annotated[Path | None, typer.Option(metavar="FILE", help="TorchScript file to write.")] = None,
     torch_export: Annotated[

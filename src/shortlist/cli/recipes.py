@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import json
-from typing import Annotated
 
 import typer
 from rich.console import Console
 from rich.table import Table
 
-from shortlist.cli.app import AsJson, Settings, app, untruncated_column
+from shortlist.cli.app import AsJson, Recipe, Settings, app, untruncated_column
 
 recipes_app = typer.Typer(help="Inspect the packaged recipes.", no_args_is_help=True)
 app.add_typer(recipes_app, name="recipes")
@@ -35,9 +34,7 @@ def list_recipes(as_json: AsJson = False) -> None:
 
 
 @recipes_app.command("show")
-def show_recipe(
-    recipe: Annotated[str, typer.Argument(help="Name of a packaged recipe, or a YAML file.")], settings: Settings = None
-) -> None:
+def show_recipe(recipe: Recipe, settings: Settings = None) -> None:
     """Print the full configuration that `train` would run, with inherited settings and defaults."""
     import yaml
 

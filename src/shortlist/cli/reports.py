@@ -10,12 +10,12 @@ from typing import Annotated, Any
 import typer
 from typer.core import TyperCommand
 
-from shortlist.cli.app import AsJsonLines, AsJsonWithProgress, app
+from shortlist.cli.app import AsJsonLines, AsJsonWithProgress, Run, app
 
 
 @app.command()
 def report(
-    run: Annotated[Path, typer.Argument(help="Folder of a finished run.")],
+    run: Run,
     out: Annotated[
         Path | None, typer.Option("--out", "-o", help="HTML file to write. Default: RUN/report.html.")
     ] = None,

@@ -12,14 +12,13 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
-from shortlist.cli.app import AsJson, AsJsonWithProgress, Root, app, quiet_milvus
+from shortlist.cli.app import AsJson, AsJsonWithProgress, Model, Root, Run, app, quiet_milvus
 from shortlist.errors import DataError, did_you_mean
 
 if TYPE_CHECKING:
     from shortlist.gallery import Added, Gallery, Hit
     from shortlist.progress import Display
 
-Run = Annotated[Path, typer.Argument(help="Folder of a finished run.")]
 Images = Annotated[
     str,
     typer.Argument(
@@ -27,24 +26,18 @@ Images = Annotated[
         "name of a benchmark."
     ),
 ]
-Place = Annotated[
-    str,
-    typer.Argument(
-        metavar="GALLERY",
-        callback=quiet_milvus,
-        help="Folder of the gallery, or a Milvus collection: milvus:FILE.db or http://HOST:19530/COLLECTION.",
-    ),
-]
+_PLACE: dict[str, Any] = {
+    "metavar": "GALLERY",
+    "callback": quiet_milvus,
+    "help": "Folder of the gallery, or a Milvus collection: milvus:FILE.db or http://HOST:19530/COLLECTION.",
+}
+Place = Annotated[str, typer.Argument(**_PLACE)]
 Split = Annotated[str | None, typer.Option(help="Split to use: train, validation or test. Default: all images.")]
 Workers = Annotated[
     int | None,
     typer.Option(
         min=0, help="Number of processes that decode images. Default: chosen by the number of cores and images."
     ),
-]
-Model = Annotated[
-    Path | None,
-    typer.Option(metavar="RUN", help="Folder of the run that the gallery was built with, if it has been moved."),
 ]
 
 gallery_app = typer.Typer(help="Show a gallery, add images to it, or remove images from it.", no_args_is_help=True)
@@ -67,7 +60,6 @@ def embed(
     interrupted, running it again resumes it.
     """
     from shortlist.data import open_collection
-    from shortlist.data.loader import decoding_workers
     from shortlist.encoding.parquet import embed_to_table
     from shortlist.progress import display_for
     from shortlist.training import open_encoder
@@ -75,7 +67,6 @@ def embed(
     display = display_for(sys.stderr, as_json=as_json)
     catalog = open_collection(images, root=root, split=split)
     encoder = open_encoder(run)
-    workers = decoding_workers(len(catalog)) if workers is None else workers
     done = embed_to_table(encoder, catalog, out, workers=workers, display=display)
     _report_unreadable(display, done.unreadable)
     text = f"{out}: images embedded: {done.embedded:,}, unchanged: {done.kept:,}, dropped: {done.dropped:,}"
@@ -86,16 +77,7 @@ def embed(
 def index(
     run: Run,
     images: Images,
-    out: Annotated[
-        str,
-        typer.Option(
-            "--out",
-            "-o",
-            metavar="GALLERY",
-            callback=quiet_milvus,
-            help="Folder of the gallery, or a Milvus collection: milvus:FILE.db or http://HOST:19530/COLLECTION.",
-        ),
-    ],
+    out: Annotated[str, typer.Option("--out", "-o", **_PLACE)],
     kind: Annotated[
         str,
         typer.Option(
@@ -114,14 +96,12 @@ def index(
     """
     from shortlist import gallery as galleries
     from shortlist.data import open_collection
-    from shortlist.data.loader import decoding_workers
     from shortlist.progress import display_for
     from shortlist.training import open_encoder
 
     display = display_for(sys.stderr, as_json=as_json)
     catalog = open_collection(images, root=root, split=split)
     encoder = open_encoder(run)
-    workers = decoding_workers(len(catalog)) if workers is None else workers
     gallery, added = galleries.index(encoder, catalog, out, model=run, kind=kind, workers=workers, display=display)
     _report_added(display, as_json, gallery, added)
     gallery.close()
@@ -192,14 +172,12 @@ def add(
 ) -> None:
     """Add images to a gallery. Files that have changed since they were added are embedded again."""
     from shortlist.data import open_collection
-    from shortlist.data.loader import decoding_workers
     from shortlist.gallery import Gallery
     from shortlist.progress import display_for
 
     display = display_for(sys.stderr, as_json=as_json)
     catalog = open_collection(images, root=root, split=split)
     gallery = Gallery.open(place, model)
-    workers = decoding_workers(len(catalog)) if workers is None else workers
     added = gallery.add(catalog, workers=workers, display=display)
     _report_added(display, as_json, gallery, added)
     gallery.close()

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 from contextlib import closing
-from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from shortlist.cli.app import app, quiet_milvus
+from shortlist.cli.app import Model, app, quiet_milvus
 
 
 @app.command()
@@ -18,10 +17,7 @@ def serve(
     ],
     host: Annotated[str, typer.Option(help="Interface to bind; 0.0.0.0 exposes it to the network.")] = "127.0.0.1",
     port: Annotated[int, typer.Option(min=0, max=65535, help="Port to bind; 0 selects a free port.")] = 8080,
-    model: Annotated[
-        Path | None,
-        typer.Option(metavar="RUN", help="Folder of the run that the gallery was built with, if it has been moved."),
-    ] = None,
+    model: Model = None,
     max_bytes: Annotated[int, typer.Option(min=1, help="Maximum upload size in bytes.")] = 20 * 2**20,
     max_pixels: Annotated[
         int, typer.Option(min=1, max=170_000_000, help="Maximum number of pixels of an uploaded image.")

@@ -10,8 +10,8 @@ from typing import Annotated, Any
 import typer
 from typer.core import TyperGroup
 
-from shortlist.cli.app import AsJsonLines, Settings, app
-from shortlist.cli.training import keep_freed_memory
+from shortlist.cli.app import AsJsonLines, Recipe, Settings, app
+from shortlist.cli.training import keep_freed_memory, open_recipe
 
 RUN = "run"  # name of the command that `shortlist sweep RECIPE` is short for
 
@@ -41,7 +41,8 @@ Storage = Annotated[
 
 @sweep_app.command(RUN)
 def run(
-    recipe: Annotated[str, typer.Argument(help="Name of a packaged recipe, or a YAML file.")],
+    context: typer.Context,
+    recipe: Recipe,
     space: Annotated[Path, typer.Option(help="YAML file with a list or a range of values per dotted key.")],
     settings: Settings = None,
     out: Annotated[Path | None, typer.Option(help="Folder of the study. Default: sweeps/RECIPE.")] = None,
@@ -69,9 +70,7 @@ def run(
 
         shortlist sweep best STUDY && shortlist train STUDY/best.yaml
     """
-    from shortlist.recipes import open_recipe
-
-    config = open_recipe(recipe, settings or [])
+    config = open_recipe(recipe, settings, context)
 
     from shortlist import training  # imported here because it takes seconds, after errors are reported
     from shortlist.progress import display_for

@@ -12,7 +12,7 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
-from shortlist.cli.app import AsJsonLines, AsJsonWithProgress, Root, Settings, app
+from shortlist.cli.app import AsJsonLines, AsJsonWithProgress, Recipe, Root, Run, Settings, app
 from shortlist.config import RunConfig
 from shortlist.errors import ConfigError
 from shortlist.launch import is_main_process, launched
@@ -46,7 +46,7 @@ def train(
                 )
             if resume is None and recipe is None:
                 raise ConfigError("No recipe was given. Give the name of a recipe or a YAML file, or use --resume RUN.")
-            config = None if recipe is None else _open_recipe(recipe, settings, context)
+            config = None if recipe is None else open_recipe(recipe, settings, context)
         _train(config, run, resume, dry_run, as_json)
 
 
@@ -70,7 +70,7 @@ def _train(config: RunConfig | None, run: Path | None, resume: Path | None, dry_
 
 @app.command()
 def evaluate(
-    run: Annotated[Path, typer.Argument(help="Folder of a finished run.")],
+    run: Run,
     data: Annotated[
         str | None, typer.Option(help="Images to evaluate on. Default: the test images of the run.")
     ] = None,
@@ -110,7 +110,7 @@ def evaluate(
 def ablate(
     context: typer.Context,
     study: Annotated[str, typer.Argument(help="Setting that varies: rank-temperature, batch-size or k.")],
-    recipe: Annotated[str, typer.Argument(help="Name of a packaged recipe, or a YAML file.")],
+    recipe: Recipe,
     settings: Settings = None,
     out: Annotated[Path | None, typer.Option(help="Folder of the study. Default: ablations/STUDY-RECIPE.")] = None,
     values: Annotated[
@@ -139,7 +139,7 @@ def ablate(
     To resume an interrupted study, run the same command again. Several processes may work on the same study. Its
     folder contains results.json, a plot next to the results of the paper, and one run per case.
     """
-    config = _open_recipe(recipe, settings, context)
+    config = open_recipe(recipe, settings, context)
 
     from shortlist import training  # imported here because it takes seconds, after errors are reported
     from shortlist.progress import display_for
@@ -175,20 +175,20 @@ def demo(
     as_json: AsJsonLines = False,
 ) -> None:
     """Train on generated glyphs, and draw results before and after training. Takes two minutes on two cores."""
+    from shortlist import recipes
     from shortlist.progress import display_for
-    from shortlist.recipes import open_recipe
     from shortlist.report.demo import run_demo
     from shortlist.runs import new_folder
 
     keep_freed_memory()
-    run_demo(open_recipe("glyphs"), run or new_folder("demo"), display_for(sys.stdout, as_json=as_json))
+    run_demo(recipes.open_recipe("glyphs"), run or new_folder("demo"), display_for(sys.stdout, as_json=as_json))
 
 
-def _open_recipe(recipe: str, settings: list[str] | None, context: typer.Context) -> RunConfig:
+def open_recipe(recipe: str, settings: list[str] | None, context: typer.Context) -> RunConfig:
     """Open a recipe; the modules of --import become part of the configuration."""
-    from shortlist.recipes import open_recipe
+    from shortlist import recipes
 
-    config = open_recipe(recipe, settings or [])
+    config = recipes.open_recipe(recipe, settings or [])
     return config.model_copy(update={"imports": tuple(dict.fromkeys((*config.imports, *context.obj)))})
 
 

@@ -3,7 +3,7 @@
 from shortlist.extras import extra
 
 with extra("training", __name__):
-    from shortlist.config.reading import dotted_key, read_config, read_yaml, validate_config
+    from shortlist.config.reading import dotted_key, flatten, read_config, read_yaml, validate_config
     from shortlist.config.schema import (
         CONFIG_KEYS,
         PAPER_K,
@@ -23,6 +23,7 @@ __all__ = [
     "RunConfig",
     "ScheduleConfig",
     "dotted_key",
+    "flatten",
     "read_config",
     "read_yaml",
     "validate_config",

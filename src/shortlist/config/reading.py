@@ -118,6 +118,15 @@ def dotted_key(name: str) -> str:
     raise ConfigError(f"There is no setting {name!r}; {did_you_mean(name, known)}")
 
 
+def flatten(values: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
+    """Iterate over the dotted keys of nested mappings and their values."""
+    for key, value in values.items():
+        if isinstance(value, Mapping) and value:
+            yield from flatten(value, f"{prefix}{key}.")
+        else:
+            yield prefix + key, value
+
+
 def _override(values: dict[str, Any], override: str) -> None:
     key, equals, text = override.partition("=")
     if not equals or not key:

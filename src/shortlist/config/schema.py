@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self
 
@@ -108,6 +108,14 @@ class DataConfig(Section):
     withhold_test: bool = False  # leave out all test images, as a sweep does
     validation_source: TestConfig | None = None  # validate on other images, such as sfm120k-val, by their first metric
     workers: NonNegativeInt | Literal["auto"] = "auto"  # number of decoding processes; does not change any pixel
+    views: Count | None = None  # model.freeze: number of augmentations of each training image; None: 16
+    view_seed: NonNegativeInt = 0  # model.freeze: seed of the augmentations, which runs with any seed can share
+    view_cache: Path | None = None  # model.freeze: folder for features that runs share; None: in the run's folder
+
+    @property
+    def number_of_views(self) -> int:
+        """Number of augmentations of each training image, if the backbone is frozen."""
+        return self.views or 16
 
     @model_validator(mode="after")
     def _one_validation(self) -> DataConfig:
@@ -155,6 +163,9 @@ class ModelConfig(Section):
     layer_norm: bool = True
     l2_pooled: bool = False  # L2-normalise the pooled features instead of the layer norm, as for whitening
     dim: Count | None = 512  # None: no linear layer; embeddings have as many dimensions as the backbone has channels
+    head: Literal["linear", "residual", "low_rank"] = "linear"  # the others add a correction to the initial weights
+    head_rank: Count = 64  # low_rank
+    freeze: Literal["none", "backbone"] = "none"  # backbone: train only the head, on cached features of data.views
     freeze_batch_norm: bool = True  # keep the statistics fixed; scale and shift are still trained
     whitening: Literal["none", "pca", "pairs"] = "none"  # initialise the linear layer from training images
     whitening_images: Annotated[Count, Field(ge=2)] = 20_000  # maximum number of images, sampled with the seed
@@ -168,12 +179,18 @@ class ModelConfig(Section):
         if self.backbone.startswith(GIVEN):
             self._refuse_unused(["backbone_args"], "a model that is given in Python")
         if is_user_part(self.backbone):
-            head = ("pooling", "layer_norm", "l2_pooled", "dim", "whitening")
+            head = ("pooling", "layer_norm", "l2_pooled", "dim", "head", "whitening")
             self._refuse_unused(head, f"{self.backbone}, which returns vectors")
         if self.whitening == "none":
             self._refuse_unused(("whitening_images", "whitening_size", "whitening_shrinkage"), "whitening: none")
         elif self.dim is None:
             raise ValueError("whitening initialises the linear layer, which dim: null omits; set dim")
+        if self.head != "linear" and self.dim is None:
+            raise ValueError(f"head: {self.head} corrects the linear layer, which dim: null omits; set dim")
+        if self.head != "low_rank":
+            self._refuse_unused(["head_rank"], f"head: {self.head}")
+        if self.freeze == "backbone":
+            self._refuse_unused(["freeze_batch_norm", "whitening_size"], "freeze: backbone")
         return self
 
 
@@ -382,7 +399,7 @@ class TrainingConfig(Section):
     ema: Decay | None = None  # decay of a moving average of the weights, which is then evaluated and saved
     validate_every: Count = 1  # epochs
     validate_every_steps: Count | None = None  # steps; replaces validate_every
-    checkpoint_every: Count | None = None  # steps; None: every epoch
+    checkpoint_every: Count | None = None  # steps; None: every epoch, or every 250 steps with a frozen backbone
 
     @model_validator(mode="after")
     def _one_length(self) -> TrainingConfig:
@@ -425,6 +442,31 @@ class RunConfig(Section):
     training: TrainingConfig
     evaluation: EvaluationConfig = EvaluationConfig()
     tracking: tuple[Literal["tensorboard", "wandb", "mlflow"], ...] = ("tensorboard",)  # besides metrics.jsonl
+
+    @property
+    def frozen(self) -> bool:
+        """Whether only the head is trained."""
+        return self.model.freeze == "backbone"
+
+    @model_validator(mode="after")
+    def _refuse_what_freezing_excludes(self) -> RunConfig:
+        if not self.frozen:
+            for key in ("views", "view_seed", "view_cache"):
+                if getattr(self.data, key) != DataConfig.model_fields[key].default:
+                    raise ValueError(f"data.{key} is for frozen backbones; set model.freeze: backbone, or remove it")
+            return self
+        if self.training.precision != "float32":
+            raise ValueError("training.precision has no effect with model.freeze: backbone; set it to float32")
+        for part in ("backbone", "pooling"):
+            if getattr(self.optimizer.parts, part) != PartConfig():
+                raise ValueError(f"optimizer.parts.{part} has no effect with model.freeze: backbone; remove it")
+        return self
+
+    def with_changes(self, **sections: Mapping[str, Any]) -> RunConfig:
+        """Return a copy with other values of some settings, by section. The values are not validated."""
+        return self.model_copy(
+            update={name: getattr(self, name).model_copy(update=changes) for name, changes in sections.items()}
+        )
 
     @model_validator(mode="after")
     def _memory_holds_a_batch(self) -> RunConfig:

@@ -6,6 +6,7 @@ import hashlib
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from math import isnan
 from pathlib import Path
 from typing import Any
 
@@ -117,6 +118,11 @@ class Catalog:
         """Return the path of image `index`, including the root."""
         path: str = self.paths[index]
         return self.root / path
+
+    def box(self, index: int) -> list[float] | None:
+        """Return the region of interest of image `index`; None if the image is used whole."""
+        box: list[float] | None = None if self.boxes is None else self.boxes[index].tolist()
+        return None if box is None or isnan(box[0]) else box
 
     def subset(self, which: ArrayLike) -> Catalog:
         """Return the selected images as a catalog. Labels remain indices into the same class names.

@@ -10,8 +10,7 @@ from pathlib import Path
 import numpy as np
 
 from shortlist.data.catalog import Catalog
-from shortlist.data.missing_files import shorten_list
-from shortlist.errors import DataError
+from shortlist.errors import DataError, shorten_list
 
 _JPEG, _LOSSLESS = (".jpg", ".jpeg", ".jpe", ".jfif"), (".png", ".bmp", ".gif", ".tif", ".tiff", ".tga")
 _OTHERS = (".webp", ".avif", ".jp2", ".ppm", ".pgm", ".pbm", ".pnm")

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from math import isnan
 from pathlib import Path
 from random import Random
 from typing import Any, BinaryIO
@@ -19,6 +18,7 @@ from torch.utils.data import Dataset
 from shortlist.data.catalog import Catalog
 from shortlist.data.transforms import REDUCING_GAP, Crop, Transform, apply_crop, augmentation_rng
 from shortlist.errors import DataError, ShortlistError
+from shortlist.seeds import derived_seed
 
 Key = tuple[int, int]  # epoch, index of the image in its catalog
 
@@ -149,18 +149,35 @@ def load_crop(
     Raises:
         ImageError: If the image cannot be read, or does not overlap the box.
     """
+    (pixels,) = load_crops(path, transform, [rng], box, content)
+    return pixels
+
+
+def load_crops(
+    path: Path | str,
+    transform: Transform,
+    rngs: Sequence[Random],
+    box: Sequence[float] | None = None,
+    content: BinaryIO | None = None,
+) -> list[Tensor]:
+    """Load an image once, at the size that the most detailed crop needs, and transform it with each generator.
+
+    Args and errors are those of `load_crop`.
+    """
     with open_image(path, content) as image:
         if box is not None:  # boxes are rare, so this path decodes at full size, which is exact, instead of fast
             whole = upright_rgb(image)
             part = whole.crop(_intersection(box, whole.size))
-            crop = transform.crop(*part.size, rng, whole.size)
+            crops = [transform.crop(*part.size, rng, whole.size) for rng in rngs]
         elif image.format not in ("JPEG", "MPO"):
             part = upright_rgb(image)
-            crop = transform.crop(*part.size, rng)
+            crops = [transform.crop(*part.size, rng) for rng in rngs]
         else:
-            crop = transform.crop(*upright_size(image), rng)
-            part, crop = _decode_reduced(image, crop, max(1, int(crop.reduction / REDUCING_GAP)))
-    return apply_crop(part, crop, transform.interpolation)
+            size = upright_size(image)
+            crops = [transform.crop(*size, rng) for rng in rngs]
+            reduction = min(crop.reduction for crop in crops)
+            part, crops = _decode_reduced(image, crops, max(1, int(reduction / REDUCING_GAP)))
+    return [apply_crop(part, crop, transform.interpolation) for crop in crops]
 
 
 def _intersection(box: Sequence[float], size: tuple[int, int]) -> tuple[int, int, int, int]:
@@ -172,11 +189,11 @@ def _intersection(box: Sequence[float], size: tuple[int, int]) -> tuple[int, int
     return inside
 
 
-def _decode_reduced(image: Image.Image, crop: Crop, reduction: int) -> tuple[Image.Image, Crop]:
+def _decode_reduced(image: Image.Image, crops: list[Crop], reduction: int) -> tuple[Image.Image, list[Crop]]:
     """Decode a JPEG at 1, 1/2, 1/4 or 1/8 of its size, but not below 1 / reduction.
 
     Returns:
-        The upright image, and the crop in its pixels.
+        The upright image, and the crops in its pixels.
     """
     (width, height), orientation = upright_size(image), _orientation(image)
     stored_width = image.width
@@ -186,7 +203,7 @@ def _decode_reduced(image: Image.Image, crop: Crop, reduction: int) -> tuple[Ima
     # A width of 601 pixels becomes 301, of which the last is half empty. After a rotation or flip it may be the first.
     left = whole.width - width * by if orientation in (2, 3, 6, 7) else 0.0
     top = whole.height - height * by if orientation in (3, 4, 7, 8) else 0.0
-    return whole, crop.scaled(by, left, top)
+    return whole, [crop.scaled(by, left, top) for crop in crops]
 
 
 def upright_size(image: Image.Image) -> tuple[int, int]:
@@ -243,6 +260,8 @@ class ImageDataset(Dataset[Tensor]):
         seed: Seed of the augmentation.
     """
 
+    views = 1  # number of tensors per image that are embedded
+
     def __init__(self, catalog: Catalog, transform: Transform, seed: int = 0) -> None:
         self.catalog, self.transform, self.seed = catalog, transform, seed
 
@@ -251,6 +270,33 @@ class ImageDataset(Dataset[Tensor]):
 
     def __getitem__(self, key: Key) -> Tensor:
         epoch, index = key
-        box = None if self.catalog.boxes is None else self.catalog.boxes[index]
         rng = augmentation_rng(self.seed, epoch, index)
-        return load_crop(self.catalog.file(index), self.transform, rng, None if box is None or isnan(box[0]) else box)
+        return load_crop(self.catalog.file(index), self.transform, rng, self.catalog.box(index))
+
+
+class ViewDataset(ImageDataset):
+    """Dataset of several augmentations (views) of each image; `dataset[view, index]` is a uint8 tensor (3, H, W).
+
+    A file is decoded once for all views, which are read one after the other. Views depend on the path of an image and
+    not on its position, so that they are the same in every catalog that contains the image.
+
+    Args:
+        catalog: The images.
+        transform: Random transform.
+        views: Number of views per image.
+        seed: Seed of the augmentation.
+    """
+
+    def __init__(self, catalog: Catalog, transform: Transform, views: int, seed: int = 0) -> None:
+        super().__init__(catalog, transform, seed)
+        self.views = views
+        self._loaded: tuple[int, list[Tensor]] = (-1, [])  # the last image: its index and its views
+
+    def __getitem__(self, key: Key) -> Tensor:
+        view, index = key
+        if index != self._loaded[0]:
+            path, box = self.catalog.paths[index], self.catalog.box(index)
+            name = path if box is None else f"{path} {box}"
+            rngs = [Random(derived_seed("view", self.seed, number, name)) for number in range(self.views)]
+            self._loaded = index, load_crops(self.catalog.file(index), self.transform, rngs, box)
+        return self._loaded[1][view]

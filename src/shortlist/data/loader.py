@@ -46,12 +46,17 @@ def process_context() -> multiprocessing.context.BaseContext:
     return context
 
 
-def decoding_workers(images: int) -> int:
-    """Return the default number of workers for this many images.
+def decoding_workers(images: int | None = None, sharing: int = 1) -> int:
+    """Return the default number of workers for this many images, or for a whole run.
 
     One less than the number of cores, at most 8, and at most one per 256 images, since a worker takes time to start.
+
+    Args:
+        images: Number of images; None: a whole run.
+        sharing: Number of processes that share the cores, each with workers of its own.
     """
-    return max(0, min(8, (os.cpu_count() or 1) - 1, images // 256))
+    number = max(0, min(8, (os.cpu_count() or 1) // sharing - 1))
+    return number if images is None else min(number, images // 256)
 
 
 def image_chunks(

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable
 from dataclasses import replace
 from pathlib import Path
 
@@ -11,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from shortlist.data.catalog import Catalog
-from shortlist.errors import ConfigError, DataError, did_you_mean
+from shortlist.errors import ConfigError, DataError, did_you_mean, shorten_list
 
 
 def check_on_missing(on_missing: str) -> None:
@@ -73,14 +72,3 @@ def _file_names(folder: Path) -> set[str] | None:
             return {entry.name for entry in entries if entry.is_file()}
     except (OSError, ValueError):  # ValueError: a null byte in the name
         return None
-
-
-def shorten_list(names: Iterable[str], shown: int = 3) -> str:
-    """Join the first names for a message, and count the others.
-
-    >>> shorten_list(["a", "b", "c", "d", "e"])
-    'a, b, c and 2 more'
-    """
-    names = list(names)
-    rest = f" and {len(names) - shown} more" if len(names) > shown else ""
-    return ", ".join(names[:shown]) + rest

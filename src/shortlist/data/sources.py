@@ -104,4 +104,5 @@ def _unknown_source(source: str, path: Path, kinds: str) -> DataError:
         return DataError(f"{path} cannot be opened as images; expected {kinds}")
     if os.sep in source or "/" in source or path.suffix:
         return DataError(f"{path.absolute()} does not exist; expected {kinds}")
-    return DataError(f"unknown source {source!r}, {did_you_mean(source, BENCHMARKS)} (expected {kinds})")
+    where = f"there is no folder {source!r} here, and no benchmark of that name"
+    return DataError(f"unknown source {source!r}: {where}, {did_you_mean(source, BENCHMARKS)} (expected {kinds})")

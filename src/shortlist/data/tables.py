@@ -11,8 +11,7 @@ from pathlib import Path
 import numpy as np
 
 from shortlist.data.catalog import ROLES, SPLITS, Catalog
-from shortlist.data.missing_files import shorten_list
-from shortlist.errors import DataError, did_you_mean
+from shortlist.errors import DataError, did_you_mean, shorten_list
 from shortlist.extras import extra
 from shortlist.files import absolute_path, atomic_replace
 

@@ -5,6 +5,17 @@ from shortlist.extras import extra
 with extra("training", __name__):
     from shortlist.encoding.embed import NonFiniteError, embed_images, embed_to_file
     from shortlist.encoding.encoder import Encoder, ImageLike
+    from shortlist.encoding.feature_cache import CachedFeatures, FeatureCache, Views
     from shortlist.encoding.vector_file import left_out_images
 
-__all__ = ["Encoder", "ImageLike", "NonFiniteError", "embed_images", "embed_to_file", "left_out_images"]
+__all__ = [
+    "CachedFeatures",
+    "Encoder",
+    "FeatureCache",
+    "ImageLike",
+    "NonFiniteError",
+    "Views",
+    "embed_images",
+    "embed_to_file",
+    "left_out_images",
+]

@@ -58,7 +58,8 @@ def embed_images(
     """
     vectors: list[Tensor] = []
     done = 0
-    for batch in _iterate_embeddings(embedder, catalog, transform, _batches(0, len(catalog), batch_size), workers):
+    dataset = ImageDataset(catalog, transform)
+    for batch in _iterate_embeddings(embedder, dataset, _batches(0, len(catalog), batch_size), workers):
         vectors.append(batch)
         done += len(batch)
         if progress is not None:
@@ -104,17 +105,54 @@ def embed_to_file(
         RunError: Another process is writing the file.
         NonFiniteError: The embeddings are not finite.
     """
-    path = Path(path)
-    file = VectorFile(path, _digest(embedder, catalog, transform, dtype), dtype)
+    file = VectorFile(Path(path), _digest(embedder, catalog, transform, dtype), dtype)
+    return embed_dataset(
+        embedder,
+        ImageDataset(catalog, transform),
+        file,
+        on_missing=on_missing,
+        batch_size=batch_size,
+        workers=workers,
+        progress=progress,
+    )
+
+
+def embed_dataset(
+    embedder: nn.Module,
+    dataset: ImageDataset,
+    file: VectorFile,
+    *,
+    on_missing: str = "error",
+    batch_size: int = 64,
+    workers: int = 0,
+    progress: Progress | None = None,
+) -> Path:
+    """Embed a dataset and write the vectors of all views of an image into one row: (n, views * d).
+
+    See `embed_to_file`; `batch_size` counts images, and the digest of `file` determines which vectors can be reused.
+    """
+    path, catalog = file.path, dataset.catalog
     if file.done:
         return path
     with exclusive_write(path), file:
         while file.seen < len(catalog):
-            _embed_up_to_unreadable(file, embedder, catalog, transform, on_missing, batch_size, workers, progress)
+            _embed_up_to_unreadable(file, embedder, dataset, on_missing, batch_size, workers, progress)
         if not file.rows:
             raise NoReadableImageError(f"{catalog.name}: none of its {len(catalog)} images can be read")
         file.finish()
     return path
+
+
+def write_embeddings(
+    vectors: Tensor, embedder: nn.Module, catalog: Catalog, transform: Transform, path: Path | str
+) -> Path:
+    """Write float32 vectors that are already known to the file that `embed_to_file` would write for these arguments."""
+    file = VectorFile(Path(path), _digest(embedder, catalog, transform, np.float32), np.float32)
+    if not file.done:
+        with exclusive_write(file.path), file:
+            _append(file, vectors[file.rows :], seen=len(catalog))
+            file.finish()
+    return file.path
 
 
 def encode_to_file(
@@ -137,21 +175,21 @@ def encode_to_file(
 def _embed_up_to_unreadable(
     file: VectorFile,
     embedder: nn.Module,
-    catalog: Catalog,
-    transform: Transform,
+    dataset: ImageDataset,
     on_missing: str,
     batch_size: int,
     workers: int,
     progress: Progress | None,
 ) -> None:
     """Append embeddings up to the end of the catalog, or up to an unreadable image, which is noted as left out."""
+    catalog = dataset.catalog
     first, *rest = batches = _batches(file.seen, len(catalog), batch_size)
     unreadable = set(file.left_out)
     readable = [index for index in first if str(catalog.file(index)) not in unreadable]
     if not readable:
         file.seen = first[-1] + 1
         return
-    embeddings = _iterate_embeddings(embedder, catalog, transform, [readable, *rest], workers)
+    embeddings = _iterate_embeddings(embedder, dataset, [readable, *rest], workers)
     try:
         for batch, vectors in zip(batches, embeddings, strict=True):
             _append(file, vectors, seen=batch[-1] + 1)
@@ -177,18 +215,18 @@ def _batches(first: int, number: int, size: int) -> list[Sequence[int]]:
 
 
 def _iterate_embeddings(
-    embedder: nn.Module, catalog: Catalog, transform: Transform, batches: Iterable[Sequence[int]], workers: int
+    embedder: nn.Module, dataset: ImageDataset, batches: Iterable[Sequence[int]], workers: int
 ) -> Iterator[Tensor]:
-    """Yield the embeddings of each batch of catalog indices, float32 on the CPU."""
+    """Yield the embeddings of each batch of catalog indices, (n, views * d) float32 on the CPU."""
     device = next(embedder.parameters()).device
-    keys = ([(0, index) for index in batch] for batch in tuple(batches))
+    keys = ([(view, index) for index in batch for view in range(dataset.views)] for batch in tuple(batches))
     training = embedder.training
     embedder.eval()
     try:
-        for images in image_chunks(ImageDataset(catalog, transform), keys, workers, pin_memory=device.type == "cuda"):
+        for images in image_chunks(dataset, keys, workers, pin_memory=device.type == "cuda"):
             with torch.inference_mode():
                 vectors = by_size(lambda same: embedder(same.to(device, non_blocking=True)), images, MAX_PIXELS)
-            yield vectors.float().cpu()
+            yield vectors.float().cpu().reshape(len(images) // dataset.views, -1)
     finally:
         embedder.train(training)
 

@@ -24,7 +24,7 @@ from shortlist.data.images import as_image, load_crop
 from shortlist.data.transforms import apply_crop
 from shortlist.encoding.pretrained import TRANSFORMS, open_pretrained
 from shortlist.errors import ConfigError, ModelError
-from shortlist.files import write_text_atomically
+from shortlist.files import write_json
 from shortlist.model import Embedder, MultiScale
 from shortlist.progress import Display, default_display
 
@@ -187,7 +187,7 @@ class Encoder:
     def save(self, folder: Path | str) -> Path:
         """Write the embedder and `encoder.json` to a folder, and return the folder."""
         folder = self.embedder.save(folder)
-        write_text_atomically(folder / ENCODER_FILE, json.dumps(self.settings(), indent=2) + "\n")
+        write_json(folder / ENCODER_FILE, self.settings())
         return folder
 
     @classmethod

@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 
 from shortlist.data import Catalog
+from shortlist.data.loader import decoding_workers
 from shortlist.encoding.embed import NoReadableImageError, encode_to_file
 from shortlist.encoding.encoder import Encoder
 from shortlist.encoding.vector_file import left_out_images
@@ -62,7 +63,7 @@ def embed_to_table(
     catalog: Catalog,
     path: Path | str,
     *,
-    workers: int = 0,
+    workers: int | None = None,
     display: Display | None = None,
 ) -> EmbedResult:
     """Write the embeddings of all readable images to a Parquet file, or update an existing file.
@@ -75,7 +76,7 @@ def embed_to_table(
         encoder: Encoder that computes the vectors.
         catalog: The images. The class name "" means that an image has no label.
         path: Path of the file. Its folder is created.
-        workers: Number of processes that decode images.
+        workers: Number of processes that decode images. Default: chosen by the number of cores and images.
         display: Shows the progress.
 
     Raises:
@@ -83,6 +84,7 @@ def embed_to_table(
         RunError: Another process is writing the file.
     """
     path, display = Path(path), display or default_display()
+    workers = decoding_workers(len(catalog)) if workers is None else workers
     with exclusive_write(path), display.task(f"embedding {catalog.name}", "images") as progress:
         remove_unfinished(path)
         return _TableUpdate(encoder, catalog, path).run(workers, progress)
@@ -127,9 +129,8 @@ class _TableUpdate:
             if stamp is None:
                 self.result.unreadable.append(path)
                 continue
-            box = None if catalog.boxes is None or np.isnan(catalog.boxes[index, 0]) else catalog.boxes[index]
-            key = (path, None if box is None else tuple(box.tolist()))
-            yield key, _Image(index, catalog.class_names[catalog.labels[index]] or None, stamp)
+            box, label = catalog.box(index), catalog.class_names[catalog.labels[index]] or None
+            yield (path, None if box is None else tuple(box)), _Image(index, label, stamp)
 
     def _existing_rows(self) -> dict[Key, tuple[str | None, Stamp]]:
         """Read the label and stamp of each row of the existing file."""

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import DTypeLike, NDArray
 
-from shortlist.files import remove_unfinished, write_text_atomically
+from shortlist.files import remove_unfinished, write_json
 
 NOTE_INTERVAL = 30.0  # seconds between two notes of the progress: the most work that a killed process loses
 HEADER_BYTES = 128
@@ -99,7 +99,7 @@ class VectorFile:
         self._stream.flush()
         os.fsync(self._stream.fileno())  # the note must not be ahead of the vectors
         note = {name: getattr(self, name) for name in ("digest", "rows", "dimensions", "seen", "left_out")}
-        write_text_atomically(file, json.dumps(note, indent=1) + "\n")
+        write_json(file, note)
         self._last_note = time.monotonic()
 
 

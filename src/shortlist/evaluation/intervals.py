@@ -59,7 +59,7 @@ class Difference:
     p: float
 
     @property
-    def real(self) -> bool:
+    def significant(self) -> bool:
         """Whether the interval excludes 0."""
         return self.low > 0 or self.high < 0
 
@@ -89,7 +89,7 @@ def paired_differences(
     Example:
         >>> first, second = torch.zeros(100, 1), (torch.arange(100) < 40)[:, None]
         >>> found = paired_differences(["r@1"], first, second)["r@1"]
-        >>> round(found.value, 2), found.real
+        >>> round(found.value, 2), found.significant
         (0.4, True)
     """
     if first.shape != second.shape or first.shape[1:] != (len(names),) or not len(first):
@@ -128,7 +128,7 @@ def group_differences(
     Example:
         >>> first, second = torch.zeros(3, 100, 1), (torch.arange(100) < 40)[None, :, None].expand(3, 100, 1)
         >>> found = group_differences(["r@1"], first, second, torch.arange(100) // 2)["r@1"]
-        >>> round(found.value, 2), found.real
+        >>> round(found.value, 2), found.significant
         (0.4, True)
     """
     shape = (len(clusters), len(names))

@@ -115,9 +115,7 @@ class Gallery:
             GalleryError: The location is in use, or the gallery has vectors of another model.
         """
         catalog = source if isinstance(source, Catalog) else open_collection(source, root=root)
-        number = decoding_workers(len(catalog)) if workers is None else workers
-        gallery, _ = index(encoder, catalog, location, model=model, kind=kind, workers=number, display=display)
-        return gallery
+        return index(encoder, catalog, location, model=model, kind=kind, workers=workers, display=display)[0]
 
     @staticmethod
     def exists(location: Path | str) -> bool:
@@ -252,7 +250,7 @@ class Gallery:
         self,
         catalog: Catalog,
         *,
-        workers: int = 0,
+        workers: int | None = None,
         display: Display | None = None,
     ) -> Added:
         """Add images. Those that the gallery has, and whose files have not changed, are not embedded again.
@@ -262,7 +260,7 @@ class Gallery:
 
         Args:
             catalog: The images. The class name "" means that an image has no label, as in `open_collection`.
-            workers: Number of processes that decode images.
+            workers: Number of processes that decode images. Default: chosen by the number of cores and images.
             display: Shows the progress.
 
         Raises:
@@ -270,6 +268,7 @@ class Gallery:
             GalleryError: Another process is changing the gallery.
         """
         display = display or default_display()
+        workers = decoding_workers(len(catalog)) if workers is None else workers
         with (
             display.task(f"embedding {catalog.name}", "images") as embedding,
             display.task("building the index", "vectors", later=True) as indexing,
@@ -317,7 +316,7 @@ def index(
     *,
     model: Path | str | None = None,
     kind: str = "auto",
-    workers: int = 0,
+    workers: int | None = None,
     display: Display | None = None,
 ) -> tuple[Gallery, Added]:
     """Add images to a gallery, which is created if it does not exist; see `Gallery.create`, `open` and `add`.

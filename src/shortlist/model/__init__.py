@@ -6,6 +6,7 @@ with extra("training", __name__):
     from shortlist.model.backbone import DataConfig
     from shortlist.model.embedder import Embedder
     from shortlist.model.embedder_config import EmbedderConfig
+    from shortlist.model.head import CorrectedLinear, Head
     from shortlist.model.multiscale import MultiScale
     from shortlist.model.pooling import Average, ClassToken, GeM, Max
     from shortlist.model.whitening import pair_whitening, pca_whitening
@@ -13,10 +14,12 @@ with extra("training", __name__):
 __all__ = [
     "Average",
     "ClassToken",
+    "CorrectedLinear",
     "DataConfig",
     "Embedder",
     "EmbedderConfig",
     "GeM",
+    "Head",
     "Max",
     "MultiScale",
     "pair_whitening",

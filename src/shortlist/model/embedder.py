@@ -5,7 +5,7 @@ A model of the user takes the place of everything but the normalisation of the i
 
 from __future__ import annotations
 
-import contextlib
+import copy
 from collections.abc import Mapping, Sequence
 from dataclasses import MISSING, dataclass, fields, replace
 from pathlib import Path
@@ -13,7 +13,6 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.nn import functional
 
 from shortlist.errors import ModelError
 from shortlist.imports import GIVEN, given_name, import_modules
@@ -26,9 +25,12 @@ from shortlist.model.backbone import (
     inspect_module,
 )
 from shortlist.model.embedder_config import EmbedderConfig
+from shortlist.model.head import Head, head_input, head_vectors, no_autocast
 from shortlist.model.pooling import POOLINGS, ClassToken
 from shortlist.model.state_dict import load_completely
 from shortlist.model.weights import load_pretrained
+
+NOT_OF_FEATURES = {"dim", "layer_norm", "l2_pooled", "freeze_batch_norm", "pretrained", "drop_path_rate", "imports"}
 
 
 @dataclass(frozen=True)
@@ -81,6 +83,8 @@ class Embedder(nn.Module):
 
     mean: Tensor
     std: Tensor
+    layer_norm: nn.Module
+    linear: nn.Module
     _loaded: _LoadedState | None = None
 
     def __init__(
@@ -157,19 +161,20 @@ class Embedder(nn.Module):
             self.register_buffer(name, torch.tensor(values).view(1, 3, 1, 1), persistent=False)  # saved in the config
 
     def forward(self, images: Tensor) -> Tensor:
-        pooled = self.pooled(images)
-        with _no_autocast(pooled.device):  # small differences between vectors decide ranks
-            vectors = self.linear(pooled)
-            return functional.normalize(vectors.to(torch.promote_types(vectors.dtype, torch.float32)), dim=1)
+        return head_vectors(self.layer_norm, self.linear, self.config.l2_pooled, self.pool(images))
 
     def pooled(self, images: Tensor) -> Tensor:
         """Compute the input of the linear layer: pooled features (B, channels), after layer norm or L2."""
+        return head_input(self.layer_norm, self.config.l2_pooled, self.pool(images))
+
+    def pool(self, images: Tensor) -> Tensor:
+        """Compute the input of the head: pooled features (B, channels), before layer norm or L2."""
         features = self.features(images)
         if self.layout.tokens and not isinstance(self.pooling, ClassToken):
             features = features[:, self.layout.prefix_tokens :]
-        with _no_autocast(features.device):
-            pooled: Tensor = self.layer_norm(self.pooling(features).to(self.mean.dtype))
-            return functional.normalize(pooled, dim=1) if self.config.l2_pooled else pooled
+        with no_autocast(features.device):
+            pooled: Tensor = self.pooling(features).to(self.mean.dtype)
+            return pooled
 
     def features(self, images: Tensor) -> Tensor:
         """Compute the features before pooling: maps (B, C, H, W), or tokens (B, N, C) with the prefix tokens first."""
@@ -212,6 +217,17 @@ class Embedder(nn.Module):
             "pooling": list(self.pooling.parameters()),
             "head": [*self.layer_norm.parameters(), *self.linear.parameters()],
         }
+
+    def head(self) -> Head:
+        """Return the part that follows the pooling; it shares its layers with the embedder."""
+        return Head(self.layer_norm, self.linear, self.config.l2_pooled)
+
+    def with_head(self, layer_norm: nn.Module, linear: nn.Module) -> Embedder:
+        """Return an embedder with the same backbone and pooling, which are shared and not copied, and other layers."""
+        shared: tuple[object, ...] = (self.backbone, self.pooling, self.layer_norm, self.linear, self._loaded)
+        other = copy.deepcopy(self, {id(each): each for each in shared})
+        other.layer_norm, other.linear = layer_norm, linear
+        return other
 
     def save(self, folder: str | Path) -> Path:
         """Save to `embedder.safetensors` and `embedder.json` in a folder, atomically, and return the folder."""
@@ -268,6 +284,13 @@ class Embedder(nn.Module):
             return loaded.sha256
         return serialization.digest({name: each.detach().cpu() for name, each in state.items()}, self.config.to_dict())
 
+    def pooled_digest(self) -> str:
+        """Return the SHA-256 of everything that determines the pooled features, which does not include the head."""
+        parts = {"backbone": self.backbone, "pooling": self.pooling}
+        state = {f"{part}.{name}": each for part in parts for name, each in parts[part].state_dict().items()}
+        config = {name: value for name, value in self.config.to_dict().items() if name not in NOT_OF_FEATURES}
+        return serialization.digest({name: each.detach().cpu() for name, each in state.items()}, config)
+
 
 def _stamps(state: Mapping[str, Tensor]) -> list[tuple[object, ...]]:
     """Identify tensors and their contents by PyTorch's counters of in-place changes."""
@@ -275,9 +298,3 @@ def _stamps(state: Mapping[str, Tensor]) -> list[tuple[object, ...]]:
         (name, id(tensor), None if tensor.is_inference() else tensor._version, tensor.dtype)
         for name, tensor in state.items()
     ]
-
-
-def _no_autocast(device: torch.device) -> contextlib.AbstractContextManager[object]:
-    if torch.amp.is_autocast_available(device.type):
-        return torch.autocast(device.type, enabled=False)
-    return contextlib.nullcontext()

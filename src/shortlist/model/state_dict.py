@@ -11,7 +11,7 @@ import safetensors.torch
 import torch
 from torch import Tensor, nn
 
-from shortlist.errors import ModelError
+from shortlist.errors import ModelError, shorten_list
 
 Tensors = dict[str, Tensor]
 
@@ -66,7 +66,7 @@ def differences(expected: Mapping[str, Tensor], found: Mapping[str, Tensor]) -> 
         if name in present and expected[name].shape != found[name].shape
     ]
     kinds = (("missing", missing), ("unexpected", unexpected), ("of another shape", shapes))
-    return ", ".join(f"{len(names)} {kind} ({_first(names)})" for kind, names in kinds if names) or None
+    return ", ".join(f"{len(names)} {kind} ({shorten_list(names)})" for kind, names in kinds if names) or None
 
 
 def load_completely(module: nn.Module, tensors: Mapping[str, Tensor], message: str) -> None:
@@ -89,7 +89,3 @@ def load_completely(module: nn.Module, tensors: Mapping[str, Tensor], message: s
 def tensor_names(tensors: Mapping[str, Tensor]) -> dict[str, None]:
     """Return the names, in order, without the batch counters of BatchNorm."""
     return {name: None for name in tensors if not name.endswith("num_batches_tracked")}
-
-
-def _first(names: list[str], number: int = 3) -> str:
-    return ", ".join(names[:number]) + (", ..." if len(names) > number else "")

@@ -63,7 +63,8 @@ def _search(
     number, done = len(ranker.queries), 0
     thresholds = [estimate(block) for _, block in ranker.queries.blocks(BLOCK_SIZE)]
     candidates = _Candidates(torch.cat(thresholds), k)
-    columns = BLOCK_SIZE if symmetric else min(MAX_COLUMNS, max(1, PRODUCTS_PER_TILE // number))
+    products_per_tile = PRODUCTS_PER_TILE // (8 if estimate is _no_thresholds else 1)  # then all are candidates
+    columns = BLOCK_SIZE if symmetric else min(MAX_COLUMNS, max(1, products_per_tile // number))
     for tile in ranker.tiles(BLOCK_SIZE, columns, symmetric):
         both_ways = symmetric and tile.queries != tile.items
         candidates.add(tile, both_ways)

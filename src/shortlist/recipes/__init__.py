@@ -7,13 +7,13 @@ the given order, section by section, and the values of the recipe itself are mer
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Mapping
 from functools import cache
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
-from shortlist.config import RunConfig, read_yaml, validate_config
+from shortlist.config import RunConfig, flatten, read_yaml, validate_config
 from shortlist.errors import ConfigError, did_you_mean
 
 __all__ = ["describe_recipes", "differences", "open_recipe", "recipe_names"]
@@ -25,6 +25,7 @@ NOT_COMPARED = (  # prefixes of keys that do not change the experiment
     "tracking",
     "data.root",
     "data.workers",
+    "data.view_cache",
     "data.on_missing",
     "data.validation_source",
     "batch.chunk_size",
@@ -76,18 +77,9 @@ def differences(config: RunConfig) -> list[str]:
     """
     if config.name not in recipe_names():
         return []
-    recipe, current = (dict(_flatten(each.model_dump(mode="json"))) for each in (open_recipe(config.name), config))
+    recipe, current = (dict(flatten(each.model_dump(mode="json"))) for each in (open_recipe(config.name), config))
     changed = (key for key in current if current[key] != recipe.get(key) and not key.startswith(NOT_COMPARED))
     return [f"{key}={current[key]} (the recipe: {recipe.get(key)})" for key in changed]
-
-
-def _flatten(values: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
-    """Iterate over dotted keys and their values."""
-    for key, value in values.items():
-        if isinstance(value, Mapping) and value:
-            yield from _flatten(value, f"{prefix}{key}.")
-        else:
-            yield prefix + key, value
 
 
 def _resolve(recipe: str, heirs: tuple[str, ...]) -> dict[str, Any]:

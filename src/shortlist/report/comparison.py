@@ -102,7 +102,7 @@ class Comparison:
                 "queries": test.queries,
                 "metrics": test.means,
                 "differences": {
-                    run: {name: {**asdict(each), "real": each.real} for name, each in differences.items()}
+                    run: {name: {**asdict(each), "significant": each.significant} for name, each in differences.items()}
                     for run, differences in test.differences.items()
                 },
                 **({"seeds": test.seeds} if test.seeds else {}),
@@ -121,7 +121,7 @@ def _verdict(first: str, run: str, test: ComparedTest, metric: str, difference: 
         details += f", {len(test.seeds[run])} seeds"
     if test.queries[metric] < MIN_QUERIES:
         details += f"; but {test.queries[metric]} queries are too few for a reliable interval"
-    if difference.real:
+    if difference.significant:
         return f"{run} is {'better' if difference.value > 0 else 'worse'} than {first} ({details})"
     return f"there is no significant difference between {run} and {first} ({details})"
 

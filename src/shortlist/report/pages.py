@@ -10,7 +10,7 @@ import io
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from math import isnan
+from functools import cache
 from pathlib import Path
 from random import Random
 from typing import Any
@@ -37,8 +37,7 @@ class Thumbnails:
 
     def add(self, catalog: Catalog, row: int) -> int | None:
         """Return the index of an image's thumbnail; None if the image cannot be read."""
-        box = None if catalog.boxes is None else catalog.boxes[row]
-        key = str(catalog.file(row)), str(box)
+        key = str(catalog.file(row)), str(catalog.box(row))
         if key not in self._indices:
             self._indices[key] = self._encode(catalog, row)
         return self._indices[key]
@@ -56,7 +55,7 @@ class Thumbnails:
 
 def _thumbnail(catalog: Catalog, row: int) -> Image.Image:
     """Return an image, or the part inside its box, with no side longer than `THUMBNAIL_SIDE`."""
-    if _box(catalog, row) is None:
+    if catalog.box(row) is None:
         image = load_image(catalog.file(row), at_least=THUMBNAIL_SIDE)
     else:
         image = Image.fromarray(load_pixels(catalog, row).permute(1, 2, 0).numpy())
@@ -65,12 +64,7 @@ def _thumbnail(catalog: Catalog, row: int) -> Image.Image:
 
 def load_pixels(catalog: Catalog, row: int) -> Tensor:
     """Return the pixels of an image, or of the part inside its box, uint8 (3, height, width)."""
-    return load_crop(catalog.file(row), _ORIGINAL_SIZE, Random(0), _box(catalog, row))
-
-
-def _box(catalog: Catalog, row: int) -> list[float] | None:
-    box = None if catalog.boxes is None else catalog.boxes[row].tolist()
-    return None if box is None or isnan(box[0]) else box
+    return load_crop(catalog.file(row), _ORIGINAL_SIZE, Random(0), catalog.box(row))
 
 
 @dataclass(frozen=True)
@@ -217,6 +211,11 @@ def write_page(file: Path, template: str, thumbnails: Thumbnails, **context: Any
 
 def render(template: str, **context: Any) -> str:
     """Render a template of the folder `templates`; texts are escaped."""
+    return _environment().get_template(template).render(**context)
+
+
+@cache  # it keeps the compiled templates
+def _environment() -> Environment:
     environment = Environment(
         loader=PackageLoader("shortlist.report"),
         autoescape=True,
@@ -225,4 +224,4 @@ def render(template: str, **context: Any) -> str:
         lstrip_blocks=True,
     )
     environment.filters |= {"thousands": "{:,}".format, "percent": lambda share: f"{100 * share:.1f}"}
-    return environment.get_template(template).render(**context)
+    return environment

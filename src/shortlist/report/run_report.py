@@ -13,7 +13,7 @@ from torch import nn
 
 from shortlist.config import RunConfig
 from shortlist.data import Catalog
-from shortlist.errors import MAX_NAMES, DataError
+from shortlist.errors import MAX_NAMES, DataError, shorten_list
 from shortlist.evaluation import Evaluation
 from shortlist.files import check_writable, read_json
 from shortlist.progress import Display, default_display, format_duration
@@ -253,6 +253,4 @@ def _training_facts(size: int | str, plan: Plan | None, records: Sequence[dict[s
 
 
 def _listing(names: Sequence[str], reason: str) -> str:
-    if not names:
-        return "none"
-    return f"{len(names):,} ({reason}): {', '.join(names[:MAX_NAMES])}{', ...' if len(names) > MAX_NAMES else ''}"
+    return f"{len(names):,} ({reason}): {shorten_list(names, MAX_NAMES)}" if names else "none"

@@ -91,14 +91,14 @@ def print_comparison(comparison: Comparison, console: Console | None = None) -> 
             row = [metric, f"{100 * value:.1f}"]
             for run in others:
                 difference = test.differences[run][metric]
-                marked = f"{difference}{'' if difference.real else ' ~'}"
+                marked = f"{difference}{'' if difference.significant else ' ~'}"
                 row += [f"{100 * test.means[run][metric]:.1f}", marked, format_p(difference)]
             table.add_row(*(escape(cell) for cell in row))
         console.print(table)
         if test.seeds:
             console.print(_seeds_table(test))
     every = [each for test in comparison.tests for run in test.differences.values() for each in run.values()]
-    if not all(difference.real for difference in every):
+    if not all(difference.significant for difference in every):
         console.print("~ not significant: the interval contains 0", markup=False, highlight=False)
     for verdict in comparison.verdicts():
         console.print(f"{verdict}.", markup=False, highlight=False, soft_wrap=True)

@@ -10,15 +10,16 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from shortlist.config import CONFIG_KEYS, RunConfig, read_config
+from shortlist.config import CONFIG_KEYS, RunConfig, validate_config
 from shortlist.config.schema import OWN_LOSSES
-from shortlist.data import Catalog, ClassBalancedSampler, half_validation
+from shortlist.data import Catalog
 from shortlist.errors import ConfigError, Interrupted, RunError, did_you_mean, translate_arguments
-from shortlist.files import read_json, write_text_atomically
+from shortlist.files import read_json, write_json
 from shortlist.progress import Display, default_display
-from shortlist.training.datasets import open_images
+from shortlist.training.datasets import open_run_images, with_shared_views
 from shortlist.training.folder import RunFolder, RunInUseError
 from shortlist.training.loop import resume_run, train_run
+from shortlist.training.plan import check_batch_sizes
 
 _WITHOUT_SIMIX = {"simix": False, "simix_alphas": 1, "simix_negatives": 0}
 METHODS: Mapping[str, Mapping[str, Any]] = {  # settings of the loss that define a method; the others are the recipe's
@@ -136,9 +137,9 @@ def ablate(
     ]
     configs = [case_config(config, study, case, power) for case in cases]  # all of them first, to report mistakes early
     if values and name == "batch-size":
-        _check_batches(configs, _training_images(config, display))
+        check_batch_sizes(configs, _training_images(config, display))
     folder.mkdir(parents=True, exist_ok=True)
-    write_text_atomically(folder / STUDY_FILE, json.dumps(facts, indent=1) + "\n")
+    write_json(folder / STUDY_FILE, facts)
     for number, (case, of_case) in enumerate(zip(cases, configs, strict=True), 1):
         display.message(f"{number} of {len(cases)}: {case}", case=str(case), number=number, cases=len(cases))
         _run(case, of_case, folder, display)
@@ -147,31 +148,20 @@ def ablate(
 
 def batch_sizes(config: RunConfig, display: Display) -> tuple[str, ...]:
     """Return the powers of 2 from 16 up to the largest batch that the training classes allow, and that batch."""
-    largest = (
-        int((_training_images(config, display).class_sizes() >= config.batch.per_class).sum()) * config.batch.per_class
-    )
+    per_class = config.batch.per_class
+    largest = int((_training_images(config, display).class_sizes() >= per_class).sum()) * per_class
     powers = itertools.takewhile(lambda size: size < largest, (2**power for power in itertools.count(4)))
     return tuple(str(size) for size in (*powers, largest))
 
 
 def _training_images(config: RunConfig, display: Display) -> Catalog:
-    catalog = open_images(config, display).catalog
-    return (half_validation(catalog) if config.data.validation == "half" else catalog).split("train")
-
-
-def _check_batches(configs: Sequence[RunConfig], training: Catalog) -> None:
-    """Check that the training classes suffice for every batch size; the sampler raises an error otherwise."""
-    for batch in {each.batch for each in configs}:
-        if batch.size != "auto":
-            ClassBalancedSampler(training.labels.tolist(), batch.size, batch.per_class)
+    return open_run_images(config, display).catalog.split("train")
 
 
 def collect(folder: Path) -> Path:
     """Write the results of all finished runs of a study to its `results.json`, and return its path."""
-    facts = read_json(folder / STUDY_FILE)
-    results = {**facts, "cases": list(_results(folder))}
     file = folder / "results.json"
-    write_text_atomically(file, json.dumps(results, indent=1) + "\n")
+    write_json(file, {**read_json(folder / STUDY_FILE), "cases": list(_results(folder))})
     return file
 
 
@@ -201,11 +191,11 @@ def _run(case: Case, config: RunConfig, folder: Path, display: Display) -> None:
         return
     try:
         run.path.mkdir(parents=True, exist_ok=True)
-        write_text_atomically(run.path / "case.json", json.dumps(vars(case)) + "\n")
+        write_json(run.path / "case.json", vars(case))
         if run.config_file.exists():
             resume_run(run.path, display)
         else:
-            train_run(config, run.path, display)
+            train_run(with_shared_views(config, folder), run.path, display)
         if run.evaluation_file.exists():
             _tested(run)
     except RunInUseError:
@@ -230,15 +220,15 @@ def case_config(config: RunConfig, study: Study, case: Case, power: float = 0.0)
     method = METHODS[case.method]
     loss = {**config.loss.model_dump(mode="json", include={*OWN_LOSSES[method["name"]], "plus"}), **method}
     changes = [f"loss={json.dumps(loss)}", f"{study.key}={case.value}", f"training.seed={case.seed}"]
-    text, where = config.model_dump_json(), f"{case} of {config.name}"
+    values, where = config.model_dump(mode="json"), f"{case} of {config.name}"
     if power:
-        before, now = config.batch.size, read_config(text, where, changes).batch.size
+        before, now = config.batch.size, validate_config(values, where, changes).batch.size
         if before == "auto" or now == "auto":
             raise ConfigError(
                 "A learning rate that depends on the batch size requires a number for batch.size, not auto."
             )
         changes.append(f"optimizer.lr={config.optimizer.lr * (now / before) ** power}")
-    return read_config(text, where, [*changes, "evaluation.before=false"])
+    return validate_config(values, where, [*changes, "evaluation.before=false"])
 
 
 def _check_same(folder: Path, facts: dict[str, Any]) -> None:

@@ -19,7 +19,7 @@ from shortlist.encoding.pretrained import square_transform
 from shortlist.errors import ConfigError, translate_arguments
 from shortlist.extras import extra
 from shortlist.imports import GIVEN, given_name, is_reference
-from shortlist.model import Embedder
+from shortlist.model import CorrectedLinear, Embedder
 from shortlist.ranking import (
     BinnedAPLoss,
     BlackboxAPLoss,
@@ -58,9 +58,10 @@ def build_embedder(config: RunConfig, *, weights: bool = True, given: nn.Module 
     model, images = config.model, config.images
     check_given(model.backbone, given, "model")
     if isinstance(given, Embedder):
+        _check_head(config, given)
         return given
     with seeded(derived_seed("weights", config.training.seed)):
-        return Embedder(
+        embedder = Embedder(
             model.backbone if given is None else given,
             dim=model.dim,
             pooling=model.pooling,
@@ -74,6 +75,47 @@ def build_embedder(config: RunConfig, *, weights: bool = True, given: nn.Module 
             std=images.std,
             imports=config.imports,
         )
+        _check_head(config, embedder)
+        if model.head != "linear":
+            embedder.linear = _corrected_linear(config, embedder)
+        return embedder
+
+
+def _check_head(config: RunConfig, embedder: Embedder) -> None:
+    """Check that a frozen backbone leaves something to train.
+
+    Raises:
+        ConfigError: The embedder has no head.
+    """
+    if config.frozen and embedder.config.returns_vectors:
+        raise ConfigError(
+            "model.freeze=backbone trains the layers after the pooling, but which layers of "
+            f"{embedder.config.backbone.removeprefix(GIVEN)} these are is not known. Use a timm backbone or an "
+            "Embedder, or set model.freeze=none."
+        )
+    if config.frozen and not embedder.parts()["head"]:
+        raise ConfigError(
+            "model.freeze=backbone trains layer norm and linear layer, and this model has neither. Set model.dim."
+        )
+
+
+def _corrected_linear(config: RunConfig, embedder: Embedder) -> CorrectedLinear:
+    """Build the linear layer of `model.head` residual and low_rank: the identity or whitening, plus a correction.
+
+    Raises:
+        ConfigError: There are no initial weights to correct.
+    """
+    model, linear = config.model, embedder.linear
+    assert isinstance(linear, nn.Linear)
+    if model.whitening == "none":
+        if linear.in_features != linear.out_features:
+            raise ConfigError(
+                f"model.head={model.head} corrects initial weights: those of model.whitening (pca or pairs), or the "
+                f"identity if model.dim is the number of channels of the backbone, {linear.in_features}."
+            )
+        nn.init.eye_(linear.weight)
+        nn.init.zeros_(linear.bias)
+    return CorrectedLinear(linear, model.head_rank if model.head == "low_rank" else None)
 
 
 def check_given(name: str, given: object, argument: str) -> None:
@@ -173,6 +215,12 @@ def _scheduled(config: SingleLossConfig, start: float | None, end: float) -> flo
     return end if start is None else Schedule(start, end, config.start.until)
 
 
+def trained_parts(config: RunConfig, embedder: Embedder) -> dict[str, list[nn.Parameter]]:
+    """Return the parameters that are trained, by part of the embedder."""
+    parts = embedder.parts()
+    return {"head": parts["head"]} if config.frozen else parts
+
+
 def build_optimizer(
     config: OptimizerConfig, parts: Mapping[str, Sequence[nn.Parameter]], loss: nn.Module
 ) -> torch.optim.Optimizer:
@@ -182,7 +230,7 @@ def build_optimizer(
 
     Args:
         config: Configuration of the optimizer.
-        parts: Parameters by part, as `Embedder.parts` returns them.
+        parts: Parameters by part, as `trained_parts` returns them.
         loss: Loss, which may have parameters such as proxies.
     """
     groups: list[dict[str, Any]] = []

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import json
+import hashlib
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -12,8 +12,9 @@ from shortlist.config import RunConfig
 from shortlist.config.schema import DataConfig, TestConfig
 from shortlist.data import BENCHMARKS, Catalog, half_validation, open_catalog
 from shortlist.data.inspection import drop_unreadable
+from shortlist.encoding.feature_cache import image_keys
 from shortlist.errors import ConfigError, translate_arguments
-from shortlist.files import read_json, write_text_atomically
+from shortlist.files import read_json, write_json
 from shortlist.progress import Display
 from shortlist.training.folder import RunFolder
 
@@ -80,16 +81,29 @@ def open_images(config: RunConfig, display: Display, folder: RunFolder | None = 
     if data.on_missing == "error":
         return OpenedImages(catalog, [])
     missing = len(catalog.missing)
-    if folder is not None and folder.unreadable_file.exists():
-        unreadable = [(path, why) for path, why in read_json(folder.unreadable_file)]
-    else:
-        with display.task("checking for unreadable images", "images") as progress:
-            _, unreadable = drop_unreadable(catalog, progress=progress)
-        if folder is not None:
-            write_text_atomically(folder.unreadable_file, json.dumps(unreadable, indent=2) + "\n")
+    lists = [] if folder is None else [folder.unreadable_file]
+    if data.view_cache is not None:  # runs that share features also share this list
+        digest = hashlib.sha256("".join(image_keys(catalog)).encode()).hexdigest()
+        lists.append(data.view_cache / f"unreadable-{digest[:16]}.json")
+    unreadable = _find_unreadable(catalog, lists, display)
     left_out = {path for path, _ in unreadable}
     left = catalog.subset([path not in left_out for path in catalog.paths])
     return OpenedImages(_with_remark(left, missing, len(unreadable)), unreadable)
+
+
+def _find_unreadable(catalog: Catalog, lists: list[Path], display: Display) -> list[tuple[str, str]]:
+    """Read the unreadable images, with reasons, from the first list that exists, or check all; write all lists."""
+    known = next((file for file in lists if file.exists()), None)
+    if known is not None:
+        unreadable = [(path, why) for path, why in read_json(known)]
+    else:
+        with display.task("checking for unreadable images", "images") as progress:
+            _, unreadable = drop_unreadable(catalog, progress=progress)
+    for file in lists:
+        if not file.exists():
+            file.parent.mkdir(parents=True, exist_ok=True)
+            write_json(file, unreadable)
+    return unreadable
 
 
 def open_run_images(config: RunConfig, display: Display, folder: RunFolder | None = None) -> OpenedImages:
@@ -185,28 +199,33 @@ def _open_other(config: RunConfig, test: TestConfig, display: Display) -> Catalo
     other = {"source": test.source, "root": root, "train_share": 0.0, "withhold_test": False}
     if test.on_missing is not None:
         other["on_missing"] = test.on_missing
-    return open_images(config.model_copy(update={"data": config.data.model_copy(update=other)}), display).catalog
+    return open_images(config.with_changes(data=other), display).catalog
 
 
 def with_absolute_paths(config: RunConfig) -> RunConfig:
     """Make all paths absolute, so that the run can be resumed and evaluated from any working directory."""
-    data, model, evaluation = config.data, config.model, config.evaluation
-    file = Path(model.weights or "none").expanduser()
+    weights, validation = config.model.weights, config.data.validation_source
+    file = Path(weights or "none").expanduser()
     is_path = file.is_file() or (file / "embedder.json").is_file()
-    validation = data.validation_source and _absolute(data.validation_source)
-    changes = {
-        "data": _absolute(data).model_copy(update={"validation_source": validation}),
-        "model": model.model_copy(update={"weights": str(file.absolute()) if is_path else model.weights}),
-        "evaluation": evaluation.model_copy(update={"tests": tuple(map(_absolute, evaluation.tests))}),
-    }
-    return config.model_copy(update=changes)
+    return config.model_copy(update={"data": _absolute(config.data)}).with_changes(
+        data={"validation_source": validation and _absolute(validation)},
+        model={"weights": str(file.absolute()) if is_path else weights},
+        evaluation={"tests": tuple(map(_absolute, config.evaluation.tests))},
+    )
+
+
+def with_shared_views(config: RunConfig, folder: Path) -> RunConfig:
+    """Let the runs of a study share one cache of features in its folder, unless the configuration names one."""
+    if not config.frozen or config.data.view_cache is not None:
+        return config
+    return config.model_copy(update={"data": config.data.model_copy(update={"view_cache": folder / "views"})})
 
 
 def _absolute(named: Source) -> Source:
     source = Path(named.source).expanduser()
     paths: dict[str, Any] = {
         name: path.expanduser().absolute()
-        for name in ("root", "distractors")
+        for name in ("root", "distractors", "view_cache")
         if (path := getattr(named, name, None)) is not None
     }
     if named.source not in BENCHMARKS and source.exists():

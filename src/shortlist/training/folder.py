@@ -20,7 +20,7 @@ import yaml
 
 from shortlist.config import RunConfig, read_config
 from shortlist.errors import RunError
-from shortlist.files import exclusive_lock, parse_json, read_json, write_text_atomically
+from shortlist.files import exclusive_lock, parse_json, read_json, write_json, write_text_atomically
 
 _PASSWORD = re.compile(r"(://[^:/@\s]*:)[^@\s]+@")  # in the URL of a database
 PACKAGES = ("shortlist", "torch", "timm", "accelerate", "numpy", "pillow")
@@ -49,6 +49,7 @@ class RunFolder:
     best/                   the embedder with the best validation result
     embedder.*              the trained embedder
     encoder.json            preprocessing of the images that are searched, for `Encoder.from_run`
+    views/                  features of a frozen backbone, unless data.view_cache is another folder
     vectors/                embeddings of test images and distractors, which `report` and `compare` use
     evaluation-before.json  results of all tests before training
     evaluation.json         results of all tests with the trained embedder
@@ -62,7 +63,7 @@ class RunFolder:
         self.metrics_file, self.unreadable_file = path / "metrics.jsonl", path / "unreadable.json"
         self.checkpoints, self.best, self.failed = path / "checkpoints", path / "best", path / "failed"
         self.before_file, self.evaluation_file = path / "evaluation-before.json", path / "evaluation.json"
-        self.vectors, self.lock_file = path / "vectors", path / ".lock"
+        self.views, self.vectors, self.lock_file = path / "views", path / "vectors", path / ".lock"
         self.tracking_file = path / "tracking.json"
         self.images_file, self.given_images = path / "images.parquet", path / "given-images"
 
@@ -85,8 +86,7 @@ class RunFolder:
 
     def with_own_images(self, config: RunConfig) -> RunConfig:
         """Return the configuration with the list of images in this folder as `data.source`."""
-        own = {"source": str(self.images_file.absolute()), "root": None}
-        return config.model_copy(update={"data": config.data.model_copy(update=own)})
+        return config.with_changes(data={"source": str(self.images_file.absolute()), "root": None})
 
     @property
     def resume_command(self) -> str:
@@ -171,7 +171,7 @@ class RunFolder:
             "started": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
             "command": _PASSWORD.sub(r"\1***@", shlex.join([Path(sys.argv[0]).name, *sys.argv[1:]])),
         }
-        write_text_atomically(self.facts_file, json.dumps(facts, indent=2) + "\n")
+        write_json(self.facts_file, facts)
 
     def log(self, record: dict[str, Any]) -> None:
         """Append a record to `metrics.jsonl`."""

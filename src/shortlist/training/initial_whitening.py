@@ -23,7 +23,8 @@ def check_whitening(config: RunConfig, embedder: Embedder, train: Catalog) -> No
     """Raise a ModelError if the configuration asks for whitening but there are too few images or channels for it."""
     model = config.model
     if model.whitening != "none" and model.dim is not None:
-        check_sizes(min(len(train), model.whitening_images), embedder.layout.channels, model.dim)
+        number = len(train) * (config.data.number_of_views if config.frozen else 1)
+        check_sizes(min(number, model.whitening_images), embedder.layout.channels, model.dim)
 
 
 def learn_whitening(
@@ -51,16 +52,21 @@ def learn_whitening(
         ModelError: Whitening cannot be learned from these images.
     """
     model = config.model
-    assert model.dim is not None
     seed = derived_seed("whitening", config.training.seed)
     images = train.subset(sample_images(train.labels, model.whitening_images, seed))
     _, test = build_transforms(config, embedder)
     transform = test if model.whitening_size is None else _resized(test, model.whitening_size)
     pooled = _Pooled(embedder)
     features = embed_images(pooled, images, transform, batch_size=batch_size, workers=workers, progress=progress)
+    return whiten(config, features, torch.from_numpy(images.labels.copy()))
+
+
+def whiten(config: RunConfig, features: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
+    """Learn whitening from features (n, channels) with labels (n,); see `learn_whitening`."""
+    model = config.model
+    assert model.dim is not None
     if model.whitening == "pca":
         return pca_whitening(features, model.dim, model.whitening_shrinkage)
-    labels = torch.from_numpy(images.labels.copy())
     return pair_whitening(features, labels, model.dim, model.whitening_shrinkage)
 
 

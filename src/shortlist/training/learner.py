@@ -16,11 +16,11 @@ from shortlist.batches.undo import seeded
 from shortlist.config import RunConfig
 from shortlist.distributed import ALONE, Processes
 from shortlist.errors import RunError
-from shortlist.model import Embedder
+from shortlist.model import CorrectedLinear, Embedder, Head
 from shortlist.ranking import RankingLoss
 from shortlist.seeds import derived_seed
 from shortlist.training.checkpoint import TrainingState, load_optimizer_tensors, optimizer_tensors
-from shortlist.training.components import Classes, build_embedder, build_loss, build_optimizer
+from shortlist.training.components import Classes, build_embedder, build_loss, build_optimizer, trained_parts
 
 AUTOCAST = {"float32": None, "bfloat16": torch.bfloat16, "float16": torch.float16}
 
@@ -57,24 +57,26 @@ class Learner:
         loss: Callable[..., Tensor] | None = None,
         processes: Processes = ALONE,
     ) -> None:
-        self.config, self._device, batch = config, device, config.batch
+        self.config, self.device, batch = config, device, config.batch
         self.embedder = (embedder or build_embedder(config)).to(device).train()
-        refuse_batch_statistics(self.embedder)  # fail now rather than in the first step
+        self.trained: nn.Module = self.embedder.head() if config.frozen else self.embedder
+        refuse_batch_statistics(self.trained)  # fail now rather than in the first step
         self.loss = self._initial_loss(torch.empty(0) if classes is None else classes, loss).to(device)
         self._loss_before: dict[str, Tensor] | None = None  # state of the loss before the current step
-        self.optimizer = build_optimizer(config.optimizer, self.embedder.parts(), self.loss)
+        self.optimizer = build_optimizer(config.optimizer, trained_parts(config, self.embedder), self.loss)
         half = config.training.precision == "float16"
         self.scaler = torch.amp.GradScaler(device.type) if half else None
         self.average: AveragedModel | None = None
         if config.training.ema is not None:
             ema = get_ema_multi_avg_fn(config.training.ema)  # type: ignore[no-untyped-call]
-            self.average = AveragedModel(self.embedder, multi_avg_fn=ema)
-        gigabytes = isinstance(batch.keep_graphs, float)
+            self.average = AveragedModel(self.trained, multi_avg_fn=ema)
+        keep_graphs = True if config.frozen and batch.keep_graphs == "auto" else batch.keep_graphs  # they are small
+        gigabytes = isinstance(keep_graphs, float)
         self.large_batch = LargeBatchStep(
-            self.embedder,
+            self.trained,
             self._compute_loss,
             batch.chunk_size,
-            keep_graphs=int(batch.keep_graphs * 2**30) if gigabytes else batch.keep_graphs,  # type: ignore[arg-type]
+            keep_graphs=int(keep_graphs * 2**30) if gigabytes else keep_graphs,  # type: ignore[arg-type]
             autocast=AUTOCAST[config.training.precision],
             scaler=self.scaler,
             processes=processes,
@@ -104,18 +106,28 @@ class Learner:
 
     @property
     def result(self) -> Embedder:
-        """The embedder that is evaluated and saved: the trained one, or the moving average of its weights."""
-        averaged = self.embedder if self.average is None else self.average.module
-        assert isinstance(averaged, Embedder)
+        """The embedder that is evaluated and saved: with the trained weights, or their moving average.
+
+        Its linear layer is an ordinary one, which includes the correction if `model.head` trains one.
+        """
+        source = self._averaged
+        embedder = source if isinstance(source, Embedder) else self.embedder
+        linear = source.linear.merged() if isinstance(source.linear, CorrectedLinear) else source.linear
+        return embedder if linear is embedder.linear else embedder.with_head(source.layer_norm, linear)
+
+    @property
+    def _averaged(self) -> Embedder | Head:
+        averaged = self.trained if self.average is None else self.average.module
+        assert isinstance(averaged, Embedder | Head)
         return averaged
 
     def set_linear_layer(self, weight: Tensor, bias: Tensor) -> None:
         """Initialise the linear layer, before the first step."""
-        for embedder in {self.embedder, self.result}:
-            assert isinstance(embedder.linear, nn.Linear)
+        for layer in {self.embedder.linear, self._averaged.linear}:
+            assert isinstance(layer, nn.Linear | CorrectedLinear)
             with torch.no_grad():
-                embedder.linear.weight.copy_(weight)
-                embedder.linear.bias.copy_(bias)
+                (layer.initial if isinstance(layer, CorrectedLinear) else layer.weight).copy_(weight)
+                layer.bias.copy_(bias)
 
     def train_step(
         self, step: int, chunks: Iterable[Images], labels: Tensor, lr_factor: float, progress: float = 0.0
@@ -124,7 +136,7 @@ class Learner:
 
         Args:
             step: Number of the step, from 0.
-            chunks: Images of the batch, in chunks.
+            chunks: Images of the batch, or with a frozen backbone their features, in chunks.
             labels: Labels of the batch (B,).
             lr_factor: Factor by which the learning rates are multiplied; see `learning_rate_factor`.
             progress: Share of training that has passed, for losses with a schedule.
@@ -135,7 +147,7 @@ class Learner:
         for group in self.optimizer.param_groups:
             group["lr"] = group["initial_lr"] * lr_factor
         self.optimizer.zero_grad()
-        with seeded(derived_seed("step", self.config.training.seed, step), self._device):
+        with seeded(derived_seed("step", self.config.training.seed, step), self.device):
             output = self.large_batch(chunks, labels)
         self._loss_before = None
         norm = self._clipped_norm()
@@ -159,7 +171,7 @@ class Learner:
             self.scaler.step(self.optimizer)
             self.scaler.update()
         if self.average is not None:
-            self.average.update_parameters(self.embedder)
+            self.average.update_parameters(self.trained)
 
     def state(self, step: int) -> TrainingState:
         """Return everything that later steps depend on."""

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import json
 import math
 import statistics
 import time
@@ -27,7 +26,7 @@ from shortlist.distributed import ALONE, Processes
 from shortlist.encoding import NonFiniteError
 from shortlist.errors import ConfigError, Interrupted, RunError, in_all_processes, translate_arguments
 from shortlist.evaluation import Evaluation
-from shortlist.files import write_text_atomically
+from shortlist.files import write_json
 from shortlist.model import Embedder, GeM
 from shortlist.process import threads
 from shortlist.processor import require_bfloat16
@@ -36,6 +35,7 @@ from shortlist.training.checkpoint import TrainingState, latest_state, save_stat
 from shortlist.training.components import Given, build_embedder, build_loss, build_transforms
 from shortlist.training.datasets import EvalSet, with_absolute_paths
 from shortlist.training.folder import RunFolder
+from shortlist.training.frozen import FrozenBackbone
 from shortlist.training.initial_whitening import check_whitening, learn_whitening
 from shortlist.training.interim_tests import INTERIM_TEST, with_interim_tests
 from shortlist.training.learner import Learner, StepResult
@@ -45,8 +45,9 @@ from shortlist.training.schedule import learning_rate_factor
 from shortlist.training.stopping import StopRequest, report_resume_command
 from shortlist.training.tracking import check_trackers, start_trackers
 
-Batch = tuple[Tensor, Iterator[Images]]  # indices of images in the training catalog, and their pixels in chunks
+Batch = tuple[Tensor, Iterator[Images]]  # indices of images in the training catalog, and their pixels or features
 OnValidation = Callable[[int, dict[str, float]], None]  # called with the epoch and the metrics of each validation
+FROZEN_CHECKPOINT = 250  # steps between checkpoints with a frozen backbone, whose epochs are short
 PROGRESS_VALUES = ("epoch", "loss", "images_per_second")  # shown in the progress bar
 ADVICE = "A smaller optimizer.lr, schedule.warmup or training.clip_norm often helps."
 
@@ -178,10 +179,15 @@ class Trainer:
         build_loss(config.loss, torch.arange(2), embedder.dim, given.loss)  # report mistakes before images are opened
         self.plan = plan = self.processes.on_main(lambda: make_plan(config, display, folder))
         check_whitening(config, embedder, plan.train)
+        if config.frozen:  # features are small: each process gets its share of a batch as a single chunk
+            share = math.ceil(plan.sampler.batch_size / self.processes.number)
+            config = config.with_changes(batch={"chunk_size": share})
         self.learner = Learner(config, self.device, plan.classes, embedder, given.loss, self.processes)
-        self.train_transform, self.test_transform = build_transforms(config, self.learner.embedder)
+        self.frozen: FrozenBackbone | None = None
+        self.train_transform, _ = build_transforms(config, self.learner.embedder)
         self.step = 0  # number of completed steps
         self.best: float | None = None  # first metric of the best validation
+        self.losses: list[float] = []  # of the steps of this epoch
         self.processes.on_main(self._report_plan)
 
     def _report_plan(self) -> None:
@@ -198,7 +204,7 @@ class Trainer:
     def _idle_processes(self) -> Iterator[str]:
         """Yield a remark if the chunks of a batch are too few for all processes to embed one."""
         batch, size, number = self.plan.sampler.batch_size, self.config.batch.chunk_size, self.processes.number
-        if size != "auto" and (chunks := math.ceil(batch / size)) < number:
+        if size != "auto" and not self.config.frozen and (chunks := math.ceil(batch / size)) < number:
             yield (
                 f"With batch.chunk_size={size}, a batch of {batch} images has {chunks} chunks, so {number - chunks} of "
                 f"{number} processes embed nothing. Set batch.chunk_size={math.ceil(batch / number)} or smaller."
@@ -209,6 +215,7 @@ class Trainer:
         try:
             self.processes.on_main(self._begin)
             self._copy_state()
+            self._open_features()  # which the main process has cached
             self._train()
             self.processes.on_main(self._finish)
         finally:
@@ -217,11 +224,18 @@ class Trainer:
 
     def _begin(self) -> None:
         """Restore the last checkpoint, or initialise the linear layer; and test, if the run has not started."""
-        if not self._restore() and self.config.model.whitening != "none":
+        restored = self._restore()
+        self._open_features()
+        if not restored and self.config.model.whitening != "none":
             self._whiten()
         if self.step == 0 and self.config.evaluation.before:
             tested = self._test(self.learner.result, "before training", distractors=False)
             _write_evaluations(tested, self.folder.before_file)
+
+    def _open_features(self) -> None:
+        """Open the cached features of a frozen backbone, after encoding those that are missing."""
+        if self.config.frozen and self.frozen is None:
+            self.frozen = FrozenBackbone(self.config, self.folder, self.plan, self.learner, self.display)
 
     def _copy_state(self) -> None:
         """Copy the state of the main process to all others, and verify it."""
@@ -236,13 +250,17 @@ class Trainer:
     def _whiten(self) -> None:
         """Initialise the linear layer by whitening, and save a checkpoint so that it is not learned again."""
         with self.display.task(f"{self.config.model.whitening} whitening of training images", "images") as progress:
-            workers, size = decoding_workers(self.config), inference_batch_size(self.config)
-            layer = learn_whitening(self.config, self.learner.embedder, self.plan.train, workers, size, progress)
+            if self.frozen is not None:
+                layer = self.frozen.learn_whitening()
+            else:
+                workers, size = decoding_workers(self.config), inference_batch_size(self.config)
+                layer = learn_whitening(self.config, self.learner.embedder, self.plan.train, workers, size, progress)
         self.learner.set_linear_layer(*layer)
         self._write_checkpoint()
 
     def _train(self) -> None:
-        plan, every = self.plan, self.config.training.checkpoint_every
+        plan, frozen = self.plan, self.frozen is not None
+        every = self.config.training.checkpoint_every or (FROZEN_CHECKPOINT if frozen else None)
         with StopRequest(self.display) as stop, self.display.task("training", "steps") as advance:
             advance(self.step, plan.total_steps)
             for batch, chunks in self._batches():
@@ -252,18 +270,22 @@ class Trainer:
                 if end_of_epoch or self._validates(end_of_epoch):
                     self.processes.on_main(partial(self._after_step, end_of_epoch))
                 stopped = any(requested for (requested,) in self.processes.gather(stop.requested))
-                if stopped or end_of_epoch or (every and self.step % every == 0):
+                end = self._is_last_step if frozen else end_of_epoch
+                if stopped or end or (every and self.step % every == 0):
                     self._save()
                 if stopped:
                     text = f"Stopped after step {self.step}. Resume with: {self.folder.resume_command}"
                     raise in_all_processes(Interrupted(text))
 
     def _batches(self) -> Iterator[Batch]:
-        """Iterate over the remaining batches, with the images that this process embeds.
+        """Iterate over the remaining batches, with the images or features that this process embeds.
 
         Images are decoded ahead, also across epochs.
         """
         first, parts = self.step, self.learner.large_batch.parts
+        if self.frozen is not None:
+            yield from self.frozen.batches(first, parts)
+            return
         keys = (
             [(epoch, index) for index in part.tolist()]
             for epoch, batch in self.plan.batches(first)
@@ -284,7 +306,7 @@ class Trainer:
         if not result.finite:
             raise in_all_processes(self.processes.on_main(lambda: self._failure(result, batch)))
         self.step += 1
-        record = {
+        record: dict[str, Any] = {
             "kind": "step",
             "step": self.step,
             "epoch": self._epoch,
@@ -298,6 +320,7 @@ class Trainer:
         if isinstance(learner.embedder.pooling, GeM):
             record["gem_p"] = learner.embedder.pooling.p.mean().item()
         self._record(record)
+        self.losses.append(record["loss"])
         return record
 
     @property
@@ -314,8 +337,8 @@ class Trainer:
         epoch, validation, texts = self._epoch, self.plan.validation, []
         facts: dict[str, Any] = {"epoch": epoch, "step": self.step}
         if end_of_epoch:
-            steps = (each for each in self.folder.metrics() if each["kind"] == "step" and each["epoch"] == epoch)
-            facts["loss"] = statistics.fmean(each["loss"] for each in steps)
+            facts["loss"] = statistics.fmean(self.losses)
+            self.losses.clear()
             texts.append(f"loss {facts['loss']:.4f}")
         if validation is not None and self._validates(end_of_epoch):
             text, facts["validation"] = self._validate(validation)
@@ -362,10 +385,8 @@ class Trainer:
         build_encoder(self.config, result).save(self.folder.path)
         if not self.plan.eval_sets and not self.config.data.withhold_test:
             self.display.message("There are no test classes, so the embedder was not tested.")
-        later = {
-            "on_missing": f"{self.folder.evaluate_command} --on-missing"
-        }  # the run can be evaluated again without training
-        with translate_arguments(later, "{name} {value}"):
+        again = {"on_missing": f"{self.folder.evaluate_command} --on-missing"}  # needs no further training
+        with translate_arguments(again, "{name} {value}"):
             tested = self._test(result, "test")
         with_remarks = with_interim_tests(tested, self.folder.metrics())
         for before, measured in zip(tested, with_remarks, strict=True):
@@ -393,7 +414,10 @@ class Trainer:
         self, embedder: Embedder, eval_set: EvalSet, folder: RunFolder | None = None, **settings: bool
     ) -> list[Evaluation]:
         try:
-            return evaluate_embedder(embedder, eval_set, self.config, self.display, folder, **settings)
+            features = None if self.frozen is None else self.frozen.of_test
+            return evaluate_embedder(
+                embedder, eval_set, self.config, self.display, folder, features=features, **settings
+            )
         except NonFiniteError:
             file = save_state(self.folder.failed, self.learner.state(self.step))
             raise RunError(
@@ -429,6 +453,9 @@ class Trainer:
             self.step, self.best = state.step, state.facts["best"]
             self.display.message(f"Resuming after step {self.step} of {self.plan.total_steps}.", step=self.step)
         self.folder.discard_records_after(self.step or -1)  # the evaluation before step 1 is repeated
+        start = self.step - self.step % self.plan.steps_per_epoch  # of the epoch
+        steps = (each for each in self.folder.metrics() if each["kind"] == "step" and each["step"] > start)
+        self.losses = [each["loss"] for each in steps]
         start_trackers(self.accelerator, self.config, self.folder, self.step)
         return state is not None
 
@@ -447,7 +474,7 @@ class Trainer:
             "gradient_norm": str(norm),
             "images": [str(train.paths[index]) for index in batch.tolist()],
         }
-        write_text_atomically(file.with_name("step.json"), json.dumps(facts, indent=2) + "\n")
+        write_json(file.with_name("step.json"), facts)
         return RunError(
             f"Step {self.step + 1} has loss {loss} and gradient norm {norm}, so the run was stopped. The weights "
             f"before this step, its embeddings and the names of its images are in {file.parent}. {ADVICE}"
@@ -455,4 +482,4 @@ class Trainer:
 
 
 def _write_evaluations(evaluations: list[Evaluation], file: Path) -> None:
-    write_text_atomically(file, json.dumps([each.to_dict() for each in evaluations], indent=2) + "\n")
+    write_json(file, [each.to_dict() for each in evaluations])

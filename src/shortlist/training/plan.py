@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import os
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -13,11 +12,11 @@ from torch import Tensor
 from shortlist.batches.memory import GraphSize
 from shortlist.batches.sampler import ClassBalancedSampler
 from shortlist.config import CONFIG_KEYS, RunConfig
-from shortlist.data import Catalog
+from shortlist.data import Catalog, loader
 from shortlist.errors import translate_arguments
 from shortlist.model import Embedder
 from shortlist.progress import Display
-from shortlist.training.components import build_loss, build_transforms
+from shortlist.training.components import build_loss, build_transforms, trained_parts
 from shortlist.training.datasets import EvalSet, open_eval_sets, open_run_images, open_validation
 from shortlist.training.folder import RunFolder
 
@@ -118,6 +117,17 @@ def _batch_size(config: RunConfig, catalog: Catalog) -> tuple[int, tuple[str, ..
     )
 
 
+def check_batch_sizes(configs: Iterable[RunConfig], train: Catalog) -> None:
+    """Check that the training images have enough classes for the batches of all configurations.
+
+    Raises:
+        ConfigError: A batch is too large.
+    """
+    for batch in {each.batch for each in configs}:
+        if batch.size != "auto":
+            ClassBalancedSampler(train.labels.tolist(), batch.size, batch.per_class)
+
+
 def decoding_workers(config: RunConfig, trainers: int = 1) -> int:
     """Return the number of decoding processes: by default one less than the number of CPU cores, and at most 8.
 
@@ -127,7 +137,7 @@ def decoding_workers(config: RunConfig, trainers: int = 1) -> int:
     """
     if config.data.workers != "auto":
         return config.data.workers
-    return max(0, min(8, (os.cpu_count() or 1) // trainers - 1))
+    return loader.decoding_workers(sharing=trainers)
 
 
 def inference_batch_size(config: RunConfig) -> int:
@@ -149,26 +159,16 @@ def describe(plan: Plan, embedder: Embedder) -> dict[str, Any]:
     Returns:
         JSON-compatible dictionary.
     """
-    config, batch = plan.config, plan.config.batch
-    parts = {name: sum(p.numel() for p in part if p.requires_grad) for name, part in embedder.parts().items()}
+    config = plan.config
+    trained = trained_parts(config, embedder)
+    parts = {name: sum(p.numel() for p in part if p.requires_grad) for name, part in trained.items()}
     loss = build_loss(config.loss, plan.classes, embedder.dim)  # refuses what training would refuse
     if proxies := sum(p.numel() for p in loss.parameters()):
         parts["loss"] = proxies
-    transform, _ = build_transforms(config, embedder)
-    side_tried = transform.size or embedder.data_config.input_size[-1]
-    with GraphSize(embedder.parameters()) as graph:
-        embedder(torch.zeros(2, 3, side_tried, side_tried, dtype=torch.uint8))
-    side = config.images.max_side or side_tried
-    bytes_per_image = graph.bytes * side**2 // side_tried**2 // 2
-    chunk = 64 if batch.chunk_size == "auto" else batch.chunk_size
     weights = 4 * sum(parts.values())  # bytes; the gradient and each state of the optimizer need as many again
-    memory = {
-        "weights, gradient, optimizer": weights
-        * (2 + OPTIMIZER_STATES[config.optimizer.name] + (config.training.ema is not None)),
-        "pixels of a batch": plan.sampler.batch_size * 3 * side**2,
-        f"graph of a chunk of {chunk}": bytes_per_image * chunk,
-        "graphs of a whole batch, if all are kept": bytes_per_image * plan.sampler.batch_size,
-    }
+    states = 2 + OPTIMIZER_STATES[config.optimizer.name] + (config.training.ema is not None)
+    others = _memory_of_views(plan, embedder) if config.frozen else _memory_of_images(plan, embedder)
+    memory = {"weights, gradient, optimizer": weights * states, **others}
     return {
         "data": {
             "source": config.data.source,
@@ -184,6 +184,34 @@ def describe(plan: Plan, embedder: Embedder) -> dict[str, Any]:
         "parameters": {**parts, "all": sum(parts.values())},
         "memory": {name: f"{size / 2**20:,.0f} MB" for name, size in memory.items()},
         "tests": [_describe_eval_set(eval_set) for eval_set in plan.eval_sets],
+    }
+
+
+def _memory_of_images(plan: Plan, embedder: Embedder) -> dict[str, int]:
+    """Estimate the memory of pixels and graphs in bytes."""
+    config, batch = plan.config, plan.config.batch
+    transform, _ = build_transforms(config, embedder)
+    side_tried = transform.size or embedder.data_config.input_size[-1]
+    with GraphSize(embedder.parameters()) as graph:
+        embedder(torch.zeros(2, 3, side_tried, side_tried, dtype=torch.uint8))
+    side = config.images.max_side or side_tried
+    bytes_per_image = graph.bytes * side**2 // side_tried**2 // 2
+    chunk = 64 if batch.chunk_size == "auto" else batch.chunk_size
+    return {
+        "pixels of a batch": plan.sampler.batch_size * 3 * side**2,
+        f"graph of a chunk of {chunk}": bytes_per_image * chunk,
+        "graphs of a whole batch, if all are kept": bytes_per_image * plan.sampler.batch_size,
+    }
+
+
+def _memory_of_views(plan: Plan, embedder: Embedder) -> dict[str, int]:
+    """Compute the size of cached features in bytes."""
+    channels, tested = embedder.layout.channels, [plan.validation, *plan.eval_sets]
+    images = sum(len(each.catalog) for each in tested if each is not None)
+    views = len(plan.train) * plan.config.data.number_of_views
+    return {
+        "features of a batch": 4 * plan.sampler.batch_size * channels,
+        "cached features, on disk": (2 * views + 4 * images) * channels,
     }
 
 

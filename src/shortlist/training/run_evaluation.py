@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -17,7 +18,15 @@ from shortlist.config.schema import TestConfig
 from shortlist.data import BENCHMARKS, Catalog, open_catalog
 from shortlist.data.loader import decoding_workers as default_workers
 from shortlist.data.missing_files import check_on_missing
-from shortlist.encoding import Encoder, NonFiniteError, embed_images, embed_to_file, left_out_images
+from shortlist.encoding import (
+    CachedFeatures,
+    Encoder,
+    NonFiniteError,
+    embed_images,
+    embed_to_file,
+    left_out_images,
+)
+from shortlist.encoding.embed import write_embeddings
 from shortlist.encoding.encoder import ENCODER_FILE
 from shortlist.errors import ConfigError, DataError, RunError, translate_arguments
 from shortlist.evaluation import Evaluation, evaluate
@@ -36,6 +45,8 @@ from shortlist.training.datasets import (
 from shortlist.training.folder import RunFolder
 from shortlist.training.interim_tests import with_interim_tests
 from shortlist.training.plan import decoding_workers, inference_batch_size
+
+FEATURES = 8192  # number of pooled features that are embedded at once
 
 
 @translate_arguments({name: key for name, key in CONFIG_KEYS.items() if name not in ("on_missing", "root")})
@@ -132,8 +143,7 @@ def _with_on_missing(config: RunConfig, on_missing: str) -> RunConfig:
     """Set `on_missing` of all images."""
     change = {"on_missing": on_missing}
     tests = tuple(test.model_copy(update=change) for test in config.evaluation.tests)
-    evaluation = config.evaluation.model_copy(update={"tests": tests})
-    return config.model_copy(update={"data": config.data.model_copy(update=change), "evaluation": evaluation})
+    return config.with_changes(data=change, evaluation={"tests": tests})
 
 
 def evaluate_embedder(
@@ -143,6 +153,7 @@ def evaluate_embedder(
     display: Display,
     folder: RunFolder | None = None,
     *,
+    features: Callable[[Catalog], CachedFeatures] | None = None,
     validation: bool = False,
     intervals: bool = True,
 ) -> list[Evaluation]:
@@ -154,6 +165,8 @@ def evaluate_embedder(
         config: Configuration, for scales, bootstrap and the results in the paper.
         display: Display for progress.
         folder: Folder of the run, where embeddings are kept. Required for distractors, which are many.
+        features: Function that returns the pooled features of the images, from which an embedding at a single scale is
+            computed if the backbone is frozen.
         validation: Whether to evaluate at one scale and without intervals, to compare epochs of a run.
         intervals: Whether to compute confidence intervals, if `evaluation.bootstrap` is not 0.
 
@@ -165,8 +178,12 @@ def evaluate_embedder(
     """
     encoder = build_encoder(config, embedder, validation=validation)
     workers = decoding_workers(config)
-    with display.task(f"embedding {eval_set.name}", "images") as progress:
-        vectors = embed_test(encoder, eval_set.catalog, workers, None if validation else folder, progress)
+    kept_in = None if validation else folder
+    if features is not None and encoder.network is embedder:
+        vectors = embed_features(encoder, eval_set.catalog, features(eval_set.catalog), kept_in)
+    else:
+        with display.task(f"embedding {eval_set.name}", "images") as progress:
+            vectors = embed_test(encoder, eval_set.catalog, workers, kept_in, progress)
     vectors = vectors.to(next(embedder.parameters()).device)
     bootstrap = config.evaluation.bootstrap if intervals and not validation else 0
     galleries: list[tuple[dict[str, Vectors], tuple[str, ...]]] = [({}, ())]
@@ -199,6 +216,20 @@ def embed_test(encoder: Encoder, catalog: Catalog, workers: int, folder: RunFold
     if not vectors.isfinite().all():
         raise NonFiniteError("The embeddings are not finite.")
     return vectors
+
+
+def embed_features(encoder: Encoder, catalog: Catalog, features: CachedFeatures, folder: RunFolder | None) -> Tensor:
+    """Compute what `embed_test` returns, and the file that it writes, from the pooled features of the images."""
+    embedder, images = encoder.embedder, np.arange(len(catalog))
+    head, device = embedder.head(), next(embedder.parameters()).device
+    with torch.inference_mode():
+        blocks = (images[start : start + FEATURES] for start in range(0, len(images), FEATURES))
+        vectors = torch.cat([head(features.take(each, np.zeros_like(each)).to(device)).cpu() for each in blocks])
+    if not vectors.isfinite().all():
+        raise NonFiniteError("The embeddings are not finite.")
+    if folder is not None:
+        write_embeddings(vectors, encoder.network, catalog, encoder.transform, folder.vectors / f"{catalog.name}.npy")
+    return vectors.clone()  # outside inference mode
 
 
 def _distractors(

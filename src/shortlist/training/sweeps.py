@@ -17,14 +17,16 @@ import torch
 import yaml
 
 from shortlist.config import CONFIG_KEYS, RunConfig, read_config
-from shortlist.data import Catalog, ClassBalancedSampler, half_validation
+from shortlist.data import Catalog, half_validation
 from shortlist.errors import ConfigError, Interrupted, RunError, translate_arguments
-from shortlist.files import check_writable, exclusive_lock, read_json, write_text_atomically
+from shortlist.files import check_writable, exclusive_lock, read_json, write_json, write_text_atomically
+from shortlist.imports import import_modules
 from shortlist.progress import Display, default_display, format_duration
 from shortlist.training.components import build_loss
-from shortlist.training.datasets import open_images
+from shortlist.training.datasets import open_images, with_shared_views
 from shortlist.training.folder import RunFolder, RunInUseError
 from shortlist.training.loop import resume_run, train_run
+from shortlist.training.plan import check_batch_sizes
 from shortlist.training.search_space import Choices, Space, candidates, read_space, with_values
 
 if TYPE_CHECKING:
@@ -36,8 +38,11 @@ MIN_FOR_IMPORTANCES = 8  # complete trials
 DEFAULT_TRIALS = 20  # of the samplers random and tpe
 STATES = {"COMPLETE": "complete", "PRUNED": "pruned", "FAIL": "failed", "RUNNING": "running", "WAITING": "running"}
 NOT_COMPARED: dict[str, Any] = {  # settings that may differ between the workers of a study
-    **dict.fromkeys(("name", "about", "paper", "measured"), True),
-    "data": {"source": True, "root": True, "workers": True, "validation_source": {"root"}},  # images are compared
+    **dict.fromkeys(("name", "about", "paper", "measured", "tracking"), True),
+    "data": {  # images are compared
+        **dict.fromkeys(("source", "root", "workers", "view_cache"), True),
+        "validation_source": {"root"},
+    },
     "batch": {"chunk_size", "keep_graphs"},
     "training": {"threads", "checkpoint_every"},
 }
@@ -164,6 +169,7 @@ def sweep(
         sampler = "grid" if all(isinstance(values, Choices) for values in searched.values()) else "tpe"
     made = sweep_study.make_sampler(sampler, searched, seed), sweep_study.make_pruner(pruner)
     total = _number_of_trials(sampler, searched, trials)
+    import_modules(config.imports)
     base, images = _without_test(config, display)
     _check_candidates(base, searched, images)
     chosen = {"sampler": sampler, "pruner": pruner, "seed": seed}
@@ -177,7 +183,7 @@ def sweep(
         _check_same(study, json.loads(json.dumps(facts)), folder)  # JSON has no tuples
         place = None if storage is None else sweep_study.address_without_password(storage)
         saved = {**chosen, "trials": total, "storage": place, "config": config.model_dump(mode="json")}
-        write_text_atomically(folder / STUDY_FILE, json.dumps(saved, indent=1) + "\n")
+        write_json(folder / STUDY_FILE, saved)
         return _Worker(study, folder, base, searched, total, storage is None or take_over, display).run(on_trial)
 
 
@@ -201,12 +207,10 @@ def _number_of_trials(sampler: str, space: Space, wanted: int | None) -> int:
 
 def _without_test(config: RunConfig, display: Display) -> tuple[RunConfig, Catalog]:
     """Return the configuration of a trial, which withholds all test images, and the images that are left."""
-    evaluation = config.evaluation.model_copy(update={"tests": (), "before": False})
-    data = config.data.model_copy(update={"withhold_test": True})
-    base = config.model_copy(update={"data": data, "evaluation": evaluation})
+    base = config.with_changes(data={"withhold_test": True}, evaluation={"tests": (), "before": False})
     images = open_images(base, display).catalog
-    if data.validation_source is None and "validation" not in images.splits:
-        base = base.model_copy(update={"data": data.model_copy(update={"validation": "half"})})
+    if config.data.validation_source is None and "validation" not in images.splits:
+        base = base.with_changes(data={"validation": "half"})
     return base, half_validation(images) if base.data.validation == "half" else images
 
 
@@ -215,10 +219,7 @@ def _check_candidates(base: RunConfig, space: Space, images: Catalog) -> None:
     checked = list(candidates(base, space))
     for loss in {each.loss.model_dump_json(): each.loss for each in checked}.values():
         build_loss(loss, torch.arange(2), base.model.dim or 2)
-    labels = images.split("train").labels.tolist()
-    for batch in {each.batch for each in checked}:
-        if batch.size != "auto":
-            ClassBalancedSampler(labels, batch.size, batch.per_class)
+    check_batch_sizes(checked, images.split("train"))
 
 
 class _Worker:
@@ -314,7 +315,8 @@ class _Worker:
             if run.config_file.exists():
                 resume_run(run.path, self.display, on_validation=on_validation)
             else:
-                train_run(config, run.path, self.display, on_validation=on_validation)
+                shared = with_shared_views(config, self.folder)
+                train_run(shared, run.path, self.display, on_validation=on_validation)
         except TrialPruned:
             self.study.tell(trial, state=TrialState.PRUNED)
             self.display.message(f"trial {trial.number} was pruned", trial=trial.number, state="pruned")
@@ -349,7 +351,7 @@ class _Worker:
     def _collect(self) -> SweepResult:
         """Write the results of all trials so far to `results.json`."""
         result = collect_results(self.study, self.folder, self.config.name, tuple(self.space), self.total)
-        write_text_atomically(self.folder / RESULTS_FILE, json.dumps(result.to_dict(), indent=1) + "\n")
+        write_json(self.folder / RESULTS_FILE, result.to_dict())
         return result
 
 
@@ -410,13 +412,8 @@ def write_best_recipe(path: Path | str, out: Path | str | None = None, *, storag
         f"The best of {result.done} trials of a sweep over {', '.join(keys)}: "
         f"validation {result.metric} {100 * (best.value or 0):.1f} % in trial {best.number}."
     )
-    changes = {
-        "name": f"{config.name}-best",
-        "about": about,
-        "measured": {},
-        "data": config.data.model_copy(update={"validation": "none"}),  # train on all training classes
-    }
-    recipe = with_values(config, best.values).model_copy(update=changes)
+    recipe = with_values(config, best.values).with_changes(data={"validation": "none"})  # all training classes train
+    recipe = recipe.model_copy(update={"name": f"{config.name}-best", "about": about, "measured": {}})
     out = folder / "best.yaml" if out is None else Path(out)
     check_writable(out)
     out.parent.mkdir(parents=True, exist_ok=True)

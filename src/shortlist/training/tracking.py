@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-import json
+import posixpath
+import re
 from collections.abc import Iterable
 from importlib import import_module
 from typing import Any
@@ -10,21 +11,21 @@ from typing import Any
 from accelerate import Accelerator
 from accelerate.tracking import GeneralTracker, MLflowTracker, TensorBoardTracker, WandBTracker
 
-from shortlist.config import RunConfig
-from shortlist.errors import ConfigError, RunError
-from shortlist.files import read_json, write_text_atomically
+from shortlist.config import RunConfig, flatten
+from shortlist.errors import RunError
+from shortlist.extras import extra
+from shortlist.files import read_json, write_json
 from shortlist.training.folder import RunFolder
 
 PROJECT = "shortlist"  # of Weights & Biases, and experiment of MLflow
+RUN_IDS = {"wandb": lambda run: run.id, "mlflow": lambda run: run.info.run_id}
 
 
 def check_trackers(names: Iterable[str]) -> None:
-    """Raise a ConfigError if a package is not installed."""
+    """Raise a MissingExtraError if the package of a tracker is not installed."""
     for name in names:
-        try:
+        with extra("tracking", f"tracking: {name}"):
             import_module(name)
-        except ModuleNotFoundError:
-            raise ConfigError(f"tracking: {name} needs the package {name}: pip install {name}") from None
 
 
 def start_trackers(accelerator: Accelerator, config: RunConfig, folder: RunFolder, step: int) -> None:
@@ -32,41 +33,44 @@ def start_trackers(accelerator: Accelerator, config: RunConfig, folder: RunFolde
 
     Args:
         accelerator: Passes what is logged to the trackers.
-        config: Configuration of the run.
+        config: Configuration of the run, which is sent to the trackers of a new run.
         folder: Folder of the run, which keeps the ids that the trackers gave to the run.
         step: Number of steps that were done before.
 
     Raises:
         RunError: A tracker cannot be started, for example without a connection or a login.
     """
-    known: dict[str, str] = read_json(folder.tracking_file) if folder.tracking_file.exists() else {}
-    try:
-        accelerator.log_with = [_create(name, config, folder, step, known.get(name)) for name in config.tracking]
-        accelerator.init_trackers(PROJECT)
-    except Exception as error:  # each library has its own
-        problem = " ".join(str(error).split())
-        raise RunError(
-            f"Tracking with {', '.join(config.tracking)} cannot be started: {problem}. Correct this, or change "
-            f"tracking in {folder.config_file}, and then resume the run with: {folder.resume_command}"
-        ) from error
-    ids = {"wandb": lambda run: run.id, "mlflow": lambda run: run.info.run_id}
-    known = {each.name: ids[each.name](each.tracker) for each in accelerator.trackers if each.name in ids}
-    if known:
-        write_text_atomically(folder.tracking_file, json.dumps(known) + "\n")
+    ids: dict[str, str] = read_json(folder.tracking_file) if folder.tracking_file.exists() else {}
+    settings = dict(flatten(config.model_dump(mode="json", exclude={"about", "paper", "measured"})))
+    for name in config.tracking:
+        try:
+            tracker = _create(name, folder, step, ids.get(name))
+            tracker.start()
+            accelerator.trackers.append(tracker)
+            if name in RUN_IDS and name not in ids:
+                tracker.store_init_configuration(settings)
+                ids[name] = RUN_IDS[name](tracker.tracker)
+        except Exception as error:  # each library has its own
+            raise RunError(
+                f"Tracking with {name} cannot be started: {' '.join(str(error).split())}. Correct this, or change "
+                f"tracking in {folder.config_file}, and then resume the run with: {folder.resume_command}"
+            ) from error
+    if ids:
+        write_json(folder.tracking_file, ids)
 
 
-def _create(name: str, config: RunConfig, folder: RunFolder, step: int, run_id: str | None) -> GeneralTracker:
-    settings = config.model_dump(mode="json")
+def _create(name: str, folder: RunFolder, step: int, run_id: str | None) -> GeneralTracker:
+    path = folder.path.absolute()
     if name == "tensorboard":
-        return TensorBoardTracker("tensorboard", str(folder.path), purge_step=step + 1)
+        return TensorBoardTracker("tensorboard", str(path), purge_step=step + 1)
     if name == "wandb":
-        path = folder.path.absolute()
-        return WandBTracker(PROJECT, name=path.name, dir=str(path), config=settings, id=run_id, resume="allow")
-    return _MLflow(PROJECT, run_id=run_id, run_name=folder.path.absolute().name, tags={"recipe": config.name})
+        return WandBTracker(PROJECT, name=path.name, dir=str(path), id=run_id, resume="allow")
+    return _MLflow(PROJECT, run_id=run_id, run_name=path.name)
 
 
 class _MLflow(MLflowTracker):  # type: ignore[misc]
-    """MLflow, which does not allow @ in the name of a metric."""
+    """MLflow, with the metrics under names that it allows: letters, digits and a few other characters."""
 
     def log(self, values: dict[str, Any], step: int | None = None, **options: Any) -> None:
-        super().log({name.replace("@", "_at_"): value for name, value in values.items()}, step=step, **options)
+        allowed = {re.sub(r"[^\w/. -]", "_", name.replace("@", "_at_")): value for name, value in values.items()}
+        super().log({posixpath.normpath(name): value for name, value in allowed.items()}, step=step, **options)

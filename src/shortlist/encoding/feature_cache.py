@@ -1,0 +1,231 @@
+"""A cache of pooled features: what a frozen backbone computes for one or several views (augmentations) of an image."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor, nn
+
+from shortlist.data import Catalog, ImageDataset, Transform
+from shortlist.data.images import ViewDataset
+from shortlist.encoding.embed import embed_dataset
+from shortlist.encoding.vector_file import VectorFile
+from shortlist.errors import RunError
+from shortlist.files import exclusive_lock, read_json, size_and_mtime, write_text_atomically
+from shortlist.model import Embedder
+from shortlist.progress import Progress
+from shortlist.search import open_vectors
+
+IMAGES = ".images.json"  # ending of the list of images next to a file of features
+
+
+@dataclass(frozen=True)
+class Views:
+    """What is computed for each image.
+
+    Args:
+        transform: Transform of the image, random or deterministic.
+        number: Number of views.
+        seed: Seed of the random transform.
+        dtype: Name of the data type of the cached features.
+    """
+
+    transform: Transform
+    number: int = 1
+    seed: int = 0
+    dtype: str = "float32"
+
+    def dataset(self, catalog: Catalog) -> ImageDataset:
+        """Return the views of the images of a catalog."""
+        return ViewDataset(catalog, self.transform, self.number, self.seed)
+
+
+@dataclass(frozen=True, eq=False)
+class CachedFeatures:
+    """Features of the n images of a catalog, in memory-mapped files.
+
+    Args:
+        files: Contents of the files, (rows, views, channels) each.
+        file: Index of the file of each image (n,).
+        row: Row of each image in its file (n,).
+        encoded: Number of images that had to be encoded; the others were in the cache.
+    """
+
+    files: tuple[NDArray[Any], ...]
+    file: NDArray[np.int64]
+    row: NDArray[np.int64]
+    encoded: int = 0
+
+    def __len__(self) -> int:
+        return len(self.row)
+
+    @property
+    def channels(self) -> int:
+        """Number of dimensions of the features."""
+        return int(self.files[0].shape[2])
+
+    def take(self, images: NDArray[np.int64], views: NDArray[np.int64]) -> Tensor:
+        """Return the features of the given views of the given images, (B, channels) float32."""
+        if len(self.files) == 1:
+            return torch.from_numpy(self.files[0][self.row[images], views]).float()
+        found, files = torch.empty(len(images), self.channels), self.file[images]
+        for number in np.unique(files).tolist():
+            chosen = np.flatnonzero(files == number)
+            rows = self.files[number][self.row[images[chosen]], views[chosen]]
+            found[torch.from_numpy(chosen)] = torch.from_numpy(rows).float()
+        return found
+
+
+class PooledFeatures(nn.Module):
+    """The frozen part of an embedder: maps images (B, 3, H, W) to pooled features (B, channels)."""
+
+    def __init__(self, embedder: Embedder) -> None:
+        super().__init__()
+        self.embedder = embedder
+        self.train(embedder.training)
+
+    def forward(self, images: Tensor) -> Tensor:
+        return self.embedder.pool(images)
+
+
+class FeatureCache:
+    """Pooled features in a folder, which several runs and processes can share.
+
+    Features are found again if the weights of backbone and pooling, the views, and the path, box, size and modification
+    time of the image are the same. Only other images are encoded, into a new file. What a process has encoded is kept
+    if it is interrupted. If several processes need features of the same kind, one encodes them while the others wait.
+
+    Args:
+        folder: Folder of the cache. It is created.
+        on_wait: Called with a message if another process is encoding.
+    """
+
+    def __init__(self, folder: Path, on_wait: Callable[[str], object] = lambda message: None) -> None:
+        self.folder, self.on_wait = folder, on_wait
+
+    def features(
+        self,
+        embedder: Embedder,
+        catalog: Catalog,
+        views: Views,
+        *,
+        batch_size: int = 64,
+        workers: int = 0,
+        progress: Progress | None = None,
+    ) -> CachedFeatures:
+        """Return the features of all images of a catalog, after encoding those that are not in the cache.
+
+        Args:
+            embedder: Embedder whose backbone and pooling compute the features, in evaluation mode.
+            catalog: The images.
+            views: The views of each image.
+            batch_size: Number of views per forward pass.
+            workers: Number of processes that decode images.
+            progress: Called with the number of images done and the number of images to encode.
+
+        Raises:
+            DataError: An image cannot be read.
+            NonFiniteError: A feature is not finite, or too large for the data type.
+        """
+        facts = {"backbone": embedder.config.backbone, "pooled": embedder.pooled_digest(), **_describe(views)}
+        folder = self.folder / hashlib.sha256(json.dumps(facts, sort_keys=True).encode()).hexdigest()[:16]
+        keys = image_keys(catalog)
+        if missing := _missing(keys, _index(folder, views)):
+            with self._locked(folder):
+                _keep_unfinished(folder, views)
+                if missing := _missing(keys, _index(folder, views)):
+                    write_text_atomically(folder / "facts.json", json.dumps(facts, indent=1) + "\n")
+                    file = _new_file(folder, [keys[index] for index in missing], views)
+                    dataset = views.dataset(catalog.subset(missing))
+                    images = max(1, batch_size // views.number)
+                    network = PooledFeatures(embedder)
+                    embed_dataset(network, dataset, file, batch_size=images, workers=workers, progress=progress)
+        return _open(keys, _index(folder, views), views, len(missing))
+
+    @contextmanager
+    def _locked(self, folder: Path) -> Iterator[None]:
+        """Hold the lock of a folder, after waiting for the process that holds it."""
+        in_use = RunError(f"Another process is encoding images in {folder}.")
+        with ExitStack() as lock:
+            try:
+                lock.enter_context(exclusive_lock(folder / ".lock", in_use))
+            except RunError as error:
+                if error is not in_use:
+                    raise
+                self.on_wait(f"{in_use} Waiting until it has finished.")
+                lock.enter_context(exclusive_lock(folder / ".lock", in_use, timeout=-1))
+            yield
+
+
+def _describe(views: Views) -> dict[str, Any]:
+    return {**asdict(views), "transform": str(views.transform)}
+
+
+def image_keys(catalog: Catalog) -> list[str]:
+    """Return a key of each image, which changes with its file."""
+    facts = ([str(catalog.paths[i]), catalog.box(i), size_and_mtime(catalog.file(i))] for i in range(len(catalog)))
+    return [hashlib.blake2b(json.dumps(each).encode(), digest_size=12).hexdigest() for each in facts]
+
+
+_Index = dict[str, tuple[Path, int]]  # key of an image -> file and row
+
+
+def _index(folder: Path, views: Views) -> _Index:
+    """Return the images in the complete files of a folder."""
+    found: _Index = {}
+    for images in sorted(folder.glob(f"*{IMAGES}")):
+        file = _vector_file(images, views)
+        if file.done:
+            found |= {key: (file.path, row) for row, key in enumerate(read_json(images))}
+    return found
+
+
+def _vector_file(images: Path, views: Views) -> VectorFile:
+    """Return the file of the features of the images that are listed in another file."""
+    return VectorFile(images.with_name(images.name.replace(IMAGES, ".npy")), images.name, views.dtype)
+
+
+def _keep_unfinished(folder: Path, views: Views) -> None:
+    """Turn files that interrupted processes have begun into complete files of the images that they contain."""
+    for images in folder.glob(f"*{IMAGES}"):
+        file = _vector_file(images, views)
+        if file.done:
+            continue
+        with file:
+            if file.rows:
+                write_text_atomically(images, json.dumps(read_json(images)[: file.rows]) + "\n")
+                file.finish()
+        if not file.rows:
+            images.unlink()
+            file.part.unlink()
+
+
+def _missing(keys: list[str], index: _Index) -> list[int]:
+    """Return the position of each image that is not in the index; once, if the catalog lists it twice."""
+    return [position for key, position in {key: i for i, key in enumerate(keys)}.items() if key not in index]
+
+
+def _new_file(folder: Path, keys: list[str], views: Views) -> VectorFile:
+    """Return a file for the features of these images, after writing the list of the images."""
+    text = json.dumps(keys) + "\n"
+    images = folder / f"{hashlib.sha256(text.encode()).hexdigest()[:16]}{IMAGES}"
+    write_text_atomically(images, text)
+    return _vector_file(images, views)
+
+
+def _open(keys: list[str], index: _Index, views: Views, encoded: int) -> CachedFeatures:
+    places = [index[key] for key in keys]
+    paths = sorted({path for path, _ in places})
+    number = {path: position for position, path in enumerate(paths)}
+    files = tuple(vectors.reshape(len(vectors), views.number, -1) for vectors in map(open_vectors, paths))
+    file = np.array([number[path] for path, _ in places], dtype=np.int64)
+    return CachedFeatures(files, file, np.array([row for _, row in places], dtype=np.int64), encoded)

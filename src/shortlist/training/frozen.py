@@ -1,0 +1,166 @@
+"""Training with a frozen backbone: cached features take the place of images, in steps, whitening and evaluations."""
+
+from __future__ import annotations
+
+import copy
+import statistics
+import time
+from collections.abc import Callable, Iterable, Iterator
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from shortlist.batches.large_batch import LargeBatchStep
+from shortlist.batches.undo import seeded
+from shortlist.config import RunConfig
+from shortlist.data import Catalog
+from shortlist.distributed import ALONE
+from shortlist.encoding import CachedFeatures, FeatureCache, Views
+from shortlist.progress import Clock, Display, Progress, format_duration
+from shortlist.seeds import derived_seed
+from shortlist.training.components import build_transforms
+from shortlist.training.folder import RunFolder
+from shortlist.training.initial_whitening import sample_images, whiten
+from shortlist.training.learner import Learner
+from shortlist.training.plan import Plan, decoding_workers, inference_batch_size
+
+MEASURED_SECONDS = 2.0  # of encoding, before the remaining time is estimated
+MEASURED_STEPS = 9  # of training, for the same estimate
+
+
+class FrozenBackbone:
+    """Features that the frozen backbone of a run computes for its images, cached in files.
+
+    Training images are encoded under `data.views` augmentations, in half precision. Validation and test images are
+    encoded once, without augmentation, and in full precision, so that evaluations give the usual results.
+
+    Args:
+        config: Configuration of the run.
+        folder: Folder of the run, which contains the cache by default.
+        plan: Plan of the run.
+        learner: The embedder, with its final backbone.
+        display: Display for progress.
+    """
+
+    def __init__(self, config: RunConfig, folder: RunFolder, plan: Plan, learner: Learner, display: Display) -> None:
+        self.config, self.plan, self.learner, self.display = config, plan, learner, display
+        self.cache = FeatureCache(config.data.view_cache or folder.views, display.message)
+        train, self._test = build_transforms(config, learner.embedder)
+        self._augmented = Views(train, config.data.number_of_views, config.data.view_seed, "float16")
+        self._of_tests: dict[Catalog, CachedFeatures] = {}
+        self.views = self._encode_views()
+
+    def _encode_views(self) -> CachedFeatures:
+        number = self._augmented.number
+        name = f"{number} views of {len(self.plan.train):,} images"
+        with self.display.task(f"encoding {name}", "images", later=True) as progress:
+            estimate = _Estimate(f"encoding {name}", self._training_time(), progress, self.display)
+            found = self._features(self.plan.train, self._augmented, estimate)
+        old = len(found) - found.encoded
+        place = "" if not old else f", {old:,} found in {self.cache.folder}"
+        self.display.message(f"{name}: {found.encoded:,} encoded{place}", encoded=found.encoded, views=number)
+        return found
+
+    def _training_time(self) -> str:
+        steps, seconds = self.plan.total_steps, seconds_per_step(self.learner, self.plan)
+        return f"{steps:,} steps" + ("" if seconds is None else f": about {format_duration(steps * seconds)}")
+
+    def _features(self, catalog: Catalog, views: Views, progress: Progress) -> CachedFeatures:
+        size, workers = inference_batch_size(self.config), decoding_workers(self.config)
+        embedder = self.learner.embedder
+        return self.cache.features(embedder, catalog, views, batch_size=size, workers=workers, progress=progress)
+
+    def of_test(self, catalog: Catalog) -> CachedFeatures:
+        """Return the features of validation or test images."""
+        if catalog not in self._of_tests:
+            with self.display.task(f"encoding {catalog.name}", "images", later=True) as progress:
+                self._of_tests[catalog] = self._features(catalog, Views(self._test), progress)
+        return self._of_tests[catalog]
+
+    def batches(
+        self, first_step: int, parts: Callable[[Tensor], Iterable[Tensor]]
+    ) -> Iterator[tuple[Tensor, Iterator[Tensor]]]:
+        """Iterate over image indices, and features of parts of them, of the batches from `first_step` on.
+
+        The view of an image depends on the seed and the epoch only.
+
+        Args:
+            first_step: Step of the first batch.
+            parts: Function that returns those parts of a batch whose features are needed.
+        """
+        drawn = -1
+        for epoch, batch in self.plan.batches(first_step):
+            if epoch != drawn:
+                drawn, views = epoch, self._draw_views(epoch)
+            indices = (part.numpy() for part in parts(batch))
+            yield batch, iter([self.views.take(images, views[images]) for images in indices])
+
+    def _draw_views(self, epoch: int) -> np.ndarray[tuple[int], np.dtype[np.int64]]:
+        """Draw a view of each training image."""
+        random = torch.Generator().manual_seed(derived_seed("views", self.config.training.seed, epoch))
+        return torch.randint(self._augmented.number, (len(self.views),), generator=random).numpy()
+
+    def learn_whitening(self) -> tuple[Tensor, Tensor]:
+        """Learn the weight and bias of the linear layer from the views of training images; see `learn_whitening`.
+
+        At most `model.whitening_images` views are used: one of each image, then another one of each, and so on.
+        """
+        model, labels = self.config.model, self.plan.train.labels
+        images = sample_images(labels, model.whitening_images, derived_seed("whitening", self.config.training.seed))
+        number = min(self._augmented.number, max(1, model.whitening_images // len(images)))
+        images, views = np.tile(images, number), np.repeat(np.arange(number), len(images))
+        with torch.no_grad():
+            features = self.learner.embedder.head().prepared(self.views.take(images, views).to(self.learner.device))
+        return whiten(self.config, features.cpu(), torch.from_numpy(labels[images]))
+
+
+class _Estimate:
+    """Progress of encoding, which says once, after some seconds, how long encoding and training will take.
+
+    Args:
+        encoding: What is done.
+        training: What is done afterwards, and how long it takes.
+        progress: Callback that is called, too.
+        display: Display for the message.
+        clock: Function that returns the time in seconds.
+    """
+
+    def __init__(
+        self, encoding: str, training: str, progress: Progress, display: Display, clock: Clock = time.monotonic
+    ) -> None:
+        self.encoding, self.training, self.progress, self.display = encoding, training, progress, display
+        self.clock, self.told = clock, False
+        self._first: tuple[float, int] | None = None  # time and number of images of the first call
+
+    def __call__(self, done: int, total: int) -> None:
+        self.progress(done, total)
+        now = self.clock()
+        started, before = self._first = self._first or (now, done)
+        if now - started >= MEASURED_SECONDS and not self.told:
+            self.told = True
+            seconds = total * (now - started) / (done - before)
+            text = f"{self.encoding}: about {format_duration(seconds)}, then {self.training}"
+            self.display.message(text, seconds=round(seconds, 1))
+
+
+def seconds_per_step(learner: Learner, plan: Plan, clock: Clock = time.monotonic) -> float | None:
+    """Measure the time of a training step on random features, without changing the learner.
+
+    Returns:
+        The time in seconds; None for a loss that cannot be copied.
+    """
+    try:
+        head, loss = copy.deepcopy((learner.trained, learner.loss))
+    except Exception:  # a loss of the user
+        return None
+    labels = torch.from_numpy(plan.train.labels[plan.sampler.batches(0)[0].numpy()])
+    with seeded(0, learner.device):
+        features = torch.randn(len(labels), learner.embedder.layout.channels)
+        step = LargeBatchStep(head, loss, len(labels), keep_graphs=True, processes=ALONE)
+        times = []
+        for _ in range(1 + MEASURED_STEPS):  # the first step includes preparations
+            started = clock()
+            step(features, labels)
+            times.append(clock() - started)
+    return statistics.median(times[1:])
