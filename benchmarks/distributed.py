@@ -158,7 +158,7 @@ def member(rank: int, case: Case, folder: str) -> None:
 
 def run(case: Case) -> dict[str, Any]:
     with tempfile.TemporaryDirectory() as folder:
-        torch.multiprocessing.start_processes(member, (case, folder), nprocs=case.processes, start_method="spawn")
+        torch.multiprocessing.start_processes(member, (case, folder), nprocs=case.processes, start_method="fork")
         return json.loads((Path(folder) / "result.json").read_text())
 
 

@@ -251,8 +251,8 @@ class SeveralProcesses(Processes):
     def sum_rows(self, matrix: Tensor, sizes: Sequence[int]) -> Tensor:
         """Sum a matrix over all processes, and return the rows of this process (a reduce-scatter).
 
-        gloo has no such operation. Sending each process its rows takes the same number of bytes, and the order of the
-        sum is always the same.
+        For gloo, older versions of torch do not have this operation. Sending each process its rows takes the
+        same number of bytes, and the order of the sum is always the same.
 
         Args:
             matrix: Matrix of shape (sum(sizes), d).

@@ -148,6 +148,16 @@ def test_a_process_that_is_killed(victim: int, home: Path, commands: Commands, w
         assert_same(home / name, whole)
 
 
+def test_a_frozen_backbone_and_whitening(home: Path, commands: Commands) -> None:
+    """What the first process learns and encodes before the first step reaches the other."""
+    settings = ["model.freeze=backbone", "data.views=2", "model.whitening=pca", "training.epochs=1"]
+    code, _, error = commands.run("train", "tiny.yaml", *settings, "--run", "frozen-1", cwd=home)
+    assert code == 0, error
+    main, other = launch(commands, 2, "train", "tiny.yaml", *settings, "--run", "frozen-2", cwd=home)
+    assert (main.wait(), other.wait()) == (0, 0), main.err
+    assert largest_difference(home / "frozen-1", home / "frozen-2") < 1e-4
+
+
 def test_errors_are_printed_once(home: Path, commands: Commands) -> None:
     """Of a recipe, of images, and of a loss that is not finite."""
     images = shutil.copytree(home / "images", home / "damaged")

@@ -215,7 +215,8 @@ class Trainer:
         try:
             self.processes.on_main(self._begin)
             self._copy_state()
-            self._open_features()  # which the main process has cached
+            with self.processes.together():
+                self._open_features()  # which the main process has cached
             self._train()
             self.processes.on_main(self._finish)
         finally:
@@ -269,6 +270,8 @@ class Trainer:
                 end_of_epoch = self.step % plan.steps_per_epoch == 0 or self._is_last_step
                 if end_of_epoch or self._validates(end_of_epoch):
                     self.processes.on_main(partial(self._after_step, end_of_epoch))
+                if end_of_epoch:
+                    self.losses.clear()
                 stopped = any(requested for (requested,) in self.processes.gather(stop.requested))
                 end = self._is_last_step if frozen else end_of_epoch
                 if stopped or end or (every and self.step % every == 0):
@@ -338,7 +341,6 @@ class Trainer:
         facts: dict[str, Any] = {"epoch": epoch, "step": self.step}
         if end_of_epoch:
             facts["loss"] = statistics.fmean(self.losses)
-            self.losses.clear()
             texts.append(f"loss {facts['loss']:.4f}")
         if validation is not None and self._validates(end_of_epoch):
             text, facts["validation"] = self._validate(validation)
