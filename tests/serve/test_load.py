@@ -30,7 +30,7 @@ class Load:
     """
 
     def __init__(self, uploads: int, searches: int) -> None:
-        self.expected, self.lock = (uploads, searches), threading.Lock()
+        self.expected_uploads, self.expected_searches, self.lock = uploads, searches, threading.Lock()
         self.uploads = self.searches = self.most_uploads = self.most_searches = 0
         self.reached, self.released = threading.Event(), threading.Event()
 
@@ -39,7 +39,7 @@ class Load:
             self.uploads, self.searches = self.uploads + uploads, self.searches + searches
             self.most_uploads = max(self.most_uploads, self.uploads)
             self.most_searches = max(self.most_searches, self.searches)
-            if (self.uploads, self.searches) == self.expected:
+            if self.uploads >= self.expected_uploads and self.searches >= self.expected_searches:
                 self.reached.set()
 
     async def read(self, *args: Any) -> Any:
