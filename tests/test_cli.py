@@ -174,7 +174,7 @@ class TestTrain:
         assert plan["classes left out"] == []
         assert plan["steps"] == 9
         assert plan["parameters"]["all"] == sum(plan["parameters"][part] for part in ("backbone", "pooling", "head"))
-        assert set(plan["memory"]) >= {"pixels of a batch", "graph of a chunk of 4"}
+        assert set(plan["memory"]) >= {"pixels of a batch", "activations of a chunk of 4", "peak"}
         assert sorted(file.name for file in tmp_path.iterdir()) == ["tiny.yaml"]  # nothing was begun
 
     def test_dry_run_lists_images_and_classes_that_are_left_out(self, call: Call, tmp_path: Path) -> None:

@@ -15,7 +15,7 @@ from rich.table import Column
 from typer.core import TyperGroup
 
 COMMANDS = (  # in the order in which --help lists them
-    *("demo", "train", "evaluate", "report", "compare", "embed", "index", "search", "serve", "export"),
+    *("demo", "plan", "train", "evaluate", "report", "compare", "embed", "index", "search", "serve", "export"),
     *("data", "recipes", "gallery", "sweep", "ablate"),
 )
 
