@@ -37,6 +37,8 @@ class Advance(Protocol):
 class Display:
     """A display that shows nothing, and the interface of the other displays."""
 
+    shows = False  # whether somebody can see it
+
     def message(self, text: str, **facts: Any) -> None:
         """Show a message.
 
@@ -71,6 +73,8 @@ class Lines(Display):
         as_json: Write one JSON object per line, with the key "message" or "progress", instead of text.
         clock: Function that returns the time in seconds.
     """
+
+    shows = True
 
     def __init__(self, stream: TextIO, *, as_json: bool = False, clock: Clock = time.monotonic) -> None:
         self.stream, self.as_json, self.clock = stream, as_json, clock
@@ -196,6 +200,8 @@ class _Task:
 
 class Terminal(Display):
     """Progress bars in a terminal, removed when the work is done."""
+
+    shows = True
 
     def __init__(self, stream: TextIO, clock: Clock = time.monotonic) -> None:
         self.clock = clock

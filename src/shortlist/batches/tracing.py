@@ -16,8 +16,8 @@ from torch.utils.flop_counter import FlopCounterMode
 class Trace(NamedTuple):
     """What a computation took."""
 
-    peak: int  # largest number of bytes in tensors that it had created, at any time
-    kept: int  # number of bytes in tensors that exist at its end
+    peak: int  # largest number of bytes in tensors that it has created, at any time
+    kept: int  # number of bytes in tensors that exist at its end, such as the graph of its result
     flops: int  # floating-point operations of matrix products, convolutions and attention
 
 
@@ -61,15 +61,17 @@ def _storages(values: object) -> list[Any]:
     return [each.untyped_storage() for each in dense]
 
 
-def trace(compute: Callable[[], object]) -> Trace:
-    """Call a function, and return what it took; what it returns is alive until the end.
+def trace(compute: Callable[[], Any], then: Callable[[Any], object] = lambda result: None) -> Trace:
+    """Execute a computation, and return what it took.
 
     Args:
-        compute: The computation. It is really executed.
+        compute: The computation.
+        then: Called with what it returned, such as a backward pass. It contributes to the peak only.
     """
-    memory, counter = LiveMemory(), FlopCounterMode(display=False)
-    with counter, memory:
-        result = compute()
-    kept = memory.bytes
-    del result
+    counter = FlopCounterMode(display=False)
+    with LiveMemory() as memory:
+        with counter:
+            result = compute()
+        kept = memory.bytes
+        then(result)
     return Trace(memory.peak, kept, counter.get_total_flops())

@@ -7,7 +7,7 @@ import math
 import statistics
 import time
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -42,7 +42,7 @@ from shortlist.training.interim_tests import INTERIM_TEST, with_interim_tests
 from shortlist.training.learner import Learner, StepResult
 from shortlist.training.plan import decoding_workers, inference_batch_size, make_plan
 from shortlist.training.plan_description import describe_needs
-from shortlist.training.requirements import find_requirements
+from shortlist.training.requirements import find_requirements, this_device
 from shortlist.training.run_evaluation import build_encoder, evaluate_embedder
 from shortlist.training.schedule import learning_rate_factor
 from shortlist.training.stopping import StopRequest, report_resume_command
@@ -204,10 +204,13 @@ class Trainer:
         display.message(f"{plan.total_steps:,} steps; {plan.sampler}", steps=plan.total_steps, **counts)
         for remark in (*plan.remarks, *self._idle_processes()):
             display.message(remark, remark=remark)
-        needs = find_requirements(
-            plan, self.learner.embedder, self.learner.loss, processes=self.processes.on_this_machine
-        )
-        display.message(describe_needs(plan, needs), memory=round(needs.peak), operations=round(needs.step_work))
+        if display.shows:  # tracing takes a moment
+            with suppress(Exception):  # an estimate must not stop a run
+                embedder, processes = self.learner.embedder, self.processes
+                here = this_device(embedder, processes.on_this_machine)
+                needs = find_requirements(plan, embedder, self.learner.loss, here, processes.number)
+                facts = {"memory": round(needs.peak), "operations": round(needs.step_work)}
+                display.message(describe_needs(plan, needs), **facts)
 
     def _idle_processes(self) -> Iterator[str]:
         """Yield a remark if the chunks of a batch are too few for all processes to embed one."""

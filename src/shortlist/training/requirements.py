@@ -63,7 +63,7 @@ class Requirements:
         image: Pixels of an image, or the features of a frozen backbone.
         graph: What the backward pass needs of an image.
         training: Largest size of a chunk's activations, forward and backward.
-        inference: Largest size of a chunk's activations in evaluations, and in the encoding of views.
+        inference: Largest size of an image's activations in evaluations, and in the encoding of views.
         forward_work: Floating-point operations of the forward pass of an image.
         dim: Number of dimensions of the embeddings.
         loss: Memory and work of the loss of `loss_batch` images.
@@ -84,7 +84,7 @@ class Requirements:
     image: int
     graph: float
     training: PerImage
-    inference: PerImage
+    inference: float
     forward_work: float
     dim: int
     loss: Trace
@@ -178,7 +178,7 @@ class Requirements:
             image=round(self.image * pixels),
             graph=self.graph * pixels,
             training=self.training._replace(each=self.training.each * pixels),
-            inference=self.inference._replace(each=self.inference.each * pixels),
+            inference=self.inference * pixels,
             forward_work=self.forward_work * pixels,
         )
 
@@ -208,7 +208,7 @@ class Requirements:
 
     @property
     def _evaluation(self) -> float:
-        return self.inference(self.inference_batch) + self.evaluated
+        return self.inference * self.inference_batch + self.evaluated
 
 
 def find_requirements(
@@ -309,21 +309,18 @@ def _trace_model(config: RunConfig, embedder: Embedder, trained: nn.Module) -> d
             found: Tensor = model(images)
         return found.float()
 
-    def backpropagate(images: Tensor) -> None:
-        vectors(trained, images).sum().backward()  # type: ignore[no-untyped-call]
-
-    parts = [inputs[:1], inputs]
     with seeded(0, device), _AccumulatedGradients(trained):
-        graphs = [trace(partial(vectors, trained, part)) for part in parts]
-        training = [trace(partial(backpropagate, part)) for part in parts]
+        one, two = (
+            trace(partial(vectors, trained, inputs[:number]), lambda found: found.sum().backward()) for number in (1, 2)
+        )
         with torch.no_grad():
-            inference = [trace(partial(embedder, part)) for part in (images[:1], images)]
+            inference = trace(partial(embedder, images))
     return {
         "image": 4 * embedder.layout.channels if config.frozen else 3 * side**2,
-        "graph": (graphs[1].kept - graphs[0].kept) * scale,
-        "training": _line(training, scale),
-        "inference": _line(inference, side**2 / traced_side**2),
-        "forward_work": (graphs[1].flops - graphs[0].flops) * scale,
+        "graph": (two.kept - one.kept) * scale,
+        "training": PerImage((two.peak - one.peak) * scale, max(0, 2 * one.peak - two.peak)),
+        "inference": inference.peak / 2 * side**2 / traced_side**2,
+        "forward_work": two.flops / 2 * scale,
     }
 
 
@@ -349,11 +346,6 @@ def _reduced_precision(config: RunConfig) -> torch.dtype | None:
             require_bfloat16()
             return torch.bfloat16
     return None
-
-
-def _line(traces: list[Trace], scale: float) -> PerImage:
-    each = traces[1].peak - traces[0].peak
-    return PerImage(each * scale, max(0, traces[0].peak - each))
 
 
 def _trace_loss(loss: nn.Module, plan: Plan, dim: int, batch: int) -> Trace:
