@@ -42,7 +42,7 @@ from shortlist.training.interim_tests import INTERIM_TEST, with_interim_tests
 from shortlist.training.learner import Learner, StepResult
 from shortlist.training.plan import decoding_workers, inference_batch_size, make_plan
 from shortlist.training.plan_description import describe_needs
-from shortlist.training.requirements import find_requirements, this_device
+from shortlist.training.requirements import find_requirements
 from shortlist.training.run_evaluation import build_encoder, evaluate_embedder
 from shortlist.training.schedule import learning_rate_factor
 from shortlist.training.stopping import StopRequest, report_resume_command
@@ -207,8 +207,8 @@ class Trainer:
         if display.shows:  # tracing takes a moment
             with suppress(Exception):  # an estimate must not stop a run
                 embedder, processes = self.learner.embedder, self.processes
-                here = this_device(embedder, processes.on_this_machine)
-                needs = find_requirements(plan, embedder, self.learner.loss, here, processes.number)
+                shared = {"processes": processes.number, "sharing": processes.on_this_machine}
+                needs = find_requirements(plan, embedder, self.learner.loss, **shared)
                 facts = {"memory": round(needs.peak), "operations": round(needs.step_work)}
                 display.message(describe_needs(plan, needs), **facts)
 

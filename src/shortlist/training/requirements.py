@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from torch.nn.functional import normalize
 
 from shortlist.batches.large_batch import AUTOMATIC_CHUNK, KEPT_SHARE
-from shortlist.batches.memory import available_memory
+from shortlist.batches.memory import available_memory, free_in_heap
 from shortlist.batches.tracing import Trace, trace
 from shortlist.batches.undo import seeded
 from shortlist.config import RunConfig
@@ -31,6 +31,7 @@ TRAINING_WORK = 3  # a backward pass has two products for each one of the forwar
 LOADED_AHEAD = 2  # chunks per decoding process
 GPU_LOSS = 2 * 4 * 2**24  # bytes of the loss's tiles on a GPU: similarities of queries, and pairs with positives
 GPU_CONTEXT = 2**30  # bytes that CUDA and its libraries take
+RANKING = 4 * 2**24  # bytes of the tiles with which an evaluation ranks
 LARGEST_TRACED_LOSS = 8192  # batch size; the memory of larger batches is extrapolated
 
 
@@ -208,7 +209,7 @@ class Requirements:
 
     @property
     def _evaluation(self) -> float:
-        return self.inference * self.inference_batch + self.evaluated
+        return self.inference * self.inference_batch + self.evaluated + RANKING
 
 
 def find_requirements(
@@ -217,6 +218,7 @@ def find_requirements(
     loss: nn.Module | None = None,
     device: Device | None = None,
     processes: int = 1,
+    sharing: int | None = None,
 ) -> Requirements:
     """Find out what a run needs, by tracing its model with one and two images, and its loss with random vectors.
 
@@ -229,9 +231,10 @@ def find_requirements(
         loss: Loss of the run, which is not changed; None to build it from the configuration.
         device: Where each process trains; None: on this machine, with the memory that is free now.
         processes: Number of processes that share each batch.
+        sharing: Number of them on this machine; None: all.
     """
     config, batch = plan.config, plan.sampler.batch_size
-    here = device or this_device(embedder, processes)
+    sharing = sharing or processes
     loss = loss or build_loss(config.loss, plan.classes, embedder.dim)  # refuses what training would refuse
     trained: nn.Module = embedder.head() if config.frozen else embedder
     parameters = [p for part in trained_parts(config, embedder).values() for p in part if p.requires_grad]
@@ -240,32 +243,33 @@ def find_requirements(
     keep = config.batch.keep_graphs
     tests = [each for each in (plan.validation, *plan.eval_sets) if each is not None]
     model = _trace_model(config, embedder, trained)
+    traced_loss = _trace_loss(loss, plan, embedder.dim, min(batch, LARGEST_TRACED_LOSS))
     return Requirements(
         weights=_bytes(embedder.state_dict().values()) + _bytes(loss.state_dict().values()) + average,
         trained=gradient,
         states=OPTIMIZER_STATES[config.optimizer.name] * gradient,
         **model,
         dim=embedder.dim,
-        loss=_trace_loss(loss, plan, embedder.dim, min(batch, LARGEST_TRACED_LOSS)),
+        loss=traced_loss,
         loss_batch=min(batch, LARGEST_TRACED_LOSS),
         evaluated=max((4 * len(each.catalog) * embedder.dim for each in tests), default=0),
         batch=batch,
         chunk_size=math.ceil(batch / processes) if config.frozen else config.batch.chunk_size,
         keep_graphs=True if config.frozen and keep == "auto" else int(keep * 2**30) if type(keep) is float else keep,
         inference_batch=inference_batch_size(config),
-        ahead=0 if config.frozen else LOADED_AHEAD * decoding_workers(config, processes),
-        device=here,
+        ahead=0 if config.frozen else LOADED_AHEAD * decoding_workers(config, sharing),
+        device=device or this_device(embedder, sharing),  # after the traces, which load libraries
         processes=processes,
     )
 
 
-def this_device(embedder: Embedder, processes: int = 1) -> Device:
+def this_device(embedder: Embedder, sharing: int = 1) -> Device:
     """Return the device that runs on this machine train on: a GPU, or a share of the memory of the CPU."""
     model = _bytes(embedder.parameters())
     if torch.cuda.is_available():
         return Device(available_memory(torch.device("cuda")), kind="cuda")
-    process = psutil.Process().memory_info().rss - model
-    return Device(available_memory(torch.device("cpu")) / processes + model, process)
+    process = psutil.Process().memory_info().rss - model - free_in_heap()
+    return Device(available_memory(torch.device("cpu")) / sharing + model, process)
 
 
 def gpu(memory: float) -> Device:
