@@ -45,7 +45,7 @@ SIZES = {
     "adding": (10_000, 20_000, 50_000, 100_000, 200_000),
     "batches": (100_000, 300_000, 1_000_000, 3_000_000),
 }
-QUICK = {name: tuple(max(8, size // 64) for size in sizes[:3]) for name, sizes in SIZES.items()}
+QUICK = {name: tuple(size // 64 for size in sizes[-3:]) for name, sizes in SIZES.items()}
 OF = {"loss": "batch", "loss with SiMix": "batch", "step": "batch", "batches": "images"}  # else: gallery
 LARGEST = {"seconds": 2.0, "megabytes": 1.0}  # targets: exponents of the loss
 SECONDS = 2.0  # short measurements are repeated for so long

@@ -21,7 +21,7 @@ class Trace(NamedTuple):
     flops: int  # floating-point operations of matrix products, convolutions and attention
 
 
-class LiveMemory(TorchDispatchMode):
+class LiveMemory(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """Context manager that follows the bytes in tensors that are created inside it, on any device.
 
     It sees the results of operations, also in a backward pass on a CPU, but not memory that a kernel allocates and
@@ -29,7 +29,7 @@ class LiveMemory(TorchDispatchMode):
     """
 
     def __init__(self) -> None:
-        super().__init__()
+        super().__init__()  # type: ignore[no-untyped-call]
         self.bytes = self.peak = 0
         self._alive: dict[int, weakref.ref[Any]] = {}  # storages that were created here
 
