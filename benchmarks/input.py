@@ -11,7 +11,7 @@ shortlist does.
 *Decoding*: processor time per file of decoders that could be used for the crop of a training image.
 
 Methods are measured in turns, and the ratio of neighbouring measurements is taken, which is reliable on a noisy
-machine. A rate is taken from the first batch to the last, so that it does not contain the start of the worker processes.
+machine. A rate is taken from the first batch to the last, so that the start of the worker processes is not measured.
 """
 
 from __future__ import annotations
