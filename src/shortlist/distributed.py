@@ -15,6 +15,7 @@ import io
 import pickle
 import socket
 import threading
+import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from enum import IntEnum
@@ -413,11 +414,14 @@ def _portable(error: BaseException | None) -> BaseException | None:
 
 
 def _pack(job: Callable[[Processes], object]) -> bytes | None:
-    """Return a job as bytes; None if it cannot be pickled, such as a model with a function that a script defines."""
+    """Return a job as bytes; None, with a warning, if it cannot be pickled."""
     stream = io.BytesIO()
     try:
-        torch.save(job, stream)
-    except (AttributeError, TypeError, pickle.PicklingError):
+        torch.save(job, stream, pickle_protocol=pickle.HIGHEST_PROTOCOL)
+    except (AttributeError, TypeError, pickle.PicklingError) as error:
+        warnings.warn(
+            f"The other processes cannot help, because the model or the images cannot be pickled: {error}", stacklevel=2
+        )
         return None
     return stream.getvalue()
 

@@ -17,7 +17,7 @@ import typer
 from rich.table import Column
 from typer.core import TyperGroup
 
-from shortlist.errors import ConfigError, DataError
+from shortlist.errors import ConfigError, DataError, shorten_list
 from shortlist.launch import is_launched, launched
 
 if TYPE_CHECKING:
@@ -140,7 +140,7 @@ def embedding_command(command: Callable[..., None]) -> Callable[..., None]:
             again = [shlex.join(_shard_command(str(shard))) for shard in getattr(error, "shards", ())]
             if not again:
                 raise
-            raise DataError("\n  ".join([f"{error} Run again:", *again])) from error
+            raise DataError(f"{error} Run again: {shorten_list(again)}") from error
 
     @wraps(command)
     def run(*args: Any, **options: Any) -> None:
