@@ -429,7 +429,7 @@ def _pack(job: Callable[[Processes], object]) -> bytes | None:
 def _unpack(packed: bytes) -> Callable[[Processes], object]:
     """Return a job whose tensors are on the device of this process."""
 
-    def to_own_device(storage: torch.UntypedStorage, location: str) -> torch.UntypedStorage:
+    def to_own_device(storage: Any, location: str) -> Any:
         return storage if location == "cpu" else storage.cuda()
 
     job: Callable[[Processes], object] = torch.load(io.BytesIO(packed), to_own_device, weights_only=False)

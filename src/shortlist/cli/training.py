@@ -6,7 +6,7 @@ import json
 import re
 import sys
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 from rich.console import Console
@@ -115,7 +115,7 @@ def evaluate(
 
     display = display_for(sys.stderr, as_json=as_json)
     chosen, folder, merged = choose_parts(shard, merge, parts, run / "vectors" / "parts")
-    images = {"root": root, "distractors": distractors, "on_missing": on_missing}
+    images: dict[str, Any] = {"root": root, "distractors": distractors, "on_missing": on_missing}
     if chosen is not None:
         written = [str(path) for path in embed_run_shard(run, chosen, folder, data, **images, display=display)]
         text = f"Shard {chosen} is embedded. When all shards are done, use --merge instead of --shard."

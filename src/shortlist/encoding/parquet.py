@@ -162,8 +162,8 @@ class _TableUpdate:
         if not indices:
             return []
         try:
-            given = {"images": indices, "parts": self.parts}
-            encode_to_file(self.encoder, self.catalog, file, workers=workers, progress=progress, **given)
+            settings: dict[str, Any] = {"images": indices, "parts": self.parts, "workers": workers}
+            encode_to_file(self.encoder, self.catalog, file, progress=progress, **settings)
         except NoReadableImageError:
             self.result.unreadable += [absolute_path(self.catalog.file(index)) for index in indices]
             return []

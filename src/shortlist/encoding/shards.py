@@ -189,12 +189,12 @@ class Parts:
     @cached_property
     def _parts(self) -> dict[Shard, VectorFile]:
         """All parts in the order of the catalog, after a check that they contain every image once."""
-        found: dict[Shard, Path] = {}
+        paths: dict[Shard, Path] = {}
         for shard, path in self._found():
-            if shard in found:
-                raise IncompletePartsError(f"shard {shard} is there twice, as {found[shard]} and {path}: delete one")
-            found[shard] = path
-        numbers = sorted({shard.number for shard in found})
+            if shard in paths:
+                raise IncompletePartsError(f"shard {shard} is there twice, as {paths[shard]} and {path}: delete one")
+            paths[shard] = path
+        numbers = sorted({shard.number for shard in paths})
         if len(numbers) != 1:
             problem = f"has no complete part of {self.catalog.name}: run its shards first, with `shard`"
             if numbers:
@@ -202,7 +202,7 @@ class Parts:
                 problem = f"has parts of {self.catalog.name} for {counts} shards: delete those of one number"
             raise IncompletePartsError(f"{self.folder} {problem}")
         files = {shard: self._file(shard) for shard in (Shard(index, numbers[0]) for index in range(numbers[0]))}
-        problems = {shard: problem for shard, file in files.items() if (problem := self._problem(file))}
+        problems = {shard: found for shard, file in files.items() if (found := self._problem(file))}
         if problems:
             said = shorten_list([f"shard {shard} {problem}" for shard, problem in problems.items()])
             raise IncompletePartsError(f"{self.folder} is not complete: {said}.", sorted(problems))

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -104,8 +105,8 @@ class ImageAdder:
         """Embed images and add those that can be read."""
         file = work / "vectors.npy"
         try:
-            given = {"images": indices, "parts": self.parts}
-            encode_to_file(self.encoder, self.catalog, file, workers=workers, progress=embedding, **given)
+            settings: dict[str, Any] = {"images": indices, "parts": self.parts, "workers": workers}
+            encode_to_file(self.encoder, self.catalog, file, progress=embedding, **settings)
         except NoReadableImageError:
             self.result.unreadable += [plan.rows[index].path for index in indices]
             return
