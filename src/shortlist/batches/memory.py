@@ -64,7 +64,7 @@ def _free_in_heap() -> int:
     mapped, used, free = fields[4], fields[7], fields[8]  # hblkhd, uordblks, fordblks
     # malloc counts as free, too, what `return_freed_memory` has returned, but that is not resident. The bound is too
     # high by what Python itself has allocated, about 200 MB.
-    return max(0, min(free, usage.rss - usage.shared - used - mapped))
+    return int(max(0, min(free, usage.rss - usage.shared - used - mapped)))
 
 
 class _MallocInfo(ctypes.Structure):

@@ -222,10 +222,12 @@ def _decode_fast(image: Image.Image) -> NDArray[np.uint8] | None:
     try:
         from simplejpeg import decode_jpeg
 
-        image.fp.seek(0)
-        return decode_jpeg(image.fp.read())
+        file: BinaryIO = image.fp  # type: ignore[attr-defined]
+        file.seek(0)
+        pixels: NDArray[np.uint8] = decode_jpeg(file.read())
     except (ModuleNotFoundError, ValueError):
         return None
+    return pixels
 
 
 def upright_size(image: Image.Image) -> tuple[int, int]:

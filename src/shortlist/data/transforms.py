@@ -90,7 +90,7 @@ def apply_crop(image: Image.Image, crop: Crop, interpolation: str) -> Tensor:
     right, bottom = min(crop.box[2], image.width), min(crop.box[3], image.height)  # may exceed it by rounding
     box = (*crop.box[:2], right, bottom)
     if crop.fast and all(side == int(side) for side in box):
-        return resize_pixels(np.array(image.crop(tuple(map(int, box)))), crop, interpolation)
+        return resize_pixels(np.array(image.crop(box)), crop, interpolation)
     pixels = np.asarray(image.resize(crop.size, INTERPOLATIONS[interpolation], box=box, reducing_gap=REDUCING_GAP))
     return torch.from_numpy((pixels[:, ::-1] if crop.flip else pixels).transpose(2, 0, 1).copy())
 
@@ -101,7 +101,7 @@ def resize_pixels(pixels: NDArray[np.uint8], crop: Crop, interpolation: str) -> 
     The arithmetic is in integers, so that the result is the same on every processor and with any number of threads.
     """
     images = torch.from_numpy(pixels).permute(2, 0, 1)[None]
-    (resized,) = functional.interpolate(images, crop.size[::-1], mode=interpolation, antialias=True)
+    resized: Tensor = functional.interpolate(images, crop.size[::-1], mode=interpolation, antialias=True)[0]
     return resized.flip(-1) if crop.flip else resized
 
 
