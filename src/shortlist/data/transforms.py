@@ -41,8 +41,8 @@ class Crop:
         box: Left, top, right and bottom in pixels of the image.
         size: Width and height of the output.
         flip: Whether to flip the output horizontally.
-        fast: Whether to resize with torch, which takes less than half the time of Pillow, if the box consists of whole
-            pixels. The results differ by 1 or 2 of 255, and more only at the border of the box, where Pillow also uses
+        fast: Whether to resize with torch, which is faster than Pillow on processors with AVX2, if the box consists of
+            whole pixels. The results differ by 1 or 2 of 255, and more only at the border of the box, where Pillow also uses
             pixels outside of it. For training; in tests, models are used with Pillow, as exported models are.
     """
 
@@ -98,7 +98,7 @@ def apply_crop(image: Image.Image, crop: Crop, interpolation: str) -> Tensor:
 def resize_pixels(pixels: NDArray[np.uint8], crop: Crop, interpolation: str) -> Tensor:
     """Resize and flip the pixels (height, width, 3) inside the box of a fast crop; otherwise like `apply_crop`.
 
-    The arithmetic is in integers, so that the result is the same on every processor and with any number of threads.
+    The arithmetic is in integers, so that the result does not depend on vector instructions or the number of threads.
     """
     images = torch.from_numpy(pixels).permute(2, 0, 1)[None]
     resized: Tensor = functional.interpolate(images, crop.size[::-1], mode=interpolation, antialias=True)[0]
