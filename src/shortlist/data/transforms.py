@@ -42,8 +42,8 @@ class Crop:
         size: Width and height of the output.
         flip: Whether to flip the output horizontally.
         fast: Whether to resize with torch, which is faster than Pillow on processors with AVX2, if the box consists of
-            whole pixels. The results differ by 1 or 2 of 255, and more only at the border of the box, where Pillow also uses
-            pixels outside of it. For training; in tests, models are used with Pillow, as exported models are.
+            whole pixels. The results differ by 1 or 2 of 255, and more only at the border of the box, where Pillow
+            also uses pixels outside of it. For training; test images are resized with Pillow, as in exported models.
     """
 
     box: tuple[float, float, float, float]
