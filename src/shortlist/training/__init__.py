@@ -14,7 +14,13 @@ with extra("training", __name__):
     from shortlist.training.plan import Plan, make_plan
     from shortlist.training.plan_description import describe
     from shortlist.training.requirements import Requirements, find_requirements
-    from shortlist.training.run_evaluation import evaluate_encoder, evaluate_run, open_embedder, open_encoder
+    from shortlist.training.run_evaluation import (
+        embed_run_shard,
+        evaluate_encoder,
+        evaluate_run,
+        open_embedder,
+        open_encoder,
+    )
     from shortlist.training.sweeps import SweepResult, TrialResult, sweep, write_best_recipe
 
 __all__ = [
@@ -30,6 +36,7 @@ __all__ = [
     "ablate",
     "collect",
     "describe",
+    "embed_run_shard",
     "evaluate_encoder",
     "evaluate_run",
     "find_requirements",

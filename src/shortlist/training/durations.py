@@ -138,7 +138,7 @@ def _seconds_per_training_image(
             learner.train_step(step, itertools.islice(chunks, -(-number // size)), labels, lr_factor=0.0)
             yield number
 
-    with closing(_load(plan, transform, (part for batch in batches() for part in batch.split(size)))) as chunks:
+    with closing(_load(plan, transform, (part for batch in batches() for part in torch.split(batch, size)))) as chunks:
         seconds = _seconds_per_item(steps(chunks), MEASURED_SECONDS, clock)
     embedded_twice = 1 - needs.kept / needs.share if needs.kept else 0.0  # else the measurement includes it
     return seconds * (1 + embedded_twice / TRAINING_WORK)
@@ -157,7 +157,7 @@ def _seconds_per_embedding(plan: Plan, learner: Learner, transform: Transform, c
 
     embedder.eval()
     try:
-        with closing(_load(plan, transform, images.split(size))) as chunks:
+        with closing(_load(plan, transform, torch.split(images, size))) as chunks:
             return _seconds_per_item(embed(chunks), MEASURED_SECONDS / 2, clock)
     finally:
         embedder.train()

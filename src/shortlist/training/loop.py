@@ -207,8 +207,8 @@ class Trainer:
         if display.shows:  # tracing takes a moment
             with suppress(Exception):  # an estimate must not stop a run
                 embedder, processes = self.learner.embedder, self.processes
-                shared = {"processes": processes.number, "sharing": processes.on_this_machine}
-                needs = find_requirements(plan, embedder, self.learner.loss, **shared)
+                number, here = processes.number, processes.on_this_machine
+                needs = find_requirements(plan, embedder, self.learner.loss, processes=number, sharing=here)
                 facts = {"memory": round(needs.peak), "operations": round(needs.step_work)}
                 display.message(describe_needs(plan, needs), **facts)
 
@@ -415,7 +415,7 @@ class Trainer:
         return tested
 
     def _measure(
-        self, embedder: Embedder, eval_set: EvalSet, folder: RunFolder | None = None, **settings: bool
+        self, embedder: Embedder, eval_set: EvalSet, folder: RunFolder | None = None, **settings: Any
     ) -> list[Evaluation]:
         try:
             features = None if self.frozen is None else self.frozen.of_test

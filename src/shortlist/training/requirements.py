@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import normalize
 
-from shortlist.batches.large_batch import AUTOMATIC_CHUNK, KEPT_SHARE
+from shortlist.batches.large_batch import AUTOMATIC_CHUNK, CHUNK_SHARE, KEPT_SHARE
 from shortlist.batches.memory import available_memory, free_in_heap
 from shortlist.batches.tracing import Trace, trace
 from shortlist.batches.undo import seeded
@@ -105,7 +105,7 @@ class Requirements:
         if self.chunk_size != "auto":
             return min(self.chunk_size, self.batch)
         most = min(AUTOMATIC_CHUNK[self.device.kind], math.ceil(self.batch / self.processes))
-        return max(1, min(most, int(self._free * (1 - KEPT_SHARE) / self.graph)))
+        return max(1, min(most, int(self._free * CHUNK_SHARE / self.graph)))
 
     @property
     def share(self) -> int:
@@ -116,7 +116,7 @@ class Requirements:
     @property
     def kept(self) -> int:
         """Number of images whose graphs are kept, so that they are embedded only once."""
-        room = KEPT_SHARE * self._free if self.keep_graphs == "auto" else self.keep_graphs
+        room = KEPT_SHARE[self.device.kind] * self._free if self.keep_graphs == "auto" else self.keep_graphs
         if isinstance(room, bool):
             return self.share if room else 0
         return min(self.share, int(room / (self.graph * self.chunk)) * self.chunk)
@@ -255,7 +255,11 @@ def find_requirements(
         evaluated=max((4 * len(each.catalog) * embedder.dim for each in tests), default=0),
         batch=batch,
         chunk_size=math.ceil(batch / processes) if config.frozen else config.batch.chunk_size,
-        keep_graphs=True if config.frozen and keep == "auto" else int(keep * 2**30) if type(keep) is float else keep,
+        keep_graphs=True
+        if config.frozen and keep == "auto"
+        else int(keep * 2**30)
+        if isinstance(keep, float)
+        else keep,
         inference_batch=inference_batch_size(config),
         ahead=0 if config.frozen else LOADED_AHEAD * decoding_workers(config, sharing),
         device=device or this_device(embedder, sharing),  # after the traces, which load libraries
@@ -294,7 +298,8 @@ def parse_size(size: str | float) -> float:
     if found is None:
         raise ConfigError(f"`device_memory` must be a size such as 24GB, not {size!r}.")
     number, unit, binary = found.groups()
-    return float(number) * (1024 if binary else 1000) ** " KMGT".index((unit or " ").upper())
+    factor: float = (1024 if binary else 1000) ** " KMGT".index((unit or " ").upper())
+    return float(number) * factor
 
 
 def _trace_model(config: RunConfig, embedder: Embedder, trained: nn.Module) -> dict[str, Any]:
