@@ -169,9 +169,9 @@ print(*growth())
 many = [torch.ones(31 * 2**18) for _ in range(20)]
 last = torch.ones(2**18)  # keeps malloc from shrinking the heap
 del many
-free = memory._free_in_heap()
+free = memory.free_in_heap()
 memory.return_freed_memory(torch.device("cpu"))
-print(free, memory._free_in_heap())
+print(free, memory.free_in_heap())
 """
 
 
