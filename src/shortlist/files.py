@@ -1,14 +1,17 @@
-"""Atomic writes, locks and JSON files."""
+"""Atomic writes, locks, JSON files and digests."""
 
 from __future__ import annotations
 
+import errno
 import glob
+import hashlib
 import json
 import os
+import stat
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 import filelock
 
@@ -90,21 +93,41 @@ def remove_unfinished(path: Path) -> None:
             temporary.unlink(missing_ok=True)
 
 
-def read_json(path: Path) -> Any:
+def read_json(path: Path, shape: Any = None) -> Any:
     """Read a JSON file that shortlist has written.
 
+    Args:
+        path: The file.
+        shape: Type of the contents, such as `list[str]` or a dataclass, of which pydantic creates an instance. None:
+            the contents are returned as they are.
+
     Raises:
-        RunError: The file is not valid JSON.
+        RunError: The file is missing, is not valid JSON, or has other contents.
     """
-    return parse_json(path.read_text(encoding="utf-8", errors="replace"), path)
+    try:
+        text = path.read_text(encoding="utf-8", errors="replace")
+    except FileNotFoundError:
+        raise RunError(f"{path} is missing. Restore it.") from None
+    return parse_json(text, path, shape)
 
 
-def parse_json(text: str, path: Path) -> Any:
+def parse_json(text: str, path: Path, shape: Any = None) -> Any:
     """Parse JSON that was read from `path`; see `read_json`."""
     try:
-        return json.loads(text)
-    except ValueError as error:
-        raise RunError(f"{path} is not valid JSON ({error}). Restore or delete it.") from None
+        value = json.loads(text)
+    except (ValueError, RecursionError) as error:
+        raise RunError(f"{path} is damaged: it is not valid JSON ({error}). Restore or delete it.") from None
+    if shape is None:
+        return value
+    from pydantic import TypeAdapter, ValidationError  # not needed by an installation without extras
+
+    try:
+        return TypeAdapter(shape).validate_python(value)
+    except ValidationError as error:
+        problem = error.errors()[0]
+        place = ".".join(map(str, problem["loc"]))
+        what = f"{place}: {problem['msg']}" if place else problem["msg"]
+        raise RunError(f"{path} is damaged ({what}). Restore or delete it.") from None
 
 
 def write_json(path: Path, value: Any) -> None:
@@ -116,6 +139,26 @@ def write_text_atomically(path: Path, text: str) -> None:
     """Write a text file in UTF-8, replacing `path` only when the text is complete."""
     with atomic_replace(path) as temporary:
         temporary.write_text(text, encoding="utf-8")
+
+
+def open_regular_file(path: Path | str) -> BinaryIO:
+    """Open a regular file for reading. Reading anything else, such as a named pipe, could wait for ever.
+
+    Raises:
+        OSError: The file cannot be opened, or is not a regular file.
+    """
+    waits_not = getattr(os, "O_NONBLOCK", 0)  # opening a named pipe waits for a writer; Windows has no such files
+    file: BinaryIO = open(path, "rb", opener=lambda name, flags: os.open(name, flags | waits_not))  # noqa: PTH123, SIM115
+    if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
+        file.close()
+        raise OSError(errno.EINVAL, "it is not a regular file", str(path))
+    return file
+
+
+def file_digest(path: Path) -> str:
+    """Return the SHA-256 of a file."""
+    with open_regular_file(path) as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def absolute_path(path: Path | str) -> str:

@@ -228,9 +228,9 @@ def _search_type(facts: dict[str, Any]) -> str:
     return f"approximate ({kind}, recall@{recall['at']} {100 * recall['recall']:.1f} %, measured with {queries})"
 
 
-def _report_unreadable(display: Display, unreadable: list[str]) -> None:
-    for path in unreadable:
-        display.message(f"unreadable: {path}", unreadable=path)
+def _report_unreadable(display: Display, unreadable: dict[str, str]) -> None:
+    for path, reason in unreadable.items():
+        display.message(f"unreadable: {path}: {reason}", unreadable=path, reason=reason)
 
 
 def _hit_facts(hit: Hit) -> dict[str, object]:

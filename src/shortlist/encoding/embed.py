@@ -30,7 +30,17 @@ class NonFiniteError(RunError):
 
 
 class NoReadableImageError(DataError):
-    """None of the images can be read."""
+    """None of the images can be read.
+
+    Args:
+        name: Name of the images.
+        left_out: Their paths, and the reasons.
+    """
+
+    def __init__(self, name: str, left_out: dict[str, str]) -> None:
+        path, reason = next(iter(left_out.items()))
+        super().__init__(f"{name}: none of its {len(left_out):,} images can be read (first: {path}: {reason})")
+        self.left_out = left_out
 
 
 def embed_images(
@@ -135,10 +145,10 @@ def embed_dataset(
     if file.done:
         return path
     with exclusive_write(path), file:
-        while file.seen < len(catalog):
+        while file.note.seen < len(catalog):
             _embed_up_to_unreadable(file, embedder, dataset, on_missing, batch_size, workers, progress)
-        if not file.rows:
-            raise NoReadableImageError(f"{catalog.name}: none of its {len(catalog)} images can be read")
+        if not file.note.rows:
+            raise NoReadableImageError(catalog.name, file.note.left_out)
         file.finish()
     return path
 
@@ -150,7 +160,7 @@ def write_embeddings(
     file = VectorFile(Path(path), _digest(embedder, catalog, transform, np.float32), np.float32)
     if not file.done:
         with exclusive_write(file.path), file:
-            _append(file, vectors[file.rows :], seen=len(catalog))
+            _append(file, vectors[file.note.rows :], seen=len(catalog))
             file.finish()
     return file.path
 
@@ -183,23 +193,22 @@ def _embed_up_to_unreadable(
 ) -> None:
     """Append embeddings up to the end of the catalog, or up to an unreadable image, which is noted as left out."""
     catalog = dataset.catalog
-    first, *rest = batches = _batches(file.seen, len(catalog), batch_size)
-    unreadable = set(file.left_out)
+    first, *rest = batches = _batches(file.note.seen, len(catalog), batch_size)
+    unreadable = file.note.left_out
     readable = [index for index in first if str(catalog.file(index)) not in unreadable]
     if not readable:
-        file.seen = first[-1] + 1
+        file.note.seen = first[-1] + 1
         return
     embeddings = _iterate_embeddings(embedder, dataset, [readable, *rest], workers)
     try:
         for batch, vectors in zip(batches, embeddings, strict=True):
             _append(file, vectors, seen=batch[-1] + 1)
             if progress is not None:
-                progress(file.seen, len(catalog))
+                progress(file.note.seen, len(catalog))
     except ImageError as error:
         if on_missing != "skip":
             raise DataError(f'{error}. Leave such images out with `on_missing="skip"`') from error
-        if str(error.path) not in unreadable:  # a catalog may list an image twice
-            file.left_out.append(str(error.path))
+        unreadable[str(error.path)] = error.reason
 
 
 def _append(file: VectorFile, vectors: Tensor, seen: int) -> None:

@@ -185,7 +185,7 @@ def _index(folder: Path, views: Views) -> _Index:
     for images in sorted(folder.glob(f"*{IMAGES}")):
         file = _vector_file(images, views)
         if file.done:
-            found |= {key: (file.path, row) for row, key in enumerate(read_json(images))}
+            found |= {key: (file.path, row) for row, key in enumerate(read_json(images, list[str]))}
     return found
 
 
@@ -201,10 +201,10 @@ def _keep_unfinished(folder: Path, views: Views) -> None:
         if file.done:
             continue
         with file:
-            if file.rows:
-                write_text_atomically(images, json.dumps(read_json(images)[: file.rows]) + "\n")
+            if file.note.rows:
+                write_text_atomically(images, json.dumps(read_json(images, list[str])[: file.note.rows]) + "\n")
                 file.finish()
-        if not file.rows:
+        if not file.note.rows:
             images.unlink()
             file.part.unlink()
 

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-import json
 import os
 import time
 from contextlib import suppress
+from dataclasses import asdict, dataclass, field
+from functools import lru_cache
 from pathlib import Path
 from types import TracebackType
 from typing import Any
@@ -13,10 +14,33 @@ from typing import Any
 import numpy as np
 from numpy.typing import DTypeLike, NDArray
 
-from shortlist.files import remove_unfinished, write_json
+from shortlist.errors import RunError
+from shortlist.files import absolute_path, file_digest, read_json, remove_unfinished, size_and_mtime, write_json
 
 NOTE_INTERVAL = 30.0  # seconds between two notes of the progress: the most work that a killed process loses
 HEADER_BYTES = 128
+NO_FILE = "there is no such file, or its name is not valid UTF-8"  # reason for which a catalog lists a file as missing
+
+
+@dataclass
+class _Note:
+    """What a file holds so far.
+
+    Args:
+        digest: Digest of everything that determines the vectors.
+        rows: Number of vectors.
+        dimensions: Dimension of the vectors.
+        seen: Number of images that are done: written or left out.
+        left_out: Images that could not be read, and the reasons.
+        sha256: Digest of the complete file.
+    """
+
+    digest: str = ""
+    rows: int = 0
+    dimensions: int = 0
+    seen: int = 0
+    left_out: dict[str, str] = field(default_factory=dict)
+    sha256: str = ""
 
 
 class VectorFile:
@@ -32,33 +56,30 @@ class VectorFile:
     """
 
     def __init__(self, path: Path, digest: str, dtype: DTypeLike = np.float16) -> None:
-        self.path, self.digest, self.dtype = path, digest, np.dtype(dtype)
+        self.path, self.dtype = path, np.dtype(dtype)
         self.note_file = path.with_name(f"{path.name}.json")
         self.part, self.part_note = (path.with_name(f".{path.name}.part{ending}") for ending in ("", ".json"))
-        self.rows = self.dimensions = 0  # shape of what has been written
-        self.seen = 0  # images that are done: written or left out
-        self.left_out: list[str] = []
+        self.note = _Note(digest)
         self._last_note = time.monotonic()
 
     @property
     def done(self) -> bool:
-        """Whether the complete file exists and has this digest."""
+        """Whether the complete file exists, has this digest and is undamaged."""
         note = _read_note(self.note_file)
-        if note.get("digest") != self.digest or not self.path.is_file():
+        if note.digest != self.note.digest or not self.path.is_file():
             return False
-        size = note["rows"] * note["dimensions"] * self.dtype.itemsize
-        return bool(self.path.stat().st_size == HEADER_BYTES + size)
+        stamp = size_and_mtime(self.path)
+        return stamp is not None and stamp[0] == self._size(note) and _digest_of(self.path, stamp) == note.sha256
 
     def __enter__(self) -> VectorFile:
         self.path.parent.mkdir(parents=True, exist_ok=True)
         for file in (self.note_file, self.part_note):
             remove_unfinished(file)
         note = _read_note(self.part_note)
-        if note.get("digest") == self.digest and self.part.is_file():
-            self.rows, self.seen, self.dimensions = note["rows"], note["seen"], note["dimensions"]
-            self.left_out = list(note["left_out"])
+        if note.digest == self.note.digest and self.part.is_file() and self.part.stat().st_size >= self._size(note):
+            self.note = note
             self._stream = self.part.open("r+b")
-            self._stream.truncate(self._noted_bytes)
+            self._stream.truncate(self._size(note))
         else:
             self.part_note.unlink(missing_ok=True)
             self._stream = self.part.open("w+b")
@@ -67,53 +88,65 @@ class VectorFile:
 
     def append(self, vectors: NDArray[Any], seen: int) -> None:
         """Write more vectors, (n, d), after which `seen` images are done."""
-        if not self.dimensions:
-            self.dimensions = vectors.shape[1]
-            self._stream.write(_header((0, self.dimensions), self.dtype))
+        note = self.note
+        if not note.dimensions:
+            note.dimensions = vectors.shape[1]
+            self._stream.write(_header((0, note.dimensions), self.dtype))
         self._stream.write(np.ascontiguousarray(vectors, dtype=self.dtype).tobytes())
-        self.rows, self.seen = self.rows + len(vectors), seen
+        note.rows, note.seen = note.rows + len(vectors), seen
         if time.monotonic() - self._last_note >= NOTE_INTERVAL:
             self._write_note(self.part_note)
 
     def finish(self) -> None:
         """Write the final number of rows into the header, and rename the file to its final path."""
         self._stream.seek(0)
-        self._stream.write(_header((self.rows, self.dimensions), self.dtype))
+        self._stream.write(_header((self.note.rows, self.note.dimensions), self.dtype))
         self._write_note(self.part_note)
+        self.note.sha256 = file_digest(self.part)
         self.path.unlink(missing_ok=True)  # an older file, which the new note does not describe
         self._write_note(self.note_file)
         self.part.replace(self.path)
         self.part_note.unlink(missing_ok=True)
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
-        if kind is not None and self.rows:
+        if kind is not None and self.note.rows:
             with suppress(OSError):  # the error that ends the context is more important
                 self._write_note(self.part_note)
         self._stream.close()
 
-    @property
-    def _noted_bytes(self) -> int:
-        return HEADER_BYTES + self.rows * self.dimensions * self.dtype.itemsize
+    def _size(self, note: _Note) -> int:
+        return HEADER_BYTES + note.rows * note.dimensions * self.dtype.itemsize
 
     def _write_note(self, file: Path) -> None:
         self._stream.flush()
         os.fsync(self._stream.fileno())  # the note must not be ahead of the vectors
-        note = {name: getattr(self, name) for name in ("digest", "rows", "dimensions", "seen", "left_out")}
-        write_json(file, note)
+        write_json(file, asdict(self.note))
         self._last_note = time.monotonic()
 
 
-def left_out_images(path: Path) -> list[str]:
-    """Return the images that were left out of a complete vector file because they could not be read."""
-    return list(_read_note(path.with_name(f"{path.name}.json")).get("left_out", []))
+@lru_cache
+def _digest_of(path: Path, stamp: tuple[int, int]) -> str:
+    """Return the digest of a file, which is read again only if its size or modification time has changed."""
+    return file_digest(path)
 
 
-def _read_note(file: Path) -> dict[str, Any]:
+def left_out_images(path: Path) -> dict[str, str]:
+    """Return the images that were left out of a complete vector file because they could not be read, and why."""
+    return _read_note(path.with_name(f"{path.name}.json")).left_out
+
+
+def with_absolute_paths(left_out: dict[str, str]) -> dict[str, str]:
+    """Return images that were left out, sorted by their absolute paths, and the reasons."""
+    return dict(sorted((absolute_path(path), reason) for path, reason in left_out.items()))
+
+
+def _read_note(file: Path) -> _Note:
+    """Read a note. One that is missing or damaged belongs to no vectors."""
     try:
-        note = json.loads(file.read_text(encoding="utf-8"))
-    except (OSError, ValueError):
-        return {}
-    return note if isinstance(note, dict) else {}
+        note: _Note = read_json(file, _Note)
+    except (OSError, RunError):
+        return _Note()
+    return note
 
 
 def _header(shape: tuple[int, int], dtype: np.dtype[Any]) -> bytes:
