@@ -79,7 +79,7 @@ class TestKilled:
         ("pyarrow.parquet.write_table", False),
         ("pyarrow.parquet.write_table", True),
         ("shortlist.gallery.folder_store.write_manifest", False),
-        ("shortlist.gallery.manifest.write_text_atomically", True),
+        ("shortlist.gallery.manifest.write_json", True),
         ("shortlist.gallery.manifest.delete_unused", True),
     )
 
@@ -136,7 +136,7 @@ class TestKilled:
             write(tmp_path / "new" / f"{number}.png", picture(seed=50 + number))
         assert killed(tmp_path / "gallery", tmp_path / "new", encoder, point, after) == -signal.SIGKILL
         again = Gallery.open(tmp_path / "gallery", encoder)
-        done = after and point.endswith(("write_text_atomically", "delete_unused"))
+        done = after and point.endswith(("write_json", "delete_unused"))
         assert len(again) == (NUMBER + 3 if done else NUMBER - 1)
         assert [hit for hit in again.similar(0, NUMBER + 3) if hit.item.id < NUMBER] == found
         again.add(open_collection(tmp_path / "new"))

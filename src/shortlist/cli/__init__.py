@@ -38,5 +38,15 @@ def main() -> None:
         path = f" ({error.filename})" if error.filename else ""
         print(f"Error: {error.strerror or error}{path}", file=sys.stderr)
         raise SystemExit(1) from None
+    except (MemoryError, RuntimeError) as error:
+        from shortlist.batches.memory import is_out_of_memory
+
+        if not is_out_of_memory(error):
+            raise
+        reason = str(error).partition("\n")[0]
+        print(
+            f"Error: There is not enough memory. Use a smaller model, batch or image size. ({reason})", file=sys.stderr
+        )
+        raise SystemExit(1) from None
     except KeyboardInterrupt:
         raise SystemExit(130) from None

@@ -40,7 +40,9 @@ Workers = Annotated[
     ),
 ]
 
-gallery_app = typer.Typer(help="Show a gallery, add images to it, or remove images from it.", no_args_is_help=True)
+gallery_app = typer.Typer(
+    help="Show or check a gallery, add images to it or remove images.", no_args_is_help=True
+)
 app.add_typer(gallery_app, name="gallery")
 
 
@@ -158,6 +160,24 @@ def show_gallery(place: Place, as_json: AsJson = False) -> None:
     for name in ("name", "place", "images", "labels", "search", "dim", "fingerprint"):
         table.add_row(name, str(facts[name]))
     _print_untruncated(table)
+
+
+@gallery_app.command("check")
+def check_gallery(place: Place, as_json: AsJsonWithProgress = False) -> None:
+    """Read all files of a gallery, and compare them with what was written. Exits with 1 if one is damaged."""
+    from shortlist.gallery import Gallery
+    from shortlist.progress import display_for
+
+    found = Gallery.check(place, display=display_for(sys.stderr, as_json=as_json))
+    if as_json:
+        print(json.dumps({**dataclasses.asdict(found), "ok": found.ok}, indent=2, ensure_ascii=False))
+    else:
+        for problem in found.problems:
+            print(f"damaged: {problem}")
+        for name in found.unverified:
+            print(f"not verified: {name} was written by an earlier version of shortlist, without a digest")
+        print(f"{found.files:,} files and the model checked: {len(found.problems)} problems")
+    raise typer.Exit(0 if found.ok else 1)
 
 
 @gallery_app.command()

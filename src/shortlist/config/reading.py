@@ -59,7 +59,7 @@ def read_yaml(text: str, where: str) -> dict[str, Any]:
     """Read the mapping in a YAML text without validating its keys."""
     try:
         values = yaml.load(text, _Loader)
-    except yaml.YAMLError as error:
+    except (yaml.YAMLError, RecursionError, ValueError) as error:  # ValueError: for example a date without a 13th month
         raise ConfigError(f"{where} is not valid YAML: {' '.join(str(error).split())}") from None
     if not isinstance(values, Mapping):
         raise ConfigError(f"{where} must be a mapping such as 'data: ...', not {type(values).__name__}.")
@@ -132,9 +132,10 @@ def _override(values: dict[str, Any], override: str) -> None:
     if not equals or not key:
         raise ConfigError(f"{override!r} is not of the form key=value, such as optimizer.lr=1e-4.")
     try:
-        _set(values, key, yaml.load(text, _Loader))
-    except yaml.YAMLError:
-        _set(values, key, text)
+        value = yaml.load(text, _Loader)
+    except (yaml.YAMLError, RecursionError, ValueError):
+        value = text
+    _set(values, key, value)
 
 
 def _set(values: dict[str, Any], key: str, value: Any) -> None:

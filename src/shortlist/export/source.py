@@ -21,6 +21,7 @@ from shortlist.data.images import ImageDataset
 from shortlist.data.transforms import apply_crop
 from shortlist.encoding import Encoder
 from shortlist.errors import DataError, ModelError, ShortlistError
+from shortlist.evaluation import read_evaluations
 from shortlist.files import read_json
 from shortlist.progress import Display
 from shortlist.training import RunFolder
@@ -79,10 +80,19 @@ class ExportSource:
         except (ShortlistError, OSError):
             return None
 
-    def read(self, name: str) -> Any:
-        """Read one of the run's JSON files; returns None if it does not exist."""
+    def evaluations(self, name: str) -> list[dict[str, Any]]:
+        """Read the results in one of the run's files; there are none if it does not exist."""
         file = self.path / name
-        return read_json(file) if self.folder and file.is_file() else None
+        return [each.to_dict() for each in read_evaluations(file)] if self.folder and file.is_file() else []
+
+    def facts(self) -> dict[str, Any]:
+        """Read the facts of the run; there are none if the file does not exist."""
+        return self.folder.facts().model_dump() if self.folder and self.folder.facts_file.is_file() else {}
+
+    def unreadable(self) -> int:
+        """Return the number of images that were left out of the run because they cannot be read."""
+        file = None if self.folder is None else self.folder.unreadable_file
+        return len(read_json(file, list[tuple[str, str]])) if file is not None and file.is_file() else 0
 
     def samples(self, encoder: Encoder) -> Samples:
         """Return some of the run's test images, or synthetic images if these cannot be opened; on the CPU."""
