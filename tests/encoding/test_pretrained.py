@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
 from pathlib import Path
 
@@ -126,7 +127,9 @@ class TestPackage:
         with pytest.raises(ModelError, match="its contents differ from what was written"):
             Encoder.from_pretrained(package)
         (package / "config.json").write_text(json.dumps(found))
-        flip_bit(package / "model.safetensors")
+        with (package / "model.safetensors").open("r+b") as file:
+            file.seek(-1, os.SEEK_END)
+            file.write(b"\x01")
         with pytest.raises(ModelError, match=r"the contents of model.safetensors differ from what was exported"):
             Encoder.from_pretrained(package)
         (package / "model.safetensors").unlink()

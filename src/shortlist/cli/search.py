@@ -40,9 +40,7 @@ Workers = Annotated[
     ),
 ]
 
-gallery_app = typer.Typer(
-    help="Show or check a gallery, add images to it or remove images.", no_args_is_help=True
-)
+gallery_app = typer.Typer(help="Show or check a gallery, add images to it or remove images.", no_args_is_help=True)
 app.add_typer(gallery_app, name="gallery")
 
 

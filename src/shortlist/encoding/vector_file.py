@@ -65,11 +65,15 @@ class VectorFile:
     @property
     def done(self) -> bool:
         """Whether the complete file exists, has this digest and is undamaged."""
-        note = _read_note(self.note_file)
-        if note.digest != self.note.digest or not self.path.is_file():
-            return False
-        stamp = size_and_mtime(self.path)
-        return stamp is not None and stamp[0] == self._size(note) and _digest_of(self.path, stamp) == note.sha256
+        return self.rows_done is not None
+
+    @property
+    def rows_done(self) -> int | None:
+        """Number of vectors in the file, or None if it is not `done`."""
+        note, stamp = _read_note(self.note_file), size_and_mtime(self.path)
+        if note.digest != self.note.digest or stamp is None or stamp[0] != self._size(note):
+            return None
+        return note.rows if _digest_of(self.path, stamp) == note.sha256 else None
 
     def __enter__(self) -> VectorFile:
         self.path.parent.mkdir(parents=True, exist_ok=True)

@@ -20,13 +20,13 @@ CONFIG_SECTIONS = ("images", "loss", "batch", "optimizer", "schedule", "training
 def model_card(encoder: Encoder, source: ExportSource, check: Mapping[str, Any], license: str | None) -> str:  # noqa: A002
     """Return the card: Markdown with the YAML metadata that model hubs read."""
     name = "embedder" if source.config is None else source.config.name
-    tests = source.evaluations("evaluation.json")
+    tests = source.evaluations()
     sections = [
         f"# {_text(name)}",
         _summary(encoder, source.config),
         _usage(encoder, check),
         _data(source),
-        _results(tests, source.evaluations("evaluation-before.json")),
+        _results(tests, source.evaluations(before=True)),
         _limitations(tests, source.catalog),
         _training(source),
         _license(encoder, license),

@@ -21,7 +21,6 @@ from shortlist.data.images import ImageDataset
 from shortlist.data.transforms import apply_crop
 from shortlist.encoding import Encoder
 from shortlist.errors import DataError, ModelError, ShortlistError
-from shortlist.evaluation import read_evaluations
 from shortlist.files import read_json
 from shortlist.progress import Display
 from shortlist.training import RunFolder
@@ -80,10 +79,12 @@ class ExportSource:
         except (ShortlistError, OSError):
             return None
 
-    def evaluations(self, name: str) -> list[dict[str, Any]]:
-        """Read the results in one of the run's files; there are none if it does not exist."""
-        file = self.path / name
-        return [each.to_dict() for each in read_evaluations(file)] if self.folder and file.is_file() else []
+    def evaluations(self, *, before: bool = False) -> list[dict[str, Any]]:
+        """Read the results of the run, after or before training; there are none if the file does not exist."""
+        folder = self.folder
+        if folder is None or not (folder.before_file if before else folder.evaluation_file).is_file():
+            return []
+        return [each.to_dict() for each in folder.evaluations(before=before)]
 
     def facts(self) -> dict[str, Any]:
         """Read the facts of the run; there are none if the file does not exist."""

@@ -14,7 +14,6 @@ from torch import nn
 from shortlist.config import RunConfig
 from shortlist.data import Catalog
 from shortlist.errors import MAX_NAMES, DataError, shorten_list
-from shortlist.evaluation import read_evaluations
 from shortlist.files import check_writable
 from shortlist.progress import Display, default_display, format_duration
 from shortlist.report import findings
@@ -85,7 +84,7 @@ def write_report(
         problem = f"The images have changed since the training, so no results are shown. {error}"
     except DataError as error:
         problem = f"The images cannot be opened, so no results are shown: {error}"
-    tested_before = read_evaluations(folder.before_file) if folder.before_file.exists() else []
+    tested_before = folder.evaluations(before=True) if folder.before_file.exists() else []
     before = {each.data: each for each in tested_before}
     tested = folder.evaluations() if folder.evaluation_file.exists() else []
     evaluations = [(each, before.get(each.data)) for each in tested]

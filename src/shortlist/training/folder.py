@@ -184,15 +184,16 @@ class RunFolder:
         found: Facts = read_json(self.facts_file, Facts)
         return found
 
-    def evaluations(self) -> list[Evaluation]:
-        """Read `evaluation.json`; the list is empty if the run has no test images.
+    def evaluations(self, *, before: bool = False) -> list[Evaluation]:
+        """Read `evaluation.json`, or `evaluation-before.json`; the list is empty if the run has no test images.
 
         Raises:
             RunError: The file is missing or damaged.
         """
-        found = read_evaluations(self.evaluation_file)
+        file = self.before_file if before else self.evaluation_file
+        found = read_evaluations(file)
         if not found and any(record["kind"] == "test" for record in self.metrics()):
-            raise RunError(f"{self.evaluation_file} is damaged: it has no results, but the run was tested. Restore it.")
+            raise RunError(f"{file} is damaged: it has no results, but the run was tested. Restore it.")
         return found
 
     def record_facts(self, fingerprint: str, processes: int = 1, **others: Any) -> None:
