@@ -84,6 +84,26 @@ def test_gallery(call: Call, folders: Path, place: str) -> None:
     assert (code, "exact (flat)" in out) == (0, True)
 
 
+def test_gallery_check(call: Call, folders: Path) -> None:
+    call("index", folders / "run", folders / "images" / "class 00", "-o", "gallery")
+    assert call("gallery", "check", "gallery")[:2] == (0, "3 files and the model checked: 0 problems\n")
+    Path("gallery/vectors-1.npy").unlink()
+    code, out, _ = call("gallery", "check", "gallery", "--json")
+    found = json.loads(out)
+    assert (code, found["ok"], found["problems"]) == (1, False, ["vectors-1.npy is missing"])
+    code, out, _ = call("gallery", "check", "gallery")
+    assert (code, out.splitlines()[0]) == (1, "damaged: vectors-1.npy is missing")
+    assert_error(call("gallery", "check", "milvus:some.db"), "is a Milvus collection")
+
+
+def test_unreadable_images_are_reported_with_reasons(call: Call, folders: Path, tmp_path: Path) -> None:
+    shutil.copytree(folders / "images" / "class 00", tmp_path / "some")
+    (tmp_path / "some" / "empty.png").touch()
+    for command in ("index", "embed"):
+        code, _, err = call(command, folders / "run", "some", "-o", f"{command}.parquet")
+        assert (code, f"unreadable: {tmp_path / 'some' / 'empty.png'}: the file is empty" in err) == (0, True)
+
+
 def test_the_measured_recall_is_reported(call: Call, folders: Path) -> None:
     code, _, err = call("index", folders / "run", folders / "images", "-o", "gallery", "--kind", "hnsw", "--json")
     assert (code, facts(err)["kind"], facts(err)["recall"]["queries"]) == (0, "hnsw", NUMBER)

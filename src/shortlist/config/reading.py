@@ -13,6 +13,8 @@ from pydantic import BaseModel, ValidationError
 from shortlist.config.schema import RunConfig
 from shortlist.errors import ConfigError, did_you_mean
 
+MAX_SHOWN = 100  # characters of an invalid value
+
 
 class _Loader(yaml.SafeLoader):
     """YAML loader that reads 1e-4 as a number, as YAML 1.2 does; PyYAML requires a dot and a sign."""
@@ -162,9 +164,11 @@ def _describe(problem: dict[str, Any]) -> tuple[str, str]:
         return key, f"unknown key; {_nearest(names[-1], section)}"
     if problem["type"] == "missing":
         return key, "is required"
+    text = repr(problem["input"])
+    shown = f" (given: {text if len(text) <= MAX_SHOWN else text[:MAX_SHOWN] + '...'})"
     if problem["type"] == "model_type":
-        return key, f"must be a mapping with the keys {', '.join(section.model_fields)} (given: {problem['input']!r})"
-    given = "" if isinstance(problem["input"], Mapping | BaseModel) else f" (given: {problem['input']!r})"
+        return key, f"must be a mapping with the keys {', '.join(section.model_fields)}{shown}"
+    given = "" if isinstance(problem["input"], Mapping | BaseModel) else shown
     return key, problem["msg"].removeprefix("Value error, ").removeprefix("Input ") + given
 
 

@@ -22,8 +22,8 @@ from shortlist.errors import DataError, ShortlistError
 from shortlist.files import open_regular_file
 from shortlist.seeds import derived_seed
 
-# Formats that Pillow decodes in this process. For others, such as EPS, it would start external programs. The last one is
-# TGA, because its files have no signature.
+# Formats that Pillow decodes in this process. For others, such as EPS, it would start external programs. TGA is last,
+# because its files have no signature.
 FORMATS = ("JPEG", "PNG", "WEBP", "GIF", "BMP", "TIFF", "AVIF", "JPEG2000", "PPM", "TGA")
 
 Key = tuple[int, int]  # epoch, index of the image in its catalog
