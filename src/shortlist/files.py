@@ -10,8 +10,9 @@ import os
 import stat
 from collections.abc import Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager
+from io import BufferedReader
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any
 
 import filelock
 
@@ -166,14 +167,14 @@ def write_text_atomically(path: Path, text: str) -> None:
         temporary.write_text(text, encoding="utf-8")
 
 
-def open_regular_file(path: Path | str) -> BinaryIO:
+def open_regular_file(path: Path | str) -> BufferedReader:
     """Open a regular file for reading. Reading anything else, such as a named pipe, could wait for ever.
 
     Raises:
         OSError: The file cannot be opened, or is not a regular file.
     """
     waits_not = getattr(os, "O_NONBLOCK", 0)  # opening a named pipe waits for a writer; Windows has no such files
-    file: BinaryIO = open(path, "rb", opener=lambda name, flags: os.open(name, flags | waits_not))  # noqa: SIM115
+    file = open(path, "rb", opener=lambda name, flags: os.open(name, flags | waits_not))  # noqa: SIM115
     if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
         file.close()
         raise OSError(errno.EINVAL, "it is not a regular file", str(path))

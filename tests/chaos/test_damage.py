@@ -140,7 +140,7 @@ def test_a_run(run: RunFolder, image: Path) -> None:
         "unreadable.json": lambda: open_run_images(run.config(), Display(), run).catalog.fingerprint(),
         "e*er.*": lambda: open_encoder(run.path).encode(image).tolist(),
         "best/*": lambda: serialization.read(run.best).sha256,
-        "vectors/*": lambda: embed_test(encoder, images.split("test"), 0, run, lambda *_: None).tolist(),
+        "vectors/*": lambda: embed_test(encoder, images.split("test"), 0, run, lambda *_, **__: None).tolist(),
         "checkpoints/*": is_as_written,
     }
     check_all(run.path, answers, not_read=set())
