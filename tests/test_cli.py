@@ -295,6 +295,9 @@ class TestData:
         report = json.loads(out)
         assert report["ok"] is False
         assert report["unreadable"][0][0] == "class 00/0.png"
+        assert (
+            "unreadable: 1 of these images; shortlist data check gives the reasons" in call("data", "show", "images")[1]
+        )
 
 
 class TestNames:
