@@ -109,16 +109,16 @@ def read_json(path: Path, shape: Any = None) -> Any:
         text = path.read_text(encoding="utf-8", errors="replace")
     except FileNotFoundError:
         raise RunError(f"{path} is missing. Restore it.") from None
-    return parse_json(text, path, shape)
+    value = parse_json(text, path)
+    return value if shape is None else validated(value, path, shape)
 
 
-def parse_json(text: str, path: Path, shape: Any = None) -> Any:
+def parse_json(text: str, path: Path) -> Any:
     """Parse JSON that was read from `path`; see `read_json`."""
     try:
-        value = json.loads(text)
+        return json.loads(text)
     except (ValueError, RecursionError) as error:
         raise RunError(f"{path} is damaged: it is not valid JSON ({error}). Restore or delete it.") from None
-    return value if shape is None else validated(value, path, shape)
 
 
 def validated(value: Any, path: Path, shape: Any) -> Any:

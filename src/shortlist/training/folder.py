@@ -22,7 +22,7 @@ from pydantic import BaseModel, ConfigDict, model_validator
 from shortlist.config import RunConfig, read_config
 from shortlist.errors import RunError
 from shortlist.evaluation import Evaluation, read_evaluations
-from shortlist.files import exclusive_lock, parse_json, read_json, write_json, write_text_atomically
+from shortlist.files import exclusive_lock, parse_json, read_json, validated, write_json, write_text_atomically
 
 _PASSWORD = re.compile(r"(://[^:/@\s]*:)[^@\s]+@")  # in the URL of a database
 PACKAGES = ("shortlist", "torch", "timm", "accelerate", "numpy", "pillow")
@@ -239,7 +239,8 @@ class RunFolder:
         if not self.metrics_file.exists():
             return []
         lines = self.metrics_file.read_text(encoding="utf-8", errors="replace").split("\n")[:-1]
-        return [parse_json(line, self.metrics_file, Record).model_dump() for line in lines]
+        records = [parse_json(line, self.metrics_file) for line in lines]
+        return [each.model_dump() for each in validated(records, self.metrics_file, list[Record])]
 
     def discard_records_after(self, step: int) -> None:
         """Remove the records that a resumed run writes again: those of later steps, and of the final test."""
