@@ -1,6 +1,6 @@
 # make demo      install, then train on glyphs and draw the results
 # make test      install, then run all checks and tests
-# make check     run lint, types, import contracts and workflow checks
+# make check     run lint, types, import contracts, and checks of workflows and shell scripts
 # make docs      build the documentation site into build/site
 # make bench     run the benchmarks of the losses and the large-batch step (hours on 2 cores; BENCH="--targets" for the targets only)
 # make mutants   run mutation tests of a module (MUTANTS="MODULE TESTS")
@@ -37,6 +37,7 @@ check: $(READY)
 	$(BIN)/mypy
 	$(BIN)/lint-imports
 	$(BIN)/check-jsonschema --builtin-schema vendor.github-workflows .github/workflows/*.yml
+	$(BIN)/shellcheck docs/cluster/*.sh
 	$(BIN)/zizmor --offline --strict-collection --quiet .github
 
 # mkdocs prints an advertisement unless it is told not to.

@@ -36,17 +36,22 @@ def main() -> None:
         raise SystemExit(130 if interrupted else 1) from None
     except OSError as error:
         path = f" ({error.filename})" if error.filename else ""
-        print(f"Error: {error.strerror or error}{path}", file=sys.stderr)
+        if is_main_process() or not is_in_all_processes(error):
+            print(f"Error: {error.strerror or error}{path}", file=sys.stderr)
         raise SystemExit(1) from None
     except (MemoryError, RuntimeError) as error:
-        from shortlist.batches.memory import is_out_of_memory
-
-        if not is_out_of_memory(error):
-            raise
-        reason = str(error).partition("\n")[0]
-        print(
-            f"Error: There is not enough memory. Use a smaller model, batch or image size. ({reason})", file=sys.stderr
-        )
+        _report_out_of_memory(error)
         raise SystemExit(1) from None
     except KeyboardInterrupt:
         raise SystemExit(130) from None
+
+
+def _report_out_of_memory(error: MemoryError | RuntimeError) -> None:
+    """Print a message if an error is a failed allocation, and raise it otherwise."""
+    from shortlist.batches.memory import is_out_of_memory
+
+    if not is_out_of_memory(error):
+        raise error
+    reason, _, _ = str(error).partition("\n")
+    text = f"There is not enough memory ({reason}). Use a smaller model, batch or image size."
+    print(f"Error: {text}", file=sys.stderr)

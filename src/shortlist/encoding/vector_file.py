@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import time
+from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import asdict, dataclass, field
 from functools import lru_cache
@@ -23,7 +24,7 @@ NO_FILE = "there is no such file, or its name is not valid UTF-8"  # reason for 
 
 
 @dataclass
-class _Note:
+class Note:
     """What a file holds so far.
 
     Args:
@@ -33,6 +34,9 @@ class _Note:
         seen: Number of images that are done: written or left out.
         left_out: Images that could not be read, and the reasons.
         sha256: Digest of the complete file.
+        shard: Of a part: number of the shard, and number of shards.
+        catalog: Of a part: fingerprint of the catalog, which is the same in all parts.
+        network: Of a part: digest of the network, which is the same in all parts.
     """
 
     digest: str = ""
@@ -41,6 +45,9 @@ class _Note:
     seen: int = 0
     left_out: dict[str, str] = field(default_factory=dict)
     sha256: str = ""
+    shard: tuple[int, int] | None = None
+    catalog: str = ""
+    network: str = ""
 
 
 class VectorFile:
@@ -53,13 +60,16 @@ class VectorFile:
         path: Final path of the file. The final note is PATH.json.
         digest: Digest of everything that determines the vectors.
         dtype: Data type of the vectors.
+        facts: Further facts for the note.
     """
 
-    def __init__(self, path: Path, digest: str, dtype: DTypeLike = np.float16) -> None:
+    def __init__(
+        self, path: Path, digest: str, dtype: DTypeLike = np.float16, facts: Mapping[str, Any] | None = None
+    ) -> None:
         self.path, self.dtype = path, np.dtype(dtype)
         self.note_file = path.with_name(f"{path.name}.json")
         self.part, self.part_note = (path.with_name(f".{path.name}.part{ending}") for ending in ("", ".json"))
-        self.note = _Note(digest)
+        self.note = Note(digest, **(facts or {}))
         self._last_note = time.monotonic()
 
     @property
@@ -70,7 +80,7 @@ class VectorFile:
     @property
     def rows_done(self) -> int | None:
         """Number of vectors in the file, or None if it is not `done`."""
-        note, stamp = _read_note(self.note_file), size_and_mtime(self.path)
+        note, stamp = read_note(self.path), size_and_mtime(self.path)
         if note.digest != self.note.digest or stamp is None or stamp[0] != self._size(note):
             return None
         return note.rows if _digest_of(self.path, stamp) == note.sha256 else None
@@ -93,6 +103,9 @@ class VectorFile:
     def append(self, vectors: NDArray[Any], seen: int) -> None:
         """Write more vectors, (n, d), after which `seen` images are done."""
         note = self.note
+        if not len(vectors):
+            note.seen = seen
+            return
         if not note.dimensions:
             note.dimensions = vectors.shape[1]
             self._stream.write(_header((0, note.dimensions), self.dtype))
@@ -100,6 +113,10 @@ class VectorFile:
         note.rows, note.seen = note.rows + len(vectors), seen
         if time.monotonic() - self._last_note >= NOTE_INTERVAL:
             self._write_note(self.part_note)
+
+    def leave_out(self, images: Mapping[str, str]) -> None:
+        """Note images that cannot be read, and the reasons."""
+        self.note.left_out |= images
 
     def finish(self) -> None:
         """Write the final number of rows into the header, and rename the file to its final path."""
@@ -118,7 +135,7 @@ class VectorFile:
                 self._write_note(self.part_note)
         self._stream.close()
 
-    def _size(self, note: _Note) -> int:
+    def _size(self, note: Note) -> int:
         return HEADER_BYTES + note.rows * note.dimensions * self.dtype.itemsize
 
     def _write_note(self, file: Path) -> None:
@@ -136,7 +153,12 @@ def _digest_of(path: Path, stamp: tuple[int, int]) -> str:
 
 def left_out_images(path: Path) -> dict[str, str]:
     """Return the images that were left out of a complete vector file because they could not be read, and why."""
-    return _read_note(path.with_name(f"{path.name}.json")).left_out
+    return read_note(path).left_out
+
+
+def read_note(path: Path) -> Note:
+    """Return the note of a complete vector file; an empty one if there is none."""
+    return _read_note(path.with_name(f"{path.name}.json"))
 
 
 def with_absolute_paths(left_out: dict[str, str]) -> dict[str, str]:
@@ -144,12 +166,12 @@ def with_absolute_paths(left_out: dict[str, str]) -> dict[str, str]:
     return dict(sorted((absolute_path(path), reason) for path, reason in left_out.items()))
 
 
-def _read_note(file: Path) -> _Note:
+def _read_note(file: Path) -> Note:
     """Read a note. One that is missing or damaged belongs to no vectors."""
     try:
-        note: _Note = read_json(file, _Note)
+        note: Note = read_json(file, Note)
     except (OSError, RunError):
-        return _Note()
+        return Note()
     return note
 
 
