@@ -2,12 +2,12 @@
 
     python benchmarks/plan.py --data FOLDER      all cases: about 12 minutes on 2 cores; resumes an interrupted run
     python benchmarks/plan.py --quick            one small case, to test the script; nothing is written
-    python benchmarks/plan.py --table            print the table of results/plan.json as Markdown
+    python benchmarks/plan.py --table            only write the table to docs/plan.md
 
 FOLDER contains cars196/ and omniglot/; without it, only the recipes that need no downloads run. The recipes are
 shortened by the overrides in `CASES`; what is planned is what is run. Plan and run are separate processes. Memory is
 the peak of the training process (VmHWM), without the processes that decode images. Time until the end is that of
-`shortlist.train` after the images are opened, without the report. Steps are those of metrics.jsonl, after the first.
+`train_run`, with the opening of images and without the report. Steps are those of metrics.jsonl, after the first.
 """
 
 from __future__ import annotations

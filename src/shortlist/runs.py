@@ -189,7 +189,7 @@ def plan(
     display = display or default_display()
     elsewhere = None if device_memory is None else gpu(parse_size(device_memory))
     with threads(config.training.threads):
-        made, embedder = make_plan(config, display), build_embedder(config, weights=False)
+        made, embedder = make_plan(config, display), build_embedder(config, weights="local")
         needs, durations = find_requirements(made, embedder, device=elsewhere, processes=devices or 1), None
         if measure and elsewhere is None:
             with display.task("measuring some steps"):
@@ -283,12 +283,9 @@ def _configure(
 
 
 def _finished(folder: RunFolder, model: nn.Module | None, report: bool, display: Display | None) -> Run:
-    from shortlist.evaluation import Evaluation
-    from shortlist.files import read_json
     from shortlist.progress import default_display
     from shortlist.report.run_report import report_after_training
 
     if report:
         report_after_training(folder, display or default_display(), model)
-    found = read_json(folder.evaluation_file)
-    return Run(folder.path, folder.config(), tuple(Evaluation.from_dict(each) for each in found))
+    return Run(folder.path, folder.config(), tuple(folder.evaluations()))
