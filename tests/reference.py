@@ -256,3 +256,11 @@ def labels_with_virtual(labels: Tensor, pairs: Tensor) -> list[frozenset[int]]:
 def all_pairs_of_positives(labels: Tensor) -> set[tuple[int, int]]:
     items = range(len(labels))
     return {(x, z) for x in items for z in items if x < z and labels[x] == labels[z]}
+
+
+def min_score(wrong: Sequence[float], rate: float) -> float:
+    """The lowest score with three decimals that at most this share of the wrong scores reach, or 1."""
+    for thousandths in range(-1000, 1000):
+        if sum(score >= thousandths / 1000 for score in wrong) <= rate * len(wrong):
+            return thousandths / 1000
+    return 1.0

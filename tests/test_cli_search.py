@@ -5,6 +5,7 @@
 from __future__ import annotations
 
 import json
+import re
 import shlex
 import shutil
 from pathlib import Path
@@ -69,6 +70,30 @@ def test_from_index_to_search(call: Call, folders: Path, place: str, tmp_path: P
     assert [len(each["hits"]) for each in found["results"]] == [2, 2]
     assert {hit["label"] for each in found["results"] for hit in each["hits"]} == {"class 07"}
     assert Path(found["results"][0]["hits"][0]["path"]).is_file()
+
+
+def test_nothing_similar_enough(call: Call, folders: Path) -> None:
+    """The gallery has the minimum score that the run's report recommends, unless another one is given."""
+    shutil.copytree(folders / "run", "run")
+    call("report", "run")
+    recommended = json.loads(Path("run/min-score.json").read_text())["min_score"]
+    call("index", "run", folders / "images", "-o", "gallery")
+    assert json.loads(call("gallery", "show", "gallery", "--json")[1])["min_score"] == recommended
+    call("index", folders / "run", folders / "images", "-o", "other", "--min-score", "0.9999")
+    assert "minimum score  0.9999" in call("gallery", "show", "other")[1]
+    Image.new("RGB", (40, 40), "white").save("white.png")
+    code, out, _ = call("search", "other", "white.png", "-k", "3")
+    first, second = out.splitlines()
+    assert (code, first) == (0, "white.png: nothing similar enough")
+    assert re.fullmatch(r"3 more, with scores up to 0\.\d+, are below the minimum score 0\.9999; .*", second)
+    assert json.loads(call("search", "other", "white.png", "--json")[1])["results"][0]["hits"] == []
+    found = json.loads(call("search", "other", "white.png", "-k", "3", "--min-score", "-1", "--json")[1])
+    assert (found["min_score"], len(found["results"][0]["hits"])) == (-1, 3)
+    assert call("gallery", "set", "other", "--min-score", "0.5")[:2] == (
+        0,
+        "Searches of other leave out results with a score below 0.5.\n",
+    )
+    assert "minimum score  0.5" in call("gallery", "show", "other")[1]
 
 
 def test_gallery(call: Call, folders: Path, place: str) -> None:

@@ -85,6 +85,24 @@ class TestSearch:
         ]
         assert len(filled.items(label=label)) == CLASSES[label]
 
+    def test_minimum_score(self, new: Open, images: Catalog) -> None:
+        gallery = new()
+        gallery.add(images)
+        scores = [hit.score for hit in gallery.similar(0, 6)]
+        assert gallery.min_score is None
+        gallery.set_min_score(scores[3])
+        gallery = new()  # opened again
+        assert gallery.min_score == gallery.facts()["min_score"] == scores[3]
+        file = images.file(0)
+        for found, number in ((gallery.similar(0, 6), 4), (gallery.similar(0, 6, min_score=-1), 6)):
+            assert [hit.score for hit in found] == scores[:number]
+        assert len(gallery.search(file, 7, min_score=scores[1] - 1e-4)) == 3  # and itself
+        assert gallery.similar(0, 6, min_score=1) == []
+        with pytest.raises(ConfigError, match="`min_score`, the lowest cosine similarity of a result, is from -1 to 1"):
+            gallery.set_min_score(1.5)
+        with pytest.raises(ConfigError, match="`min_score`"):
+            gallery.search(file, min_score=float("nan"))
+
     def test_fewer_results_than_k(self, filled: Gallery, shared_images: Catalog) -> None:
         assert filled.search(shared_images.file(0), label="no such") == []
         assert len(filled.search(shared_images.file(0), k=100)) == NUMBER

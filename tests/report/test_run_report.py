@@ -68,6 +68,12 @@ class TestPage:
             assert f"{value:.1f}" in text
         assert f"before training it was {100 * before['metrics']['r@1']['value']:.1f} %" in text
 
+    def test_the_recommended_minimum_score(self, page: Path, finished: RunFolder) -> None:
+        text, _ = read(page)
+        score = finished.recommended_min_score()
+        assert f"With a minimum score of {score:.3f} , a query whose class is not in the gallery" in text
+        assert json.loads(finished.min_score_file.read_text())["false_match_rate"] == 0.01
+
     def test_every_curve_is_drawn(self, page: Path) -> None:
         _, found = read(page)
         plots = [each["aria-label"] or "" for name, each in found.elements if name == "svg" and "data-points" in each]

@@ -257,6 +257,29 @@ def test_the_number_of_results(open_page: Open) -> None:
     expect_found(page, 31)
 
 
+def test_nothing_is_similar_enough(open_page: Open, gallery: Gallery) -> None:
+    scores = [hit.score for hit in gallery.similar(3, 20)]
+    gallery.set_min_score(round((scores[4] + scores[5]) / 2, 6))
+    try:
+        page = open_page("/?item=3")
+        expect_found(page)
+        expect(page.locator("#heading")).to_have_text("Most similar")
+        expect(page.locator(".card.weak")).to_have_count(15)
+        expect(page.locator("#status")).to_have_text(f"20 results, 15 below the minimum score {gallery.min_score}")
+        expect(page.locator("#verdict")).to_contain_text("of 5 have the same label")
+        page.locator("#min-score").fill("1")
+        page.locator("#min-score").press("Enter")
+        expect(page.locator("#heading")).to_have_text("Nothing similar enough")
+        expect(page.locator(".card.weak")).to_have_count(20)
+        assert "not similar enough" in (cards(page).first.get_attribute("aria-label") or "")
+        expect(page).to_have_url(re.compile("min_score=1$"))
+        page.locator("#min-score").fill("")
+        page.locator("#min-score").press("Enter")
+        expect(page.locator(".card.weak")).to_have_count(0)
+    finally:
+        gallery.set_min_score(None)
+
+
 def test_results_of_one_label(open_page: Open) -> None:
     page = open_page("/?item=3")
     expect_found(page)

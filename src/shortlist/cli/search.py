@@ -47,6 +47,10 @@ _PLACE: dict[str, Any] = {
     "help": "Folder of the gallery, or a Milvus collection: milvus:FILE.db or http://HOST:19530/COLLECTION.",
 }
 Place = Annotated[str, typer.Argument(**_PLACE)]
+MinScore = Annotated[
+    float | None,
+    typer.Option(min=-1, max=1, help="Lowest score of a result. Default: that of the gallery; -1 returns all results."),
+]
 Split = Annotated[str | None, typer.Option(help="Split to use: train, validation or test. Default: all images.")]
 Workers = Annotated[
     int | None,
@@ -110,6 +114,12 @@ def index(
             help="Index type: flat (exact), hnsw or ivfpq (approximate), or auto (by number of images and memory)."
         ),
     ] = "auto",
+    min_score: Annotated[
+        float | None,
+        typer.Option(
+            min=-1, max=1, help="Lowest score of a result, which is stored. Default: as recommended by the run's report."
+        ),
+    ] = None,
     root: Root = None,
     split: Split = None,
     workers: Workers = None,
@@ -130,7 +140,7 @@ def index(
     from shortlist.gallery.adding import whole_images
     from shortlist.gallery.milvus_address import is_milvus
     from shortlist.progress import display_for
-    from shortlist.training import open_encoder
+    from shortlist.training import RunFolder, open_encoder
 
     display = display_for(sys.stderr, as_json=as_json)
     chosen, folder, merged = choose_parts(
@@ -144,6 +154,10 @@ def index(
     gallery, added = galleries.index(
         encoder, catalog, out, model=run, kind=kind, workers=workers, parts=merged, display=display
     )
+    if min_score is None and gallery.min_score is None:
+        min_score = RunFolder(run).recommended_min_score()
+    if min_score is not None:
+        gallery.set_min_score(min_score)
     _report_added(display, as_json, gallery, added)
     gallery.close()
 
@@ -154,30 +168,40 @@ def search(
     images: Annotated[list[Path], typer.Argument(metavar="IMAGE...", help="Image files to use as queries.")],
     k: Annotated[int, typer.Option("-k", min=1, help="Number of results per query.")] = 10,
     label: Annotated[str | None, typer.Option(help="Return only images with this label.")] = None,
+    min_score: MinScore = None,
     sheet: Annotated[
         Path | None, typer.Option(metavar="FILE.png", help="Draw a contact sheet of the results to this file.")
     ] = None,
     model: Model = None,
     as_json: AsJson = False,
 ) -> None:
-    """Search a gallery for the images most similar to the given images."""
+    """Search a gallery for the images most similar to the given images.
+
+    Results with a lower score than --min-score are left out. A gallery stores a default, which the report of a run
+    recommends.
+    """
     from shortlist.gallery import Gallery
 
     if sheet is not None:
         from shortlist.report.contact_sheet import draw_hits  # fails before the search if an extra is missing
     gallery = Gallery.open(place, model)
-    found = list(zip(images, gallery.search(images, k, label=label), strict=True))
-    if label is not None and not any(hits for _, hits in found):
+    lowest = gallery.min_score if min_score is None else min_score
+    everything = gallery.search(images, k, label=label, min_score=-1)
+    if label is not None and not any(everything):
         known = gallery.labels()
         hint = did_you_mean(label, known) if known else "and no labels at all"
         raise DataError(f"the gallery {gallery.name} has no image with the label {label!r}, {hint}")
+    similar = ([hit for hit in hits if lowest is None or hit.score >= lowest] for hits in everything)
+    found = list(zip(images, similar, strict=True))
     if sheet is not None:
         draw_hits(found, sheet, title=f"{gallery.name}: the most similar of {len(gallery):,} images")
     if as_json:
         results = [{"query": str(query), "hits": [_hit_facts(hit) for hit in hits]} for query, hits in found]
-        print(json.dumps({"gallery": gallery.facts(), "results": results}, indent=2, ensure_ascii=False))
+        facts = {"gallery": gallery.facts(), "min_score": lowest, "results": results}
+        print(json.dumps(facts, indent=2, ensure_ascii=False))
     else:
-        _print_hits(found)
+        for (query, hits), all_hits in zip(found, everything, strict=True):
+            _print_hits(query, hits, all_hits[len(hits) :], lowest)
         if sheet is not None:
             print(f"The contact sheet is {sheet}.")
     gallery.close()
@@ -194,11 +218,28 @@ def show_gallery(place: Place, as_json: AsJson = False) -> None:
     if as_json:
         print(json.dumps({**facts, "labels": labels}, indent=2, ensure_ascii=False))
         return
+    facts["minimum score"] = "none" if facts["min_score"] is None else f"{facts['min_score']:g}"
     facts |= {"labels": f"{len(labels):,}", "images": f"{facts['images']:,}", "search": _search_type(facts)}
     table = Table(show_header=False, box=None, pad_edge=False)
-    for name in ("name", "place", "images", "labels", "search", "dim", "fingerprint"):
+    for name in ("name", "place", "images", "labels", "search", "minimum score", "dim", "fingerprint"):
         table.add_row(name, str(facts[name]))
     _print_untruncated(table)
+
+
+@gallery_app.command("set")
+def set_gallery(
+    place: Place,
+    min_score: Annotated[
+        float, typer.Option(min=-1, max=1, help="Lowest score of a result, which searches use by default; -1: any.")
+    ],
+) -> None:
+    """Set the lowest score of a result, below which images are not similar enough."""
+    from shortlist.gallery import Gallery
+
+    gallery = Gallery.open(place)
+    gallery.set_min_score(min_score)
+    print(f"Searches of {gallery.name} leave out results with a score below {min_score:g}.")
+    gallery.close()
 
 
 @gallery_app.command("check")
@@ -322,13 +363,18 @@ def _hit_facts(hit: Hit) -> dict[str, object]:
     return {"id": hit.item.id, "score": hit.score, "label": hit.item.label, "path": str(hit.item.path)}
 
 
-def _print_hits(found: list[tuple[Path, list[Hit]]]) -> None:
-    for query, hits in found:
-        print(f"{query}:" if hits else f"{query}: nothing found")
+def _print_hits(query: Path, hits: list[Hit], weak: list[Hit], min_score: float | None) -> None:
+    if not hits:
+        print(f"{query}: {'nothing similar enough' if weak else 'nothing found'}")
+    else:
+        print(f"{query}:")
         table = Table("", "score", "label", "image", box=None)
         for rank, hit in enumerate(hits, start=1):
             table.add_row(str(rank), f"{hit.score:.4f}", hit.item.label or "-", str(_relative(hit.item.path)))
         _print_untruncated(table)
+    if weak:
+        below = f"{len(weak)} more, with scores up to {weak[0].score:.4f}, are below the minimum score {min_score:g}"
+        print(f"{below}; --min-score -1 shows them.")
 
 
 def _relative(path: Path) -> Path:

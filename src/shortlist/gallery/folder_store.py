@@ -100,6 +100,15 @@ class FolderStore:
     def requested_kind(self) -> str:
         return self.now.manifest.requested_kind
 
+    @property
+    def min_score(self) -> float | None:
+        return self.now.manifest.min_score
+
+    def set_min_score(self, score: float | None) -> None:
+        with self.changing():
+            self.now = replace(self.now, manifest=self.now.manifest.model_copy(update={"min_score": score}))
+            write_manifest(self.folder, self.now.manifest)
+
     def encoder(self, model: Path | None) -> Encoder:
         own = self.folder / MODEL
         if model is None:

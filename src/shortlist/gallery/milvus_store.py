@@ -117,6 +117,16 @@ class MilvusStore:
     def requested_kind(self) -> str:
         return str(self._facts["kind"])
 
+    @property
+    def min_score(self) -> float | None:
+        score: float | None = self._facts.get("min_score")
+        return score
+
+    def set_min_score(self, score: float | None) -> None:
+        self._facts["min_score"] = score
+        with translate_errors(self.address):
+            self.client.alter_collection_properties(self._collection, {FACTS: json.dumps(self._facts)})
+
     def encoder(self, model: Path | None) -> Encoder:
         folder = Path(self._facts["model"]) if model is None else model
         if not folder.is_dir():

@@ -88,6 +88,10 @@ class Store(Protocol):
         """Kind of index that was requested when the gallery was created; may be auto."""
 
     @property
+    def min_score(self) -> float | None:
+        """Lowest score of a result, by default; None: any."""
+
+    @property
     def images_per_change(self) -> int | None:
         """Number of images to embed between two calls of `change`; None: all of them."""
 
@@ -102,6 +106,9 @@ class Store(Protocol):
 
     def facts(self) -> dict[str, Any]:
         """Return the location, the kind of index and its recall, as JSON-serializable values."""
+
+    def set_min_score(self, score: float | None) -> None:
+        """Store another `min_score`."""
 
     def __len__(self) -> int:
         """Number of images."""

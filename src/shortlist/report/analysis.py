@@ -57,7 +57,8 @@ class Analysis:
         correct: Whether a result is a positive of the query, (Q, 10).
         num_positives: Number of positives in the gallery, (Q,). Queries with 0 count in no metric.
         first_rank: Rank of the first positive, starting at 1, (Q,); 0 without a positive.
-        margin: Similarity of the best positive minus that of the best negative, (Q,); 0 if either is missing.
+        best_positive: Similarity of the most similar positive, (Q,); -inf without a positive.
+        best_negative: Similarity of the most similar negative, (Q,); -inf without a negative.
         positive_pairs: Histogram of the similarities of queries and positives from -1 to 1, (100,).
         negative_pairs: Histogram of the similarities of queries and negatives from -1 to 1, (100,).
     """
@@ -68,7 +69,8 @@ class Analysis:
     correct: NDArray[np.bool_]
     num_positives: NDArray[np.int64]
     first_rank: NDArray[np.int64]
-    margin: NDArray[np.float32]
+    best_positive: NDArray[np.float32]
+    best_negative: NDArray[np.float32]
     positive_pairs: NDArray[np.int64]
     negative_pairs: NDArray[np.int64]
 
@@ -76,6 +78,12 @@ class Analysis:
     def answerable(self) -> NDArray[np.int64]:
         """Indices of the queries that have a positive."""
         return np.flatnonzero(self.num_positives)
+
+    @property
+    def margin(self) -> NDArray[np.float32]:
+        """Similarity of the best positive minus that of the best negative, (Q,); 0 if either is missing."""
+        exists = np.isfinite(self.best_positive) & np.isfinite(self.best_negative)
+        return np.subtract(self.best_positive, self.best_negative, out=np.zeros_like(self.best_positive), where=exists)
 
 
 def open_finished_run(path: Path | str, model: nn.Module | None = None) -> tuple[RunFolder, RunConfig, Encoder]:
@@ -177,7 +185,6 @@ def _analyse_tile(similarities: Tensor, positives: tuple[Tensor, Tensor], scratc
     similarities[positives] = HIDDEN  # only negatives are left
     correct = similarities.gather(1, top.indices) < top.values  # those that have just been hidden
     exists = top.values > HIDDEN
-    margin = best - similarities.amax(1)
     first_rank = 1 + count_at_least(similarities, best[:, None])[:, 0]
     return {
         "results": top.indices.masked_fill(~exists, -1),
@@ -185,7 +192,8 @@ def _analyse_tile(similarities: Tensor, positives: tuple[Tensor, Tensor], scratc
         "correct": correct & exists,
         "num_positives": num_positives,
         "first_rank": first_rank.masked_fill(num_positives == 0, 0),
-        "margin": margin.masked_fill(~margin.isfinite(), 0),
+        "best_positive": best,
+        "best_negative": similarities.amax(1),
         "positive_pairs": _histogram(of_positives, scratch),
         "negative_pairs": _histogram(similarities, scratch),
     }

@@ -14,6 +14,7 @@ from torch import nn
 from shortlist.config import RunConfig
 from shortlist.data import Catalog
 from shortlist.errors import MAX_NAMES, DataError, shorten_list
+from shortlist.evaluation.protocols import gallery_rows
 from shortlist.files import check_writable
 from shortlist.progress import Display, default_display, format_duration
 from shortlist.report import findings
@@ -22,6 +23,7 @@ from shortlist.report.pages import Picture, QueryBrowser, Thumbnails, browse_que
 from shortlist.report.paper_tables import landmark_means, percentages, reductions_to_previous_best
 from shortlist.report.plots import Plot, bar_plot, distributions_plot, training_curves
 from shortlist.report.terminal_tables import counts
+from shortlist.report.thresholds import Threshold, thresholds
 from shortlist.training import Plan, RunFolder, make_plan
 from shortlist.training.folder import ImagesChangedError
 
@@ -38,6 +40,8 @@ class ResultSections:
     queries: QueryBrowser
     plots: list[Plot]
     separation: float | None
+    thresholds: list[Threshold]
+    images: int
     k: tuple[int, ...]
     sizes: list[findings.Bin]
     confusions: list[tuple[findings.Confusion, list[tuple[Picture, Picture]]]]
@@ -90,6 +94,9 @@ def write_report(
     evaluations = [(each, before.get(each.data)) for each in tested]
     measured = percentages([after for after, _ in evaluations])
     thumbnails, records = Thumbnails(), folder.metrics()
+    sections = [result_sections(thumbnails, test, len(tests), display) for test in tests]
+    if sections and sections[0].thresholds:
+        folder.recommend_min_score(sections[0].thresholds[0].min_score, sections[0].thresholds[0].rate)
     suffixes = [f": {test.catalog.name}" if len(tests) > 1 else "" for test in tests]
     results = [f"{part}{suffix}" for suffix in suffixes for part in ("Results", "Failures")] or ["Results"]
     return write_page(
@@ -106,7 +113,7 @@ def write_report(
         paper_means=landmark_means(config.paper),
         curves=training_curves(records),
         validated=any(record["kind"] == "validation" for record in records),
-        tests=[result_sections(thumbnails, test, len(tests), display) for test in tests],
+        tests=sections,
         problem=problem,
         facts=_run_facts(folder, config, plan, records),
         command=f"shortlist train {shlex.quote(str(folder.config_file.absolute()))} --run NEW",
@@ -158,6 +165,8 @@ def result_sections(thumbnails: Thumbnails, test: EmbeddedTest, num_tests: int, 
         queries,
         [_rank_plot(analysis), _similarity_plot(analysis)],
         findings.separation(analysis),
+        thresholds(analysis),
+        len(gallery_rows(catalog)),
         test.k,
         findings.recall_by_class_size(analysis, test.k),
         confusions,

@@ -17,6 +17,8 @@ Label = Annotated[
     Query(max_length=1000, description="Return only images with this label. If empty, return all."),
     AfterValidator(lambda label: label or None),
 ]
+MIN_SCORE = "Leave out results with a lower score. Default: min_score of the gallery; -1 returns all results."
+MinScore = Annotated[float | None, Query(ge=-1, le=1, description=MIN_SCORE)]
 Offset = Annotated[int, Query(ge=0, le=MAX_ID, description="Number of items to skip.")]
 PageLength = Annotated[int, Query(ge=1, le=MAX_RESULTS, description="Maximum number of items.")]
 
@@ -26,6 +28,7 @@ class SearchOptions(BaseModel):
 
     k: int = Field(default=10, ge=1, le=MAX_RESULTS)
     label: str | None = Field(default=None, max_length=1000)
+    min_score: float | None = Field(default=None, ge=-1, le=1)
 
 
 class Problem(BaseModel):
@@ -119,6 +122,7 @@ class GalleryFacts(BaseModel):
     name: str
     images: int
     labels: list[LabelFacts] = Field(description="Sorted by label.")
+    min_score: float | None = Field(description="Lowest score of a result, unless a search sets another one; null: any.")
     limits: Bounds
     index: IndexFacts
 
@@ -164,6 +168,7 @@ SEARCH_FORM: dict[str, Any] = {
                         "maxLength": 1000,
                         "description": "Return only images with this label.",
                     },
+                    "min_score": {"type": "number", "minimum": -1, "maximum": 1, "description": MIN_SCORE},
                 },
             }
         }

@@ -59,11 +59,11 @@ class Service:
             upload = await read_upload(request, self.limits)
             return await _run_in(self._search_pool, self._search, upload.image, upload.options)
 
-    async def similar(self, id: int, k: int, label: str | None) -> tuple[Item, list[Hit]]:  # noqa: A002
+    async def similar(self, id: int, options: SearchOptions) -> tuple[Item, list[Hit]]:  # noqa: A002
         """Return an image of the gallery and the images that are most similar to it."""
 
         def find() -> tuple[Item, list[Hit]]:
-            return self.gallery.item(id), self.gallery.similar(id, k, label=label)
+            return self.gallery.item(id), self.gallery.similar(id, **options.model_dump())
 
         return await _run_in(self._search_pool, find)
 
@@ -93,7 +93,7 @@ class Service:
         large = check_image(image, self.limits.pixels) > LARGE_IMAGE
         try:
             with self._large_image_lock if large else nullcontext():
-                return self.gallery.search(image, options.k, label=options.label)
+                return self.gallery.search(image, **options.model_dump())
         except ImageError as error:
             raise RequestError(422, f"The image is damaged: {error.reason.rstrip('.')}.") from None
 

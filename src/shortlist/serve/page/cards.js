@@ -6,11 +6,13 @@ const template = document.getElementById("card");
 export const thumbnail = (item) => `/api/items/${item.id}/thumbnail`;
 
 // `rank`: position among the results, or null. `queryLabel`: items with this label are marked; null marks none.
-export function card(item, { href, rank = null, queryLabel = null }) {
+// `weak`: whether the score is below the minimum.
+export function card(item, { href, rank = null, queryLabel = null, weak = false }) {
   const element = template.content.firstElementChild.cloneNode(true);
   const link = element.querySelector("a");
   const part = (name) => link.querySelector(`.${name}`);
-  const same = queryLabel !== null && item.label === queryLabel;
+  link.classList.toggle("weak", weak);
+  const same = !weak && queryLabel !== null && item.label === queryLabel;
   link.href = href;
   link.dataset.id = item.id;
   link.title = `${item.file}${item.label === null ? "" : `\n${item.label}`}`;
@@ -33,6 +35,7 @@ export function card(item, { href, rank = null, queryLabel = null }) {
     part("mark").textContent = "✓";
     description.push("same label");
   }
+  if (weak) description.push("not similar enough");
   link.setAttribute("aria-label", `${rank === null ? "" : `${rank}: `}${description.filter(Boolean).join(", ")}`);
   return element;
 }
