@@ -116,17 +116,3 @@ def write_text_atomically(path: Path, text: str) -> None:
     """Write a text file in UTF-8, replacing `path` only when the text is complete."""
     with atomic_replace(path) as temporary:
         temporary.write_text(text, encoding="utf-8")
-
-
-def absolute_path(path: Path | str) -> str:
-    """Return an absolute path without `~`, `.` and `..`. Unlike `Path.resolve`, keep symbolic links."""
-    return os.path.abspath(Path(path).expanduser())  # noqa: PTH100
-
-
-def size_and_mtime(file: Path) -> tuple[int, int] | None:
-    """Return the size in bytes and the modification time in nanoseconds of a file, or None if it does not exist."""
-    try:
-        found = file.stat()
-    except OSError:
-        return None
-    return found.st_size, found.st_mtime_ns

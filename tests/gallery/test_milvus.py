@@ -214,6 +214,16 @@ def test_several_requests(new: Open, images: Catalog, tmp_path: Path, monkeypatc
     assert len(gallery) == 0
 
 
+def test_an_outdated_property_of_the_server(new: Open, images: Catalog) -> None:
+    """A server that was restarted returns it for some time. No id is used twice, and no image overwritten."""
+    gallery = new()
+    gallery.add(images.subset(range(4)))
+    gallery.store.client.alter_collection_properties(gallery.store.name, {milvus_store.NEXT_ID: "2"})
+    gallery = new()
+    gallery.add(images)
+    assert [item.id for item in gallery.items()] == list(range(NUMBER))
+
+
 def test_killed_while_an_image_is_replaced(new: Open, images: Catalog) -> None:
     """The image is then stored twice. The next call removes the duplicate."""
     gallery = new()

@@ -39,7 +39,8 @@ class Server:
 
     def start(self) -> None:
         command = [PROGRAM, "--data", str(self.folder), "--proxy-port", str(self.port)]
-        self.process = subprocess.Popen(command, start_new_session=True, stdout=subprocess.DEVNULL)
+        quiet = {"stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL}
+        self.process = subprocess.Popen(command, start_new_session=True, **quiet)
 
     def stop(self) -> None:
         os.killpg(self.process.pid, signal.SIGKILL)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from random import Random
 from typing import Any, BinaryIO
@@ -18,6 +18,7 @@ from torch.utils.data import Dataset
 from shortlist.data.catalog import Catalog
 from shortlist.data.transforms import REDUCING_GAP, Crop, Transform, apply_crop, augmentation_rng
 from shortlist.errors import DataError, ShortlistError
+from shortlist.locations import as_url, is_remote, open_binary
 from shortlist.seeds import derived_seed
 
 Key = tuple[int, int]  # epoch, index of the image in its catalog
@@ -47,7 +48,7 @@ class ImageError(DataError):
         self.reason = reason
 
     def __str__(self) -> str:
-        return f"cannot read the image {self.path}: {self.reason}"
+        return f"cannot read the image {as_url(self.path)}: {self.reason}"
 
 
 def load_image(path: Path | str, at_least: int | None = None) -> Image.Image:
@@ -78,20 +79,23 @@ def open_image(path: Path | str, content: BinaryIO | None = None) -> Iterator[Im
     Raises:
         ImageError: If the file does not exist, is truncated or is not an image.
     """
-    try:
-        with Image.open(path if content is None else content) as image:
-            yield image
-    except ShortlistError:
-        raise
-    except FileNotFoundError as error:
-        raise ImageError(path, "there is no such file") from error
-    except UnidentifiedImageError as error:
-        empty = not (Path(path).stat().st_size if content is None else content.seek(0, os.SEEK_END))
-        reason = "the file is empty" if empty else "it is not an image, or Pillow does not support its format"
-        raise ImageError(path, reason) from error
-    except Exception as error:  # Pillow's decoders raise almost any exception for damaged files
-        reason = getattr(error, "strerror", None) or str(error).partition("\n")[0] or type(error).__name__
-        raise ImageError(path, reason) from error
+    with ExitStack() as stack:
+        try:
+            if content is None and is_remote(path):
+                content = stack.enter_context(open_binary(Path(path)))
+            with Image.open(path if content is None else content) as image:
+                yield image
+        except ShortlistError:
+            raise
+        except FileNotFoundError as error:
+            raise ImageError(path, "there is no such file") from error
+        except UnidentifiedImageError as error:
+            empty = not (Path(path).stat().st_size if content is None else content.seek(0, os.SEEK_END))
+            reason = "the file is empty" if empty else "it is not an image, or Pillow does not support its format"
+            raise ImageError(path, reason) from error
+        except Exception as error:  # Pillow's decoders raise almost any exception for damaged files
+            reason = getattr(error, "strerror", None) or str(error).partition("\n")[0] or type(error).__name__
+            raise ImageError(path, reason) from error
 
 
 def as_image(pixels: Image.Image | Tensor | NDArray[Any]) -> Image.Image:

@@ -18,7 +18,8 @@ from shortlist.encoding.encoder import Encoder
 from shortlist.encoding.vector_file import left_out_images
 from shortlist.errors import DataError
 from shortlist.extras import extra
-from shortlist.files import absolute_path, atomic_replace, exclusive_write, remove_unfinished, size_and_mtime
+from shortlist.files import atomic_replace, exclusive_write, remove_unfinished
+from shortlist.locations import absolute_path, join, size_and_mtime
 from shortlist.progress import Display, Progress, default_display
 from shortlist.search.vectors import open_vectors
 
@@ -94,7 +95,7 @@ class _TableUpdate:
     def __init__(self, encoder: Encoder, catalog: Catalog, path: Path) -> None:
         self.encoder, self.catalog, self.path = encoder, catalog, path
         self.work = path.with_name(f".{path.name}.embedding")
-        self.result = EmbedResult(unreadable=[absolute_path(catalog.root / each) for each in catalog.missing])
+        self.result = EmbedResult(unreadable=[absolute_path(join(catalog.root, each)) for each in catalog.missing])
         self.schema = _schema(encoder, catalog)
         self.images = dict(self._images())
 

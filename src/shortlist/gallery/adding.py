@@ -14,8 +14,8 @@ from shortlist.encoding.embed import NoReadableImageError, encode_to_file
 from shortlist.encoding.encoder import Encoder
 from shortlist.encoding.vector_file import left_out_images
 from shortlist.errors import DataError
-from shortlist.files import absolute_path, size_and_mtime
 from shortlist.gallery.store import Row, Store, StoredRow
+from shortlist.locations import absolute_path, join, size_and_mtime
 from shortlist.progress import Progress
 from shortlist.search.vectors import open_vectors
 
@@ -55,7 +55,7 @@ class ImageAdder:
     def __init__(self, store: Store, encoder: Encoder, catalog: Catalog) -> None:
         self.store, self.encoder = store, encoder
         self.catalog = _whole_images(catalog)
-        self.result = Added(unreadable=[absolute_path(catalog.root / path) for path in catalog.missing])
+        self.result = Added(unreadable=[absolute_path(join(catalog.root, path)) for path in catalog.missing])
 
     def run(self, workers: int, embedding: Progress, indexing: Progress) -> Added:
         with self.store.changing() as work:

@@ -9,8 +9,8 @@ from urllib.parse import urlsplit
 
 from shortlist.errors import ConfigError
 from shortlist.extras import extra
-from shortlist.files import absolute_path
 from shortlist.gallery.milvus_connection import MilvusConnection, translate_errors
+from shortlist.locations import absolute_path
 
 DEFAULT_COLLECTION = "shortlist"
 TOKEN_VARIABLE = "MILVUS_TOKEN"

@@ -20,7 +20,7 @@ from shortlist.gallery.store import GalleryError
 
 SUFFIX = "_shortlist_lock"
 BEAT = "shortlist.beat"  # property of the lock
-BEAT_SECONDS, STALE_SECONDS = 2.0, 30.0
+BEAT_SECONDS, STALE_SECONDS = 2.0, 60.0
 _POLL_SECONDS = 0.2
 
 

@@ -104,6 +104,7 @@ class MilvusStore:
             self.close()
             raise
         self._labels: dict[str, int] | None = None
+        self._next_id = 0  # after the last image that this process has added
 
     @classmethod
     def create(cls, address: MilvusAddress, encoder: Encoder, model: Path, kind: str = "auto") -> MilvusStore:
@@ -272,9 +273,10 @@ class MilvusStore:
             self.client.delete(self._collection, ids=list(removed[start : start + ROWS_PER_REQUEST]))
 
     def _insert(self, rows: Sequence[Row], vectors: Floats, progress: Progress | None) -> None:
-        first = int(self._properties()[NEXT_ID])
+        first = self._first_free_id()
         # Before the rows are inserted: a killed process may waste ids, but no id is ever used twice.
-        self.client.alter_collection_properties(self._collection, {NEXT_ID: str(first + len(rows))})
+        self._next_id = first + len(rows)
+        self.client.alter_collection_properties(self._collection, {NEXT_ID: str(self._next_id)})
         for start in range(0, len(rows), ROWS_PER_REQUEST):
             group = enumerate(rows[start : start + ROWS_PER_REQUEST], start)
             data = [_entity(first + i, vectors[i], row) for i, row in group]
@@ -282,6 +284,11 @@ class MilvusStore:
             self.client.upsert(self._collection, data)
             if progress is not None:
                 progress(start + len(data), len(rows))
+
+    def _first_free_id(self) -> int:
+        """Return the next id. For some time after a restart, a server may return an outdated property."""
+        known = max(self._next_id, int(self._properties()[NEXT_ID]))
+        return max((each["id"] + 1 for each in self._scan(f"id >= {known}", [])), default=known)
 
     def _properties(self) -> dict[str, str]:
         return dict(self.client.describe_collection(self._collection)["properties"])
