@@ -95,7 +95,7 @@ def size_and_mtime(file: Path) -> tuple[int, int] | None:
         if not is_remote(file):
             found = file.stat()
             return found.st_size, found.st_mtime_ns
-        stamp = _request(as_url(file), _stamp)
+        stamp: tuple[int, int] = _request(as_url(file), _stamp)
     except OSError:
         return None
     with suppress(OSError):

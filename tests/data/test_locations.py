@@ -224,12 +224,11 @@ class TestMistakes:
         def info(_: object, path: str) -> None:
             raise NoCredentialsError("Unable to locate\ncredentials")
 
-        with (
-            monkeypatch.context() as patched,
-            pytest.raises(DataError, match=r"cannot read memory://store: Unable to locate credentials; set the cred"),
-        ):
+        message = r"cannot read memory://store: Unable to locate credentials; set the credentials"
+        with monkeypatch.context() as patched:
             patched.setattr(type(fsspec.filesystem("memory")), "info", info)
-            open_catalog("memory://store")
+            with pytest.raises(DataError, match=message):
+                open_catalog("memory://store")
 
     def test_a_missing_image(self, store: fsspec.AbstractFileSystem) -> None:
         with pytest.raises(ImageError, match=r"cannot read the image memory://store/x.png: there is no such file"):

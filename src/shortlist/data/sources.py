@@ -56,10 +56,10 @@ def open_catalog(
     check_on_missing(on_missing)
     path = as_path(source)
     folder = None if root is None else as_path(root)
-    exists, is_dir, is_file = _kind(path)
     try:
         if isinstance(source, str) and source in BENCHMARKS:
             return BENCHMARKS[source].load(folder, on_missing, progress)
+        exists, is_dir, is_file = _kind(path)
         if path.suffix.lower() in TABLE_EXTENSIONS and is_file:
             if labels == "optional":
                 return table_catalog(path, folder, unlabelled=UNLABELLED)
