@@ -18,6 +18,7 @@ from typing import Any, BinaryIO
 from shortlist.cache import cache_folder
 from shortlist.errors import ConfigError, DataError
 from shortlist.extras import extra
+from shortlist.files import open_regular_file
 
 LIMIT_VARIABLE = "SHORTLIST_REMOTE_CACHE"  # size of the cache, such as 500MB
 DEFAULT_LIMIT = "20GB"
@@ -110,11 +111,11 @@ def open_binary(file: Path) -> BinaryIO:
     """Open a file for reading; a remote file is copied to the cache first, unless it is there.
 
     Raises:
-        FileNotFoundError: There is no such file.
+        OSError: The file does not exist, or cannot be opened.
         DataError: The object store or the cache cannot be used.
     """
     if not is_remote(file):
-        return file.open("rb")
+        return open_regular_file(file)
     url = as_url(file)
     cached = _cached(url)
     for _ in range(3):  # another process may remove the copy before it is opened

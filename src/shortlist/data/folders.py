@@ -109,8 +109,15 @@ def _list_local(folder: Path) -> tuple[list[str], list[str]]:
     names: tuple[list[str], list[str]] = [], []
     with os.scandir(folder) as entries:
         for entry in entries:
-            names[not entry.is_dir()].append(entry.name)
+            names[not _is_folder(entry)].append(entry.name)
     return names
+
+
+def _is_folder(entry: os.DirEntry[str]) -> bool:
+    try:
+        return entry.is_dir()
+    except OSError:  # a symbolic link to itself: reported as an unreadable image, if it has the name of one
+        return False
 
 
 def _walk(root: Path, folder: str = "", parents: frozenset[tuple[int, int]] = frozenset()) -> Iterator[str]:

@@ -144,8 +144,8 @@ def _decode_all(
     def decode(index: int) -> _Decoded:
         file = catalog.file(index)
         try:
-            with open_binary(file) as opened:
-                content = opened.read()
+            with open_binary(file) as stream:
+                content = stream.read()
         except FileNotFoundError:
             return None, "there is no such file"
         except OSError as error:
