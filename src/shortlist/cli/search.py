@@ -27,6 +27,7 @@ from shortlist.cli.app import (
     quiet_milvus,
 )
 from shortlist.errors import DataError, did_you_mean
+from shortlist.locations import as_url
 
 if TYPE_CHECKING:
     from shortlist.data import Catalog
@@ -360,7 +361,7 @@ def _report_unreadable(display: Display, unreadable: dict[str, str]) -> None:
 
 
 def _hit_facts(hit: Hit) -> dict[str, object]:
-    return {"id": hit.item.id, "score": hit.score, "label": hit.item.label, "path": str(hit.item.path)}
+    return {"id": hit.item.id, "score": hit.score, "label": hit.item.label, "path": as_url(hit.item.path)}
 
 
 def _print_hits(query: Path, hits: list[Hit], weak: list[Hit], min_score: float | None) -> None:
@@ -370,7 +371,7 @@ def _print_hits(query: Path, hits: list[Hit], weak: list[Hit], min_score: float 
         print(f"{query}:")
         table = Table("", "score", "label", "image", box=None)
         for rank, hit in enumerate(hits, start=1):
-            table.add_row(str(rank), f"{hit.score:.4f}", hit.item.label or "-", str(_relative(hit.item.path)))
+            table.add_row(str(rank), f"{hit.score:.4f}", hit.item.label or "-", as_url(_relative(hit.item.path)))
         _print_untruncated(table)
     if weak:
         below = f"{len(weak)} more, with scores up to {weak[0].score:.4f}, are below the minimum score {min_score:g}"
