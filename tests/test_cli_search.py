@@ -83,9 +83,10 @@ def test_nothing_similar_enough(call: Call, folders: Path) -> None:
     assert "minimum score  0.9999" in call("gallery", "show", "other")[1]
     Image.new("RGB", (40, 40), "white").save("white.png")
     code, out, _ = call("search", "other", "white.png", "-k", "3")
-    first, second = out.splitlines()
-    assert (code, first) == (0, "white.png: nothing similar enough")
-    assert re.fullmatch(r"3 more, with scores up to 0\.\d+, are below the minimum score 0\.9999; .*", second)
+    lines = out.splitlines()
+    assert (code, lines[0]) == (0, "white.png: nothing similar enough")
+    assert sum(bool(re.match(r" \d  0\.\d{4} \(weak\)  class", line)) for line in lines) == 3
+    assert lines[-1] == "(weak): below the minimum score 0.9999, which --min-score replaces."
     assert json.loads(call("search", "other", "white.png", "--json")[1])["results"][0]["hits"] == []
     found = json.loads(call("search", "other", "white.png", "-k", "3", "--min-score", "-1", "--json")[1])
     assert (found["min_score"], len(found["results"][0]["hits"])) == (-1, 3)

@@ -50,7 +50,7 @@ _PLACE: dict[str, Any] = {
 Place = Annotated[str, typer.Argument(**_PLACE)]
 MinScore = Annotated[
     float | None,
-    typer.Option(min=-1, max=1, help="Lowest score of a result. Default: that of the gallery; -1 returns all results."),
+    typer.Option(min=-1, max=1, help="Lowest score of a result that is similar enough. Default: that of the gallery."),
 ]
 Split = Annotated[str | None, typer.Option(help="Split to use: train, validation or test. Default: all images.")]
 Workers = Annotated[
@@ -178,8 +178,8 @@ def search(
 ) -> None:
     """Search a gallery for the images most similar to the given images.
 
-    Results with a lower score than --min-score are left out. A gallery stores a default, which the report of a run
-    recommends.
+    Results with a lower score than --min-score are weak, and --json leaves them out. A gallery stores a default, which
+    the report of a run recommends.
     """
     from shortlist.gallery import Gallery
 
@@ -187,22 +187,24 @@ def search(
         from shortlist.report.contact_sheet import draw_hits  # fails before the search if an extra is missing
     gallery = Gallery.open(place, model)
     lowest = gallery.min_score if min_score is None else min_score
-    everything = gallery.search(images, k, label=label, min_score=-1)
-    if label is not None and not any(everything):
+    found = list(zip(images, gallery.search(images, k, label=label, min_score=-1), strict=True))
+    if label is not None and not any(hits for _, hits in found):
         known = gallery.labels()
         hint = did_you_mean(label, known) if known else "and no labels at all"
         raise DataError(f"the gallery {gallery.name} has no image with the label {label!r}, {hint}")
-    similar = ([hit for hit in hits if lowest is None or hit.score >= lowest] for hits in everything)
-    found = list(zip(images, similar, strict=True))
     if sheet is not None:
-        draw_hits(found, sheet, title=f"{gallery.name}: the most similar of {len(gallery):,} images")
+        title = f"{gallery.name}: the most similar of {len(gallery):,} images"
+        draw_hits(found, sheet, title=title, min_score=lowest)
+    similar = [(query, [hit for hit in hits if lowest is None or hit.score >= lowest]) for query, hits in found]
     if as_json:
-        results = [{"query": str(query), "hits": [_hit_facts(hit) for hit in hits]} for query, hits in found]
+        results = [{"query": str(query), "hits": [_hit_facts(hit) for hit in hits]} for query, hits in similar]
         facts = {"gallery": gallery.facts(), "min_score": lowest, "results": results}
         print(json.dumps(facts, indent=2, ensure_ascii=False))
     else:
-        for (query, hits), all_hits in zip(found, everything, strict=True):
-            _print_hits(query, hits, all_hits[len(hits) :], lowest)
+        for (query, hits), (_, enough) in zip(found, similar, strict=True):
+            _print_hits(query, hits, len(enough))
+        if found != similar:
+            print(f"(weak): below the minimum score {lowest:g}, which --min-score replaces.")
         if sheet is not None:
             print(f"The contact sheet is {sheet}.")
     gallery.close()
@@ -364,18 +366,15 @@ def _hit_facts(hit: Hit) -> dict[str, object]:
     return {"id": hit.item.id, "score": hit.score, "label": hit.item.label, "path": as_url(hit.item.path)}
 
 
-def _print_hits(query: Path, hits: list[Hit], weak: list[Hit], min_score: float | None) -> None:
-    if not hits:
-        print(f"{query}: {'nothing similar enough' if weak else 'nothing found'}")
-    else:
-        print(f"{query}:")
-        table = Table("", "score", "label", "image", box=None)
-        for rank, hit in enumerate(hits, start=1):
-            table.add_row(str(rank), f"{hit.score:.4f}", hit.item.label or "-", as_url(_relative(hit.item.path)))
-        _print_untruncated(table)
-    if weak:
-        below = f"{len(weak)} more, with scores up to {weak[0].score:.4f}, are below the minimum score {min_score:g}"
-        print(f"{below}; --min-score -1 shows them.")
+def _print_hits(query: Path, hits: list[Hit], enough: int) -> None:
+    """Print the hits of a query, of which the first ones are similar enough."""
+    remark = "" if enough else " nothing similar enough" if hits else " nothing found"
+    print(f"{query}:{remark}")
+    table = Table("", "score", "label", "image", box=None)
+    for rank, hit in enumerate(hits, start=1):
+        score = f"{hit.score:.4f}{' (weak)' if rank > enough else ''}"
+        table.add_row(str(rank), score, hit.item.label or "-", as_url(_relative(hit.item.path)))
+    _print_untruncated(table)
 
 
 def _relative(path: Path) -> Path:

@@ -170,8 +170,8 @@ class MilvusStore:
         return score
 
     def set_min_score(self, score: float | None) -> None:
-        self._facts["min_score"] = score
-        with translate_errors(self.address):
+        with self.changing():
+            self._facts = {**self._facts, "min_score": score}
             self.client.alter_collection_properties(self._collection, {FACTS: json.dumps(self._facts)})
 
     def encoder(self, model: Path | None) -> Encoder:
