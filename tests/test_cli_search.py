@@ -4,6 +4,7 @@
 
 from __future__ import annotations
 
+import csv
 import json
 import re
 import shlex
@@ -95,6 +96,23 @@ def test_nothing_similar_enough(call: Call, folders: Path) -> None:
         "Searches of other leave out results with a score below 0.5.\n",
     )
     assert "minimum score  0.5" in call("gallery", "show", "other")[1]
+
+
+def test_what_comes_with_an_image_comes_back(call: Call, folders: Path) -> None:
+    first, second = (folders / "images" / "class 05" / f"{number}.png" for number in (0, 1))
+    Path("table.csv").write_text(f'path,label,sku,price\n{first},round|red,"A,1",9.50\n{second},round,B,7\n')
+    assert call("index", folders / "run", "table.csv", "-o", "gallery", "--label-separator", "|")[0] == 0
+    code, out, _ = call("search", "gallery", first, "--csv")
+    header, best, other = csv.reader(out.splitlines())
+    assert (code, header) == (0, ["query", "rank", "id", "score", "label", "path", "sku", "price"])
+    assert best == [str(first), "1", "0", best[3], "round, red", str(first), "A,1", "9.50"]
+    assert (float(best[3]), other[6]) == (pytest.approx(1, abs=1e-4), "B")
+    (found,) = json.loads(call("search", "gallery", first, "--label", "red", "--json")[1])["results"]
+    assert [(hit["labels"], hit["fields"]) for hit in found["hits"]] == [
+        (["round", "red"], {"sku": "A,1", "price": "9.50"})
+    ]
+    assert re.search(r"round, red  .*  A,1  9\.50", call("search", "gallery", first)[1])
+    assert_error(call("search", "gallery", first, "--csv", "--json"), "exclude each other")
 
 
 def test_gallery(call: Call, folders: Path, place: str) -> None:

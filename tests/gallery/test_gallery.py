@@ -181,6 +181,33 @@ class TestChanges:
         assert gallery.labels()["screw"] == 1
         assert ids(gallery.similar(0, 1)) == ids(new().similar(0, 1))
 
+    def test_fields_and_several_labels_come_back(self, new: Open, images: Catalog) -> None:
+        gallery = new()
+        first, second, third = (str(images.file(row).absolute()) for row in range(3))
+        table = Path(first).parent / "table.csv"
+        table.write_text(f"path,label,sku\n{first},red|50%_|bolt,A\n{second},red,\n{third},bolts,C")
+        gallery.add(open_collection(table, label_separator="|"))
+        item = gallery.item(0)
+        assert (item.labels, item.label, item.fields) == (("red", "50%_", "bolt"), "red, 50%_, bolt", {"sku": "A"})
+        assert gallery.labels() == {"50%_": 1, "bolt": 1, "bolts": 1, "red": 2}
+        for label, expected in (
+            ("red", [0, 1]),
+            ("50%_", [0]),
+            ("bolt", [0]),
+            ("bolts", [2]),
+            ("5", []),
+            ("red, 50%_", []),
+        ):
+            assert [each.id for each in gallery.items(label=label)] == expected
+        assert [hit.item for hit in gallery.similar(2, label="50%_")] == [item]
+        table.write_text(f"path,label,sku\n{first},red|bolt,A\n{second},red,B\n{third},bolts,C")
+        assert gallery.add(open_collection(table, label_separator="|")).relabelled == 2
+        gallery = new()  # opened again
+        assert gallery.item(0).labels == ("red", "bolt")
+        assert [each.fields for each in gallery.items()] == [{"sku": "A"}, {"sku": "B"}, {"sku": "C"}]
+        assert gallery.add(open_collection(Path(first))).relabelled == 0  # a source without them keeps them
+        assert gallery.item(0).fields == {"sku": "A"}
+
     def test_remove_by_id_path_and_folder(self, new: Open, images: Catalog, tmp_path: Path) -> None:
         gallery = new()
         gallery.add(images)

@@ -72,7 +72,13 @@ def test_pages_of_items(client: TestClient) -> None:
 
 
 def test_one_item(client: TestClient, gallery: Gallery) -> None:
-    assert client.get("/api/items/13").json() == {"id": 13, "label": "class 01", "file": "class 01/1.png"}
+    assert client.get("/api/items/13").json() == {
+        "id": 13,
+        "label": "class 01",
+        "labels": ["class 01"],
+        "fields": {},
+        "file": "class 01/1.png",
+    }
     assert gallery.item(13).path.name == "1.png"
 
 

@@ -446,11 +446,13 @@ def test_labels_are_escaped_and_missing_files_are_marked(open_page: Open, tmp_pa
     gallery = small_gallery(tmp_path, 3)
     label = '<img src=x onerror=alert(1)> "quoted" & 50 %'
     gallery.store.change(labels={item.id: label for item in gallery.items(limit=25)})
+    gallery.store.change(labels={0: f"\nred\n{label}\n"}, fields={0: '{"price": 9.5, "note": "<b>", "none": null}'})
     gallery.item(1).path.unlink()
     with serving_here(gallery) as address:
         page = open_page("/", address)
         expect(page.locator(".frame.gone")).to_have_count(1)
-        expect(page.locator(".card .label").first).to_have_text(label)
+        expect(page.locator(".card .label").first).to_have_text(f"red, {label}")
+        expect(page.locator(".card .fields").first).to_have_text("price: 9.5 note: <b>")
         page.locator("#label").fill(label)
         expect(cards(page)).to_have_count(25)
         cards(page).nth(1).click()  # the vector of the missing file still exists
@@ -458,6 +460,10 @@ def test_labels_are_escaped_and_missing_files_are_marked(open_page: Open, tmp_pa
         expect(page.locator("#query-label")).to_have_text(label)
         page.reload()
         expect_found(page)
+        assert "same label" in (page.locator('.card[data-id="0"]').get_attribute("aria-label") or "")
+        page.locator('.card[data-id="0"]').click()
+        expect(page.locator("#query-fields")).to_have_text("price: 9.5 · note: <b>")
+        expect(page.locator("#verdict")).to_contain_text("share a label")
         page.goto("about:blank")
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import csv
 import dataclasses
 import json
 import sys
@@ -26,7 +27,7 @@ from shortlist.cli.app import (
     embedding_command,
     quiet_milvus,
 )
-from shortlist.errors import DataError, did_you_mean
+from shortlist.errors import ConfigError, DataError, did_you_mean
 from shortlist.locations import as_url
 
 if TYPE_CHECKING:
@@ -58,6 +59,11 @@ Workers = Annotated[
     typer.Option(
         min=0, help="Number of processes that decode images. Default: chosen by the number of cores and images."
     ),
+]
+
+LabelSeparator = Annotated[
+    str | None,
+    typer.Option(help='Text between the labels of an image in a table, such as "|". Default: a text is one label.'),
 ]
 
 gallery_app = typer.Typer(help="Show or check a gallery, add images to it or remove images.", no_args_is_help=True)
@@ -118,11 +124,14 @@ def index(
     min_score: Annotated[
         float | None,
         typer.Option(
-            min=-1, max=1, help="Lowest score of a result, which is stored. Default: as recommended by the run's report."
+            min=-1,
+            max=1,
+            help="Lowest score of a result, which is stored. Default: as recommended by the run's report.",
         ),
     ] = None,
     root: Root = None,
     split: Split = None,
+    label_separator: LabelSeparator = None,
     workers: Workers = None,
     shard: ShardOption = None,
     merge: Merge = False,
@@ -147,7 +156,7 @@ def index(
     chosen, folder, merged = choose_parts(
         shard, merge, parts, None if is_milvus(out) else Path(f"{out.rstrip('/')}.parts")
     )
-    catalog = open_collection(images, root=root, split=split)
+    catalog = open_collection(images, root=root, split=split, label_separator=label_separator)
     encoder = open_encoder(run)
     if chosen is not None:
         _embed_shard(encoder, whole_images(catalog), chosen, folder, workers, display, as_json)
@@ -174,15 +183,18 @@ def search(
         Path | None, typer.Option(metavar="FILE.png", help="Draw a contact sheet of the results to this file.")
     ] = None,
     model: Model = None,
+    as_csv: Annotated[bool, typer.Option("--csv", help="Print the result as CSV, one line per result.")] = False,
     as_json: AsJson = False,
 ) -> None:
     """Search a gallery for the images most similar to the given images.
 
-    Results with a lower score than --min-score are weak, and --json leaves them out. A gallery stores a default, which
-    the report of a run recommends.
+    Results with a lower score than --min-score are weak, and --json and --csv leave them out. A gallery stores a
+    default, which the report of a run recommends.
     """
     from shortlist.gallery import Gallery
 
+    if as_csv and as_json:
+        raise ConfigError("--csv and --json exclude each other: give one of them.")
     if sheet is not None:
         from shortlist.report.contact_sheet import draw_hits  # fails before the search if an extra is missing
     gallery = Gallery.open(place, model)
@@ -200,6 +212,8 @@ def search(
         results = [{"query": str(query), "hits": [_hit_facts(hit) for hit in hits]} for query, hits in similar]
         facts = {"gallery": gallery.facts(), "min_score": lowest, "results": results}
         print(json.dumps(facts, indent=2, ensure_ascii=False))
+    elif as_csv:
+        _print_csv(similar)
     else:
         for (query, hits), (_, enough) in zip(found, similar, strict=True):
             _print_hits(query, hits, len(enough))
@@ -270,6 +284,7 @@ def add(
     images: Images,
     root: Root = None,
     split: Split = None,
+    label_separator: LabelSeparator = None,
     workers: Workers = None,
     model: Model = None,
     as_json: AsJsonWithProgress = False,
@@ -280,7 +295,7 @@ def add(
     from shortlist.progress import display_for
 
     display = display_for(sys.stderr, as_json=as_json)
-    catalog = open_collection(images, root=root, split=split)
+    catalog = open_collection(images, root=root, split=split, label_separator=label_separator)
     gallery = Gallery.open(place, model)
     added = gallery.add(catalog, workers=workers, display=display)
     _report_added(display, as_json, gallery, added)
@@ -363,17 +378,38 @@ def _report_unreadable(display: Display, unreadable: dict[str, str]) -> None:
 
 
 def _hit_facts(hit: Hit) -> dict[str, object]:
-    return {"id": hit.item.id, "score": hit.score, "label": hit.item.label, "path": as_url(hit.item.path)}
+    item = hit.item
+    return {
+        "id": item.id,
+        "score": hit.score,
+        "label": item.label,
+        "labels": list(item.labels),
+        "path": as_url(item.path),
+        "fields": dict(item.fields),
+    }
+
+
+def _print_csv(found: list[tuple[Path, list[Hit]]]) -> None:
+    fields = list(dict.fromkeys(name for _, hits in found for hit in hits for name in hit.item.fields))
+    writer = csv.writer(sys.stdout, lineterminator="\n")
+    writer.writerow(["query", "rank", "id", "score", "label", "path", *fields])
+    for query, hits in found:
+        for rank, hit in enumerate(hits, start=1):
+            item = hit.item
+            values = (query, rank, item.id, f"{hit.score:.6f}", item.label, as_url(item.path))
+            writer.writerow([*values, *(item.fields.get(name) for name in fields)])
 
 
 def _print_hits(query: Path, hits: list[Hit], enough: int) -> None:
     """Print the hits of a query, of which the first ones are similar enough."""
     remark = "" if enough else " nothing similar enough" if hits else " nothing found"
     print(f"{query}:{remark}")
-    table = Table("", "score", "label", "image", box=None)
+    fields = list(dict.fromkeys(name for hit in hits for name in hit.item.fields))
+    table = Table("", "score", "label", "image", *fields, box=None)
     for rank, hit in enumerate(hits, start=1):
         score = f"{hit.score:.4f}{' (weak)' if rank > enough else ''}"
-        table.add_row(str(rank), score, hit.item.label or "-", as_url(_relative(hit.item.path)))
+        values = (str(hit.item.fields.get(name) or "") for name in fields)
+        table.add_row(str(rank), score, hit.item.label or "-", as_url(_relative(hit.item.path)), *values)
     _print_untruncated(table)
 
 

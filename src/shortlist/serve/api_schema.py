@@ -48,7 +48,11 @@ class ItemFacts(BaseModel):
     """An image of the gallery."""
 
     id: int
-    label: str | None = Field(description="Null if the image has no label.")
+    label: str | None = Field(description="Null if the image has no label. Several are separated by commas.")
+    labels: list[str] = Field(description="All labels.")
+    fields: dict[str, str | float | int | bool | None] = Field(
+        description="Other columns of the table that listed the image."
+    )
     file: str = Field(description="Name of the file and of its folder.")
 
     @classmethod
@@ -122,13 +126,16 @@ class GalleryFacts(BaseModel):
     name: str
     images: int
     labels: list[LabelFacts] = Field(description="Sorted by label.")
-    min_score: float | None = Field(description="Lowest score of a result, unless a search sets another one; null: any.")
+    min_score: float | None = Field(
+        description="Lowest score of a result, unless a search sets another one; null: any."
+    )
     limits: Bounds
     index: IndexFacts
 
 
 def _facts(item: Item) -> dict[str, Any]:
-    return {"id": item.id, "label": item.label, "file": "/".join(item.path.parts[-2:]).lstrip("/")}
+    file = "/".join(item.path.parts[-2:]).lstrip("/")
+    return {"id": item.id, "label": item.label, "labels": item.labels, "fields": item.fields, "file": file}
 
 
 def responses(*statuses: int) -> dict[int | str, dict[str, Any]]:

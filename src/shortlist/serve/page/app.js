@@ -85,12 +85,12 @@ async function showResults(state, signal) {
   const response = await request(state, signal);
   const query = response.query;
   const hits = response.results.slice(0, state.k);
-  const queryLabel = query?.label != null && hits.every((hit) => hit.label !== null) ? query.label : null;
+  const queryLabels = hits.every((hit) => hit.labels.length) ? query?.labels ?? [] : [];
   showQuery(state, query);
   const strong = hits.filter((hit) => hit.score >= lowestScore(state)).length; // hits are sorted by their scores
-  showAgreement(hits.slice(0, strong), queryLabel);
+  showAgreement(hits.slice(0, strong), queryLabels);
   const links = hits.map((hit, index) =>
-    cards.card(hit, { href: urlWith({ item: hit.id, upload: null }), rank: index + 1, queryLabel, weak: index >= strong }));
+    cards.card(hit, { href: urlWith({ item: hit.id, upload: null }), rank: index + 1, queryLabels, weak: index >= strong }));
   cards.show(links);
   byId("more").hidden = true;
   byId("heading").textContent = strong || !hits.length ? "Most similar" : "Nothing similar enough";
@@ -161,6 +161,7 @@ function showQuery({ upload: key }, query) {
   byId("query-name").textContent = query ? query.file : uploaded.file.name || "Pasted image";
   byId("query-label").hidden = query?.label == null;
   byId("query-label").textContent = query?.label ?? "";
+  byId("query-fields").textContent = query ? cards.fieldTexts(query).join(" · ") : "";
   for (const each of [byId("query-name"), byId("query-label")]) each.title = each.textContent; // long texts are truncated
   byId("query-link").href = query ? `/api/items/${query.id}/image` : uploaded.url;
   image.alt = query ? `${query.label ?? ""} ${query.file}` : "Your image";
@@ -168,11 +169,11 @@ function showQuery({ upload: key }, query) {
   byId("close").href = urlWith({ item: null, upload: null });
 }
 
-function showAgreement(hits, queryLabel) {
-  const same = hits.filter((hit) => hit.label === queryLabel).length;
-  byId("verdict").hidden = queryLabel === null || !hits.length;
+function showAgreement(hits, queryLabels) {
+  const same = hits.filter((hit) => cards.shareLabel(hit.labels, queryLabels)).length;
+  byId("verdict").hidden = !queryLabels.length || !hits.length;
   byId("verdict").replaceChildren(
-    Object.assign(document.createElement("b"), { textContent: `✓ ${same} of ${hits.length}` }), " have the same label");
+    Object.assign(document.createElement("b"), { textContent: `✓ ${same} of ${hits.length}` }), queryLabels.length > 1 ? " share a label" : " have the same label");
 }
 
 function showControls({ k, label, item, upload: key, minScore }) {
