@@ -302,7 +302,8 @@ class TestSegments:
                 gallery.store.change(rows(5_000, 5_001), more(1, seed=1), removed=[number])
         sizes = {each.name: each.stat().st_size for each in (tmp_path / "gallery").glob("*-*")}
         assert {name: (tmp_path / "gallery" / name).stat() for name in files} == files
-        assert sum(sizes[name] for name in sizes if name not in files) < 15_000 < sizes["vectors-1.npy"] / 10
+        (vectors,) = (sizes[name] for name in files if name.startswith("vectors-"))
+        assert sum(sizes[name] for name in sizes if name not in files) < 15_000 < vectors / 10
 
     def test_an_index_is_extended_when_many_vectors_are_not_in_it(self, encoder: Encoder, tmp_path: Path) -> None:
         gallery, _ = filled(tmp_path / "gallery", encoder, "hnsw", 600)
@@ -312,7 +313,8 @@ class TestSegments:
             with gallery.store.changing():
                 gallery.store.change(rows(first, first + 500), more(500, seed=number))
             indexes.append(gallery.store.now.manifest.index)
-        assert [(each.number, each.rows) for each in indexes] == [(1, 600), (1, 600), (4, 2_100)]
+        assert [each.rows for each in indexes] == [600, 600, 2_100]
+        assert indexes[0].number == indexes[1].number != indexes[2].number
         assert gallery.facts()["recall"]["queries"] == 1_000
 
     def test_few_segments_and_little_rewriting(self) -> None:

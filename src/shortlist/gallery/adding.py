@@ -15,7 +15,7 @@ from shortlist.encoding.encoder import Encoder
 from shortlist.encoding.vector_file import left_out_images
 from shortlist.errors import DataError
 from shortlist.files import absolute_path, size_and_mtime
-from shortlist.gallery.store import Row, Store, StoredRow
+from shortlist.gallery.store import GalleryError, Row, Store, StoredRow
 from shortlist.progress import Progress
 from shortlist.search.vectors import open_vectors
 
@@ -59,6 +59,8 @@ class ImageAdder:
 
     def run(self, workers: int, embedding: Progress, indexing: Progress) -> Added:
         with self.store.changing() as work:
+            if self.encoder.fingerprint != self.store.fingerprint:
+                raise GalleryError(f"{self.store.name} was replaced by a gallery of another model: open it again")
             plan = self._plan()
             indices = list(plan.rows)
             step = self.store.images_per_change or max(len(indices), 1)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import secrets
 from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
@@ -13,7 +14,7 @@ from shortlist.files import write_text_atomically
 from shortlist.gallery.store import GALLERY_FILE, GalleryError
 
 FORMAT = 2
-RECORDS, VECTORS, INDEX = "items-{}.parquet", "vectors-{}.npy", "index-{}.faiss"  # by the generation that wrote them
+RECORDS, VECTORS, INDEX = "items-{}.parquet", "vectors-{}.npy", "index-{}.faiss"  # by the number of the change
 
 
 class _Model(BaseModel):
@@ -23,7 +24,7 @@ class _Model(BaseModel):
 class SegmentFacts(_Model):
     """A segment's files and their sizes."""
 
-    number: int  # of the generation that wrote it
+    number: int  # of the change that wrote it
     rows: int  # images, whose vectors are in the segment
     updates: int  # newer records of images of earlier segments
 
@@ -65,6 +66,15 @@ class Manifest(_Model):
         names = {RECORDS.format(each.number) for each in self.segments}
         names |= {VECTORS.format(each.number) for each in self.segments if each.rows}
         return names | ({INDEX.format(self.index.number)} if self.index else set())
+
+
+def new_number() -> int:
+    """Return a random number for the files of a change, so that no file of any other gallery has the same name.
+
+    Therefore a file is never taken for one of a copy of the gallery that was changed differently, nor overwritten by
+    copying another gallery to the same folder while processes use it.
+    """
+    return secrets.randbits(53)
 
 
 def read_manifest(folder: Path) -> Manifest:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import tempfile
+import uuid
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -46,13 +47,8 @@ class MilvusStore:
                 if not self.client.has_collection(address.collection):
                     existing = ", ".join(sorted(self.client.list_collections())) or "none"
                     raise GalleryError(f"{address}: there is no such collection (existing collections: {existing})")
-                properties = dict(self.client.describe_collection(address.collection)["properties"])
-                if FACTS not in properties:
-                    raise GalleryError(f"{address} was not created by shortlist: choose another name")
-                self._facts: dict[str, Any] = json.loads(properties[FACTS])
-                if self._facts["format"] > FORMAT:
-                    raise GalleryError(f"{address} was written by a later version of shortlist: update shortlist")
-                self.client.load_collection(address.collection)
+                self._facts: dict[str, Any] = {}
+                self._read_facts()
         except GalleryError:
             self.close()
             raise
@@ -78,6 +74,7 @@ class MilvusStore:
             kind = "flat" if address.lite else "hnsw"  # a server is used for many images
         facts = {
             "format": FORMAT,
+            "created": uuid.uuid4().hex,  # tells a gallery from another one of the same name
             "fingerprint": encoder.fingerprint,
             "dim": encoder.dim,
             "kind": kind,
@@ -91,6 +88,19 @@ class MilvusStore:
             client.alter_collection_properties(name, {FACTS: json.dumps(facts), NEXT_ID: "0"})
         return cls(address, client)
 
+    def _read_facts(self) -> None:
+        """Read the facts of the collection, which may have been replaced by another one of the same name."""
+        with translate_errors(self.address):
+            properties = dict(self.client.describe_collection(self._collection)["properties"])
+            if FACTS not in properties:
+                raise GalleryError(f"{self.address} was not created by shortlist: choose another name")
+            facts = json.loads(properties[FACTS])
+            if facts["format"] > FORMAT:
+                raise GalleryError(f"{self.address} was written by a later version of shortlist: update shortlist")
+            if facts != self._facts:
+                self.client.load_collection(self._collection)
+                self._facts = facts
+
     @property
     def _collection(self) -> str:
         return self.address.collection
@@ -99,6 +109,7 @@ class MilvusStore:
         self.client.close()
 
     def refresh(self) -> None:
+        self._read_facts()
         self._labels = None
 
     @property
@@ -112,6 +123,10 @@ class MilvusStore:
     @property
     def fingerprint(self) -> str:
         return str(self._facts["fingerprint"])
+
+    @property
+    def identity(self) -> str:
+        return f"{self._facts.get('created')} {self.fingerprint}"  # earlier versions wrote only the latter
 
     @property
     def requested_kind(self) -> str:
@@ -163,6 +178,7 @@ class MilvusStore:
                 output_fields=["path", "label"],
                 search_params={"metric_type": "IP", "params": INDEXES[self._facts["kind"]][2]},
             )
+        self._read_facts()  # another identity means that the vectors were those of another gallery
         hits = [
             [Hit(_item({"id": each["id"], **each["entity"]}), each["distance"]) for each in results]
             for results in found
