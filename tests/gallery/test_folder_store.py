@@ -570,7 +570,8 @@ class TestErrors:
             file.write_bytes(file.read_bytes()[:-40])
         else:
             filled(tmp_path / "other", encoder, "hnsw", 21)
-            file.write_bytes((tmp_path / "other" / file.name).read_bytes())
+            (other,) = (tmp_path / "other").glob(f"{part}-*")
+            file.write_bytes(other.read_bytes())
         with pytest.raises(GalleryError, match=r"is damaged: .*" + re.escape(file.name)):
             Gallery.open(tmp_path / "gallery")
         assert len(gallery.search_vectors(more(1), 20)[0]) == 20  # opened before
