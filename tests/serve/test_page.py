@@ -465,7 +465,8 @@ def test_the_token_is_asked_for_once(open_page: Open, gallery: Gallery) -> None:
             page.keyboard.press("Enter")
             expect(dialog.get_by_role("alert")).to_have_text("The token is wrong.")
         page.locator("#token").evaluate(
-            "field => field.dispatchEvent(new ClipboardEvent('paste', {bubbles: true, clipboardData: new DataTransfer()}))"
+            "field => field.dispatchEvent(new ClipboardEvent('paste', {bubbles: true, "
+            "clipboardData: new DataTransfer()}))"
         )
         expect(page.locator("#notice")).to_be_hidden()  # text may be pasted
         dialog.get_by_label("Token").fill(TOKEN)

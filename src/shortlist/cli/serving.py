@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from contextlib import closing
 from pathlib import Path
 from typing import Annotated
@@ -47,6 +48,8 @@ def serve(
         if token is not None:
             raise ConfigError("there are two tokens: use either --token-file, or --token or SHORTLIST_TOKEN")
         token = read_token(token_file)
+    elif token is None:
+        token = os.environ.get("SHORTLIST_TOKEN")  # typer ignores an empty one, which is a mistake
 
     limits = Limits(bytes=max_bytes, pixels=max_pixels)
     from shortlist.gallery.gallery import Gallery
