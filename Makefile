@@ -65,7 +65,7 @@ figures: $(READY)
 audit:
 	$(PYTHON) -m venv build/audit
 	PIP_CONSTRAINT= build/audit/bin/python -m pip install --quiet pip-audit
-	build/audit/bin/pip-audit --disable-pip --no-deps --requirement constraints.txt
+	build/audit/bin/pip-audit --strict --disable-pip --no-deps --requirement constraints.txt
 
 clean:
 	rm -rf $(VENV) build dist .mypy_cache .ruff_cache .pytest_cache .hypothesis src/*.egg-info

@@ -13,8 +13,9 @@ from packaging.requirements import Requirement
 
 INTRODUCTION = """# Licences of dependencies
 
-shortlist has the licence Apache-2.0. `pip install shortlist` installs the packages of the extra *none*; every other package is
-needed by an extra only. Licences are those that the packages declare; `python docs/licences.py` prints this page.
+shortlist has the licence Apache-2.0. `pip install shortlist` installs the packages of the extra *none* and those that
+they need. All others are needed by an extra only. The licences are those that the packages declare.
+`python docs/licences.py` prints this page.
 
 | package | extra | licence |
 |---|---|---|"""

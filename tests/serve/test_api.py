@@ -17,6 +17,7 @@ from shortlist.errors import ShortlistError
 from shortlist.gallery.gallery import Gallery
 from shortlist.model import Embedder
 from shortlist.serve import Limits, create_app, service
+from tests.data.pictures import picture
 from tests.serve.galleries import CLASSES, IMAGES, encoded, png, remove_labels, small_gallery
 from tests.serve.test_uploads import bomb
 
@@ -146,16 +147,16 @@ def test_missing_and_damaged_files(tmp_path: Path) -> None:
 
 def test_files_that_are_replaced(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """By a named pipe, which would block; by a folder; and by an image with too many pixels, which is not decoded."""
-    gallery = small_gallery(tmp_path, 1, 3)
+    gallery = small_gallery(tmp_path, 2, 2)
     with TestClient(create_app(gallery, Limits(work_seconds=60))) as client:
         for item in range(3):
             gallery.item(item).path.unlink()
         os.mkfifo(gallery.item(0).path)
         gallery.item(1).path.mkdir()
-        gallery.item(2).path.write_bytes(bomb(13_000, 13_000))
+        gallery.item(2).path.write_bytes(bomb(9_000, 9_000))
         monkeypatch.setattr(service, "upright_rgb", lambda _: 1 / 0)
         for item, message in enumerate(
-            ("not a regular file", "not a regular file", "13000 x 13000 pixels, but at most")
+            ("not a regular file", "not a regular file", "9000 x 9000 pixels, but at most 50 million")
         ):
             for name in ("image", "thumbnail"):
                 answer = client.get(f"/api/items/{item}/{name}")
@@ -166,20 +167,12 @@ def test_large_images_of_the_gallery_are_decoded_one_at_a_time(
     gallery: Gallery, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     held: list[bool] = []
-
-    class Lock:
-        def __enter__(self) -> None:
-            held.append(True)
-
-        def __exit__(self, *_: object) -> None:
-            pass
-
-    monkeypatch.setattr(service.threading, "Lock", Lock)
-    for large, expected in ((10**6, []), (10, [True])):
+    serving = service.Service(gallery, Limits())
+    monkeypatch.setattr(service, "upright_rgb", lambda _: held.append(serving._large_image_lock.locked()) or picture())
+    for large in (10**6, 10):
         monkeypatch.setattr(service, "LARGE_IMAGE", large)
-        with TestClient(create_app(gallery)) as client:
-            assert client.get("/api/items/0/image").status_code == 200
-        assert held == expected
+        assert serving._picture(0, service.VIEW_SIZE, "").jpeg
+    assert held == [False, True]
 
 
 def test_a_gallery_that_is_replaced_by_one_of_another_model(gallery: Gallery, tmp_path: Path) -> None:
