@@ -177,6 +177,10 @@ class TestTrain:
         assert set(plan["memory"]) >= {"pixels of a batch", "graph of a chunk of 4"}
         assert sorted(file.name for file in tmp_path.iterdir()) == ["tiny.yaml"]  # nothing was begun
 
+    def test_dry_run_checks_the_weights(self, call: Call, folders: Path) -> None:
+        arguments = ("tiny.yaml", f"data.source={folders / 'images'}", "model.weights=nothing.pth")
+        assert_error(call("train", *arguments, "--dry-run"), "no weights file at nothing.pth")
+
     def test_dry_run_lists_images_and_classes_that_are_left_out(self, call: Call, tmp_path: Path) -> None:
         images = class_folders(tmp_path / "images")
         for number in range(4):
@@ -308,6 +312,9 @@ class TestData:
         report = json.loads(out)
         assert report["ok"] is False
         assert report["unreadable"][0][0] == "class 00/0.png"
+        assert (
+            "unreadable: 1 of these images; shortlist data check gives the reasons" in call("data", "show", "images")[1]
+        )
 
 
 class TestNames:

@@ -233,12 +233,9 @@ def _configure(
 
 
 def _finished(folder: RunFolder, model: nn.Module | None, report: bool, display: Display | None) -> Run:
-    from shortlist.evaluation import Evaluation
-    from shortlist.files import read_json
     from shortlist.progress import default_display
     from shortlist.report.run_report import report_after_training
 
     if report:
         report_after_training(folder, display or default_display(), model)
-    found = read_json(folder.evaluation_file)
-    return Run(folder.path, folder.config(), tuple(Evaluation.from_dict(each) for each in found))
+    return Run(folder.path, folder.config(), tuple(folder.evaluations()))

@@ -39,5 +39,19 @@ def main() -> None:
         if is_main_process() or not is_in_all_processes(error):
             print(f"Error: {error.strerror or error}{path}", file=sys.stderr)
         raise SystemExit(1) from None
+    except (MemoryError, RuntimeError) as error:
+        _report_out_of_memory(error)
+        raise SystemExit(1) from None
     except KeyboardInterrupt:
         raise SystemExit(130) from None
+
+
+def _report_out_of_memory(error: MemoryError | RuntimeError) -> None:
+    """Print a message if an error is a failed allocation, and raise it otherwise."""
+    from shortlist.batches.memory import is_out_of_memory
+
+    if not is_out_of_memory(error):
+        raise error
+    reason, _, _ = str(error).partition("\n")
+    text = f"There is not enough memory ({reason}). Use a smaller model, batch or image size."
+    print(f"Error: {text}", file=sys.stderr)

@@ -236,7 +236,7 @@ def _print_plan(config: RunConfig, as_json: bool) -> None:
     from shortlist.training.components import build_embedder
 
     plan = make_plan(config, display_for(sys.stderr, as_json=as_json))
-    facts = {"config": config.model_dump(mode="json"), "plan": describe(plan, build_embedder(config, weights=False))}
+    facts = {"config": config.model_dump(mode="json"), "plan": describe(plan, build_embedder(config, weights="local"))}
     if as_json:
         print(json.dumps(facts, indent=2))
     else:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import functools
 import io
-import stat
 import threading
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
@@ -89,8 +88,6 @@ class Service:
         encode = self._cached_thumbnail if size <= THUMBNAIL_SIZE else self._encode_jpeg
         try:
             file = path.stat()
-            if not stat.S_ISREG(file.st_mode):
-                raise ImageError(path, "it is not a regular file")  # opening a pipe may never end
             version = f'"{file.st_mtime_ns:x}-{file.st_size:x}-{size}"'
             return Picture(version, None if version in known else encode(path, size, version))
         except OSError:
