@@ -588,7 +588,8 @@ class TestErrors:
             gallery = Gallery.create(tmp_path / "other", encoder, kind="hnsw")
             with gallery.store.changing():
                 gallery.store.change(rows(0, 20), more(20, seed=1))
-            file.write_bytes((tmp_path / "other" / file.name).read_bytes())
+            (other,) = (tmp_path / "other").glob(f"{part}-*")
+            file.write_bytes(other.read_bytes())
         with pytest.raises(
             GalleryError, match=rf"is damaged: the contents of {file.name} differ from what was written"
         ):

@@ -156,7 +156,7 @@ def test_files_that_are_replaced(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
         gallery.item(2).path.write_bytes(bomb(9_000, 9_000))
         monkeypatch.setattr(service, "upright_rgb", lambda _: 1 / 0)
         for item, message in enumerate(
-            ("not a regular file", "not a regular file", "9000 x 9000 pixels, but at most 50 million")
+            ("not a regular file", "Is a directory", "9000 x 9000 pixels, but at most 50 million")
         ):
             for name in ("image", "thumbnail"):
                 answer = client.get(f"/api/items/{item}/{name}")
