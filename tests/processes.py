@@ -171,9 +171,12 @@ def main(address: str, owner: int) -> None:
 
 def serve(listener: socket.socket, owner: int) -> None:
     """Fork commands for all clients; `owner` is the file descriptor of a process, whose end ends this one."""
+    os.fsync = os.fstat  # as in conftest.py
+    gc.disable()
     for module in PRELOADED:
         importlib.import_module(module)
     Image.init()  # imports a module for each kind of file
+    gc.enable()
     gc.collect()
     gc.freeze()  # what has been imported is shared, and stays: collections in the commands need not look at it
     with selectors.DefaultSelector() as selector:

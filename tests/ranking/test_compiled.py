@@ -21,6 +21,8 @@ from tests.ranking.test_engine import STAGES
 
 __all__ = ["new_process"]  # a fixture
 
+pytestmark = pytest.mark.long
+
 
 @pytest.fixture
 def fresh_compiler(monkeypatch: pytest.MonkeyPatch) -> counting._Compiled:
