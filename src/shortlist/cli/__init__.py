@@ -36,7 +36,8 @@ def main() -> None:
         raise SystemExit(130 if interrupted else 1) from None
     except OSError as error:
         path = f" ({error.filename})" if error.filename else ""
-        print(f"Error: {error.strerror or error}{path}", file=sys.stderr)
+        if is_main_process() or not is_in_all_processes(error):
+            print(f"Error: {error.strerror or error}{path}", file=sys.stderr)
         raise SystemExit(1) from None
     except KeyboardInterrupt:
         raise SystemExit(130) from None
