@@ -15,8 +15,7 @@ from tests.test_docs import MANY_CORES, ROOT
 pytestmark = pytest.mark.long
 FOLDER = ROOT / "docs" / "notebooks"
 RESULTS = {  # what a notebook should have found, as Python at its end
-    # 21 % after 14 epochs, instead of 42 % after 25, and 6 % with random weights
-    "folder-to-search": "assert r1.value > 0.12 and len(hits) == 5 and len(found) == 3",
+    "folder-to-search": "assert r1.value > 0.3 and len(hits) == 5 and len(found) == 3",
     "own-training-loop": "assert after > before + 0.1 and own_after > own_before + 0.1",
 }
 KEYS = {
@@ -57,7 +56,6 @@ def test_it_opens_anywhere_and_has_no_output(name: str) -> None:
 def test_it_runs(name: str, commands: Commands, tmp_path: Path) -> None:
     script = tmp_path / f"{name}.py"
     cells = ["".join(cell["source"]) for cell in notebook(name)["cells"] if cell["cell_type"] == "code"]
-    text = "\n\n".join([*cells, RESULTS[name]])
-    script.write_text(text.replace("epochs=25,", "epochs=14,"), encoding="utf-8")
+    script.write_text("\n\n".join([*cells, RESULTS[name]]), encoding="utf-8")
     code, _, error = commands.run(cwd=tmp_path, before=MANY_CORES, script=script)
     assert code == 0, error
