@@ -373,7 +373,7 @@ def test_several_labels(tmp_path: Path):
         assert catalog.class_names == ("ball", "car", "red")
         assert catalog.labels.tolist() == [2, 0, 1]
         assert catalog.label_sets.tolist() == [(2, 0), (0,), (1, 2)]
-        assert catalog.relevance_labels().tolist() == [[2, 0], [0, -1], [1, 2]]
+        assert catalog.relevance_labels.tolist() == [[2, 0], [0, -1], [1, 2]]
         assert catalog.share_label([0, 0, 1], [1, 2, 2]).tolist() == [True, True, False]
         assert catalog.subset([2, 1]).label_names(0) == ("car", "red")
     one = open_catalog(toys / "images.csv", train_share=1)

@@ -6,6 +6,7 @@ import hashlib
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from functools import cached_property
 from math import isnan
 from pathlib import Path
 from typing import Any
@@ -150,16 +151,19 @@ class Catalog:
         labels = (int(self.labels[index]),) if self.label_sets is None else self.label_sets[index]
         return tuple(self.class_names[label] for label in labels)
 
+    @cached_property
     def relevance_labels(self) -> NDArray[np.int64]:
-        """Return what losses and metrics compare: labels (n,) or, if images have several, (n, L) padded with -1."""
+        """What losses and metrics compare: labels (n,) or, if images have several, (n, L) padded with -1."""
         if self.label_sets is None:
-            return self.labels.copy()
+            return self.labels
         width = max(map(len, self.label_sets), default=1)
+        if width == 1:
+            return self.labels
         return np.array([(*each, *(-1,) * (width - len(each))) for each in self.label_sets]).reshape(-1, width)
 
     def share_label(self, one: ArrayLike, other: ArrayLike) -> NDArray[np.bool_]:
         """Return whether images in the same places of two arrays of rows (m,) share a label, (m,)."""
-        labels = self.relevance_labels().reshape(len(self), -1)
+        labels = self.relevance_labels.reshape(len(self), -1)
         left, right = labels[one], labels[other]
         shared: NDArray[np.bool_] = ((left[:, :, None] == right[:, None]) & (left[:, :, None] >= 0)).any((1, 2))
         return shared

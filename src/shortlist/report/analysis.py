@@ -119,9 +119,9 @@ def open_test(
 def analyse(vectors: Tensor, catalog: Catalog, progress: Callable[[int, int], None] | None = None) -> Analysis:
     """Rank the gallery for every query of a catalog. Memory is needed for the vectors and one tile of similarities.
 
-    Positives are images of the same class. For judged queries, they are the positives of any setup; images that are
-    junk in a setup and positive in none are ignored. Ties count against the query, as in the metrics, so that
-    `first_rank <= k` is the query's r@k.
+    Positives are images of the same class or, if images have several labels, that share one. For judged queries, they
+    are the positives of any setup; images that are junk in a setup and positive in none are ignored. Ties count against
+    the query, as in the metrics, so that `first_rank <= k` is the query's r@k.
 
     Args:
         vectors: Vectors in the order of the catalog, (n, d) on any device.
@@ -170,10 +170,21 @@ def _relevance(catalog: Catalog, queries: Rows, gallery: Rows) -> tuple[list[Row
         junk = [np.concatenate([each.junk for each in setup]) for setup in setups]
         junk = [np.setdiff1d(*each) for each in zip(junk, positives, strict=True)]
         return [position[rows] for rows in positives], [position[rows] for rows in junk]
+    if catalog.label_sets is not None:
+        return _sharing_a_label(catalog.label_sets, queries, gallery), list(position[queries, None])
     labels = catalog.labels[gallery]
     by_class = np.argsort(labels, kind="stable")
     bounds = (np.searchsorted(labels[by_class], catalog.labels[queries], side) for side in ("left", "right"))
     return [by_class[first:last] for first, last in zip(*bounds, strict=True)], list(position[queries, None])
+
+
+def _sharing_a_label(label_sets: NDArray[np.object_], queries: Rows, gallery: Rows) -> list[Rows]:
+    """Return the gallery positions of the images that share a label with each query."""
+    having: dict[int, list[int]] = {}
+    for place, row in enumerate(gallery.tolist()):
+        for label in label_sets[row]:
+            having.setdefault(label, []).append(place)
+    return [np.unique([each for label in label_sets[row] for each in having.get(label, ())]) for row in queries]
 
 
 def _analyse_tile(similarities: Tensor, positives: tuple[Tensor, Tensor], scratch: Scratch) -> dict[str, Tensor]:

@@ -86,7 +86,7 @@ def draw_rankings(
             for rank, row in enumerate(found):
                 corner = (left + rank * cell, header + line * (cell + gap))
                 _paste(sheet, catalog.file(row), corner, side)
-                _mark(draw, corner, side, bool(catalog.labels[row] == catalog.labels[query]))
+                _mark(draw, corner, side, bool(catalog.share_label([row], [query])[0]))
     for line, query in enumerate(queries):
         _paste(sheet, catalog.file(query), (margin, header + line * (cell + gap)), side)
     with atomic_replace(path) as temporary:

@@ -186,7 +186,7 @@ def duplicates(analysis: Analysis, catalog: Catalog, progress: Callable[[int, in
         return Duplicates([], 0)
     query, rank = np.nonzero((analysis.similarities >= MIN_SIMILARITY) & (analysis.results >= 0))
     pairs = np.column_stack((analysis.queries[query], analysis.results[query, rank]))
-    pairs = np.unique(np.sort(pairs[catalog.labels[pairs[:, 0]] != catalog.labels[pairs[:, 1]]], axis=1), axis=0)
+    pairs = np.unique(np.sort(pairs[~catalog.share_label(pairs[:, 0], pairs[:, 1])], axis=1), axis=0)
     found = []
     for number, (one, other) in enumerate(pairs[:MAX_COMPARED].tolist()):
         if _have_equal_pixels(catalog, one, other):
