@@ -14,6 +14,8 @@ from rich.table import Table
 from shortlist.cli.app import AsJson, AsJsonWithProgress, Root, Source, app, untruncated_column
 from shortlist.errors import ConfigError, did_you_mean, shorten_list
 
+SHOWN_LOOK_ALIKES = 50  # pairs
+
 data_app = typer.Typer(help="Inspect images and benchmarks before training.", no_args_is_help=True)
 app.add_typer(data_app, name="data")
 
@@ -92,7 +94,11 @@ def show(source: Source, root: Root = None, as_json: AsJson = False) -> None:
 
 @data_app.command()
 def check(source: Source, root: Root = None, as_json: AsJsonWithProgress = False) -> None:
-    """Decode all images, and list missing files, unreadable files and duplicates. Exits with 1 if there are any."""
+    """Decode all images, and list missing files, unreadable files and duplicates. Exits with 1 if there are any.
+
+    Images that look the same although their files differ are listed, too, if they are in two classes, or if one is a
+    training image and the other is not: results on such test images look better than they are.
+    """
     from shortlist.data import inspection, open_catalog
     from shortlist.progress import display_for
 
@@ -109,9 +115,15 @@ def check(source: Source, root: Root = None, as_json: AsJsonWithProgress = False
             print(f"unreadable: {path}: {reason}")
         for one, other in report.duplicates:
             print(f"the same image in two classes: {one} and {other}")
+        for pair in report.look_alikes[:SHOWN_LOOK_ALIKES]:
+            where = "in the training images and in others" if pair.leak else "in two classes"
+            print(f"looks the same, {where}: {pair.one} and {pair.other}")
+        if len(report.look_alikes) > SHOWN_LOOK_ALIKES:
+            print(f"{len(report.look_alikes) - SHOWN_LOOK_ALIKES:,} more pairs look the same: --json lists all")
         print(
             f"{report.images:,} images checked: {len(report.missing)} missing, {len(report.unreadable)} unreadable, "
-            f"{len(report.duplicates)} duplicates across classes, {report.copies} duplicates within a class"
+            f"{len(report.duplicates)} duplicates across classes, {report.copies} duplicates within a class, "
+            f"{len(report.look_alikes)} pairs that look the same"
         )
     raise typer.Exit(0 if report.ok else 1)
 

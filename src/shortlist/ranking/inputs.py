@@ -52,7 +52,7 @@ def check_vectors(vectors: Tensor, labels: Tensor, what: str = "embeddings") -> 
 
 
 def check_labels(labels: Tensor, what: str = "labels", several: bool = False) -> None:
-    """Require a tensor of integers of shape (N,); with `several`, also (N, L) with L > 1, without repetition in a row."""
+    """Require integers of shape (N,); with `several`, also (N, L) with L > 1 and different labels in each row."""
     if not isinstance(labels, Tensor):
         raise TypeError(f"{what} must be a torch.Tensor, got {type(labels).__name__}")
     if labels.ndim != 1 and not (several and labels.ndim == 2 and labels.shape[1] > 1):
