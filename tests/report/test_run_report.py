@@ -7,6 +7,7 @@ import re
 import shutil
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from shortlist.errors import RunError
@@ -14,8 +15,8 @@ from shortlist.model import Embedder
 from shortlist.report import run_report
 from shortlist.report.analysis import EmbeddedTest
 from shortlist.report.pages import Thumbnails
-from shortlist.report.run_report import report_after_training, result_sections, write_report
-from shortlist.training import Display, RunFolder, run_evaluation
+from shortlist.report.run_report import look_alikes, report_after_training, result_sections, write_report
+from shortlist.training import Display, RunFolder, make_plan, run_evaluation
 from tests.evaluation.test_evaluate import catalog, points
 from tests.report.runs import NASTY, CopyRun, change_config, read, remove_class, trained
 
@@ -73,6 +74,20 @@ class TestPage:
         score = finished.recommended_min_score()
         assert f"With a minimum score of {score:.3f} , a query whose class is not in the gallery" in text
         assert json.loads(finished.min_score_file.read_text())["false_match_rate"] == 0.01
+
+    def test_images_that_look_the_same(self, page: Path, finished: RunFolder, monkeypatch: pytest.MonkeyPatch) -> None:
+        assert "None: no image for validation or test looks like a training image." in read(page)[0]
+        plan = make_plan(finished.config(), Listener(), finished)
+        train, test = (np.flatnonzero(plan.catalog.splits == split) for split in ("train", "test"))
+        pairs = [((int(test[0]), int(train[0])), True), ((int(test[1]), int(test[-1])), False)] * 30
+        monkeypatch.setattr(run_report, "find_look_alikes", lambda *_, **__: pairs)
+        thumbnails = Thumbnails()
+        found = look_alikes(thumbnails, plan.catalog, Listener())
+        assert (found.num_leaks, found.num_classes, len(found.leaks), len(found.classes)) == (30, 30, 24, 24)
+        assert [each.path for each in found.leaks[0]] == [plan.catalog.paths[train[0]], plan.catalog.paths[test[0]]]
+        assert len(thumbnails.images) == 4
+        monkeypatch.setattr(run_report, "MAX_COMPARED_IMAGES", 10)
+        assert look_alikes(thumbnails, plan.catalog, Listener()) is None
 
     def test_every_curve_is_drawn(self, page: Path) -> None:
         _, found = read(page)

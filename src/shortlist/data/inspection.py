@@ -17,8 +17,8 @@ from typing import Any
 import numpy as np
 
 from shortlist.data.catalog import ROLES, SPLITS, Catalog
-from shortlist.data.images import ImageError, open_image, upright_rgb, upright_size
-from shortlist.data.near_duplicates import Look, look_of, near_duplicates, suspicious
+from shortlist.data.images import ImageError, load_image, open_image, upright_rgb, upright_size
+from shortlist.data.near_duplicates import LOOK_SIDE, Look, look_of, near_duplicates, suspicious
 from shortlist.locations import as_url, open_binary
 from shortlist.progress import Display, Progress, default_display
 
@@ -136,9 +136,22 @@ def check(catalog: Catalog, workers: int | None = None, display: Display | None 
 def find_look_alikes(
     catalog: Catalog, workers: int | None = None, progress: Progress | None = None
 ) -> list[tuple[tuple[int, int], bool]]:
-    """Decode every image, and find those that look the same; see `look_alikes`."""
-    decoded = enumerate(_decode_all(catalog, workers, progress))
-    return look_alikes(catalog, {index: look for index, (_, _, look) in decoded if look is not None})
+    """Decode every image, JPEG at a fraction of its size, and find those that look the same; see `look_alikes`."""
+
+    def look(index: int) -> Look | None:
+        try:
+            return look_of(load_image(catalog.file(index), at_least=LOOK_SIDE))
+        except ImageError:
+            return None
+
+    found: dict[int, Look] = {}
+    with ThreadPoolExecutor(workers or os.cpu_count() or 1) as pool:
+        for index, each in enumerate(pool.map(look, range(len(catalog)))):
+            if each is not None:
+                found[index] = each
+            if progress is not None:
+                progress(index + 1, len(catalog))
+    return look_alikes(catalog, found)
 
 
 def look_alikes(

@@ -13,6 +13,7 @@ from shortlist.data.catalog import Catalog
 
 MAX_DISTANCE = 7  # bits in which the hashes of near-duplicates may differ, of 63
 MAX_DIFFERENCE = 16.0  # mean difference of their thumbnails, of 255
+LOOK_SIDE = 64  # pixels that suffice for `look_of`
 _SIDE, _FREQUENCIES, _THUMBNAIL = 32, 8, 8  # pixels, cosines and pixels in each direction
 _TILE = 1024  # hashes that are compared with each other at once
 _ONES = np.unpackbits(np.arange(2**16, dtype=np.uint16).view(np.uint8)).reshape(-1, 16).sum(1, dtype=np.uint8)

@@ -14,6 +14,7 @@ from shortlist.report.analysis import Analysis
 from shortlist.report.pages import load_pixels
 
 MIN_SIMILARITY = 1 - 1e-4  # of two images with equal pixels: their vectors are equal except for rounding
+NEAR_SIMILARITY = 0.98  # of two images that a model hardly distinguishes
 MAX_COMPARED = 2000  # pairs of images whose pixels are compared; only collapsed embeddings have more
 
 
@@ -194,6 +195,20 @@ def duplicates(analysis: Analysis, catalog: Catalog, progress: Callable[[int, in
         if progress is not None:
             progress(number + 1, min(len(pairs), MAX_COMPARED))
     return Duplicates(found, max(0, len(pairs) - MAX_COMPARED))
+
+
+def near_duplicates(analysis: Analysis, catalog: Catalog) -> list[tuple[int, int]]:
+    """Find wrong results whose vector is nearly that of the query: pairs of rows, the most similar first.
+
+    Judged queries have none. Only the first results of each query are compared.
+    """
+    if catalog.judgements:
+        return []
+    near = (analysis.similarities >= NEAR_SIMILARITY) & ~analysis.correct & (analysis.results >= 0)
+    query, rank = np.nonzero(near)
+    pairs = np.sort(np.column_stack((analysis.queries[query], analysis.results[query, rank])), axis=1)
+    pairs = pairs[np.argsort(-analysis.similarities[query, rank], kind="stable")]
+    return list(dict.fromkeys((one, other) for one, other in pairs.tolist()))
 
 
 def _have_equal_pixels(catalog: Catalog, one: int, other: int) -> bool:

@@ -13,6 +13,7 @@ from torch import nn
 
 from shortlist.config import RunConfig
 from shortlist.data import Catalog
+from shortlist.data.inspection import find_look_alikes
 from shortlist.errors import MAX_NAMES, DataError, shorten_list
 from shortlist.evaluation.protocols import gallery_rows
 from shortlist.files import check_writable
@@ -29,6 +30,7 @@ from shortlist.training.folder import ImagesChangedError
 
 MAX_CLASSES = 150  # that are shown with a query, over all tests: together with the other groups a few MB of thumbnails
 MAX_DUPLICATES = 24  # pairs that are shown
+MAX_COMPARED_IMAGES = 50_000  # by their looks: decoding them takes a few minutes
 
 
 @dataclass(frozen=True)
@@ -48,6 +50,25 @@ class ResultSections:
     duplicates: list[tuple[Picture, Picture]]
     num_duplicates: int
     num_unchecked: int
+    near: list[tuple[Picture, Picture]]
+    num_near: int
+
+
+@dataclass(frozen=True)
+class LookAlikes:
+    """Images of a run that look the same, although their files differ.
+
+    Args:
+        leaks: Pairs of a training image and a validation or test image, some of them.
+        num_leaks: Number of all such pairs.
+        classes: Other pairs of images of different classes, some of them.
+        num_classes: Number of all such pairs.
+    """
+
+    leaks: list[tuple[Picture, Picture]]
+    num_leaks: int
+    classes: list[tuple[Picture, Picture]]
+    num_classes: int
 
 
 def write_report(
@@ -94,6 +115,7 @@ def write_report(
     evaluations = [(each, before.get(each.data)) for each in tested]
     measured = percentages([after for after, _ in evaluations])
     thumbnails, records = Thumbnails(), folder.metrics()
+    alike = None if plan is None or not tests else look_alikes(thumbnails, plan.catalog, display)
     sections = [result_sections(thumbnails, test, len(tests), display) for test in tests]
     if sections and sections[0].thresholds:
         folder.recommend_min_score(sections[0].thresholds[0].min_score, sections[0].thresholds[0].rate)
@@ -104,7 +126,9 @@ def write_report(
         "report.html",
         thumbnails,
         title=folder.path.absolute().name,
-        sections=["Numbers", "Curves", *results, "What was run"],
+        sections=["Numbers", "Curves", *results, "Look-alikes", "What was run"],
+        alike=alike,
+        compared=MAX_COMPARED_IMAGES,
         recipe=config.name,
         evaluations=evaluations,
         counts=counts,
@@ -152,6 +176,9 @@ def result_sections(thumbnails: Thumbnails, test: EmbeddedTest, num_tests: int, 
     with display.task("comparing images with equal vectors", "pairs") as progress:
         duplicates = findings.duplicates(analysis, catalog, progress)
 
+    equal = set(duplicates.pairs)
+    near = [pair for pair in findings.near_duplicates(analysis, catalog) if pair not in equal]
+
     def picture(row: int) -> Picture:
         return Picture.of(thumbnails, catalog, int(row))
 
@@ -173,7 +200,25 @@ def result_sections(thumbnails: Thumbnails, test: EmbeddedTest, num_tests: int, 
         [(picture(one), picture(other)) for one, other in duplicates.pairs[:MAX_DUPLICATES]],
         len(duplicates.pairs),
         duplicates.num_unchecked,
+        [(picture(one), picture(other)) for one, other in near[:MAX_DUPLICATES]],
+        len(near),
     )
+
+
+def look_alikes(thumbnails: Thumbnails, catalog: Catalog, display: Display) -> LookAlikes | None:
+    """Compare the looks of all images of a run; None if there are too many."""
+    if len(catalog) > MAX_COMPARED_IMAGES:
+        return None
+    with display.task("comparing the looks of all images", "images") as progress:
+        found = find_look_alikes(catalog, progress=progress)
+    by_kind: dict[bool, list[tuple[Picture, Picture]]] = {True: [], False: []}
+    for (one, other), leak in found:
+        if len(by_kind[leak]) < MAX_DUPLICATES:
+            pair = sorted((one, other), key=lambda row: catalog.splits[row] != "train")
+            first, second = (Picture.of(thumbnails, catalog, row) for row in pair)
+            by_kind[leak].append((first, second))
+    num_leaks = sum(leak for _, leak in found)
+    return LookAlikes(by_kind[True], num_leaks, by_kind[False], len(found) - num_leaks)
 
 
 def _class_group_label(catalog: Catalog, analysis: Analysis, shown: int) -> str:
