@@ -73,7 +73,7 @@ class TestPage:
         text, _ = read(page)
         score = finished.recommended_min_score()
         assert f"With a minimum score of {score:.3f} , a query whose class is not in the gallery" in text
-        assert json.loads(finished.min_score_file.read_text())["false_match_rate"] == 0.01
+        assert json.loads(finished.min_score_file.read_text())["false_match_rate"] == 0.05  # of 36 queries
 
     def test_images_that_look_the_same(self, page: Path, finished: RunFolder, monkeypatch: pytest.MonkeyPatch) -> None:
         assert "None: no image for validation or test looks like a training image." in read(page)[0]

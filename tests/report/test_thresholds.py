@@ -26,6 +26,11 @@ def test_the_lowest_score_with_this_rate_of_false_matches(seed: int) -> None:
         assert found.found == pytest.approx((right >= found.min_score).mean())
 
 
+def test_a_single_wrong_image_does_not_determine_the_recommendation() -> None:
+    which = catalog([number // 3 for number in range(60)])
+    assert [each.rate for each in thresholds(analyse(points(60), which))] == [0.05, 0.1, 0.2]
+
+
 def test_a_copy_in_another_class_needs_the_highest_score() -> None:
     (found,) = thresholds(analyse(torch.eye(4)[[0, 0, 0, 1]], catalog([0, 1, 0, 1])), [0.0])
     assert (found.min_score, found.false_matches) == (1.0, 0.75)

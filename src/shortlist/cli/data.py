@@ -11,7 +11,7 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
-from shortlist.cli.app import AsJson, AsJsonWithProgress, Root, Source, app, untruncated_column
+from shortlist.cli.app import AsJson, AsJsonWithProgress, LabelSeparator, Root, Source, app, untruncated_column
 from shortlist.errors import ConfigError, did_you_mean, shorten_list
 
 SHOWN_LOOK_ALIKES = 50  # pairs
@@ -51,12 +51,12 @@ def about(name: Annotated[str, typer.Argument(help="Name of the benchmark.")], a
 
 
 @data_app.command()
-def show(source: Source, root: Root = None, as_json: AsJson = False) -> None:
+def show(source: Source, root: Root = None, label_separator: LabelSeparator = None, as_json: AsJson = False) -> None:
     """Print the number of images and classes, and the image sizes."""
     from shortlist.data import open_catalog
     from shortlist.data.inspection import summary
 
-    catalog = open_catalog(source, root=root, on_missing="skip")
+    catalog = open_catalog(source, root=root, on_missing="skip", label_separator=label_separator)
     facts = summary(catalog)
     if as_json:
         print(json.dumps(facts, indent=2))
@@ -93,7 +93,9 @@ def show(source: Source, root: Root = None, as_json: AsJson = False) -> None:
 
 
 @data_app.command()
-def check(source: Source, root: Root = None, as_json: AsJsonWithProgress = False) -> None:
+def check(
+    source: Source, root: Root = None, label_separator: LabelSeparator = None, as_json: AsJsonWithProgress = False
+) -> None:
     """Decode all images, and list missing files, unreadable files and duplicates. Exits with 1 if there are any.
 
     Images that look the same although their files differ are listed, too, if they are in two classes, or if one is a
@@ -104,7 +106,7 @@ def check(source: Source, root: Root = None, as_json: AsJsonWithProgress = False
 
     display = display_for(sys.stderr, as_json=as_json)
     with display.task("unpacking", "images", later=True) as progress:
-        catalog = open_catalog(source, root=root, on_missing="skip", progress=progress)
+        catalog = open_catalog(source, root=root, on_missing="skip", label_separator=label_separator, progress=progress)
     report = inspection.check(catalog, display=display)
     if as_json:
         print(json.dumps({**dataclasses.asdict(report), "ok": report.ok}, indent=2))

@@ -16,6 +16,7 @@ from rich.table import Table
 from shortlist.cli.app import (
     AsJson,
     AsJsonWithProgress,
+    LabelSeparator,
     Merge,
     Model,
     PartsFolder,
@@ -59,11 +60,6 @@ Workers = Annotated[
     typer.Option(
         min=0, help="Number of processes that decode images. Default: chosen by the number of cores and images."
     ),
-]
-
-LabelSeparator = Annotated[
-    str | None,
-    typer.Option(help='Text between the labels of an image in a table, such as "|". Default: a text is one label.'),
 ]
 
 gallery_app = typer.Typer(help="Show or check a gallery, add images to it or remove images.", no_args_is_help=True)

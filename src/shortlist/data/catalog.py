@@ -164,7 +164,7 @@ class Catalog:
     def share_label(self, one: ArrayLike, other: ArrayLike) -> NDArray[np.bool_]:
         """Return whether images in the same places of two arrays of rows (m,) share a label, (m,)."""
         labels = self.relevance_labels.reshape(len(self), -1)
-        left, right = labels[one], labels[other]
+        left, right = labels[np.asarray(one)], labels[np.asarray(other)]
         shared: NDArray[np.bool_] = ((left[:, :, None] == right[:, None]) & (left[:, :, None] >= 0)).any((1, 2))
         return shared
 

@@ -127,8 +127,8 @@ def check(catalog: Catalog, workers: int | None = None, display: Display | None 
                 unreadable.append((path, reason))
     duplicates, copies = _duplicates(catalog, indices_by_digest)
     alike = tuple(
-        LookAlikes(*(str(catalog.paths[row]) for row in pair), leak)
-        for pair, leak in look_alikes(catalog, looks, indices_by_digest.values())
+        LookAlikes(str(catalog.paths[one]), str(catalog.paths[other]), leak)
+        for (one, other), leak in look_alikes(catalog, looks, indices_by_digest.values())
     )
     return CheckReport(len(catalog), tuple(missing), tuple(unreadable), tuple(duplicates), copies, alike)
 

@@ -10,8 +10,7 @@ import numpy as np
 
 from shortlist.report.analysis import Analysis
 
-RECOMMENDED_RATE = 0.01
-RATES = (RECOMMENDED_RATE, 0.05, 0.1, 0.2)
+RATES = (0.01, 0.05, 0.1, 0.2)
 STEPS = 1000  # per unit of similarity: a threshold has three decimals
 
 
@@ -33,12 +32,23 @@ class Threshold:
     found: float
 
 
-def thresholds(analysis: Analysis, rates: Sequence[float] = RATES) -> list[Threshold]:
-    """Return a minimum score for each rate of false matches; none if no query has a positive or a negative."""
+def thresholds(analysis: Analysis, rates: Sequence[float] | None = None) -> list[Threshold]:
+    """Return a minimum score for each rate of false matches, of which the first is recommended.
+
+    Args:
+        analysis: The analysis.
+        rates: The rates. None: those of `RATES` at which at least one query may have a false match, because otherwise
+            the most similar wrong image alone would determine the score.
+
+    Returns:
+        The minimum scores; none if no query has a positive or a negative.
+    """
     wrong = analysis.best_negative[np.isfinite(analysis.best_negative)].astype(np.float64)
     right = analysis.best_positive[analysis.answerable].astype(np.float64)
     if not len(wrong) or not len(right):
         return []
+    if rates is None:
+        rates = [rate for rate in RATES if rate * len(wrong) >= 1]
     descending = np.sort(wrong)[::-1]
     found = []
     for rate in rates:

@@ -121,7 +121,8 @@ class RunFolder:
         """Return the minimum score that the last report recommends; None if there is none."""
         if not self.min_score_file.exists():
             return None
-        return read_json(self.min_score_file, dict[str, float])["min_score"]
+        score: float = read_json(self.min_score_file, dict[str, float])["min_score"]
+        return score
 
     def config(self) -> RunConfig:
         """Read the configuration of the run."""
