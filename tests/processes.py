@@ -34,6 +34,7 @@ SOURCES = ROOT / "src"
 PRELOADED = (  # not shortlist.serve: what it says without its packages is tested
     *("faiss", "fastapi.staticfiles", "matplotlib.backends.backend_agg", "matplotlib.figure"),
     *("pandas", "torch.utils.tensorboard", "uvicorn"),  # pyarrow wants pandas
+    *("pytorch_metric_learning.losses", "torch.distributed.run"),
     *(f"shortlist.cli.{name}" for name in ("data", "export", "recipes", "reports", "search", "serving")),
     "shortlist.cli.sweeping",
     *("shortlist.report.run_report", "shortlist.gallery.folder_store", "shortlist.gallery.gallery"),

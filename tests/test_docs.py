@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import os
 import re
 import shlex
-import subprocess
-import sys
+import socket
 from pathlib import Path
 
 import pytest
@@ -71,16 +69,29 @@ def test_the_commands_that_train_the_loss_of_a_page(commands: Commands, tmp_path
     assert "discount: 2" in (tmp_path / "runs" / "glyphs-2" / "config.yaml").read_text()
 
 
+def two_nodes(script: Path) -> list[list[str]]:
+    """Arguments of torchrun on two machines, here the same one, with a process each, which is forked."""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        address = f"127.0.0.1:{free.getsockname()[1]}"
+    meeting = ["--nnodes=2", "--rdzv-backend=c10d", f"--rdzv-endpoint={address}", "--local-addr=127.0.0.1"]
+    forked = ["--nproc-per-node=1", "--run-path", "--start-method=fork"]
+    return [[*meeting, f"--rdzv-conf=is_host={node == 0}", *forked, str(script)] for node in range(2)]
+
+
 def test_the_training_loop_of_a_page_gives_the_same_in_two_processes(commands: Commands, tmp_path: Path) -> None:
     script = tmp_path / "train.py"
     script.write_text(program(ROOT / "docs" / "distributed.md"), encoding="utf-8")
     code, one, error = commands.run(cwd=tmp_path, script=script)
     assert code == 0, error
-    launcher = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
-    environment = {**os.environ, "PYTHONPATH": str(ROOT / "src")}
-    done = subprocess.run([*launcher, script], capture_output=True, text=True, env=environment)
-    assert done.returncode == 0, done.stderr
-    (loss, norm), found = ([float(each) for each in re.findall(r"\d+\.\d+", text)] for text in (one, done.stdout))
+    nodes = [
+        commands.start(cwd=tmp_path, before=f"from torch.distributed.run import main\nmain({args})\nraise SystemExit")
+        for args in two_nodes(script)
+    ]
+    assert [each.wait() for each in nodes] == [0, 0], nodes[0].err
+    (loss, norm), found = (
+        [float(each) for each in re.findall(r"\d+\.\d+", text)] for text in (one, nodes[0].out + nodes[1].out)
+    )
     assert found == [pytest.approx(loss, abs=2e-4), pytest.approx(norm, abs=2e-3)]
 
 

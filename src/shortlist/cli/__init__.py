@@ -28,15 +28,18 @@ def main() -> None:
         raise SystemExit(1) from None
     try:
         app()
-    except ShortlistError as error:
+    except Exception as error:
         interrupted = isinstance(error, Interrupted)
         if is_main_process() or not is_in_all_processes(error):
-            text = rename_arguments(str(error), option_names(), "{name} {value}")
+            if not isinstance(error, ShortlistError | OSError):
+                raise
+            text = rename_arguments(_text_of(error), option_names(), "{name} {value}")
             print(error if interrupted else f"Error: {text}", file=sys.stderr)
         raise SystemExit(130 if interrupted else 1) from None
-    except OSError as error:
-        path = f" ({error.filename})" if error.filename else ""
-        print(f"Error: {error.strerror or error}{path}", file=sys.stderr)
-        raise SystemExit(1) from None
     except KeyboardInterrupt:
         raise SystemExit(130) from None
+
+
+def _text_of(error: Exception) -> str:
+    path = getattr(error, "filename", None)
+    return f"{getattr(error, 'strerror', None) or error}{f' ({path})' if path else ''}"

@@ -140,11 +140,10 @@ def _display_of(processes: Processes, display: Display | None) -> Display:
 
 @contextmanager
 def _used(folder: RunFolder, processes: Processes) -> Iterator[None]:
-    """Lock the folder of a run in the main process. Errors say how to resume the run."""
-    with ExitStack() as stack, report_resume_command(folder):
-        with processes.together():
-            if processes.is_main:
-                stack.enter_context(folder.locked())
+    """Lock the folder of a run in the main process. An error of one process ends all, and says how to resume the run."""
+    with ExitStack() as stack, report_resume_command(folder), processes.together():
+        if processes.is_main:
+            stack.enter_context(folder.locked())
         yield
 
 
@@ -162,11 +161,6 @@ class Trainer:
     ) -> None:
         self.config, self.folder, self.display = config, folder, display
         self.given, self.on_validation, self.processes = given, on_validation, processes
-        with processes.together():
-            self._set_up()
-
-    def _set_up(self) -> None:
-        config, folder, display, given = self.config, self.folder, self.display, self.given
         check_trackers(config.tracking)
         self.accelerator = Accelerator()
         self.device = self.accelerator.device
@@ -215,8 +209,7 @@ class Trainer:
         try:
             self.processes.on_main(self._begin)
             self._copy_state()
-            with self.processes.together():
-                self._open_features()  # which the main process has cached
+            self._open_features()  # which the main process has cached
             self._train()
             self.processes.on_main(self._finish)
         finally:
