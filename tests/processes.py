@@ -175,6 +175,9 @@ def serve(listener: socket.socket, owner: int) -> None:
     for module in PRELOADED:
         importlib.import_module(module)
     Image.init()  # imports a module for each kind of file
+    pages = importlib.import_module("shortlist.report.pages")._environment()
+    for template in pages.list_templates(extensions=["html"]):
+        pages.get_template(template)
     gc.collect()
     gc.freeze()  # what has been imported is shared, and stays: collections in the commands need not look at it
     with selectors.DefaultSelector() as selector:

@@ -274,7 +274,7 @@ def failures(processes: SeveralProcesses) -> dict[str, tuple[str, str]]:
 
 
 def interrupted(processes: SeveralProcesses) -> list[str]:
-    """What a step raises if process 1 gets the signal of Ctrl-C while it waits in the first exchange, the second, ..."""
+    """What a step raises if process 1 gets the signal of Ctrl-C while it waits in no exchange, the first, the second."""
     step = LargeBatchStep(make(mlp), recall(), 8, keep_graphs=False, processes=processes)
     step(some_images(), torch.arange(20) // 4)
     exchange, words, last = processes._exchange, 0, 0
@@ -299,7 +299,7 @@ def interrupted(processes: SeveralProcesses) -> list[str]:
     processes._exchange = counting  # type: ignore[method-assign]
     found = [outcome()]
     for last in range(1, words + 1):  # noqa: B007 - `counting` reads it
-        found.append(outcome())
+        found.append(outcome())  # noqa: PERF401
     del processes._exchange
     return found
 

@@ -140,7 +140,7 @@ def _display_of(processes: Processes, display: Display | None) -> Display:
 
 @contextmanager
 def _used(folder: RunFolder, processes: Processes) -> Iterator[None]:
-    """Lock the folder of a run in the main process. An error of one process ends all, and says how to resume the run."""
+    """Lock the folder of a run in the main process. An error ends all processes, and says how to resume the run."""
     with ExitStack() as stack, report_resume_command(folder), processes.together():
         if processes.is_main:
             stack.enter_context(folder.locked())
