@@ -274,7 +274,7 @@ def failures(processes: SeveralProcesses) -> dict[str, tuple[str, str]]:
 
 
 def interrupted(processes: SeveralProcesses) -> list[str]:
-    """What a step raises if process 1 gets the signal of Ctrl-C while it waits in no exchange, the first, the second."""
+    """What a step raises if process 1 gets the signal of Ctrl-C while it waits in no exchange, the first, the next."""
     step = LargeBatchStep(make(mlp), recall(), 8, keep_graphs=False, processes=processes)
     step(some_images(), torch.arange(20) // 4)
     exchange, words, last = processes._exchange, 0, 0

@@ -194,7 +194,7 @@ def fail(*args):
     cases: list[tuple[str, list[str], dict[int, str]]] = [
         ("optimizer.lrr: unknown key", ["optimizer.lrr=1"], {}),
         ("is not an image", [f"data.source={images}", "evaluation.tests=[]"], {}),
-        ("so the run was stopped", ["optimizer.lr=1e30"], {}),
+        ("so the run was stopped", ["optimizer.lr=1e30", "batch.chunk_size=6"], {}),
         (
             "Fix the cause, then resume it with",
             [],
@@ -202,6 +202,7 @@ def fail(*args):
         ),
         ("Error: No space left\n", [], {1: full.format("from shortlist.training import loop", "loop.check_trackers")}),
     ]
+    printed = ""
     for message, settings, before in cases:
         main, other = launch(commands, 2, "train", "tiny.yaml", *settings, "--run", "wrong", cwd=home, before=before)
         assert (main.wait(), other.wait()) == (1, 1)
@@ -209,3 +210,5 @@ def fail(*args):
         assert main.err.count("Error: ") == 1
         assert (other.out, other.err) == ("", "")
         shutil.rmtree(home / "wrong", ignore_errors=True)
+        printed += main.out
+    assert "too few chunks (1) for 2 processes: 1 of them embed nothing. Set batch.chunk_size=3 or smaller." in printed

@@ -200,8 +200,9 @@ class Trainer:
         batch, size, number = self.plan.sampler.batch_size, self.config.batch.chunk_size, self.processes.number
         if size != "auto" and not self.config.frozen and (chunks := math.ceil(batch / size)) < number:
             yield (
-                f"With batch.chunk_size={size}, a batch of {batch} images has {chunks} chunks, so {number - chunks} of "
-                f"{number} processes embed nothing. Set batch.chunk_size={math.ceil(batch / number)} or smaller."
+                f"With batch.chunk_size={size}, a batch of {batch} images has too few chunks ({chunks}) for {number} "
+                f"processes: {number - chunks} of them embed nothing. Set batch.chunk_size={math.ceil(batch / number)} "
+                "or smaller."
             )
 
     def run(self) -> None:
