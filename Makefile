@@ -1,9 +1,10 @@
 # make demo      install, then train on glyphs and draw the results
 # make test      install, then run all checks and tests
-# make check     run lint, types, import contracts and workflow checks
+# make check     run lint, types, import contracts, and checks of workflows and shell scripts
 # make docs      build the documentation site into build/site
 # make bench     run the benchmarks of the losses and the large-batch step (hours on 2 cores; BENCH="--targets" for the targets only)
 # make mutants   run mutation tests of a module (MUTANTS="MODULE TESTS")
+# make results   write the tables and the plot of docs/results.md from the raw results
 # make figures   draw docs/images, including screenshots (needs Chromium)
 PYTHON ?= $(shell command -v python3.11 || command -v python3)
 VENV := .venv
@@ -15,7 +16,7 @@ export PIP_CONSTRAINT := $(CURDIR)/constraints.txt
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 unexport PYTHONDONTWRITEBYTECODE # otherwise each process started by a test compiles the sources again
 
-.PHONY: setup demo check docs test pytest bench mutants figures clean
+.PHONY: setup demo check docs test pytest bench mutants results figures clean
 
 setup: $(READY)
 
@@ -36,6 +37,7 @@ check: $(READY)
 	$(BIN)/mypy
 	$(BIN)/lint-imports
 	$(BIN)/check-jsonschema --builtin-schema vendor.github-workflows .github/workflows/*.yml
+	$(BIN)/shellcheck docs/cluster/*.sh
 	$(BIN)/zizmor --offline --strict-collection --quiet .github
 
 # mkdocs prints an advertisement unless it is told not to.
@@ -55,6 +57,9 @@ bench: $(READY)
 
 mutants: $(READY)
 	$(BIN)/python tests/mutants.py $(MUTANTS)
+
+results: $(READY)
+	$(BIN)/python benchmarks/evidence_tables.py
 
 figures: $(READY)
 	$(BIN)/python docs/figures.py

@@ -1,11 +1,13 @@
 """Run the experiments of docs/results/PLAN.md. Every result is written immediately, and the next call resumes.
 
     python benchmarks/evidence.py frozen --data DATA --work FOLDER        the frozen backbone on Cars196
+    python benchmarks/evidence.py finetune --data DATA --work FOLDER      all weights, on Cars196
+    python benchmarks/evidence.py omniglot --data DATA --work FOLDER      Omniglot, from random weights and from glyphs
 
-DATA is the folder of Cars196. FOLDER holds the cached views, and unfinished runs. First, every cell of the
-study chooses its learning rate on validation classes; then it is trained on all training classes with every seed and
-tested once. Runs take one thread each, two at a time. Results are appended to results/evidence/STUDY.jsonl, one line
-per run: the settings, the phase ("validation" or "test"), and r@1 after the last step; for tests, also all metrics.
+DATA is the folder of Cars196 or Omniglot. FOLDER holds cached views and unfinished runs. First, every cell of the study
+chooses its learning rate on validation classes; then it is trained on all training classes with every seed and tested
+once. Results are appended to results/evidence/STUDY.jsonl, one line per run: the settings, the phase ("validation" or
+"test"), and r@1 after the last step; for tests, also all metrics. `make results` turns them into docs/results.md.
 """
 
 from __future__ import annotations
@@ -15,38 +17,27 @@ import hashlib
 import json
 import os
 import shutil
-import subprocess
-import sys
 import time
-from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Callable, Iterator
+from concurrent.futures import ProcessPoolExecutor, as_completed
 from dataclasses import asdict, dataclass
 from itertools import product
+from multiprocessing import get_context
 from pathlib import Path
-from threading import Lock
 from typing import Any
 
 RESULTS = Path(__file__).parent / "results" / "evidence"
-RATES = (3e-5, 1e-4, 3e-4, 1e-3)
-SEEDS = range(5)
-IMAGES, STEPS = 240_000, 1_500  # budgets: images seen, or steps
-BATCHES = (16, 64, 392)
-SAME_K = {  # K crossed with SiMix
-    "plain K": "[1, 2, 4, 8, 16]",
-    "SiMix K": "[1, 2, 4, 8, 12, 16, 20, 24, 28, 32]",
-}
+PLAIN_K = "[1, 2, 4, 8, 16]"
+SIMIX_K = "[1, 2, 4, 8, 12, 16, 20, 24, 28, 32]"
+PROXIES = "optimizer.parts.loss={lr_multiplier: 100, weight_decay: 0}"
 OTHER_LOSSES = {
     "Multi-Similarity": (
         "loss.name=pml.MultiSimilarityLoss",
         "loss.args={alpha: 2, beta: 50, base: 0.5}",
         "loss.miner={name: MultiSimilarityMiner, args: {epsilon: 0.1}}",
     ),
-    "Proxy-Anchor": ("loss.name=pml.ProxyAnchorLoss", "optimizer.parts.loss={lr_multiplier: 100, weight_decay: 0}"),
-    "normalised softmax": (
-        "loss.name=pml.NormalizedSoftmaxLoss",
-        "loss.args={temperature: 0.05}",
-        "optimizer.parts.loss={lr_multiplier: 100, weight_decay: 0}",
-    ),
+    "Proxy-Anchor": ("loss.name=pml.ProxyAnchorLoss", PROXIES),
+    "normalised softmax": ("loss.name=pml.NormalizedSoftmaxLoss", "loss.args={temperature: 0.05}", PROXIES),
     "SupCon": ("loss.name=pml.SupConLoss",),
     "FastAP": ("loss.name=pml.FastAPLoss", "loss.args={num_bins: 10}"),
     "contrastive with memory": (
@@ -55,6 +46,12 @@ OTHER_LOSSES = {
         "loss.memory={size: 4000}",
     ),
 }
+METHODS = {
+    "RS@k": ("loss.name=recall_at_k", "loss.simix=false"),
+    "RS@k + SiMix": ("loss.name=recall_at_k", "loss.simix=true"),
+    "SAP": ("loss.name=smooth_ap", "loss.simix=false"),
+    "SAP + SiMix": ("loss.name=smooth_ap", "loss.simix=true"),
+}
 
 
 @dataclass(frozen=True)
@@ -62,7 +59,6 @@ class Cell:
     """A method under a budget. Its learning rate is its own, or that of another cell."""
 
     name: str
-    batch: int
     steps: int
     settings: tuple[str, ...]
     rate_of: str | None = None  # name of the cell whose learning rate is used
@@ -72,6 +68,7 @@ class Cell:
 class Job:
     """One run of a cell."""
 
+    study: str
     cell: Cell
     phase: str  # "validation" or "test"
     rate: float
@@ -81,30 +78,83 @@ class Job:
     def key(self) -> str:
         return hashlib.sha256(json.dumps(asdict(self), sort_keys=True).encode()).hexdigest()[:16]
 
+    def __str__(self) -> str:
+        return f"{self.cell.name}, lr {self.rate:g}, seed {self.seed}, {self.phase}"
+
 
 def frozen_cells() -> Iterator[Cell]:
     """Yield the cells of part 1 of the plan, those first whose learning rates others use."""
-    for budget, loss, simix, batch in product(
-        ("images", "steps"), ("recall_at_k", "smooth_ap"), (False, True), BATCHES
-    ):
-        steps = IMAGES // batch if budget == "images" else STEPS
-        name = f"{loss}{' + SiMix' if simix else ''}, batch {batch}, equal {budget}"
-        yield Cell(name, batch, steps, (f"loss.name={loss}", f"loss.simix={simix}"))
-    steps, base = IMAGES // 392, "recall_at_k, batch 392, equal images"
-    for simix, (label, k) in product((False, True), SAME_K.items()):
-        with_simix = " + SiMix" if simix else ""
-        source = f"recall_at_k{with_simix}, batch 392, equal images"
-        yield Cell(f"{label}{with_simix}", 392, steps, (f"loss.k={k}", f"loss.simix={simix}"), source)
-    yield Cell("query counted", 392, steps, ("loss.count_query=true",), base)
+    images, equal_steps = 120_000, 1_000
+    for budget, batch, method in product(("images", "steps"), (392, 64, 16), METHODS):
+        steps = images // batch if budget == "images" else equal_steps
+        yield Cell(f"{method}, batch {batch}, equal {budget}", steps, (f"batch.size={batch}", *METHODS[method]))
+    plain, mixed = (f"{method}, batch 392, equal images" for method in ("RS@k", "RS@k + SiMix"))
+
+    def variation(name: str, *settings: str, of: str = plain) -> Cell:
+        return Cell(name, images // 392, ("batch.size=392", *METHODS[of.partition(",")[0]], *settings), rate_of=of)
+
+    yield variation("RS@k, K of SiMix", f"loss.k={SIMIX_K}")
+    yield variation("RS@k + SiMix, K without SiMix", f"loss.k={PLAIN_K}", of=mixed)
+    yield variation("RS@k, query counted", "loss.count_query=true")
     for temperature in (0.1, 0.3, 3, 5):
-        yield Cell(f"rank temperature {temperature}", 392, steps, (f"loss.rank_temperature={temperature}",), base)
+        yield variation(f"RS@k, rank temperature {temperature}", f"loss.rank_temperature={temperature}")
     for k in ([1], [1, 2], [1, 2, 4], [1, 2, 4, 8], [16]):
-        yield Cell(f"k {k}", 392, steps, (f"loss.k={k}",), base)
-    for (name, settings), batch in product(OTHER_LOSSES.items(), (64, 392)):
-        yield Cell(f"{name}, batch {batch}", batch, IMAGES // batch, ("loss.simix=false", *settings))
+        yield variation(f"RS@k, K {k}", f"loss.k={k}")
+    for (name, settings), batch in product(OTHER_LOSSES.items(), (392, 64)):
+        yield Cell(f"{name}, batch {batch}", images // batch, (f"batch.size={batch}", "loss.simix=false", *settings))
 
 
-STUDIES = {"frozen": ("cars196-lite0-frozen", frozen_cells)}
+def finetune_cells() -> Iterator[Cell]:
+    """Yield the cells of part 2 of the plan."""
+    for method in ("RS@k", "RS@k + SiMix", "SAP"):
+        yield Cell(method, 840, METHODS[method])
+
+
+def omniglot_cells() -> Iterator[Cell]:
+    """Yield the cells of part 3 of the plan."""
+    for batch, method in product((16, 64, 256, 1024), ("RS@k", "RS@k + SiMix")):
+        settings = (f"batch.size={batch}", *METHODS[method])
+        own = f"{method}, batch {batch}, random weights"
+        yield Cell(own, 1800, settings)
+        yield Cell(f"{method}, batch {batch}, from glyphs", 1800, (*settings, "model.weights=GLYPHS"), rate_of=own)
+
+
+@dataclass(frozen=True)
+class Study:
+    """A part of the plan.
+
+    Args:
+        recipe: Recipe of all runs.
+        cells: Function that yields the cells.
+        rates: Learning rates to choose from.
+        seeds: Number of seeds of the tests.
+        settings: Function from the number of steps to settings of all runs.
+        workers: Runs at a time; the cores are divided among them.
+        rate_steps: Share of the steps that runs which choose a learning rate take.
+    """
+
+    recipe: str
+    cells: Callable[[], Iterator[Cell]]
+    rates: tuple[float, ...]
+    seeds: int
+    settings: Callable[[int], tuple[str, ...]] = lambda steps: ()
+    workers: int = 2
+    rate_steps: float = 1.0
+
+
+def release_schedule(steps: int) -> tuple[str, ...]:
+    """Return the schedule of the release (decays after 80 and 140 of 170 epochs of 14 steps) for fewer steps."""
+    milestones = [round(steps / 14 * epoch / 170) for epoch in (80, 140)]
+    return ("schedule.name=multistep", f"schedule.milestones={milestones}", "schedule.gamma=0.3")
+
+
+STUDIES = {
+    "frozen": Study("cars196-lite0-frozen", frozen_cells, (3e-5, 1e-4, 3e-4, 1e-3), 5),
+    "finetune": Study(
+        "cars196-lite0-cpu", finetune_cells, (1e-4, 2e-4, 5e-4), 3, release_schedule, workers=1, rate_steps=1 / 4
+    ),
+    "omniglot": Study("omniglot", omniglot_cells, (3e-4, 1e-3, 3e-3), 3, rate_steps=1 / 3),
+}
 
 
 # ------------------------------------------------------------------------------------------------------------ running
@@ -115,113 +165,96 @@ def main() -> None:
     parser.add_argument("study", choices=STUDIES)
     parser.add_argument("--data", type=Path, required=True, help="folder of the images")
     parser.add_argument("--work", type=Path, required=True, help="folder for cached views and unfinished runs")
-    parser.add_argument("--workers", type=int, default=2, help="runs at a time")
-    parser.add_argument("--job", type=json.loads, help=argparse.SUPPRESS)
     options = parser.parse_args()
-    if options.job is not None:
-        print(json.dumps(train(options.study, options.data, options.work, options.job)))
-        return
-    study = Study(options.study, options.data, options.work)
-    study.run(options.workers)
+    study = STUDIES[options.study]
+    os.environ["OMP_NUM_THREADS"] = str(max((os.cpu_count() or 1) // study.workers, 1))  # of the workers
+    with ProcessPoolExecutor(study.workers, mp_context=get_context("spawn")) as pool:
+        Runner(options.study, options.data.resolve(), options.work.resolve(), pool).run()
 
 
-class Study:
-    """Jobs of a study and their results."""
+class Runner:
+    """Runs the jobs of a study that have no result yet."""
 
-    def __init__(self, name: str, data: Path, work: Path) -> None:
-        self.name, self.data, self.work = name, data, work
-        self.file, self.lock, self.started = RESULTS / f"{name}.jsonl", Lock(), time.monotonic()
+    def __init__(self, name: str, data: Path, work: Path, pool: ProcessPoolExecutor) -> None:
+        self.name, self.study, self.data, self.work, self.pool = name, STUDIES[name], data, work, pool
+        self.file, self.started = RESULTS / f"{name}.jsonl", time.monotonic()
         lines = self.file.read_text().splitlines() if self.file.exists() else []
         self.done: dict[str, dict[str, Any]] = {each["key"]: each for each in map(json.loads, lines)}
 
-    def run(self, workers: int) -> None:
-        cells = list(STUDIES[self.name][1]())
-        with ThreadPoolExecutor(workers) as pool:
-            choices = [Job(cell, "validation", rate, 0) for cell in cells if cell.rate_of is None for rate in RATES]
-            for job in choices[:1]:
-                self.measure(job)  # encodes the views, which the other runs then share
-            list(pool.map(self.measure, choices))
-            by_name = {cell.name: cell for cell in cells}
-            tests = [
-                Job(cell, "test", self.best_rate(by_name[cell.rate_of or cell.name]), seed)
-                for seed in SEEDS
-                for cell in cells
-            ]
-            for job in tests[:1]:
-                self.measure(job)
-            list(pool.map(self.measure, tests))
+    def run(self) -> None:
+        cells = list(self.study.cells())
+        own = [cell for cell in cells if cell.rate_of is None]
+        self.measure([Job(self.name, cell, "validation", rate, 0) for cell in own for rate in self.study.rates])
+        rates = {cell.name: self.best_rate(cell) for cell in own}
+        for seed in range(self.study.seeds):
+            self.measure([Job(self.name, cell, "test", rates[cell.rate_of or cell.name], seed) for cell in cells])
 
     def best_rate(self, cell: Cell) -> float:
-        return max(RATES, key=lambda rate: float(self.done[Job(cell, "validation", rate, 0).key]["r@1"]))
+        def validated(rate: float) -> float:
+            return float(self.done[Job(self.name, cell, "validation", rate, 0).key]["r@1"])
 
-    def measure(self, job: Job) -> None:
-        """Run a job in a process of its own, unless its result exists."""
-        if job.key in self.done:
-            return
-        command = [sys.executable, __file__, self.name, "--data", str(self.data), "--work", str(self.work)]
-        threads = {"OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
-        found = subprocess.run(
-            [*command, "--job", json.dumps(asdict(job))],
-            env={**os.environ, **threads},
-            stdout=subprocess.PIPE,
-            text=True,
-            check=True,
-        )
-        result = {"key": job.key, **asdict(job), **json.loads(found.stdout.splitlines()[-1])}
-        with self.lock:
-            self.done[job.key] = result
-            self.file.parent.mkdir(parents=True, exist_ok=True)
-            with self.file.open("a") as file:
-                file.write(json.dumps(result) + "\n")
-            minutes = (time.monotonic() - self.started) / 60
-            what = f"{job.cell.name}, lr {job.rate:g}, seed {job.seed}, {job.phase}"
-            print(f"{minutes:6.1f} min, {len(self.done):4} runs: {what}: {100 * result['r@1']:.2f}", flush=True)
+        return max(self.study.rates, key=validated)
+
+    def measure(self, jobs: list[Job]) -> None:
+        """Run the jobs that have no result: the first one alone, because it encodes what the others share."""
+        jobs = [job for job in jobs if job.key not in self.done]
+        for part in (jobs[:1], jobs[1:]):
+            running = {self.pool.submit(train, job, self.data, self.work): job for job in part}
+            for future in as_completed(running):
+                self.record(running[future], future.result())
+
+    def record(self, job: Job, found: dict[str, Any]) -> None:
+        result = self.done[job.key] = {"key": job.key, **asdict(job), **found}
+        self.file.parent.mkdir(parents=True, exist_ok=True)
+        with self.file.open("a") as file:
+            file.write(json.dumps(result) + "\n")
+        minutes = (time.monotonic() - self.started) / 60
+        result_text = f"{100 * found['r@1']:.2f} ({found['seconds']:.0f} s)"
+        print(f"{minutes:6.1f} min, {len(self.done)} runs: {job}: {result_text}", flush=True)
 
 
-def train(study: str, data: Path, work: Path, job: dict[str, Any]) -> dict[str, Any]:
+def train(job: Job, data: Path, work: Path) -> dict[str, Any]:
     """Train one run, or resume it, and return its results."""
     from shortlist import runs
+    from shortlist.progress import Display
     from shortlist.training import RunFolder
 
-    cell, validation = job["cell"], job["phase"] == "validation"
-    key = Job(**{**job, "cell": Cell(**{**cell, "settings": tuple(cell["settings"])})}).key
-    folder = work / "runs" / key
-    started = time.perf_counter()
+    study, validation = STUDIES[job.study], job.phase == "validation"
+    folder, started = work / "runs" / job.key, time.perf_counter()
     if (folder / "config.yaml").exists():
-        run = runs.resume(folder, report=False)
+        run = runs.resume(folder, report=False, display=Display())
     else:
+        steps = round(job.cell.steps * study.rate_steps) if validation else job.cell.steps
+        settings = [setting.replace("GLYPHS", str(work / "glyphs")) for setting in job.cell.settings]
         run = runs.train(
-            STUDIES[study][0],
-            *cell["settings"],
-            f"batch.size={cell['batch']}",
-            f"optimizer.lr={job['rate']}",
+            study.recipe,
+            *study.settings(steps),
+            *settings,
+            f"optimizer.lr={job.rate}",
             f"data.root={data}",
             "data.on_missing=skip",
-            f"data.view_cache={work / 'views'}",
+            *([f"data.view_cache={work / 'views'}"] if job.study == "frozen" else []),
             f"data.validation={'half' if validation else 'none'}",
             f"data.withhold_test={validation}",
             "training.epochs=null",
-            f"training.steps={cell['steps']}",
-            f"training.seed={job['seed']}",
-            f"training.validate_every_steps={cell['steps']}",
-            f"training.checkpoint_every={cell['steps']}",
+            f"training.steps={steps}",
+            f"training.seed={job.seed}",
+            f"training.validate_every_steps={steps}",
             "training.validate_every=1",
             "evaluation.before=false",
             "tracking=[]",
             output=folder,
             report=False,
+            display=Display(),
         )
     records = RunFolder.open(folder).metrics()
-    seconds = time.perf_counter() - started
     if validation:
-        last = [record for record in records if record["kind"] == "validation"][-1]
-        found = {"r@1": last["r@1"]}
+        found: dict[str, Any] = {"r@1": [each for each in records if each["kind"] == "validation"][-1]["r@1"]}
     else:
-        evaluation = run.evaluations[0]
-        found = {"r@1": run.metrics["r@1"], "test": evaluation.to_dict()}
-    steps = [record for record in records if record["kind"] == "step"]
+        found = {"r@1": run.metrics["r@1"], "test": run.evaluations[0].to_dict()}
+    losses = [each["loss"] for each in records if each["kind"] == "step"]
     shutil.rmtree(folder)
-    return {**found, "seconds": seconds, "last_loss": steps[-1]["loss"]}
+    return {**found, "seconds": time.perf_counter() - started, "last_loss": losses[-1]}
 
 
 if __name__ == "__main__":

@@ -2,6 +2,7 @@
 
     python benchmarks/step.py                    all cases: about an hour on 2 cores; resumes an interrupted run
     python benchmarks/step.py --targets          only the cases of the targets: about 10 minutes
+    python benchmarks/step.py --shares           only the shares of the stages, at batch 392 and 4,000
     python benchmarks/step.py --batches 128 392 --again
     python benchmarks/step.py --quick            tiny images and batches, to test the script; nothing is written
 
@@ -13,7 +14,12 @@ model, the pixels and everything that a first small step loads. For this measure
 of at least 128 kB to the system immediately, so that the peak does not include freed memory. Times are measured
 alternately in one process that keeps freed memory (`reuse_freed_memory`, as in training), and the ratio of neighbouring
 measurements is taken, which is reliable on a noisy machine. If plain does not fit into memory, its time per image is
-measured with a smaller batch in the same process. Each result is written to results/step.json immediately.
+measured with a smaller batch in the same process.
+
+The shares of the stages are those of the time of a training step with SiMix, AdamW and no kept graphs, on JPEGs of
+500 x 375 pixels that worker processes decode: *input* is the time that the step waits for images, *first* and *second*
+are the passes through the network (the second with the backward pass), *loss* is the loss with its gradient, *other*
+the rest. Each result is written to results/step.json immediately.
 """
 
 from __future__ import annotations
@@ -23,10 +29,12 @@ import ctypes
 import json
 import resource
 import statistics
+import tempfile
 import time
 import warnings
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -40,6 +48,10 @@ MEMORY_LIMIT = 14 * 2**30
 # Environment in which malloc returns freed memory to the system, for measuring memory.
 RETURN_FREED_MEMORY = {"MALLOC_MMAP_THRESHOLD_": str(2**17), "MALLOC_TRIM_THRESHOLD_": str(2**17)}
 PEAK_GROWTH, TWICE, KEPT = 1.15, 1.40, 1.05  # targets
+LOSS_SHARE, NOT_NETWORK_SHARE = 0.05, 0.10  # targets
+STAGES = ["input", "first", "loss", "second", "optimiser", "other"]
+SHARES_AT = [392, 4000]
+FILES = 256  # number of JPEGs for the shares
 
 
 @dataclass(frozen=True)
@@ -53,9 +65,9 @@ class Setting:
 
 @dataclass(frozen=True)
 class Case:
-    measure: str  # "memory" or "time"
+    measure: str  # "memory", "time" or "shares"
     batch: int
-    ways: tuple[str, ...]  # methods: one for memory, several for time
+    ways: tuple[str, ...]  # methods: one for memory and shares, several for time
     plain_batch: int = 0  # batch size of the plain method, for time only
 
 
@@ -132,6 +144,57 @@ def measure_time(bench: Bench, case: Case) -> dict[str, Any]:
     return {"images_a_second": rates, "times_plain": ratios, "seconds_an_image": seconds}
 
 
+class Stopwatch:
+    """The seconds that named calls have taken."""
+
+    def __init__(self) -> None:
+        self.seconds = dict.fromkeys(STAGES, 0.0)
+
+    def timed(self, name: str, function: Callable[..., Any]) -> Callable[..., Any]:
+        def run(*arguments: Any) -> Any:
+            start = time.perf_counter()
+            try:
+                return function(*arguments)
+            finally:
+                self.seconds[name] += time.perf_counter() - start
+
+        return run
+
+
+def measure_shares(bench: Bench, case: Case) -> dict[str, Any]:
+    from input import write_images
+
+    from shortlist import RecallAtKLoss, SiMix
+    from shortlist.batches.large_batch import LargeBatchStep
+    from shortlist.batches.memory import reuse_freed_memory
+    from shortlist.data import ImageDataset, TrainTransform, image_chunks, open_catalog
+    from shortlist.data.loader import decoding_workers
+
+    reuse_freed_memory()
+    step = LargeBatchStep(bench.model, RecallAtKLoss(simix=SiMix()), bench.setting.chunk, keep_graphs=False)
+    optimiser = torch.optim.AdamW(bench.model.parameters())
+    batches = [bench.setting.chunk, *[case.batch] * min(2, bench.setting.repeats)]  # the first is a warm-up
+    parts = [step.parts([(epoch, i % FILES) for i in range(size)]) for epoch, size in enumerate(batches)]
+    with tempfile.TemporaryDirectory() as folder:
+        write_images(Path(folder), FILES)
+        dataset = ImageDataset(open_catalog(folder), TrainTransform(bench.setting.pixels))
+        loading = image_chunks(dataset, chain.from_iterable(parts), decoding_workers())
+        shares = []
+        for size, own in zip(batches, parts, strict=True):
+            watch = Stopwatch()
+            read = watch.timed("input", lambda: next(loading))
+            for stage, method in (("first", "_embed"), ("loss", "_differentiate"), ("second", "_backpropagate")):
+                setattr(step, method, watch.timed(stage, getattr(LargeBatchStep, method).__get__(step)))
+            start = time.perf_counter()
+            step((read() for _ in own), bench.labels[:size])
+            watch.timed("optimiser", lambda: (optimiser.step(), optimiser.zero_grad()))()
+            total = time.perf_counter() - start
+            watch.seconds["first"] -= watch.seconds["input"]  # images are read while they are embedded
+            watch.seconds["other"] = total - sum(watch.seconds.values())
+            shares.append({stage: seconds / total for stage, seconds in watch.seconds.items()} | {"seconds": total})
+    return {name: statistics.mean(each[name] for each in shares[1:]) for name in shares[0]}
+
+
 def measure(setting: Setting, case: Case) -> dict[str, Any]:
     import psutil
 
@@ -141,7 +204,7 @@ def measure(setting: Setting, case: Case) -> dict[str, Any]:
     limit = _status("VmSize") + min(MEMORY_LIMIT, psutil.virtual_memory().available * 9 // 10)
     resource.setrlimit(resource.RLIMIT_AS, (limit, limit))
     try:
-        return (measure_memory if case.measure == "memory" else measure_time)(bench, case)
+        return {"memory": measure_memory, "time": measure_time, "shares": measure_shares}[case.measure](bench, case)
     except Exception as error:
         if not is_out_of_memory(error) and not str(error).startswith("Out of memory"):
             raise
@@ -181,6 +244,9 @@ def show(case: Case, result: dict[str, Any]) -> None:
         print(f"{case.measure:6} {case.batch:5} {' '.join(case.ways):6}   out of memory", flush=True)
     elif case.measure == "memory":
         print(f"memory {case.batch:5} {case.ways[0]:6} {result['megabytes']:9.0f} MB", flush=True)
+    elif case.measure == "shares":
+        stages = "  ".join(f"{stage} {100 * result[stage]:.1f} %" for stage in STAGES)
+        print(f"shares {case.batch:5} {stages}   of {result['seconds']:.1f} s", flush=True)
     else:
         at = f" (plain at {case.plain_batch})" if case.plain_batch != case.batch else ""
         for name in case.ways:
@@ -190,9 +256,13 @@ def show(case: Case, result: dict[str, Any]) -> None:
 
 def show_targets(setting: Setting, results: Results) -> None:
     def line(text: str, measured: float, target: float) -> None:
-        print(f"{text:64} {measured:5.2f} x   target {target:.2f} x   {'met' if measured <= target else 'MISSED'}")
+        print(f"{text:64} {measured:5.2f}     target {target:.2f}     {'met' if measured <= target else 'MISSED'}")
 
-    peaks = {case.batch: result.get("megabytes") for case, result in results.items() if case.ways == ("twice",)}
+    peaks = {
+        case.batch: result.get("megabytes")
+        for case, result in results.items()
+        if case.measure == "memory" and case.ways == ("twice",)
+    }
     smallest = 4 * setting.chunk
     largest = max(peaks, default=smallest)
     if largest > smallest and peaks.get(smallest) and peaks[largest]:
@@ -209,6 +279,12 @@ def show_targets(setting: Setting, results: Results) -> None:
         if ratios:
             worst = max(ratios, key=lambda batch: ratios[batch])
             line(f"time per image, {text} / plain, worst at batch {worst}", ratios[worst], target)
+    for case, result in results.items():
+        if case.measure == "shares" and "loss" in result:
+            if case.batch == SHARES_AT[-1]:
+                line(f"share of the loss, batch {case.batch}", result["loss"], LOSS_SHARE)
+            network = result["first"] + result["second"]
+            line(f"share of all but the network, batch {case.batch}", 1 - network, NOT_NETWORK_SHARE)
 
 
 def load(setting: Setting) -> Results:
@@ -230,6 +306,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--batches", type=int, nargs="+", default=BATCHES, help="batch sizes")
     parser.add_argument("--targets", action="store_true", help="measure only the cases of the targets")
+    parser.add_argument("--shares", action="store_true", help="measure only the shares of the stages")
     parser.add_argument("--quick", action="store_true", help="use tiny sizes and write nothing")
     parser.add_argument("--again", action="store_true", help="repeat measurements whose results exist")
     parser.add_argument("--case", help=argparse.SUPPRESS)
@@ -252,10 +329,13 @@ def main() -> None:
         show(case, results[case])
 
     target_cases = [Case("memory", batch, ("twice",)) for batch in (smallest, batches[-1])]
-    for case in target_cases if arguments.targets else memory_cases(batches):
-        run(case)
-    for batch in [batch for batch in (smallest, 392) if batch < batches[-1]] if arguments.targets else batches:
-        run(time_case(batch, results))
+    if not arguments.shares:
+        for case in target_cases if arguments.targets else memory_cases(batches):
+            run(case)
+        for batch in [batch for batch in (smallest, 392) if batch < batches[-1]] if arguments.targets else batches:
+            run(time_case(batch, results))
+    for batch in batches[-1:] if arguments.quick else SHARES_AT:
+        run(Case("shares", batch, ("twice",)))
     show_targets(setting, results)
     if arguments.quick:
         print("(These sizes are too small for the targets to be meaningful.)")

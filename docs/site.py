@@ -35,7 +35,7 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
     }
     for path, content in pages.items():
         files.append(File.generated(config, path, content=content))
-    for result in sorted((ROOT / "benchmarks" / "results").iterdir()):
+    for result in sorted((ROOT / "benchmarks" / "results").glob("*.*")):
         files.append(File.generated(config, f"benchmarks/results/{result.name}", content=result.read_bytes()))
     return files
 

@@ -139,6 +139,18 @@ def torchmetrics(folder: Path) -> None:
     assert metric.compute()["r@1"] == 1
 
 
+def jpeg(folder: Path) -> None:
+    from PIL import Image
+
+    from shortlist.data.images import _decode_fast
+
+    Image.new("RGB", (20, 10)).save(folder / "a.jpg")
+    with Image.open(folder / "a.jpg") as image:
+        pixels = _decode_fast(image)
+    assert pixels is not None
+    assert pixels.shape == (10, 20, 3)
+
+
 def tracking(folder: Path) -> None:
     from shortlist.training.tracking import check_trackers
 
@@ -206,7 +218,7 @@ def refused(extra: str, use: Callable[[], object]) -> None:
 
 BEYOND = {  # what `training` alone does not do
     use.__name__: use
-    for use in (search, report, serve, export, baselines, lite0, milvus, sweep, torchmetrics, tracking)
+    for use in (search, report, serve, export, baselines, jpeg, lite0, milvus, sweep, torchmetrics, tracking)
 }
 PROMISES = {"plain": plain, "training": training, **BEYOND, "all": everything}
 

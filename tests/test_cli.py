@@ -219,6 +219,23 @@ class TestEvaluate:
         assert row.split("│")[-3:-1] == [f"{'12.3':>6} ", f"{f'{difference:+.1f}':>11} "]
         assert "The paper also reports results on elsewhere" in out
 
+    def test_shards(self, call: Call, folders: Path, tmp_path: Path) -> None:
+        """Evaluating merged shards gives the result of one process, from their vectors."""
+        shutil.copytree(folders / "run", tmp_path / "run")
+        want = call("evaluate", "run", "--json")[1]
+        vectors = (tmp_path / "run" / "vectors" / "images.npy").read_bytes()
+        shutil.rmtree(tmp_path / "run" / "vectors")
+        for shard in ("0/2", "1/2"):
+            assert_error(call("evaluate", "run", "--merge"), "run/vectors/parts ", "shard")
+            code, out, _ = call("evaluate", "run", "--shard", shard)
+            assert (code, out) == (0, "")
+        parts = sorted((tmp_path / "run" / "vectors" / "parts").glob("*.npy"))
+        assert [each.name for each in parts] == ["images.0-of-2.npy", "images.1-of-2.npy"]
+        code, out, _ = call("evaluate", "run", "--merge", "--json")
+        assert (code, out) == (0, want)
+        assert (tmp_path / "run" / "vectors" / "images.npy").read_bytes() == vectors
+        assert not parts[0].parent.exists()
+
     def test_errors(self, call: Call, folders: Path, tmp_path: Path) -> None:
         assert_error(call("evaluate", tmp_path), "There is no run in")
         assert_error(call("evaluate", folders / "run", "--data", "glyps"), "did you mean 'glyphs'")

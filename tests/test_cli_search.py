@@ -5,11 +5,14 @@
 from __future__ import annotations
 
 import json
+import shlex
 import shutil
 from pathlib import Path
 
+import numpy as np
 import pytest
 from PIL import Image
+from pyarrow import parquet
 
 from tests.test_cli import Call, assert_error, call, folders  # noqa: F401
 
@@ -27,8 +30,6 @@ def facts(err: str) -> dict:
 
 
 def test_embed(call: Call, folders: Path, tmp_path: Path) -> None:
-    from pyarrow import parquet
-
     code, out, err = call("embed", folders / "run", folders / "images", "-o", "vectors.parquet", "--json")
     assert (code, facts(err)["embedded"]) == (0, NUMBER)
     found = parquet.read_table(tmp_path / "vectors.parquet")
@@ -82,6 +83,49 @@ def test_gallery(call: Call, folders: Path, place: str) -> None:
     assert err.splitlines()[-1].startswith(f"Images added: 7, unchanged: {NUMBER - 7}, unreadable: 0. The gallery ")
     code, out, _ = call("gallery", "show", place)
     assert (code, "exact (flat)" in out) == (0, True)
+
+
+def test_shards(call: Call, folders: Path, tmp_path: Path) -> None:
+    """A table and a gallery of merged shards are those of one process."""
+    run, images = folders / "run", folders / "images"
+    for command, one, out in (("embed", "one.parquet", "out.parquet"), ("index", "one", "out")):
+        call(command, run, images, "-o", one)
+        code, printed, err = call(command, run, images, "-o", out, "--shard", "0/2", "--json")
+        assert (code, json.loads(printed)["part"]) == (0, f"{out}.parts/images.0-of-2.npy")
+        assert json.loads(printed)["embedded"] + 36 == NUMBER
+        missing = call(command, run, images, "-o", out, "--merge")
+        again = shlex.join(["shortlist", command, str(run), str(images), "-o", out, "--shard", "1/2"])
+        assert_error(missing, f"{out}.parts is not complete: shard 1/2 is missing or not finished. Run again:", again)
+        assert call(command, run, images, "-o", out, "--shard", "1/2")[0] == 0
+        code, _, err = call(command, run, images, "-o", out, "--merge")
+        assert (code, str(NUMBER) in err) == (0, True)
+        assert not (tmp_path / f"{out}.parts").exists()
+        assert call(command, run, images, "-o", out, "--merge")[0] == 0  # nothing to do
+    tables = [parquet.read_table(tmp_path / name) for name in ("one.parquet", "out.parquet")]
+    assert tables[0].equals(tables[1])
+    vectors = [np.load(next((tmp_path / name).glob("vectors-*.npy"))) for name in ("one", "out")]
+    assert np.array_equal(*vectors)
+
+
+def test_shards_for_milvus(call: Call, folders: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Images that are added in several changes."""
+    from shortlist.gallery import milvus_store
+
+    monkeypatch.setattr(milvus_store.MilvusStore, "images_per_change", 30)
+    arguments = ("index", folders / "run", folders / "images", "-o", "milvus:out.db", "--parts", "parts")
+    assert_error(call(*arguments[:-2], "--merge"), "give --parts, a folder for the parts of all shards")
+    assert call(*arguments, "--shard", "0/1")[0] == 0
+    code, out, _ = call(*arguments, "--merge", "--json")
+    assert (code, json.loads(out)["added"]) == (0, NUMBER)
+    assert "1.0000" in call("search", "milvus:out.db", folders / "images" / "class 11" / "5.png", "-k", "1")[1]
+
+
+def test_mistakes_in_shards(call: Call, folders: Path) -> None:
+    arguments = ("embed", folders / "run", folders / "images", "-o", "out.parquet")
+    assert_error(call(*arguments, "--shard", "3/2"), "--shard is I/N with I from 0 to N - 1", "not '3/2'")
+    assert_error(call(*arguments, "--shard", "0/2", "--merge"), "give one of the two options")
+    assert_error(call(*arguments, "--parts", "parts"), "--parts is for --shard and --merge")
+    assert_error(call(*arguments, "--merge"), "out.parquet.parts has no complete part of images", "with --shard")
 
 
 def test_the_measured_recall_is_reported(call: Call, folders: Path) -> None:

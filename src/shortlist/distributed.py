@@ -1,4 +1,4 @@
-"""Processes that train a model together: what they agree on, and the tensors they exchange.
+"""Processes that train a model or embed images together: what they agree on, and the tensors they exchange.
 
 `Processes` is a single process, and the interface of several: code that uses it is the same for any number of them.
 
@@ -11,11 +11,13 @@ tensors over the backend of their device. Ctrl-C waits for the end of an exchang
 from __future__ import annotations
 
 import hashlib
+import io
 import pickle
 import signal
 import socket
 import threading
 import traceback
+import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from enum import IntEnum
@@ -37,7 +39,7 @@ Result = TypeVar("Result")
 
 
 class ProcessLostError(RunError):
-    """A process that this one trains with has ended or cannot be reached."""
+    """A process that this one works with has ended or cannot be reached."""
 
 
 @contextmanager
@@ -56,21 +58,6 @@ def _uninterrupted() -> Iterator[None]:
     finally:
         for number, frame in arrived:
             handlers[number](number, frame)
-
-
-@contextmanager
-def _lost_process_reported() -> Iterator[None]:
-    """Turn errors of torch.distributed into a ProcessLostError."""
-    try:
-        yield
-    except torch.OutOfMemoryError:
-        raise
-    except RuntimeError as error:
-        problem = str(error).strip().partition("\n")[0]
-        raise ProcessLostError(
-            f"A process of this training has ended, or cannot be reached any more. If it printed a message, that says "
-            f"why; if not, it was probably killed, often because memory ran out. ({problem})"
-        ) from error
 
 
 class Processes:
@@ -98,8 +85,26 @@ class Processes:
         return [numbers]
 
     def on_main(self, work: Callable[[], Result]) -> Result:
-        """Call a function in the main process, for as long as it takes, and return its result in all processes."""
+        """Call a function in the main process, for as long as it takes, and return its result in all processes.
+
+        The function may call `on_main` again, and let the other processes take part with `all_working`.
+        """
         return work()
+
+    @contextmanager
+    def all_working(self, job: Callable[[Processes], object]) -> Iterator[Processes]:
+        """In a function that `on_main` calls: let the other processes call `job` during the `with` block.
+
+        An error in one process is raised in the main process. A job with a model is sent with its weights.
+
+        Args:
+            job: Function of the processes. It is pickled.
+
+        Yields:
+            The processes that work on the job; this one alone if the others do not wait for it, or if the job cannot
+            be pickled.
+        """
+        yield self
 
     def broadcast(self, value: Result) -> Result:
         """Return the value of the main process. It is pickled."""
@@ -149,6 +154,7 @@ class SeveralProcesses(Processes):
         self.rank, self.number = dist.get_rank(self._group), dist.get_world_size(self._group)
         self._ranks = dist.get_process_group_ranks(self._group)
         self._raised_by_all: int | None = None  # id of the last error; a reference would keep its tensors in memory
+        self._leads, self._exchanging = False, threading.Lock()  # of the main process in `on_main`
         self._words: Any = self._group
         if "cpu:gloo" not in str(dist.get_backend_config(self._group)):
             self._words = dist.new_group(self._ranks, backend="gloo", use_local_synchronization=True)
@@ -175,17 +181,20 @@ class SeveralProcesses(Processes):
 
     def _agree(self, error: BaseException | None, numbers: Sequence[int] = ()) -> list[list[int]]:
         """Exchange words with all processes, once none of them is working, and raise the worst of their errors."""
-        status = _status_of(error)
-        with _uninterrupted():
-            words = self._exchange(status, numbers)
-            while any(word[0] == _Status.WORKING for word in words):
-                words = self._exchange(status, numbers)
-            statuses = [word[0] for word in words]
-            worst = max(statuses)
-            if worst == _Status.READY:
-                return words
-            source = statuses.index(worst)
-            told = self._broadcast_object(_portable(error) if self.rank == source else None, source)
+        waits = True
+        told: Any = None
+        while waits:
+            with _uninterrupted():
+                words = self._exchange(_status_of(error), numbers)
+                statuses = [word[0] for word in words]
+                waits = statuses[0] in (_Status.WORKING, _Status.CALLING)
+                source = 0 if waits else statuses.index(max(statuses))
+                if statuses[source] not in (_Status.READY, _Status.WORKING):
+                    told = self._broadcast_object(_portable(error) if self.rank == source else None, source)
+            if statuses[0] == _Status.CALLING:
+                self._answer(told)
+        if max(statuses) == _Status.READY:
+            return words
         raised: BaseException = told if error is None or self.rank != source else error
         self._raised_by_all = id(raised)
         try:
@@ -201,6 +210,8 @@ class SeveralProcesses(Processes):
         return [each.tolist() for each in words]
 
     def on_main(self, work: Callable[[], Result]) -> Result:
+        if self._leads:
+            return work()
         result: Any = None
         with self.together():
             if self.is_main:
@@ -210,6 +221,31 @@ class SeveralProcesses(Processes):
         return received
 
     @contextmanager
+    def all_working(self, job: Callable[[Processes], object]) -> Iterator[Processes]:
+        packed = _pack(job) if self._leads else None
+        if packed is None:
+            yield ALONE
+            return
+        try:
+            with self._exchanging, self.together():
+                with _uninterrupted():
+                    self._exchange(_Status.CALLING)
+                    self._broadcast_object(packed, 0)
+                yield self
+        finally:
+            self._raised_by_all = None  # the others wait again: an error that ends `on_main` is new to them
+
+    def _answer(self, packed: bytes) -> None:
+        """Work on a job of the main process. It raises the error of any process, and decides what to do about it."""
+        try:
+            with self.together():
+                _unpack(packed)(self)
+        except ProcessLostError:
+            raise
+        except BaseException:
+            self._raised_by_all = None
+
+    @contextmanager
     def _heartbeat(self) -> Iterator[None]:
         """Tell the other processes regularly that this one is working, so that none of them waits in vain."""
         done = threading.Event()
@@ -217,14 +253,17 @@ class SeveralProcesses(Processes):
         def beat() -> None:
             with suppress(ProcessLostError):  # noticed again by the next exchange
                 while not done.wait(HEARTBEAT):
-                    self._exchange(_Status.WORKING)
+                    with self._exchanging:
+                        self._exchange(_Status.WORKING)
 
         thread = threading.Thread(target=beat, daemon=True)
         thread.start()
+        self._leads = True
         try:
             yield
         finally:
             with _uninterrupted():
+                self._leads = False
                 done.set()
                 thread.join()
 
@@ -289,9 +328,10 @@ class SeveralProcesses(Processes):
         padded = rows.new_zeros(most, *rows.shape[1:])
         padded[: len(rows)] = rows
         gathered = rows.new_empty(self.number, *padded.shape)
+        group = self._group if rows.is_cuda else self._words
         with self._tensors_exchanged():
             if most:
-                dist.all_gather_into_tensor(gathered.flatten(0, 1), padded, group=self._group)
+                dist.all_gather_into_tensor(gathered.flatten(0, 1), padded, group=group)
         return torch.cat([each[:size] for each, size in zip(gathered, sizes, strict=True)])
 
     def sum_rows(self, matrix: Tensor, sizes: Sequence[int]) -> Tensor:
@@ -377,10 +417,11 @@ class _Status(IntEnum):
     """State of a process; of several errors, all processes raise the one with the largest number."""
 
     READY = 0
-    WORKING = 1
-    OUT_OF_MEMORY = 2
-    FAILED = 3
-    INTERRUPTED = 4
+    WORKING = 1  # only the main process, in `on_main`
+    CALLING = 2  # the same, with a job for all processes
+    OUT_OF_MEMORY = 3
+    FAILED = 4
+    INTERRUPTED = 5
 
 
 def _status_of(error: BaseException | None) -> _Status:
@@ -402,6 +443,44 @@ def _portable(error: BaseException | None) -> BaseException | None:
         copy = kind(f"{type(error).__name__}: {error}")
     copy.add_note("".join(["In another process:\n", *traceback.format_exception(error)]))
     return copy
+
+
+def _pack(job: Callable[[Processes], object]) -> bytes | None:
+    """Return a job as bytes; None, with a warning, if it cannot be pickled."""
+    stream = io.BytesIO()
+    try:
+        torch.save(job, stream, pickle_protocol=pickle.HIGHEST_PROTOCOL)
+    except (AttributeError, TypeError, pickle.PicklingError) as error:
+        warnings.warn(
+            f"The other processes cannot help, because the model or the images cannot be pickled: {error}", stacklevel=2
+        )
+        return None
+    return stream.getvalue()
+
+
+def _unpack(packed: bytes) -> Callable[[Processes], object]:
+    """Return a job whose tensors are on the device of this process."""
+
+    def to_own_device(storage: Any, location: str) -> Any:
+        return storage if location == "cpu" else storage.cuda()
+
+    job: Callable[[Processes], object] = torch.load(io.BytesIO(packed), to_own_device, weights_only=False)
+    return job
+
+
+@contextmanager
+def _lost_process_reported() -> Iterator[None]:
+    """Turn errors of torch.distributed into a ProcessLostError."""
+    try:
+        yield
+    except torch.OutOfMemoryError:
+        raise
+    except RuntimeError as error:
+        problem = str(error).strip().partition("\n")[0]
+        raise ProcessLostError(
+            f"One of the processes has ended, or cannot be reached any more. If it printed a message, that says "
+            f"why; if not, it was probably killed, often because memory ran out. ({problem})"
+        ) from error
 
 
 def _kind(tensor: Tensor) -> str:

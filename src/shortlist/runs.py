@@ -155,9 +155,13 @@ def evaluate(
     distractors: Path | str | None = None,
     on_missing: str | None = None,
     model: nn.Module | None = None,
+    parts: Path | str | None = None,
     display: Display | None = None,
 ) -> list[Evaluation]:
     """Evaluate a run on its test images or on other images, or any encoder on images.
+
+    In a script that `torchrun` or `accelerate launch` has started, the processes embed the images together, and all of
+    them return the same evaluations.
 
     Args:
         run: A run or its folder, or an encoder.
@@ -167,6 +171,8 @@ def evaluate(
         distractors: Folder of R1M, whose images are added to the gallery of `data`. For runs only.
         on_missing: "error" or "skip", for missing images. Default: the setting of the run, or "error".
         model: A module of the same architecture, if the model of the run was given in Python.
+        parts: Folder of the parts that `shortlist.training.embed_run_shard` has written, which are merged. For runs
+            only.
         display: Shows the progress.
 
     Returns:
@@ -177,19 +183,23 @@ def evaluate(
         DataError: The images cannot be opened, or have no test images.
         RunError: The run is not finished.
     """
+    from shortlist.distributed import current_processes
     from shortlist.encoding import Encoder
     from shortlist.training import evaluate_encoder, evaluate_run
 
-    if not isinstance(run, Encoder):
-        path = run.path if isinstance(run, Run) else run
-        return evaluate_run(
-            path, data, root=root, distractors=distractors, on_missing=on_missing, model=model, display=display
-        )
-    if data is None:
-        raise ConfigError("An encoder has no test images of its own: give `data`.")
-    if distractors is not None or model is not None:
-        raise ConfigError("`distractors` and `model` are for runs, and have no effect on an encoder.")
-    return evaluate_encoder(run, data, root=root, on_missing=on_missing or "error", display=display)
+    def work() -> list[Evaluation]:
+        settings: dict[str, Any] = {"root": root, "display": display}
+        if not isinstance(run, Encoder):
+            path, settings["parts"] = run.path if isinstance(run, Run) else run, parts
+            return evaluate_run(path, data, distractors=distractors, on_missing=on_missing, model=model, **settings)
+        if data is None:
+            raise ConfigError("An encoder has no test images of its own: give `data`.")
+        if any(each is not None for each in (distractors, model, parts)):
+            raise ConfigError("`distractors`, `model` and `parts` are for runs, and have no effect on an encoder.")
+        return evaluate_encoder(run, data, on_missing=on_missing or "error", **settings)
+
+    with launched():
+        return current_processes().on_main(work)
 
 
 def new_folder(name: str) -> Path:

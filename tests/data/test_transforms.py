@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import math
+import sys
+from dataclasses import replace
 from pathlib import Path
 from random import Random
 
@@ -22,9 +24,10 @@ from shortlist.data import (
     TestTransform,
     TrainTransform,
     augmentation_rng,
+    images,
 )
-from shortlist.data.images import load_crop, load_image
-from shortlist.data.transforms import Crop, apply_crop
+from shortlist.data.images import load_crop, load_crops, load_image
+from shortlist.data.transforms import INTERPOLATIONS, Crop, apply_crop
 from shortlist.errors import ConfigError
 from tests.data.pictures import class_folders, picture, write
 
@@ -150,6 +153,34 @@ def test_the_pixels_of_a_crop_match_torchvision(interpolation: str, flip: bool):
     assert distance(ours[:, 2:-2, 2:-2], theirs[:, 2:-2, 2:-2]) <= 1
     assert distance(ours, theirs) < 16
     assert distance(ours.flip(2), theirs) > 50  # control: the measure detects a flip
+
+
+@pytest.mark.parametrize("interpolation", MODES)
+@pytest.mark.parametrize("size", [64, 100])
+def test_training_crops_match_torchvision_up_to_the_border(interpolation: str, size: int):
+    image, transform = picture(140, 110), TrainTransform(size, interpolation=interpolation)
+    for index in range(5):
+        left, top, right, bottom = transform.crop(*image.size, augmentation_rng(0, 0, index)).box
+        flip = transform.crop(*image.size, augmentation_rng(0, 0, index)).flip
+        theirs = v2.functional.resized_crop(
+            image, top, left, bottom - top, right - left, [size, size], MODES[interpolation], antialias=True
+        )
+        theirs = v2.functional.pil_to_tensor(v2.functional.horizontal_flip(theirs) if flip else theirs)
+        ours = transform(image, augmentation_rng(0, 0, index))
+        assert ours.is_contiguous()
+        assert distance(ours, theirs) <= (1 if interpolation == "bilinear" else 2)
+        assert distance(ours.flip(2), theirs) > 20  # control: the measure detects a flip
+
+
+@pytest.mark.parametrize("interpolation", ["bilinear", "bicubic"])
+@pytest.mark.parametrize("transform", [TestTransform(56, 64), FitTransform(100)])
+def test_test_transforms_resize_with_pillow(transform: TestTransform | FitTransform, interpolation: str):
+    image, transform = picture(140, 110), replace(transform, interpolation=interpolation)
+    crop = transform.crop(*image.size, Random(0))
+    pillow = image.resize(crop.size, INTERPOLATIONS[interpolation], box=crop.box, reducing_gap=1.5)
+    assert torch.equal(transform(image, Random(0)), v2.functional.pil_to_tensor(pillow))
+    if isinstance(transform, FitTransform):  # control: the other method would give other pixels
+        assert not torch.equal(apply_crop(image, replace(crop, fast=True), interpolation), transform(image, Random(0)))
 
 
 def test_upscaling_a_tiny_image():
@@ -282,7 +313,7 @@ def test_pixels_outside_a_box_have_no_influence(tmp_path: Path):
     image = Image.new("RGB", (400, 400), "white")
     image.paste((0, 0, 0), (100, 100, 300, 300))
     file = write(tmp_path / "a.png", image)
-    for transform in (FitTransform(37), TestTransform(16, 16), TrainTransform(16)):
+    for transform in (FitTransform(37), TestTransform(16, 16), TrainTransform(16, scale=(1, 1))):
         assert load_crop(file, transform, Random(0), (100, 100, 300, 300)).max() == 0
         assert load_crop(file, transform, Random(0), (98, 98, 302, 302)).max() > 0
 
@@ -362,6 +393,50 @@ def test_a_large_jpeg_is_decoded_at_reduced_size(tmp_path: Path, monkeypatch: py
     load_crop(file, FitTransform(200), Random(0))
     load_crop(file, FitTransform(1024), Random(0))
     assert sizes[4:] == [(400, 300), (800, 600)]
+
+
+WAYS_TO_STORE: list[dict[str, object]] = [
+    *({"subsampling": subsampling, "quality": quality} for subsampling in (0, 1, 2) for quality in (30, 95)),
+    {"progressive": True},
+    {"keep_rgb": True},
+    {"optimize": True, "restart_marker_rows": 2},
+]
+
+
+@pytest.mark.parametrize("options", WAYS_TO_STORE, ids=str)
+def test_simplejpeg_gives_the_same_pixels_as_pillow(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, options: dict[str, object]
+):
+    noise = np.random.default_rng(0).integers(0, 256, (77, 91, 3), dtype=np.uint8)
+    file = write(tmp_path / "a.jpg", Image.blend(picture(91, 77), Image.fromarray(noise), 0.3), **options)
+    transform = TrainTransform(32)
+    keys = [augmentation_rng(0, 0, index) for index in range(3)]
+    ours = load_crops(file, transform, keys)
+    decoded = image_decoded_with_simplejpeg(file)
+    assert decoded is not None
+    assert np.array_equal(decoded, np.asarray(Image.open(file)))
+    monkeypatch.setitem(sys.modules, "simplejpeg", None)
+    assert image_decoded_with_simplejpeg(file) is None
+    for mine, index in zip(ours, range(3), strict=True):
+        assert torch.equal(mine, load_crop(file, transform, augmentation_rng(0, 0, index)))
+
+
+def image_decoded_with_simplejpeg(file: Path) -> np.ndarray | None:
+    with Image.open(file) as image:
+        return images._decode_fast(image)
+
+
+def test_pillow_decodes_what_simplejpeg_does_not(tmp_path: Path):
+    whole, transform, exif = picture(90, 70), TrainTransform(64), Image.Exif()
+    exif[0x0112] = 6
+    for name, image, options in (("rotated", whole, {"exif": exif}), ("grey", whole.convert("L"), {})):
+        file = write(tmp_path / f"{name}.jpg", image, **options)
+        assert image_decoded_with_simplejpeg(file) is None
+        assert torch.equal(load_crop(file, transform, Random(1)), transform(load_image(file), Random(1)))
+    content = write(tmp_path / "whole.jpg", whole).read_bytes()
+    (tmp_path / "part.jpg").write_bytes(content[: len(content) // 2])
+    with pytest.raises(ImageError, match=r"part\.jpg: .*truncated"):
+        load_crop(tmp_path / "part.jpg", transform, Random(1))
 
 
 def test_a_png_is_the_same_from_the_file(tmp_path: Path):

@@ -363,6 +363,49 @@ def exchanges(processes: SeveralProcesses) -> dict[str, Any]:
     }
 
 
+@dataclass(frozen=True)
+class Job:
+    """What all processes do for the main process; process `fails` cannot."""
+
+    weight: Any
+    fails: int = -1
+
+    def __call__(self, processes: distributed.Processes) -> int:
+        if processes.rank == self.fails:
+            raise DataError(f"process {self.fails}")
+        sizes = [1] * processes.number
+        return int(processes.gather_rows(torch.tensor([[processes.rank + 1.0]]) * self.weight, sizes).sum())
+
+
+def jobs(processes: SeveralProcesses) -> dict[str, Any]:
+    """Jobs of the main process: one succeeds, some fail, some are not sent to the others."""
+    found: dict[str, Any] = {}
+
+    def run(job: Job) -> int:
+        with processes.all_working(job) as workers:
+            return job(workers)
+
+    def work() -> str:
+        found["sum"] = run(Job(torch.tensor(2.0)))
+        for rank in range(2):
+            try:
+                run(Job(1, fails=rank))
+            except DataError as error:
+                found[f"failure {rank}"] = str(error)
+        found["again"] = run(Job(1))
+        found["not pickled"] = run(Job(type("Local", (), {"__rmul__": lambda self, other: other})()))
+        found["nested"] = processes.on_main(lambda: run(Job(1)))
+        return "done"
+
+    found["result"] = processes.on_main(work)
+    found["alone"] = run(Job(1))  # nobody waits
+    try:
+        processes.on_main(lambda: run(Job(1, fails=1)))
+    except DataError as error:
+        found["raised"] = str(error)
+    return found
+
+
 def lost(rank: int) -> str:
     """The error when the last process ends without a word."""
     if rank == 3:
@@ -395,6 +438,7 @@ def main(rank: int, folder: Path) -> None:
         found["interrupted"] = interrupted(members[3])
         found["out of memory"] = out_of_memory(members[3])
         found["exchanges"] = exchanges(members[3])
+        found["jobs"] = jobs(members[3])
     default = LargeBatchStep(make(mlp), recall(), 4)
     torch.manual_seed(3)
     found["default group"] = default(some_images(), torch.arange(20) // 4).loss, default.processes.number

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+import weakref
 from collections.abc import Iterator
 from contextlib import nullcontext
 from functools import partial
@@ -220,16 +221,66 @@ def test_what_plain_backward_refuses_is_refused(keep: str) -> None:
         large_step(model, loss, images, 6, keep)
 
 
-def test_half_of_the_memory_is_for_graphs_that_are_kept(monkeypatch: pytest.MonkeyPatch) -> None:
-    model, images = make(conv_net), some_images()
-    with GraphSize([*model.parameters(), *model.buffers(), images]) as graph:
-        model(images[:4])
-    monkeypatch.setattr(large_batch, "available_memory", lambda device: 5 * graph.bytes)
-    assert LargeBatchStep(model, LOSSES["recall"](), 4)(images, some_labels()).kept == 2
-    monkeypatch.setattr(large_batch, "available_memory", lambda device: 0)
+class Computer:
+    """Memory that graphs of a model take, and that other processes may take; in units of the graph of four images."""
+
+    def __init__(self, model: nn.Module, images: Tensor, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.free, self.returned = 0.0, 0  # units without any graph; how often freed memory was returned to the system
+        self._outputs: list[weakref.ref[Tensor]] = []
+        with GraphSize([*model.parameters(), *model.buffers(), images]) as graph:
+            model(images[:4])
+        self._graph = graph.bytes
+        model.register_forward_hook(lambda module, images, output: self._outputs.append(weakref.ref(output)))
+        monkeypatch.setattr(large_batch, "available_memory", self._available)
+        monkeypatch.setattr(large_batch, "return_freed_memory", self._return)
+
+    def _available(self, device: torch.device) -> float:
+        kept = sum(output.requires_grad for each in self._outputs if (output := each()) is not None)
+        return (self.free - kept) * self._graph
+
+    def _return(self, device: torch.device) -> None:
+        self.returned += 1
+
+
+def test_a_quarter_of_the_free_memory_is_for_graphs(monkeypatch: pytest.MonkeyPatch) -> None:
+    model = make(conv_net)
+    computer = Computer(model, some_images(), monkeypatch)
+    step = LargeBatchStep(model, LOSSES["recall"](), 4)
+    for free, kept in ((20.1, 5), (19.9, 4), (8.1, 2), (7.9, 1), (3.9, 0), (20.1, 5)):
+        computer.free = free
+        assert step(some_images(), some_labels()).kept == kept
+    computer.free = 0
     step = LargeBatchStep(model, LOSSES["recall"](), "auto")
-    assert step(images, some_labels()).kept == 0
+    assert step(some_images(), some_labels()).kept == 0
     assert step.chunk_size == 1
+
+
+def test_memory_is_given_back_once_if_there_is_less(monkeypatch: pytest.MonkeyPatch) -> None:
+    """If it were given back in every step, each would begin with new pages, and be slow."""
+    model = make(conv_net)
+    computer = Computer(model, some_images(), monkeypatch)
+    step = LargeBatchStep(model, LOSSES["recall"](), 4)
+    for free, returned in ((20.1, 0), (20.1, 0), (16.1, 0), (20.1, 0), (8.1, 1), (8.1, 1), (4.1, 1), (0, 2), (0, 2)):
+        computer.free = free
+        step(some_images(), some_labels())
+        assert computer.returned == returned
+
+
+def test_graphs_are_dropped_while_another_process_takes_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    model, loss, images = make(conv_net, torch.float32), LOSSES["recall"](), some_images(dtype=torch.float32)
+    _, expected = large_step(model, loss, images, 4, "none")
+    computer = Computer(model, images, monkeypatch)
+
+    def parts() -> Iterator[Tensor]:
+        for number, part in enumerate(images.split(4)):
+            computer.free = 20.1 if number < 3 else 4.1
+            yield part
+
+    torch.manual_seed(3)
+    out = LargeBatchStep(model, loss, 4)(parts(), some_labels())
+    assert (out.chunks, out.kept) == (5, 1)
+    assert computer.returned == 2  # the graphs of the second and the third chunk
+    assert all(torch.equal(one, other) for one, other in zip(take_gradients(model, loss), expected, strict=True))
 
 
 def test_without_psutil_no_graph_is_kept(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -86,7 +86,7 @@ def test_overwritten_values_are_detected() -> None:
 def run_chunks(room: float, sizes: list[int]) -> list[bool]:
     """Whether graphs of chunks of these sizes, with 8 bytes per image, are kept."""
     weight, calls = torch.ones(2, requires_grad=True), []
-    budget = GraphBudget(room, [weight])
+    budget = GraphBudget(lambda kept: room, [weight])
 
     def forward(images: Tensor) -> Tensor:
         calls.append(len(images))
@@ -166,6 +166,12 @@ def growth():
 print(*growth())
 memory.reuse_freed_memory()
 print(*growth())
+many = [torch.ones(31 * 2**18) for _ in range(20)]
+last = torch.ones(2**18)  # keeps malloc from shrinking the heap
+del many
+free = memory._free_in_heap()
+memory.return_freed_memory(torch.device("cpu"))
+print(free, memory._free_in_heap())
 """
 
 
@@ -173,9 +179,10 @@ print(*growth())
 def test_memory_that_is_freed_and_kept_counts_as_available(commands: Commands) -> None:
     """Otherwise graphs that fitted once would find less room in every later step."""
     lines = commands.python(CHILD).splitlines()
-    (held, freed), (held_to_reuse, freed_to_reuse) = (map(int, line.split()) for line in lines)
+    (held, freed), (held_to_reuse, freed_to_reuse), (before, after) = (map(int, line.split()) for line in lines)
     assert max(held, held_to_reuse, freed) < 2**25  # returned to the system, which counts it itself
     assert freed_to_reuse > 8 * 31 * 2**20 - 2**25
+    assert before - after > 2**28  # returned: the system counts it, so it must not be counted twice
 
 
 # Failed allocations

@@ -146,6 +146,17 @@ def test_an_interrupt_during_any_exchange(results: Results) -> None:
     assert first == third == [*second[:-1], ""]
 
 
+def test_jobs_of_the_main_process(results: Results) -> None:
+    """All processes work on them; an error in one reaches the main process, which may go on with another job."""
+    main, *others = (results[rank]["jobs"] for rank in range(3))
+    assert (main["sum"], main["again"], main["nested"]) == (12, 6, 6)
+    assert (main["failure 0"], main["failure 1"]) == ("process 0", "process 1")
+    assert main["not pickled"] == 1  # by itself
+    for found in (main, *others):
+        assert (found["result"], found["alone"], found["raised"]) == ("done", 1, "process 1")
+    assert all("sum" not in found for found in others)
+
+
 def test_an_error_that_cannot_be_sent_is_described(results: Results) -> None:
     first, second, third = (results[rank]["failures"]["unpicklable"] for rank in range(3))
     assert second == ("Unpicklable", "cannot be sent")
@@ -169,7 +180,7 @@ def test_out_of_memory_in_one_process_all_continue_with_smaller_chunks(results: 
 def test_a_process_that_ends_is_noticed(results: Results) -> None:
     """By all others, not only by those that wait for it, and long before a timeout."""
     for rank in range(3):
-        assert "A process of this training has ended, or cannot be reached any more." in results[rank]["lost"]
+        assert "One of the processes has ended, or cannot be reached any more." in results[rank]["lost"]
 
 
 # What processes send each other

@@ -14,7 +14,13 @@ import torch
 from torch import Tensor, nn
 
 from shortlist.batches.chunks import BufferedParts, split
-from shortlist.batches.memory import GraphBudget, GraphSize, available_memory, is_out_of_memory
+from shortlist.batches.memory import (
+    GraphBudget,
+    GraphSize,
+    available_memory,
+    is_out_of_memory,
+    return_freed_memory,
+)
 from shortlist.batches.sizes import Images, by_size
 from shortlist.batches.undo import NewGradients, cuda_devices, leaves, seeded
 from shortlist.distributed import Processes, current_processes
@@ -23,7 +29,9 @@ from shortlist.processor import require_bfloat16
 from shortlist.ranking.sharing import shared_queries
 from shortlist.seeds import derived_seed
 
-KEPT_SHARE = 0.5  # share of the free memory for graphs with keep_graphs="auto"; the rest is for the computation itself
+# Share of the free memory for graphs with keep_graphs="auto"; the rest is for the computation, and for other processes.
+KEPT_SHARE = {"cpu": 0.25, "cuda": 0.5}
+CHUNK_SHARE = 0.5  # share of the free memory for a chunk with chunk_size="auto"
 AUTOMATIC_CHUNK = {"cpu": 64, "cuda": 512}  # largest chunk with chunk_size="auto"; larger chunks are not faster
 
 
@@ -50,6 +58,7 @@ class _Chunk:
     images: Images
     seed: int  # of the random numbers of its forward passes
     embeddings: Tensor  # has a graph if it was kept
+    graph: int  # number of bytes of the graph; 0 if there is none, or if all are kept
 
 
 class LargeBatchStep:
@@ -75,8 +84,9 @@ class LargeBatchStep:
         loss: Callable that maps (embeddings, labels) to a scalar. If it has parameters, they get gradients, too.
         chunk_size: Number of images that are embedded at once, or "auto" to choose it by the available memory.
         keep_graphs: Which graphs to keep in stage 1, so that their chunks need not be embedded again: True (all),
-            False (none), a number of bytes that they may take, or "auto" (half of the free memory). Affects memory and
-            time only.
+            False (none), a number of bytes that they may take, or "auto": a quarter of the free memory of the computer,
+            or half of that of a GPU. "auto" observes the free memory before each chunk and drops graphs if other
+            processes need it. Affects memory and time only.
         autocast: Reduced precision of the model's forward passes, torch.bfloat16 or torch.float16. None disables
             autocast, even within an autocast context of the caller. The loss is always computed in full precision.
         scaler: Gradient scaler, a `torch.amp.GradScaler`. Required for float16.
@@ -120,6 +130,7 @@ class LargeBatchStep:
         self.autocast, self.scaler = autocast, scaler
         self._processes = processes
         self._same_weights_in: Processes | None = None  # processes that have copied the weights of the first
+        self._most_kept = 0  # bytes of graphs in earlier steps whose memory has not been returned to the system
         self._part_size = None if chunk_size == "auto" else chunk_size
         self._require_precision()  # early, for the reason given in require_bfloat16
 
@@ -206,17 +217,19 @@ class LargeBatchStep:
             if self.chunk_size == "auto":
                 self.chunk_size = self._find_chunk_size(batch.parts)
             chunks = self._embed(batch, self.chunk_size)
+            graphs = sum(chunk.graph for chunk in chunks)
             embeddings, number, kept = self._gather(chunks, batch.sizes)
             loss, gradient = self._differentiate(embeddings, batch, gradients)
             self._refuse_other_losses(loss)
             if gradient is not None:
                 self._backpropagate(chunks, gradient)
+            self._give_back(graphs)
             self.processes.sum_gradients(each for each in gradients.tensors if each.requires_grad)
         return StepOutput(loss, embeddings, number, kept)
 
     def _embed(self, batch: _Batch, chunk_size: int) -> list[_Chunk]:
         """Stage 1: embed every chunk of this process. The first chunks keep their graphs if these fit."""
-        budget = GraphBudget(self._memory_for_graphs(), self._model_tensors())
+        budget = GraphBudget(self._limit_of_graphs, self._model_tensors())
         chunks: list[_Chunk] = []
         rank, expected, read = self.processes.rank, batch.sizes[self.processes.rank], 0
         start = sum(batch.sizes[:rank])
@@ -225,8 +238,11 @@ class LargeBatchStep:
             read += len(images)
             if read > expected:
                 break
+            kept = budget.kept
             with seeded(seed, self._device):
-                chunks.append(_Chunk(images, seed, budget.run(partial(self._vectors, images), held=images)))
+                vectors = budget.run(partial(self._vectors, images), held=images)
+            chunks.append(_Chunk(images, seed, vectors, budget.kept - kept))
+            self._drop_graphs(chunks, budget)
         if read != expected or not len(batch.labels):
             counts = f"{read}{' or more' if read > expected else ''} images"
             raise ValueError(
@@ -236,6 +252,26 @@ class LargeBatchStep:
                 "batch: an iterator must yield the parts that the method `parts` of LargeBatchStep returns"
             )
         return chunks
+
+    def _drop_graphs(self, chunks: list[_Chunk], budget: GraphBudget) -> None:
+        """Drop the last graphs as long as there are more than the memory that is free by now permits."""
+        for chunk in reversed([chunk for chunk in chunks if chunk.graph]):
+            if not budget.exceeded:
+                return
+            chunk.embeddings = chunk.embeddings.detach()
+            budget.kept -= chunk.graph
+            chunk.graph = 0
+            return_freed_memory(self._device)
+
+    def _give_back(self, graphs: int) -> None:
+        """Return freed memory to the system if graphs took much less of it than before.
+
+        If it were returned in every step, each would begin with new pages, which the system has to clear.
+        """
+        if graphs < self._most_kept / 2:
+            return_freed_memory(self._device)
+            self._most_kept = 0
+        self._most_kept = max(self._most_kept, graphs)
 
     def _gather(self, chunks: list[_Chunk], sizes: Sequence[int]) -> tuple[Tensor, int, int]:
         """Return the embeddings of the whole batch, and the number of chunks and of kept graphs in all processes."""
@@ -346,10 +382,13 @@ class LargeBatchStep:
     def _device(self) -> torch.device:
         return next((parameter.device for parameter in self.model.parameters()), torch.device("cpu"))
 
-    def _memory_for_graphs(self) -> float:
+    def _limit_of_graphs(self, kept: int) -> float:
+        """Return the number of bytes that graphs may take, if they take `kept` bytes now."""
         if isinstance(self.keep_graphs, bool):
             return math.inf if self.keep_graphs else 0
-        return self._available_memory() * KEPT_SHARE if self.keep_graphs == "auto" else self.keep_graphs
+        if self.keep_graphs != "auto":
+            return self.keep_graphs
+        return (self._available_memory() + kept) * KEPT_SHARE.get(self._device.type, 0.25)
 
     def _available_memory(self) -> float:
         """Return the number of bytes that this process may use; the memory of a CPU is shared by its processes."""
@@ -377,7 +416,7 @@ class LargeBatchStep:
             GraphSize(chain(self._model_tensors(), sample)) as graph,
         ):
             self._vectors(sample)
-        fitting = int(self._available_memory() * (1 - KEPT_SHARE) * len(sample) / max(graph.bytes, 1))
+        fitting = int(self._available_memory() * CHUNK_SHARE * len(sample) / max(graph.bytes, 1))
         return max(1, min(fitting, most))
 
     def _reduce_memory(self, problem: str) -> None:

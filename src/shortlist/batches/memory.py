@@ -54,11 +54,17 @@ def _left_in_container(folder: Path = Path("/sys/fs/cgroup")) -> int:
 
 def _free_in_heap() -> int:
     """Return the number of bytes that the process has freed but not returned to the system (`reuse_freed_memory`)."""
+    import psutil
+
     mallinfo = getattr(ctypes.CDLL(None), "mallinfo2", None) if sys.platform == "linux" else None
     if mallinfo is None:
         return 0
     mallinfo.restype = _MallocInfo
-    return int(mallinfo().fields[8])  # fordblks
+    fields, usage = mallinfo().fields, psutil.Process().memory_info()
+    mapped, used, free = fields[4], fields[7], fields[8]  # hblkhd, uordblks, fordblks
+    # malloc counts as free, too, what `return_freed_memory` has returned, but that is not resident. The bound is too
+    # high by what Python itself has allocated, about 200 MB.
+    return int(max(0, min(free, usage.rss - usage.shared - used - mapped)))
 
 
 class _MallocInfo(ctypes.Structure):
@@ -119,37 +125,56 @@ def _unchanged(saved: tuple[Tensor, int]) -> Tensor:
 
 
 class GraphBudget:
-    """Budget of memory for autograd graphs.
+    """Budget of memory for autograd graphs, which may change while graphs are kept.
 
     Args:
-        room: Number of bytes; inf to keep all graphs, 0 to keep none.
+        limit: Function from the number of bytes that graphs take now to the number that they may take; inf to keep all
+            graphs, 0 to keep none.
         held: Tensors that are in memory anyway and do not count towards the budget.
     """
 
-    def __init__(self, room: float, held: Iterable[Tensor]) -> None:
-        self.room, self._held = room, list(held)
+    def __init__(self, limit: Callable[[int], float], held: Iterable[Tensor]) -> None:
+        self._limit, self._held = limit, list(held)
         self._largest = 1
+        self.kept = 0  # number of bytes that graphs take now
 
     def run(self, forward: Callable[[], Tensor], held: Iterable[Tensor] = ()) -> Tensor:
-        """Return the result of `forward`, with its graph if it fits into the remaining budget, else without.
+        """Return the result of `forward`, with its graph if that fits into the budget, else without.
 
         Args:
             forward: Forward pass. It is called once.
             held: Further tensors that do not count towards the budget.
         """
-        if self.room < self._largest:
+        room = self._limit(self.kept) - self.kept
+        if room < self._largest:
             with torch.no_grad():
                 return forward()
-        if math.isinf(self.room):
+        if math.isinf(room):
             with torch.enable_grad():
                 return forward()
         with torch.enable_grad(), GraphSize([*self._held, *held]) as graph:
             result = forward()
         self._largest = max(self._largest, graph.bytes)
-        if graph.bytes > self.room:
+        if graph.bytes > room:
             return result.detach()
-        self.room -= graph.bytes
+        self.kept += graph.bytes
         return result
+
+    @property
+    def exceeded(self) -> bool:
+        """Whether graphs take more memory than they may take by now."""
+        return self.kept > self._limit(self.kept)
+
+
+def return_freed_memory(device: torch.device) -> None:
+    """Return memory that the process has freed but not returned to the system, so that other processes can use it.
+
+    The next allocations need new pages, which takes time, so do not call this in every step.
+    """
+    if device.type == "cuda":
+        torch.cuda.empty_cache()
+    elif sys.platform == "linux" and (trim := getattr(ctypes.CDLL(None), "malloc_trim", None)):
+        trim(0)
 
 
 def reuse_freed_memory() -> None:

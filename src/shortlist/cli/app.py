@@ -4,15 +4,24 @@ from __future__ import annotations
 
 import itertools
 import logging
-from collections.abc import Iterable
+import shlex
+import sys
+from collections.abc import Callable, Iterable
+from functools import wraps
 from importlib import import_module
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich.table import Column
 from typer.core import TyperGroup
+
+from shortlist.errors import ConfigError, DataError, shorten_list
+from shortlist.launch import is_launched, launched
+
+if TYPE_CHECKING:
+    from shortlist.encoding import Shard
 
 COMMANDS = (  # in the order in which --help lists them
     *("demo", "train", "evaluate", "report", "compare", "embed", "index", "search", "serve", "export"),
@@ -67,6 +76,17 @@ Source = Annotated[
 Root = Annotated[
     Path | None, typer.Option(help="Folder of the benchmark, or folder that the paths in a table are relative to.")
 ]
+ShardOption = Annotated[
+    str | None,
+    typer.Option(
+        "--shard", metavar="I/N", help="Embed only shard I, from 0 to N - 1, of N shards, and write it to a part file."
+    ),
+]
+Merge = Annotated[bool, typer.Option("--merge", help="Use the part files that all shards have written.")]
+PartsFolder = Annotated[
+    Path | None,
+    typer.Option("--parts", metavar="FOLDER", help="Folder of the part files. Default: next to the result."),
+]
 
 
 def _print_version(requested: bool) -> None:
@@ -105,6 +125,62 @@ def option_names(command: Any = None) -> dict[str, str]:
     for inner in getattr(command, "commands", {}).values():
         names |= option_names(inner)
     return names
+
+
+def embedding_command(command: Callable[..., None]) -> Callable[..., None]:
+    """Run a command in the main process of those that a launcher has started, where the others embed images for it.
+
+    If parts are missing, the error contains the commands that write them.
+    """
+
+    def work(*args: Any, **options: Any) -> None:
+        try:
+            command(*args, **options)
+        except DataError as error:
+            again = [shlex.join(_shard_command(str(shard))) for shard in getattr(error, "shards", ())]
+            if not again:
+                raise
+            raise DataError(f"{error} Run again: {shorten_list(again)}") from error
+
+    @wraps(command)
+    def run(*args: Any, **options: Any) -> None:
+        if not is_launched():
+            return work(*args, **options)
+        with launched():
+            from shortlist.distributed import current_processes
+
+            return current_processes().on_main(lambda: work(*args, **options))
+
+    return run
+
+
+def _shard_command(shard: str) -> list[str]:
+    options = [("--shard", shard) if each == "--merge" else (each,) for each in sys.argv[1:]]
+    return ["shortlist", *itertools.chain(*options)]
+
+
+def choose_parts(
+    shard: str | None, merge: bool, parts: Path | None, default: Path | None
+) -> tuple[Shard | None, Path, Path | None]:
+    """Return the shard to embed, the folder for its part, and the same folder if the parts are to be merged.
+
+    Args:
+        shard: Value of --shard.
+        merge: Value of --merge.
+        parts: Value of --parts.
+        default: Default of `parts`. None: it must be given.
+    """
+    from shortlist.encoding import Shard
+
+    if shard is not None and merge:
+        raise ConfigError("--shard embeds one part, and --merge uses all of them: give one of the two options.")
+    chosen = None if shard is None else Shard.parse(shard)
+    if parts is not None and chosen is None and not merge:
+        raise ConfigError("`parts` is for --shard and --merge.")
+    if parts is None and default is None and (merge or chosen):
+        raise ConfigError("A Milvus collection has no folder: give `parts`, a folder for the parts of all shards.")
+    folder = parts or default or Path()
+    return chosen, folder, folder if merge else None
 
 
 def quiet_milvus(place: str) -> str:

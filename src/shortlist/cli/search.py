@@ -12,10 +12,25 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
-from shortlist.cli.app import AsJson, AsJsonWithProgress, Model, Root, Run, app, quiet_milvus
+from shortlist.cli.app import (
+    AsJson,
+    AsJsonWithProgress,
+    Merge,
+    Model,
+    PartsFolder,
+    Root,
+    Run,
+    ShardOption,
+    app,
+    choose_parts,
+    embedding_command,
+    quiet_milvus,
+)
 from shortlist.errors import DataError, did_you_mean
 
 if TYPE_CHECKING:
+    from shortlist.data import Catalog
+    from shortlist.encoding import Encoder, Shard
     from shortlist.gallery import Added, Gallery, Hit
     from shortlist.progress import Display
 
@@ -45,6 +60,7 @@ app.add_typer(gallery_app, name="gallery")
 
 
 @app.command()
+@embedding_command
 def embed(
     run: Run,
     images: Images,
@@ -52,12 +68,17 @@ def embed(
     root: Root = None,
     split: Split = None,
     workers: Workers = None,
+    shard: ShardOption = None,
+    merge: Merge = False,
+    parts: PartsFolder = None,
     as_json: AsJsonWithProgress = False,
 ) -> None:
     """Embed images, and write the path, label and vector of each image to a Parquet file.
 
     If the file exists, only new and changed images are embedded, and missing ones are dropped. If the command is
     interrupted, running it again resumes it.
+
+    With torchrun, several processes embed the images. Independent jobs do with --shard; then, run --merge once.
     """
     from shortlist.data import open_collection
     from shortlist.encoding.parquet import embed_to_table
@@ -65,15 +86,20 @@ def embed(
     from shortlist.training import open_encoder
 
     display = display_for(sys.stderr, as_json=as_json)
+    chosen, folder, merged = choose_parts(shard, merge, parts, out.with_name(f"{out.name}.parts"))
     catalog = open_collection(images, root=root, split=split)
     encoder = open_encoder(run)
-    done = embed_to_table(encoder, catalog, out, workers=workers, display=display)
+    if chosen is not None:
+        _embed_shard(encoder, catalog, chosen, folder, workers, display, as_json)
+        return
+    done = embed_to_table(encoder, catalog, out, workers=workers, parts=merged, display=display)
     _report_unreadable(display, done.unreadable)
     text = f"{out}: images embedded: {done.embedded:,}, unchanged: {done.kept:,}, dropped: {done.dropped:,}"
     _report_result(display, as_json, f"{text}, unreadable: {len(done.unreadable):,}.", dataclasses.asdict(done))
 
 
 @app.command()
+@embedding_command
 def index(
     run: Run,
     images: Images,
@@ -87,22 +113,37 @@ def index(
     root: Root = None,
     split: Split = None,
     workers: Workers = None,
+    shard: ShardOption = None,
+    merge: Merge = False,
+    parts: PartsFolder = None,
     as_json: AsJsonWithProgress = False,
 ) -> None:
     """Build a gallery of images that can be searched by image, or add images to an existing gallery.
 
     Images that the gallery already contains and that have not changed are not embedded again. If the command is
     interrupted, the gallery is unchanged, and running the command again resumes it. See also `shortlist gallery`.
+
+    With torchrun, several processes embed the images. Independent jobs do with --shard; then, run --merge once.
     """
     from shortlist import gallery as galleries
     from shortlist.data import open_collection
+    from shortlist.gallery.adding import whole_images
+    from shortlist.gallery.milvus_address import is_milvus
     from shortlist.progress import display_for
     from shortlist.training import open_encoder
 
     display = display_for(sys.stderr, as_json=as_json)
+    chosen, folder, merged = choose_parts(
+        shard, merge, parts, None if is_milvus(out) else Path(f"{out.rstrip('/')}.parts")
+    )
     catalog = open_collection(images, root=root, split=split)
     encoder = open_encoder(run)
-    gallery, added = galleries.index(encoder, catalog, out, model=run, kind=kind, workers=workers, display=display)
+    if chosen is not None:
+        _embed_shard(encoder, whole_images(catalog), chosen, folder, workers, display, as_json)
+        return
+    gallery, added = galleries.index(
+        encoder, catalog, out, model=run, kind=kind, workers=workers, parts=merged, display=display
+    )
     _report_added(display, as_json, gallery, added)
     gallery.close()
 
@@ -161,6 +202,7 @@ def show_gallery(place: Place, as_json: AsJson = False) -> None:
 
 
 @gallery_app.command()
+@embedding_command
 def add(
     place: Place,
     images: Images,
@@ -201,6 +243,31 @@ def remove(
     text = f"Images removed: {removed:,}, remaining: {left:,}."
     _report_result(display, as_json, text, {"removed": removed, "images": left})
     gallery.close()
+
+
+def _embed_shard(
+    encoder: Encoder,
+    catalog: Catalog,
+    shard: Shard,
+    folder: Path,
+    workers: int | None,
+    display: Display,
+    as_json: bool,
+) -> None:
+    from shortlist.data.loader import decoding_workers
+    from shortlist.distributed import current_processes
+    from shortlist.encoding import Parts
+    from shortlist.encoding.vector_file import read_note
+
+    if workers is None:
+        workers = decoding_workers(len(catalog) // shard.number, current_processes().on_this_machine)
+    with display.task(f"embedding {catalog.name}, shard {shard}", "images") as progress:
+        path = Parts(folder, encoder, catalog).embed(shard, workers=workers, progress=progress)
+    note = read_note(path)
+    _report_unreadable(display, note["left_out"])
+    facts = {"part": str(path), "embedded": note["rows"], "unreadable": note["left_out"]}
+    text = f"{path}: images embedded: {note['rows']:,}, unreadable: {len(note['left_out']):,}."
+    _report_result(display, as_json, f"{text} When all shards are done, use --merge instead of --shard.", facts)
 
 
 def _report_added(display: Display, as_json: bool, gallery: Gallery, added: Added) -> None:

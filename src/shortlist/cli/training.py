@@ -6,13 +6,26 @@ import json
 import re
 import sys
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 from rich.console import Console
 from rich.table import Table
 
-from shortlist.cli.app import AsJsonLines, AsJsonWithProgress, Recipe, Root, Run, Settings, app
+from shortlist.cli.app import (
+    AsJsonLines,
+    AsJsonWithProgress,
+    Merge,
+    PartsFolder,
+    Recipe,
+    Root,
+    Run,
+    Settings,
+    ShardOption,
+    app,
+    choose_parts,
+    embedding_command,
+)
 from shortlist.config import RunConfig
 from shortlist.errors import ConfigError
 from shortlist.launch import is_main_process, launched
@@ -69,6 +82,7 @@ def _train(config: RunConfig | None, run: Path | None, resume: Path | None, dry_
 
 
 @app.command()
+@embedding_command
 def evaluate(
     run: Run,
     data: Annotated[
@@ -82,20 +96,32 @@ def evaluate(
         str | None,
         typer.Option(help="For missing or unreadable images: error, or skip. Default: the setting of the run."),
     ] = None,
+    shard: ShardOption = None,
+    merge: Merge = False,
+    parts: PartsFolder = None,
     as_json: AsJsonWithProgress = False,
 ) -> None:
     """Evaluate a run, with 95 % confidence intervals and, if the recipe has them, the results of the paper.
 
     Metrics: r@k, recall@k, mAP, mAP@R and R-precision; for judged queries (roxford5k, ...), mAP and mP@k per setup.
+
+    With torchrun, several processes embed the images. Independent jobs do with --shard; then, run --merge once.
     """
     from shortlist.progress import display_for
     from shortlist.recipes import differences, recipe_names
     from shortlist.report.terminal_tables import print_evaluations
     from shortlist.runs import evaluate
-    from shortlist.training import RunFolder
+    from shortlist.training import RunFolder, embed_run_shard
 
     display = display_for(sys.stderr, as_json=as_json)
-    evaluations = evaluate(run, data, root=root, distractors=distractors, on_missing=on_missing, display=display)
+    chosen, folder, merged = choose_parts(shard, merge, parts, run / "vectors" / "parts")
+    images: dict[str, Any] = {"root": root, "distractors": distractors, "on_missing": on_missing}
+    if chosen is not None:
+        written = [str(path) for path in embed_run_shard(run, chosen, folder, data, **images, display=display)]
+        text = f"Shard {chosen} is embedded. When all shards are done, use --merge instead of --shard."
+        display.message(text, parts=written)
+        return
+    evaluations = evaluate(run, data, **images, parts=merged, display=display)
     if as_json:
         print(json.dumps([each.to_dict() for each in evaluations], indent=2))
     else:

@@ -6,6 +6,7 @@ with extra("training", __name__):
     from shortlist.encoding.embed import NonFiniteError, embed_images, embed_to_file
     from shortlist.encoding.encoder import Encoder, ImageLike
     from shortlist.encoding.feature_cache import CachedFeatures, FeatureCache, Views
+    from shortlist.encoding.shards import IncompletePartsError, Parts, Shard
     from shortlist.encoding.vector_file import left_out_images
 
 __all__ = [
@@ -13,7 +14,10 @@ __all__ = [
     "Encoder",
     "FeatureCache",
     "ImageLike",
+    "IncompletePartsError",
     "NonFiniteError",
+    "Parts",
+    "Shard",
     "Views",
     "embed_images",
     "embed_to_file",

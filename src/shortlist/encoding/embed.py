@@ -1,10 +1,14 @@
-"""Embedding all images of a catalog, in memory or in a file."""
+"""Embedding all images of a catalog, in memory or in a file, with all processes that a launcher has started."""
 
 from __future__ import annotations
 
 import hashlib
 import json
+import math
 from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from itertools import islice
 from pathlib import Path
 
 import numpy as np
@@ -14,7 +18,7 @@ from torch import Tensor, nn
 
 from shortlist.batches.sizes import by_size
 from shortlist.data import Catalog, ImageDataset, ImageError, Transform, image_chunks
-from shortlist.encoding.encoder import Encoder
+from shortlist.distributed import Processes, current_processes
 from shortlist.encoding.vector_file import VectorFile
 from shortlist.errors import DataError, RunError
 from shortlist.files import exclusive_write, size_and_mtime
@@ -22,6 +26,7 @@ from shortlist.model import EmbedderConfig
 from shortlist.progress import Progress
 
 MAX_PIXELS = 64 * 256**2  # per forward pass of images of different sizes: 64 small images, or 5 of 1024 x 768
+MAX_BATCHES = 4  # that one of several processes embeds before the next exchange of vectors
 _SETTING_TYPES = (int, float, str, tuple, EmbedderConfig)  # settings of a module that are not in its tensors
 
 
@@ -56,14 +61,13 @@ def embed_images(
     Returns:
         Embeddings in the order of the catalog, (n, d) float32 on the CPU.
     """
+    job = _Job(embedder, ImageDataset(catalog, transform), _batches(0, len(catalog), batch_size), workers)
     vectors: list[Tensor] = []
-    done = 0
-    dataset = ImageDataset(catalog, transform)
-    for batch in _iterate_embeddings(embedder, dataset, _batches(0, len(catalog), batch_size), workers):
-        vectors.append(batch)
-        done += len(batch)
-        if progress is not None:
-            progress(done, len(catalog))
+    with job.shared() as rounds:
+        for each in rounds:
+            vectors.append(each.vectors)
+            if progress is not None:
+                progress(each.seen, len(catalog))
     return torch.cat(vectors)  # outside inference mode, so that autograd can use the result
 
 
@@ -81,9 +85,9 @@ def embed_to_file(
 ) -> Path:
     """Embed all images of a catalog and write the embeddings to a .npy file (n, d), for `open_vectors`.
 
-    Only one batch is held in memory. If the file already holds the vectors of the same images and weights, it is kept
-    as it is; an interrupted file is resumed. An image counts as the same as long as its file has the same size and
-    modification time. The images that were left out are listed in PATH.json.
+    Only a few batches are held in memory. If the file already holds the vectors of the same images and weights, it is
+    kept as it is; an interrupted file is resumed. An image counts as the same as long as its file has the same size
+    and modification time. The images that were left out are listed in PATH.json.
 
     Args:
         embedder: See `embed_images`.
@@ -105,7 +109,7 @@ def embed_to_file(
         RunError: Another process is writing the file.
         NonFiniteError: The embeddings are not finite.
     """
-    file = VectorFile(Path(path), _digest(embedder, catalog, transform, dtype), dtype)
+    file = VectorFile(Path(path), digest(embedder, catalog, transform, dtype), dtype)
     return embed_dataset(
         embedder,
         ImageDataset(catalog, transform),
@@ -135,19 +139,41 @@ def embed_dataset(
     if file.done:
         return path
     with exclusive_write(path), file:
-        while file.seen < len(catalog):
-            _embed_up_to_unreadable(file, embedder, dataset, on_missing, batch_size, workers, progress)
+        append_embeddings(embedder, dataset, file, on_missing, batch_size, workers, progress)
         if not file.rows:
             raise NoReadableImageError(f"{catalog.name}: none of its {len(catalog)} images can be read")
         file.finish()
     return path
 
 
+def append_embeddings(
+    embedder: nn.Module,
+    dataset: ImageDataset,
+    file: VectorFile,
+    on_missing: str,
+    batch_size: int,
+    workers: int,
+    progress: Progress | None,
+) -> None:
+    """Embed the images that an open file does not have yet; see `embed_dataset`."""
+    catalog = dataset.catalog
+    job = _Job(embedder, dataset, _batches(file.seen, len(catalog), batch_size), workers, on_missing == "skip")
+    try:
+        with job.shared() as rounds:
+            for each in rounds:
+                file.leave_out(catalog.file(index) for index in each.unreadable)
+                _append(file, each.vectors, each.seen)
+                if progress is not None:
+                    progress(file.seen, len(catalog))
+    except ImageError as error:
+        raise DataError(f'{error}. Leave such images out with `on_missing="skip"`') from error
+
+
 def write_embeddings(
     vectors: Tensor, embedder: nn.Module, catalog: Catalog, transform: Transform, path: Path | str
 ) -> Path:
     """Write float32 vectors that are already known to the file that `embed_to_file` would write for these arguments."""
-    file = VectorFile(Path(path), _digest(embedder, catalog, transform, np.float32), np.float32)
+    file = VectorFile(Path(path), digest(embedder, catalog, transform, np.float32), np.float32)
     if not file.done:
         with exclusive_write(file.path), file:
             _append(file, vectors[file.rows :], seen=len(catalog))
@@ -155,51 +181,86 @@ def write_embeddings(
     return file.path
 
 
-def encode_to_file(
-    encoder: Encoder, catalog: Catalog, path: Path, *, workers: int = 0, progress: Progress | None = None
-) -> Path:
-    """Call `embed_to_file` with an encoder's settings, in float32, leaving out images that cannot be read."""
-    return embed_to_file(
-        encoder.network,
-        catalog,
-        encoder.transform,
-        path,
-        dtype=np.float32,
-        on_missing="skip",
-        batch_size=encoder.batch_size,
-        workers=workers,
-        progress=progress,
-    )
+@dataclass(frozen=True)
+class _Round:
+    """What the processes have embedded between two exchanges.
+
+    Args:
+        seen: Number of images of the catalog up to the last one of this round.
+        vectors: Vectors of the readable images, in the order of the catalog.
+        unreadable: Indices of the others.
+    """
+
+    seen: int
+    vectors: Tensor
+    unreadable: list[int]
 
 
-def _embed_up_to_unreadable(
-    file: VectorFile,
-    embedder: nn.Module,
-    dataset: ImageDataset,
-    on_missing: str,
-    batch_size: int,
-    workers: int,
-    progress: Progress | None,
-) -> None:
-    """Append embeddings up to the end of the catalog, or up to an unreadable image, which is noted as left out."""
-    catalog = dataset.catalog
-    first, *rest = batches = _batches(file.seen, len(catalog), batch_size)
-    unreadable = set(file.left_out)
-    readable = [index for index in first if str(catalog.file(index)) not in unreadable]
-    if not readable:
-        file.seen = first[-1] + 1
-        return
-    embeddings = _iterate_embeddings(embedder, dataset, [readable, *rest], workers)
-    try:
-        for batch, vectors in zip(batches, embeddings, strict=True):
-            _append(file, vectors, seen=batch[-1] + 1)
-            if progress is not None:
-                progress(file.seen, len(catalog))
-    except ImageError as error:
-        if on_missing != "skip":
-            raise DataError(f'{error}. Leave such images out with `on_missing="skip"`') from error
-        if str(error.path) not in unreadable:  # a catalog may list an image twice
-            file.left_out.append(str(error.path))
+@dataclass(frozen=True)
+class _Job:
+    """Embedding of batches of catalog indices, which the processes share. Every batch is that of a single process."""
+
+    embedder: nn.Module
+    dataset: ImageDataset
+    batches: list[Sequence[int]]
+    workers: int
+    skips: bool = False  # unreadable images, instead of raising an ImageError
+
+    @contextmanager
+    def shared(self) -> Iterator[Iterator[_Round]]:
+        """Let all processes work on this job, and yield the rounds."""
+        with current_processes().all_working(self) as processes:
+            yield self.rounds(processes)
+
+    def __call__(self, processes: Processes) -> None:
+        for _ in self.rounds(processes):
+            pass
+
+    def rounds(self, processes: Processes) -> Iterator[_Round]:
+        """Yield the vectors of all processes; each embeds a block of consecutive batches in each round."""
+        number = processes.number
+        size = 1 if number == 1 else min(MAX_BATCHES, math.ceil(len(self.batches) / number))
+        starts = range(0, len(self.batches), max(size, 1))
+        blocks = [self.batches[start : start + size] for start in starts]
+        own = self._embed([batch for block in blocks[processes.rank :: number] for batch in block])
+        for start in range(0, len(blocks), number):
+            now = blocks[start : start + number]
+            found = list(islice(own, len(now[processes.rank]))) if processes.rank < len(now) else []
+            vectors = [each for each, _ in found if len(each)]
+            unreadable = [index for _, indices in found for index in indices]
+            yield _Round(now[-1][-1][-1] + 1, *_gather(processes, vectors, unreadable))
+
+    def _embed(self, batches: list[Sequence[int]]) -> Iterator[tuple[Tensor, list[int]]]:
+        """Yield the vectors of the readable images of each batch, and the indices of the others."""
+        done, unreadable = 0, list[int]()  # of the next batch
+        while done < len(batches):
+            readable = [index for index in batches[done] if index not in unreadable]
+            later = batches[done + 1 :]
+            try:
+                if not readable:
+                    yield torch.empty(0), unreadable
+                    done, unreadable = done + 1, []
+                    continue
+                for vectors in _iterate_embeddings(self.embedder, self.dataset, [readable, *later], self.workers):
+                    yield vectors, unreadable
+                    done, unreadable = done + 1, []
+            except ImageError as error:
+                if not self.skips:
+                    raise
+                file = self.dataset.catalog.file
+                unreadable += [index for index in batches[done] if str(file(index)) == str(error.path)]
+
+
+def _gather(processes: Processes, vectors: list[Tensor], unreadable: list[int]) -> tuple[Tensor, list[int]]:
+    """Concatenate vectors (n, d), and the indices of unreadable images, of all processes."""
+    rows, dimensions = sum(map(len, vectors)), vectors[0].shape[1] if vectors else 0
+    counts = processes.gather(rows, dimensions, len(unreadable))
+    own = torch.cat([torch.empty(0, max(each[1] for each in counts)), *vectors])
+    everything = processes.gather_rows(own, [each[0] for each in counts])
+    if any(each[2] for each in counts):
+        indices = torch.tensor(unreadable, dtype=torch.int64).reshape(-1, 1)
+        unreadable = processes.gather_rows(indices, [each[2] for each in counts]).flatten().tolist()
+    return everything, unreadable
 
 
 def _append(file: VectorFile, vectors: Tensor, seen: int) -> None:
@@ -231,16 +292,27 @@ def _iterate_embeddings(
         embedder.train(training)
 
 
-def _digest(embedder: nn.Module, catalog: Catalog, transform: Transform, dtype: DTypeLike) -> str:
-    """Compute the SHA-256 of everything that determines the vectors: images, transform, weights, module settings."""
-    digest = hashlib.sha256(f"{catalog.fingerprint()} {transform} {np.dtype(dtype)}".encode())
-    digest.update(json.dumps([size_and_mtime(catalog.file(index)) for index in range(len(catalog))]).encode())
+def digest(embedder: nn.Module, catalog: Catalog, transform: Transform, dtype: DTypeLike) -> str:
+    """Compute the SHA-256 of everything that determines the vectors of a catalog: the images and the network."""
+    return combined_digest(network_digest(embedder, transform, dtype), catalog)
+
+
+def combined_digest(network: str, catalog: Catalog) -> str:
+    """Compute `digest` from that of the network."""
+    result = hashlib.sha256(f"{network} {catalog.fingerprint()}".encode())
+    result.update(json.dumps([size_and_mtime(catalog.file(index)) for index in range(len(catalog))]).encode())
+    return result.hexdigest()
+
+
+def network_digest(embedder: nn.Module, transform: Transform, dtype: DTypeLike) -> str:
+    """Compute the SHA-256 of what determines the vector of an image: transform, weights, module settings."""
+    result = hashlib.sha256(f"{transform} {np.dtype(dtype)}".encode())
     for name, module in embedder.named_modules():
         settings = {key: value for key, value in vars(module).items() if isinstance(value, _SETTING_TYPES)}
         del settings["training"]
-        digest.update(f"{name} {type(module).__name__} {sorted(settings.items())}".encode())
+        result.update(f"{name} {type(module).__name__} {sorted(settings.items())}".encode())
     tensors = {**embedder.state_dict(), **dict(embedder.named_buffers())}  # with buffers that are not saved
     for name, tensor in tensors.items():
-        digest.update(name.encode())
-        digest.update(tensor.detach().cpu().contiguous().view(-1).view(torch.uint8).numpy().tobytes())
-    return digest.hexdigest()
+        result.update(name.encode())
+        result.update(tensor.detach().cpu().contiguous().view(-1).view(torch.uint8).numpy().tobytes())
+    return result.hexdigest()

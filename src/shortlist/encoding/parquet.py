@@ -13,8 +13,10 @@ import numpy as np
 
 from shortlist.data import Catalog
 from shortlist.data.loader import decoding_workers
-from shortlist.encoding.embed import NoReadableImageError, encode_to_file
+from shortlist.distributed import current_processes
+from shortlist.encoding.embed import NoReadableImageError
 from shortlist.encoding.encoder import Encoder
+from shortlist.encoding.shards import Parts, encode_to_file
 from shortlist.encoding.vector_file import left_out_images
 from shortlist.errors import DataError
 from shortlist.extras import extra
@@ -64,6 +66,7 @@ def embed_to_table(
     path: Path | str,
     *,
     workers: int | None = None,
+    parts: Path | str | None = None,
     display: Display | None = None,
 ) -> EmbedResult:
     """Write the embeddings of all readable images to a Parquet file, or update an existing file.
@@ -77,22 +80,29 @@ def embed_to_table(
         catalog: The images. The class name "" means that an image has no label.
         path: Path of the file. Its folder is created.
         workers: Number of processes that decode images. Default: chosen by the number of cores and images.
+        parts: Folder of the parts that shards have embedded (see `Parts.embed`), which are merged and then deleted.
         display: Shows the progress.
 
     Raises:
         DataError: No image can be read, or the existing file was not written by this function or by another model.
+        IncompletePartsError: The parts do not contain every image.
         RunError: Another process is writing the file.
     """
     path, display = Path(path), display or default_display()
-    workers = decoding_workers(len(catalog)) if workers is None else workers
+    if workers is None:
+        workers = decoding_workers(len(catalog), current_processes().on_this_machine)
+    merged = None if parts is None else Parts(parts, encoder, catalog)
     with exclusive_write(path), display.task(f"embedding {catalog.name}", "images") as progress:
         remove_unfinished(path)
-        return _TableUpdate(encoder, catalog, path).run(workers, progress)
+        result = _TableUpdate(encoder, catalog, path, merged).run(workers, progress)
+    if merged is not None:
+        merged.remove()
+    return result
 
 
 class _TableUpdate:
-    def __init__(self, encoder: Encoder, catalog: Catalog, path: Path) -> None:
-        self.encoder, self.catalog, self.path = encoder, catalog, path
+    def __init__(self, encoder: Encoder, catalog: Catalog, path: Path, parts: Parts | None) -> None:
+        self.encoder, self.catalog, self.path, self.parts = encoder, catalog, path, parts
         self.work = path.with_name(f".{path.name}.embedding")
         self.result = EmbedResult(unreadable=[absolute_path(catalog.root / each) for each in catalog.missing])
         self.schema = _schema(encoder, catalog)
@@ -152,7 +162,8 @@ class _TableUpdate:
         if not indices:
             return []
         try:
-            encode_to_file(self.encoder, self.catalog.subset(indices), file, workers=workers, progress=progress)
+            settings: dict[str, Any] = {"images": indices, "parts": self.parts, "workers": workers}
+            encode_to_file(self.encoder, self.catalog, file, progress=progress, **settings)
         except NoReadableImageError:
             self.result.unreadable += [absolute_path(self.catalog.file(index)) for index in indices]
             return []

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import time
+from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from pathlib import Path
 from types import TracebackType
@@ -29,10 +30,13 @@ class VectorFile:
         path: Final path of the file. The final note is PATH.json.
         digest: Digest of everything that determines the vectors.
         dtype: Data type of the vectors.
+        facts: Further facts for the note.
     """
 
-    def __init__(self, path: Path, digest: str, dtype: DTypeLike = np.float16) -> None:
-        self.path, self.digest, self.dtype = path, digest, np.dtype(dtype)
+    def __init__(
+        self, path: Path, digest: str, dtype: DTypeLike = np.float16, facts: Mapping[str, Any] | None = None
+    ) -> None:
+        self.path, self.digest, self.dtype, self.facts = path, digest, np.dtype(dtype), dict(facts or {})
         self.note_file = path.with_name(f"{path.name}.json")
         self.part, self.part_note = (path.with_name(f".{path.name}.part{ending}") for ending in ("", ".json"))
         self.rows = self.dimensions = 0  # shape of what has been written
@@ -43,7 +47,7 @@ class VectorFile:
     @property
     def done(self) -> bool:
         """Whether the complete file exists and has this digest."""
-        note = _read_note(self.note_file)
+        note = read_note(self.path)
         if note.get("digest") != self.digest or not self.path.is_file():
             return False
         size = note["rows"] * note["dimensions"] * self.dtype.itemsize
@@ -67,6 +71,9 @@ class VectorFile:
 
     def append(self, vectors: NDArray[Any], seen: int) -> None:
         """Write more vectors, (n, d), after which `seen` images are done."""
+        if not len(vectors):
+            self.seen = seen
+            return
         if not self.dimensions:
             self.dimensions = vectors.shape[1]
             self._stream.write(_header((0, self.dimensions), self.dtype))
@@ -74,6 +81,10 @@ class VectorFile:
         self.rows, self.seen = self.rows + len(vectors), seen
         if time.monotonic() - self._last_note >= NOTE_INTERVAL:
             self._write_note(self.part_note)
+
+    def leave_out(self, images: Iterable[Path]) -> None:
+        """Note images that cannot be read. Each is listed once, also if the catalog lists it twice."""
+        self.left_out += [path for path in dict.fromkeys(map(str, images)) if path not in self.left_out]
 
     def finish(self) -> None:
         """Write the final number of rows into the header, and rename the file to its final path."""
@@ -99,13 +110,18 @@ class VectorFile:
         self._stream.flush()
         os.fsync(self._stream.fileno())  # the note must not be ahead of the vectors
         note = {name: getattr(self, name) for name in ("digest", "rows", "dimensions", "seen", "left_out")}
-        write_json(file, note)
+        write_json(file, {**self.facts, **note})
         self._last_note = time.monotonic()
 
 
 def left_out_images(path: Path) -> list[str]:
     """Return the images that were left out of a complete vector file because they could not be read."""
-    return list(_read_note(path.with_name(f"{path.name}.json")).get("left_out", []))
+    return list(read_note(path).get("left_out", []))
+
+
+def read_note(path: Path) -> dict[str, Any]:
+    """Return the note of a complete vector file; an empty one if there is none."""
+    return _read_note(path.with_name(f"{path.name}.json"))
 
 
 def _read_note(file: Path) -> dict[str, Any]:

@@ -5,13 +5,15 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from shortlist.data import Catalog
-from shortlist.encoding.embed import NoReadableImageError, encode_to_file
+from shortlist.encoding.embed import NoReadableImageError
 from shortlist.encoding.encoder import Encoder
+from shortlist.encoding.shards import Parts, encode_to_file
 from shortlist.encoding.vector_file import left_out_images
 from shortlist.errors import DataError
 from shortlist.files import absolute_path, size_and_mtime
@@ -50,11 +52,12 @@ class _Plan:
 
 
 class ImageAdder:
-    """Adds the images of a catalog to a store."""
+    """Adds the images of a catalog to a store; with a folder of parts, those that it contains, and deletes them."""
 
-    def __init__(self, store: Store, encoder: Encoder, catalog: Catalog) -> None:
+    def __init__(self, store: Store, encoder: Encoder, catalog: Catalog, parts: Path | None = None) -> None:
         self.store, self.encoder = store, encoder
-        self.catalog = _whole_images(catalog)
+        self.catalog = whole_images(catalog)
+        self.parts = None if parts is None else Parts(parts, encoder, self.catalog)
         self.result = Added(unreadable=[absolute_path(catalog.root / path) for path in catalog.missing])
 
     def run(self, workers: int, embedding: Progress, indexing: Progress) -> Added:
@@ -69,6 +72,8 @@ class ImageAdder:
                 self.store.change(removed=plan.leftover, labels=plan.labels, progress=indexing)
         if not self.result.added and not self.result.unchanged:
             raise DataError(f"{self.catalog.name}: none of its {len(self.result.unreadable):,} images can be read")
+        if self.parts is not None:
+            self.parts.remove()
         return self.result
 
     def _plan(self) -> _Plan:
@@ -100,7 +105,8 @@ class ImageAdder:
         """Embed images and add those that can be read."""
         file = work / "vectors.npy"
         try:
-            encode_to_file(self.encoder, self.catalog.subset(indices), file, workers=workers, progress=embedding)
+            settings: dict[str, Any] = {"images": indices, "parts": self.parts, "workers": workers}
+            encode_to_file(self.encoder, self.catalog, file, progress=embedding, **settings)
         except NoReadableImageError:
             self.result.unreadable += [plan.rows[index].path for index in indices]
             return
@@ -133,7 +139,7 @@ def rows_of(catalog: Catalog, missing: list[str]) -> Iterable[tuple[int, Row]]:
             yield index, Row(path, catalog.class_names[catalog.labels[index]] or None, *stamp)
 
 
-def _whole_images(catalog: Catalog) -> Catalog:
+def whole_images(catalog: Catalog) -> Catalog:
     """Leave out queries, and raise a DataError if other images are cropped to boxes."""
     if catalog.roles is not None:
         catalog = catalog.subset(catalog.roles != "query")

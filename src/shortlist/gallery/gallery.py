@@ -12,6 +12,7 @@ import torch
 
 from shortlist.data import Catalog, open_collection
 from shortlist.data.loader import decoding_workers
+from shortlist.distributed import current_processes
 from shortlist.encoding.encoder import Encoder, ImageLike, is_single
 from shortlist.errors import ConfigError, DataError
 from shortlist.extras import extra
@@ -251,6 +252,7 @@ class Gallery:
         catalog: Catalog,
         *,
         workers: int | None = None,
+        parts: Path | str | None = None,
         display: Display | None = None,
     ) -> Added:
         """Add images. Those that the gallery has, and whose files have not changed, are not embedded again.
@@ -261,19 +263,23 @@ class Gallery:
         Args:
             catalog: The images. The class name "" means that an image has no label, as in `open_collection`.
             workers: Number of processes that decode images. Default: chosen by the number of cores and images.
+            parts: Folder of the parts that shards have embedded, which are merged and then deleted.
             display: Shows the progress.
 
         Raises:
             DataError: No image can be read, or an image is cropped to a box.
+            IncompletePartsError: The parts do not contain every image.
             GalleryError: Another process is changing the gallery.
         """
         display = display or default_display()
-        workers = decoding_workers(len(catalog)) if workers is None else workers
+        if workers is None:
+            workers = decoding_workers(len(catalog), current_processes().on_this_machine)
+        folder = None if parts is None else Path(parts)
         with (
             display.task(f"embedding {catalog.name}", "images") as embedding,
             display.task("building the index", "vectors", later=True) as indexing,
         ):
-            return ImageAdder(self.store, self.encoder, catalog).run(workers, embedding, indexing)
+            return ImageAdder(self.store, self.encoder, catalog, folder).run(workers, embedding, indexing)
 
     def remove(self, which: Iterable[int | Path | str], *, display: Display | None = None) -> int:
         """Remove images by id, by path, or all images in a folder. Their files are not deleted.
@@ -317,6 +323,7 @@ def index(
     model: Path | str | None = None,
     kind: str = "auto",
     workers: int | None = None,
+    parts: Path | str | None = None,
     display: Display | None = None,
 ) -> tuple[Gallery, Added]:
     """Add images to a gallery, which is created if it does not exist; see `Gallery.create`, `open` and `add`.
@@ -339,7 +346,7 @@ def index(
                 f"choose another location for {kind}"
             )
     gallery.encoder = encoder  # already loaded
-    return gallery, gallery.add(catalog, workers=workers, display=display)
+    return gallery, gallery.add(catalog, workers=workers, parts=parts, display=display)
 
 
 def _open_store(location: Path | str) -> Store:

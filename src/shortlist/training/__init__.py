@@ -12,7 +12,13 @@ with extra("training", __name__):
     from shortlist.training.folder import RunFolder
     from shortlist.training.loop import resume_run, train_run
     from shortlist.training.plan import Plan, describe, make_plan
-    from shortlist.training.run_evaluation import evaluate_encoder, evaluate_run, open_embedder, open_encoder
+    from shortlist.training.run_evaluation import (
+        embed_run_shard,
+        evaluate_encoder,
+        evaluate_run,
+        open_embedder,
+        open_encoder,
+    )
     from shortlist.training.sweeps import SweepResult, TrialResult, sweep, write_best_recipe
 
 __all__ = [
@@ -27,6 +33,7 @@ __all__ = [
     "ablate",
     "collect",
     "describe",
+    "embed_run_shard",
     "evaluate_encoder",
     "evaluate_run",
     "make_plan",

@@ -407,7 +407,7 @@ class Trainer:
         return tested
 
     def _measure(
-        self, embedder: Embedder, eval_set: EvalSet, folder: RunFolder | None = None, **settings: bool
+        self, embedder: Embedder, eval_set: EvalSet, folder: RunFolder | None = None, **settings: Any
     ) -> list[Evaluation]:
         try:
             features = None if self.frozen is None else self.frozen.of_test

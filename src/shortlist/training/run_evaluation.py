@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -18,16 +18,11 @@ from shortlist.config.schema import TestConfig
 from shortlist.data import BENCHMARKS, Catalog, open_catalog
 from shortlist.data.loader import decoding_workers as default_workers
 from shortlist.data.missing_files import check_on_missing
-from shortlist.encoding import (
-    CachedFeatures,
-    Encoder,
-    NonFiniteError,
-    embed_images,
-    embed_to_file,
-    left_out_images,
-)
+from shortlist.distributed import current_processes
+from shortlist.encoding import CachedFeatures, Encoder, NonFiniteError, Parts, Shard, embed_images, left_out_images
 from shortlist.encoding.embed import write_embeddings
 from shortlist.encoding.encoder import ENCODER_FILE
+from shortlist.encoding.shards import encode_to_file
 from shortlist.errors import ConfigError, DataError, RunError, translate_arguments
 from shortlist.evaluation import Evaluation, evaluate
 from shortlist.model import Embedder
@@ -58,6 +53,7 @@ def evaluate_run(
     distractors: Path | str | None = None,
     on_missing: str | None = None,
     model: nn.Module | None = None,
+    parts: Path | str | None = None,
     display: Display | None = None,
 ) -> list[Evaluation]:
     """Evaluate the embedder of a run on the test sets of its configuration, or on other images.
@@ -70,6 +66,7 @@ def evaluate_run(
         distractors: Folder of R1M, whose images are added to the gallery of `data`.
         on_missing: Replaces `data.on_missing` of the configuration.
         model: The model, if it was given in Python; see `Encoder.from_run`.
+        parts: Folder of the parts that `embed_run_shard` has written, which are merged and then deleted.
         display: Display for progress.
 
     Returns:
@@ -78,15 +75,89 @@ def evaluate_run(
     Raises:
         ConfigError: An argument is invalid, or requires `data`.
         DataError: The images of the run have no test classes.
+        IncompletePartsError: The parts do not contain every image.
         RunError: The run is not finished.
         ImagesChangedError: The images of the run have changed, so that training images might become test images.
     """
+    display = display or default_display()
+    opened = _open_tests(path, data, root, distractors, on_missing, model, display)
+    from_parts = None if parts is None else Path(parts)
+    found: list[Evaluation] = []
+    for eval_set in opened.eval_sets:
+        found += evaluate_embedder(opened.embedder, eval_set, opened.config, display, opened.folder, parts=from_parts)
+    return with_interim_tests(found, opened.folder.metrics()) if data is None else found
+
+
+@translate_arguments({name: key for name, key in CONFIG_KEYS.items() if name not in ("on_missing", "root")})
+def embed_run_shard(
+    path: Path | str,
+    shard: Shard,
+    parts: Path | str,
+    data: str | Path | Catalog | None = None,
+    *,
+    root: Path | str | None = None,
+    distractors: Path | str | None = None,
+    on_missing: str | None = None,
+    model: nn.Module | None = None,
+    display: Display | None = None,
+) -> list[Path]:
+    """Embed one of several shards of the images that `evaluate_run` needs, which takes the other arguments.
+
+    Args:
+        path: Folder of the run.
+        shard: The shard.
+        parts: Folder to write the parts to.
+        data: See `evaluate_run`.
+        root: See `evaluate_run`.
+        distractors: See `evaluate_run`.
+        on_missing: See `evaluate_run`.
+        model: See `evaluate_run`.
+        display: Display for progress.
+
+    Returns:
+        The parts: one per test set, and one for its distractors.
+    """
+    display = display or default_display()
+    opened = _open_tests(path, data, root, distractors, on_missing, model, display)
+    encoder = build_encoder(opened.config, opened.embedder)
+    workers = decoding_workers(opened.config, current_processes().on_this_machine)
+    written = []
+    for eval_set in opened.eval_sets:
+        jobs = [(Parts(parts, encoder, eval_set.catalog), "error")]
+        if eval_set.distractors is not None:
+            jobs.append((Parts(parts, encoder, eval_set.distractors, np.float16), eval_set.on_missing))
+        for job, missing in jobs:
+            with display.task(f"embedding {job.catalog.name}, shard {shard}", "images") as progress:
+                written.append(job.embed(shard, on_missing=missing, workers=workers, progress=progress))
+    return written
+
+
+@dataclass(frozen=True)
+class _Tests:
+    """What a run is evaluated with."""
+
+    folder: RunFolder
+    config: RunConfig
+    embedder: Embedder
+    eval_sets: tuple[EvalSet, ...]
+
+
+def _open_tests(
+    path: Path | str,
+    data: str | Path | Catalog | None,
+    root: Path | str | None,
+    distractors: Path | str | None,
+    on_missing: str | None,
+    model: nn.Module | None,
+    display: Display,
+) -> _Tests:
+    """Open a run and the images to evaluate it on; see `evaluate_run`."""
     for name, value in {"root": root, "distractors": distractors}.items():
         if value is not None and data is None:
             raise ConfigError(f"`{name}` requires `data`: it is the location of other images.")
         if value is not None and isinstance(data, Catalog):
             raise ConfigError(f"`{name}` has no effect on a catalog.")
-    folder, display = RunFolder.open(Path(path)), display or default_display()
+    folder = RunFolder.open(Path(path))
     config = folder.config()
     if on_missing is not None:
         check_on_missing(on_missing)
@@ -109,8 +180,7 @@ def evaluate_run(
         eval_sets = open_eval_sets(config, display, own)
     if not eval_sets:
         raise DataError(f"{config.data.source} has no test images, and evaluation.tests of the run is empty")
-    found = [each for eval_set in eval_sets for each in evaluate_embedder(embedder, eval_set, config, display, folder)]
-    return with_interim_tests(found, folder.metrics()) if data is None else found
+    return _Tests(folder, config, embedder, eval_sets)
 
 
 def evaluate_encoder(
@@ -129,7 +199,8 @@ def evaluate_encoder(
     test = _test_images(data)
     k = BENCHMARKS[data.name].k if data.name in BENCHMARKS else None
     with display.task(f"embedding {test.name}", "images") as progress:
-        vectors = embed_test(encoder, test, default_workers(len(test)), None, progress)
+        workers = default_workers(len(test), current_processes().on_this_machine)
+        vectors = embed_test(encoder, test, workers, None, progress)
     with display.task(f"ranking {test.name}") as progress:
         return [evaluate(vectors, test, k=k, progress=progress)]
 
@@ -156,6 +227,7 @@ def evaluate_embedder(
     features: Callable[[Catalog], CachedFeatures] | None = None,
     validation: bool = False,
     intervals: bool = True,
+    parts: Path | None = None,
 ) -> list[Evaluation]:
     """Evaluate an embedder on one set of images.
 
@@ -169,6 +241,7 @@ def evaluate_embedder(
             computed if the backbone is frozen.
         validation: Whether to evaluate at one scale and without intervals, to compare epochs of a run.
         intervals: Whether to compute confidence intervals, if `evaluation.bootstrap` is not 0.
+        parts: Folder of parts that contain the embeddings.
 
     Returns:
         One evaluation, or two (without and with distractors) if there are distractors and a folder.
@@ -177,18 +250,18 @@ def evaluate_embedder(
         NonFiniteError: An embedding is not finite.
     """
     encoder = build_encoder(config, embedder, validation=validation)
-    workers = decoding_workers(config)
+    workers = decoding_workers(config, current_processes().on_this_machine)
     kept_in = None if validation else folder
     if features is not None and encoder.network is embedder:
         vectors = embed_features(encoder, eval_set.catalog, features(eval_set.catalog), kept_in)
     else:
         with display.task(f"embedding {eval_set.name}", "images") as progress:
-            vectors = embed_test(encoder, eval_set.catalog, workers, kept_in, progress)
+            vectors = embed_test(encoder, eval_set.catalog, workers, kept_in, progress, parts)
     vectors = vectors.to(next(embedder.parameters()).device)
     bootstrap = config.evaluation.bootstrap if intervals and not validation else 0
     galleries: list[tuple[dict[str, Vectors], tuple[str, ...]]] = [({}, ())]
     if eval_set.distractors is not None and folder is not None:
-        galleries.append(_distractors(encoder, eval_set.distractors, eval_set.on_missing, folder, display, workers))
+        galleries.append(_distractors(encoder, eval_set, folder, display, workers, parts))
     found = []
     for distractors, remarks in galleries:
         with display.task(f"ranking {'+'.join((eval_set.name, *distractors))}") as progress:
@@ -200,19 +273,29 @@ def evaluate_embedder(
     return found
 
 
-def embed_test(encoder: Encoder, catalog: Catalog, workers: int, folder: RunFolder | None, progress: Advance) -> Tensor:
+def embed_test(
+    encoder: Encoder,
+    catalog: Catalog,
+    workers: int,
+    folder: RunFolder | None,
+    progress: Advance,
+    parts: Path | None = None,
+) -> Tensor:
     """Embed all images of a test set (n, d); the vectors are kept in the folder of the run if it is writable."""
-    settings: dict[str, Any] = {"batch_size": encoder.batch_size, "workers": workers, "progress": progress}
+    settings: dict[str, Any] = {"workers": workers, "progress": progress}
     path = None if folder is None else folder.vectors / f"{catalog.name}.npy"
     writable = folder is not None and os.access(folder.path, os.W_OK)
-    if path is not None and (writable or path.exists()):
+    merged = None if parts is None else Parts(parts, encoder, catalog)
+    if path is not None and (writable or merged is not None or path.exists()):
         try:
-            file = embed_to_file(encoder.network, catalog, encoder.transform, path, dtype=np.float32, **settings)
+            file = encode_to_file(encoder, catalog, path, on_missing="error", parts=merged, **settings)
+            if merged is not None:
+                merged.remove()
             return torch.from_numpy(np.array(open_vectors(file)))
         except OSError:  # the existing file is outdated, and a new one cannot be written
-            if writable:
+            if writable or merged is not None:
                 raise
-    vectors = embed_images(encoder.network, catalog, encoder.transform, **settings)
+    vectors = embed_images(encoder.network, catalog, encoder.transform, batch_size=encoder.batch_size, **settings)
     if not vectors.isfinite().all():
         raise NonFiniteError("The embeddings are not finite.")
     return vectors
@@ -233,20 +316,25 @@ def embed_features(encoder: Encoder, catalog: Catalog, features: CachedFeatures,
 
 
 def _distractors(
-    encoder: Encoder, catalog: Catalog, on_missing: str, folder: RunFolder, display: Display, workers: int
+    encoder: Encoder, eval_set: EvalSet, folder: RunFolder, display: Display, workers: int, parts: Path | None
 ) -> tuple[dict[str, Vectors], tuple[str, ...]]:
     """Embed distractors into a file in the folder of the run; return the vectors by name, and remarks."""
+    catalog, dtype = eval_set.distractors, np.float16
+    assert catalog is not None
+    merged = None if parts is None else Parts(parts, encoder, catalog, dtype)
     with display.task(f"embedding {catalog.name}", "images") as progress:
-        file = embed_to_file(
-            encoder.network,
+        file = encode_to_file(
+            encoder,
             catalog,
-            encoder.transform,
             folder.vectors / f"{catalog.name}.npy",
-            on_missing=on_missing,
-            batch_size=encoder.batch_size,
+            dtype=dtype,
+            on_missing=eval_set.on_missing,
             workers=workers,
             progress=progress,
+            parts=merged,
         )
+    if merged is not None:
+        merged.remove()
     unreadable = len(left_out_images(file))
     text = f"{catalog.name}: left out {unreadable} unreadable images (on_missing=skip; see vectors/{file.name}.json)"
     return {catalog.name: open_vectors(file)}, (*catalog.remarks, *([text] if unreadable else []))

@@ -1,0 +1,283 @@
+"""Write the tables and the plot of docs/results.md from the raw results of evidence.py: `make results`.
+
+A table stands between two comments in the page, `<!-- begin NAME -->` and `<!-- end NAME -->`. Runs that have not
+been done yet are shown as a dash. How the verdicts follow from the results is part of docs/results/PLAN.md.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import statistics
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from scipy.special import stdtrit
+
+ROOT = Path(__file__).parents[1]
+RESULTS = ROOT / "benchmarks" / "results" / "evidence"
+PAGE = ROOT / "docs" / "results.md"
+PLOT = ROOT / "docs" / "images" / "results.png"
+BUDGETS = {"images": "Equal images (120,000)", "steps": "Equal steps (1,000)"}
+BATCHES = (16, 64, 392)
+METHODS = ("RS@k", "RS@k + SiMix", "SAP", "SAP + SiMix")
+SMALL = 0.5  # points: a difference whose whole interval is smaller than this is none
+Table = tuple[Sequence[str], Sequence[Sequence[str]]]  # header and rows
+
+
+# ------------------------------------------------------------------------------------------------------------ results
+
+
+class Results:
+    """r@1 in percent on the test classes of every cell of a study, by seed, and the learning rate that was chosen."""
+
+    def __init__(self, study: str) -> None:
+        file = RESULTS / f"{study}.jsonl"
+        lines = file.read_text(encoding="utf-8").splitlines() if file.exists() else []
+        self.runs: list[dict[str, Any]] = [json.loads(line) for line in lines]
+        self.tests: dict[str, dict[int, float]] = defaultdict(dict)
+        self.rates: dict[str, float] = {}
+        for run in self.runs:
+            if run["phase"] == "test":
+                self.tests[run["cell"]["name"]][run["seed"]] = 100 * run["r@1"]
+                self.rates[run["cell"]["name"]] = run["rate"]
+
+    def mean(self, cell: str) -> str:
+        """Return mean and standard deviation over seeds."""
+        values = list(self.tests[cell].values())
+        if len(values) < 2:
+            return f"{values[0]:.1f}" if values else "-"
+        return f"{statistics.mean(values):.1f} ± {statistics.stdev(values):.1f}"
+
+    def rate(self, cell: str) -> str:
+        return f"{self.rates[cell]:g}" if cell in self.rates else "-"
+
+    def difference(self, first: str, second: str) -> Difference | None:
+        """Return first - second, paired by seed; None if fewer than two seeds have both."""
+        seeds = self.tests[first].keys() & self.tests[second].keys()
+        if len(seeds) < 2:
+            return None
+        gaps = [self.tests[first][seed] - self.tests[second][seed] for seed in sorted(seeds)]
+        half = float(stdtrit(len(gaps) - 1, 0.975)) * statistics.stdev(gaps) / len(gaps) ** 0.5
+        return Difference(statistics.mean(gaps), half)
+
+
+@dataclass(frozen=True)
+class Difference:
+    """Mean of a difference over seeds, and half of the width of its 95 % interval."""
+
+    value: float
+    half: float
+
+    def __str__(self) -> str:
+        return f"{self.value:+.1f} [{self.value - self.half:+.1f}, {self.value + self.half:+.1f}]"
+
+    def verdict(self) -> str:
+        """Judge the claim that the difference is positive."""
+        low, high = self.value - self.half, self.value + self.half
+        if low > 0:
+            return "holds"
+        return "does not hold" if high < 0 or max(-low, high) < SMALL else "not decided"
+
+
+def verdict(differences: Iterable[Difference | None]) -> str:
+    """Judge a claim about several cells: it holds in most of them, and the opposite holds in none."""
+    known = [each for each in differences if each is not None]
+    if not known:
+        return "not run"
+    holds = sum(each.verdict() == "holds" for each in known)
+    opposite = any(each.value + each.half < 0 for each in known)
+    if 2 * holds > len(known) and not opposite:
+        return "holds"
+    fails = sum(each.verdict() == "does not hold" for each in known)
+    return "does not hold" if not holds and 2 * fails > len(known) else "not decided"
+
+
+# ------------------------------------------------------------------------------------------------------------- tables
+
+
+def cell(method: str, batch: int, budget: str) -> str:
+    return f"{method}, batch {batch}, equal {budget}"
+
+
+def grid(found: Results, budget: str) -> Table:
+    """r@1 of each method and batch size, with the learning rate that was chosen."""
+    rows = [
+        [
+            method,
+            *(
+                f"{found.mean(name)} ({found.rate(name)})"
+                for batch in BATCHES
+                for name in [cell(method, batch, budget)]
+            ),
+        ]
+        for method in METHODS
+    ]
+    return ["", *(f"batch {batch}" for batch in BATCHES)], rows
+
+
+def claims(found: Results) -> Table:
+    """The claims of the paper about batch sizes, SiMix and SAP, with the differences that decide them."""
+    rows = []
+    for budget, label in BUDGETS.items():
+        for claim, pairs in _claimed(budget):
+            gaps = {batch: found.difference(first, second) for batch, first, second in pairs}
+            shown = "; ".join(f"{batch}: {gap or '-'}" for batch, gap in gaps.items())
+            rows.append([claim, label, shown, verdict(gaps.values())])
+    return ["claim", "budget", "difference in points, by batch size", "verdict"], rows
+
+
+def _claimed(budget: str) -> Iterator[tuple[str, list[tuple[int, str, str]]]]:
+    """Yield each claim, and for each batch size the cell that is claimed to be better and the other one."""
+
+    def at(batch: int, method: str) -> str:
+        return cell(method, batch, budget)
+
+    for method in ("RS@k", "RS@k + SiMix"):
+        yield f"{method}: batch 392 is better", [(small, at(392, method), at(small, method)) for small in (16, 64)]
+    for base in ("RS@k", "SAP"):
+        yield f"SiMix improves {base}", [(batch, at(batch, f"{base} + SiMix"), at(batch, base)) for batch in BATCHES]
+    for end in ("", " + SiMix"):
+        yield (
+            f"RS@k{end} is better than SAP{end}",
+            [(batch, at(batch, f"RS@k{end}"), at(batch, f"SAP{end}")) for batch in BATCHES],
+        )
+
+
+def variations(found: Results) -> Table:
+    """RS@k at batch 392 with one setting changed."""
+    plain, mixed = cell("RS@k", 392, "images"), cell("RS@k + SiMix", 392, "images")
+    rows = [["RS@k (K 1 to 16, rank temperature 1)", found.mean(plain), ""]]
+    rows.append(["RS@k + SiMix (its K, 1 to 32)", found.mean(mixed), str(found.difference(mixed, plain) or "-")])
+    names = [
+        "RS@k, K of SiMix",
+        "RS@k + SiMix, K without SiMix",
+        "RS@k, query counted",
+        *(f"RS@k, rank temperature {value}" for value in (0.1, 0.3, 3, 5)),
+        *(f"RS@k, K {k}" for k in ([1], [1, 2], [1, 2, 4], [1, 2, 4, 8], [16])),
+    ]
+    rows += [[name, found.mean(name), str(found.difference(name, plain) or "-")] for name in names]
+    return ["batch 392, equal images", "r@1", "difference from the first row"], rows
+
+
+def losses(found: Results) -> Table:
+    """RS@k with SiMix and other losses, with the same head and budget."""
+    rows = []
+    for batch in (392, 64):
+        ours = cell("RS@k + SiMix", batch, "images")
+        rows.append([f"RS@k + SiMix, batch {batch}", found.rate(ours), found.mean(ours), ""])
+        rows += [
+            [
+                name.removesuffix(", equal images"),
+                found.rate(name),
+                found.mean(name),
+                str(found.difference(ours, name) or "-"),
+            ]
+            for name in (cell("RS@k", batch, "images"), cell("SAP", batch, "images"), *_others(batch))
+        ]
+    return ["loss", "learning rate", "r@1", "RS@k + SiMix minus this loss"], rows
+
+
+def _others(batch: int) -> list[str]:
+    names = ("Multi-Similarity", "Proxy-Anchor", "normalised softmax", "SupCon", "FastAP", "contrastive with memory")
+    return [f"{name}, batch {batch}" for name in names]
+
+
+def finetuned(found: Results) -> Table:
+    """All weights trained."""
+    plain = "RS@k"
+    rows = [
+        [name, found.rate(name), found.mean(name), "" if name == plain else str(found.difference(name, plain) or "-")]
+        for name in (plain, "RS@k + SiMix", "SAP")
+    ]
+    return ["all weights, batch 392, 840 steps", "learning rate", "r@1", "difference from RS@k"], rows
+
+
+def omniglot(found: Results) -> Table:
+    """Omniglot, by batch size and initial weights."""
+    rows = []
+    for start in ("random weights", "from glyphs"):
+        for batch in (16, 64, 256, 1024):
+            plain, mixed = (f"{method}, batch {batch}, {start}" for method in ("RS@k", "RS@k + SiMix"))
+            gap = found.difference(mixed, plain)
+            rows.append([start, str(batch), found.mean(plain), found.mean(mixed), str(gap or "-")])
+    return ["start", "batch", "RS@k", "RS@k + SiMix", "gain of SiMix"], rows
+
+
+def tables() -> dict[str, str]:
+    """Return the tables of the page in Markdown, by name."""
+    frozen = Results("frozen")
+    found = {
+        "frozen grid, equal images": grid(frozen, "images"),
+        "frozen grid, equal steps": grid(frozen, "steps"),
+        "frozen claims": claims(frozen),
+        "frozen variations": variations(frozen),
+        "frozen losses": losses(frozen),
+        "finetune": finetuned(Results("finetune")),
+        "omniglot": omniglot(Results("omniglot")),
+    }
+    return {name: _markdown(*table) for name, table in found.items()}
+
+
+def _markdown(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    lines = [header, ["---"] * len(header), *rows]
+    return "\n".join(f"| {' | '.join(line)} |" for line in lines)
+
+
+def fill(page: str, contents: dict[str, str]) -> str:
+    """Replace the tables of a page.
+
+    Raises:
+        ValueError: The page lacks a table, or has one that is not known.
+    """
+    names = set(re.findall(r"<!-- begin (.+?) -->", page))
+    if names != contents.keys():
+        raise ValueError(f"the page and the tables differ: {sorted(names ^ contents.keys())}")
+    for name, text in contents.items():
+        pattern = rf"(<!-- begin {re.escape(name)} -->\n).*?(<!-- end {re.escape(name)} -->)"
+        page = re.sub(pattern, lambda match, text=text: f"{match[1]}\n{text}\n\n{match[2]}", page, flags=re.DOTALL)
+    return page
+
+
+# --------------------------------------------------------------------------------------------------------------- plot
+
+
+def draw(found: Results, path: Path) -> None:
+    """Draw r@1 against batch size for every method, with the standard deviation over seeds, for both budgets."""
+    import matplotlib
+
+    matplotlib.use("Agg")
+    import matplotlib.pyplot as plt
+
+    styles = dict(zip(METHODS, (("#0072B2", "--"), ("#0072B2", "-"), ("#D55E00", "--"), ("#D55E00", "-")), strict=True))
+    figure, axes = plt.subplots(1, 2, figsize=(9.5, 3.8), sharey=True, layout="constrained")
+    for axis, (budget, label) in zip(axes, BUDGETS.items(), strict=True):
+        for method, (colour, line) in styles.items():
+            seeds = [list(found.tests[cell(method, batch, budget)].values()) for batch in BATCHES]
+            shown = [(position, each) for position, each in enumerate(seeds) if each]
+            spread = [statistics.stdev(each) if len(each) > 1 else 0.0 for _, each in shown]
+            means = [statistics.mean(each) for _, each in shown]
+            positions = [position for position, _ in shown]
+            axis.errorbar(positions, means, spread, color=colour, linestyle=line, marker="o", capsize=3, label=method)
+        axis.set_xticks(range(len(BATCHES)), [str(batch) for batch in BATCHES])
+        axis.set_xlabel("batch size")
+        axis.set_title(label, loc="left", fontsize=10.5, fontweight="bold")
+        axis.spines[["top", "right"]].set_visible(False)
+        axis.grid(axis="y", color="#ECECEC")
+    axes[0].set_ylabel("r@1 on the test classes, %")
+    axes[0].legend(frameon=False)
+    figure.savefig(path, dpi=150, metadata={"Software": None})
+
+
+def main() -> None:
+    PAGE.write_text(fill(PAGE.read_text(encoding="utf-8"), tables()), encoding="utf-8")
+    found = Results("frozen")
+    if found.tests:
+        draw(found, PLOT)
+
+
+if __name__ == "__main__":
+    main()

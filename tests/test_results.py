@@ -1,0 +1,77 @@
+"""The tables of docs/results.md are those of the raw results, and their verdicts follow the plan."""
+
+from __future__ import annotations
+
+import importlib.util
+import math
+import sys
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+from scipy import stats
+
+ROOT = Path(__file__).parents[1]
+
+
+@pytest.fixture(scope="module")
+def tables() -> ModuleType:
+    spec = importlib.util.spec_from_file_location("evidence_tables", ROOT / "benchmarks" / "evidence_tables.py")
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[spec.name] = module  # where dataclasses look up annotations
+    spec.loader.exec_module(module)
+    return module
+
+
+def test_the_page_shows_the_raw_results(tables: ModuleType) -> None:
+    page = tables.PAGE.read_text(encoding="utf-8")
+    found = tables.tables()
+    assert page == tables.fill(page, found)
+    changed = {**found, "finetune": found["finetune"].replace("SAP", "99.9")}
+    assert page != tables.fill(page, changed)  # the control
+
+
+def test_a_page_with_other_tables(tables: ModuleType) -> None:
+    with pytest.raises(ValueError, match="'finetune'"):
+        tables.fill("no table", {"finetune": ""})
+
+
+def test_differences_are_paired_by_seed(tables: ModuleType) -> None:
+    found = tables.Results("no such study")
+    found.tests["one"] = {0: 51.0, 1: 42.0, 2: 63.5, 3: 70.0}
+    found.tests["other"] = {2: 62.0, 1: 41.0, 0: 50.5}
+    gap = found.difference("one", "other")
+    want = stats.ttest_rel([51.0, 42.0, 63.5], [50.5, 41.0, 62.0]).confidence_interval()
+    assert gap.value == pytest.approx(1.0)
+    assert (gap.value - gap.half, gap.value + gap.half) == pytest.approx((want.low, want.high))
+    assert found.difference("one", "nothing") is None
+
+
+@pytest.mark.parametrize(
+    ("value", "half", "want"),
+    [
+        (1.0, 0.9, "holds"),
+        (1.0, 1.1, "not decided"),
+        (-1.0, 0.9, "does not hold"),
+        (0.1, 0.3, "does not hold"),
+        (0.1, 0.45, "not decided"),
+        (math.nan, math.nan, "not decided"),
+    ],
+)
+def test_the_verdict_of_a_difference(value: float, half: float, want: str, tables: ModuleType) -> None:
+    assert tables.Difference(value, half).verdict() == want
+
+
+def test_the_verdict_of_several(tables: ModuleType) -> None:
+    def judge(*values: float) -> str:
+        verdict: str = tables.verdict([tables.Difference(value, 0.9) for value in values])
+        return verdict
+
+    assert judge(1, 1, 0) == "holds"
+    assert judge(1, 1, -1) == "not decided"
+    assert judge(-1, -1, 0) == "does not hold"
+    assert judge(-1, -1, 1) == "not decided"
+    assert judge(1, 0) == "not decided"
+    assert tables.verdict([None]) == "not run"
