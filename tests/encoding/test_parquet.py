@@ -45,7 +45,7 @@ def test_columns_and_vectors(
     display = Told()
     done = embed_to_table(encoder, images, file, display=display)
     found = pq.read_table(file)
-    assert (done.embedded, done.kept, done.dropped, done.unreadable) == (NUMBER, 0, 0, [])
+    assert (done.embedded, done.kept, done.dropped, done.unreadable) == (NUMBER, 0, 0, {})
     assert found.column_names == ["path", "label", "vector", "size", "modified"]
     assert found.schema.field("vector").type == pa.list_(pa.float32(), DIM)
     assert found["path"].to_pylist() == [str(images.file(row).absolute()) for row in range(NUMBER)]
@@ -69,7 +69,8 @@ def test_only_new_and_changed_images_are_embedded(
     (folder / "new" / "bad.png").write_text("words")
     done = embed_to_table(encoder, open_collection(folder), file)
     assert (done.embedded, done.kept, done.dropped) == (2, NUMBER - 2, 2)
-    assert done.unreadable == [str(folder / "new" / "bad.png")]
+    ((path, reason),) = done.unreadable.items()
+    assert (path, "not an image" in reason) == (str(folder / "new" / "bad.png"), True)
     now = dict(zip(pq.read_table(file)["path"].to_pylist(), vectors(file).tolist(), strict=True))
     assert len(now) == NUMBER
     assert str(folder / "bolt" / "0.jpg") not in now

@@ -21,7 +21,17 @@ def main() -> None:
         sys.path.append("")  # the current folder, for modules of the user; last, so that they hide no other module
     try:
         with extra("all", "The shortlist command"):  # each module registers its commands
-            from shortlist.cli import data, export, recipes, reports, search, serving, sweeping, training  # noqa: F401
+            from shortlist.cli import (  # noqa: F401
+                data,
+                export,
+                planning,
+                recipes,
+                reports,
+                search,
+                serving,
+                sweeping,
+                training,
+            )
             from shortlist.cli.app import app, option_names
     except ShortlistError as error:
         print(f"Error: {error}", file=sys.stderr)
@@ -31,15 +41,26 @@ def main() -> None:
     except Exception as error:
         interrupted = isinstance(error, Interrupted)
         if is_main_process() or not is_in_all_processes(error):
-            if not isinstance(error, ShortlistError | OSError):
+            text = _message_of(error)
+            if text is None:
                 raise
-            text = rename_arguments(_text_of(error), option_names(), "{name} {value}")
+            text = rename_arguments(text, option_names(), "{name} {value}")
             print(error if interrupted else f"Error: {text}", file=sys.stderr)
         raise SystemExit(130 if interrupted else 1) from None
     except KeyboardInterrupt:
         raise SystemExit(130) from None
 
 
-def _text_of(error: Exception) -> str:
-    path = getattr(error, "filename", None)
-    return f"{getattr(error, 'strerror', None) or error}{f' ({path})' if path else ''}"
+def _message_of(error: Exception) -> str | None:
+    """Return the message of an error that a user can correct, or None."""
+    if isinstance(error, ShortlistError):
+        return str(error)
+    if isinstance(error, OSError):
+        return f"{error.strerror or error}" + (f" ({error.filename})" if error.filename else "")
+    if isinstance(error, MemoryError | RuntimeError):
+        from shortlist.batches.memory import is_out_of_memory
+
+        if is_out_of_memory(error):
+            reason, _, _ = str(error).partition("\n")
+            return f"There is not enough memory ({reason}). Use a smaller model, batch or image size."
+    return None

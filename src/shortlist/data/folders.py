@@ -93,7 +93,7 @@ def _list_folder(root: Path, folder: str = "") -> _Listing:
             for entry in entries:
                 if entry.name.startswith("."):
                     continue
-                if entry.is_dir():
+                if _is_folder(entry):
                     found.folders.append(entry.name)
                 elif os.path.splitext(entry.name)[1].lower() in IMAGE_EXTENSIONS:  # noqa: PTH122 - many times faster
                     found.images.append(prefix + entry.name)
@@ -104,6 +104,13 @@ def _list_folder(root: Path, folder: str = "") -> _Listing:
     for names in (found.folders, found.images, found.others):
         names.sort()
     return found
+
+
+def _is_folder(entry: os.DirEntry[str]) -> bool:
+    try:
+        return entry.is_dir()
+    except OSError:  # a symbolic link to itself: reported as an unreadable image, if it has the name of one
+        return False
 
 
 def _walk(root: Path, folder: str = "", parents: frozenset[tuple[int, int]] = frozenset()) -> Iterator[str]:

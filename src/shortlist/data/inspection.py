@@ -18,6 +18,7 @@ import numpy as np
 
 from shortlist.data.catalog import ROLES, SPLITS, Catalog
 from shortlist.data.images import ImageError, open_image, upright_rgb, upright_size
+from shortlist.files import open_regular_file
 from shortlist.progress import Display, Progress, default_display
 
 Unreadable = tuple[str, str]  # path, reason
@@ -143,7 +144,8 @@ def _decode_all(
     def decode(index: int) -> _Decoded:
         file = catalog.file(index)
         try:
-            content = file.read_bytes()
+            with open_regular_file(file) as stream:
+                content = stream.read()
         except FileNotFoundError:
             return None, "there is no such file"
         except OSError as error:

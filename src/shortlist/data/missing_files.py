@@ -69,6 +69,13 @@ def absent_files(root: Path, paths: NDArray[np.object_]) -> NDArray[np.bool_]:
 def _file_names(folder: Path) -> set[str] | None:
     try:
         with os.scandir(folder) as entries:
-            return {entry.name for entry in entries if entry.is_file()}
+            return {entry.name for entry in entries if _is_file(entry)}
     except (OSError, ValueError):  # ValueError: a null byte in the name
         return None
+
+
+def _is_file(entry: os.DirEntry[str]) -> bool:
+    try:
+        return entry.is_file()
+    except OSError:  # a symbolic link to itself
+        return False

@@ -20,13 +20,13 @@ CONFIG_SECTIONS = ("images", "loss", "batch", "optimizer", "schedule", "training
 def model_card(encoder: Encoder, source: ExportSource, check: Mapping[str, Any], license: str | None) -> str:  # noqa: A002
     """Return the card: Markdown with the YAML metadata that model hubs read."""
     name = "embedder" if source.config is None else source.config.name
-    tests: list[dict[str, Any]] = source.read("evaluation.json") or []
+    tests = source.evaluations()
     sections = [
         f"# {_text(name)}",
         _summary(encoder, source.config),
         _usage(encoder, check),
         _data(source),
-        _results(tests, source.read("evaluation-before.json") or []),
+        _results(tests, source.evaluations(before=True)),
         _limitations(tests, source.catalog),
         _training(source),
         _license(encoder, license),
@@ -87,7 +87,7 @@ Its vectors were compared with those of the run on {_text(check["images"])}: the
 def _data(source: ExportSource) -> str:
     if source.config is None:
         return "## Training data\n\nUnknown: the package was exported from a saved model without its run."
-    data, catalog, facts = source.config.data, source.catalog, source.read("facts.json") or {}
+    data, catalog, facts = source.config.data, source.catalog, source.facts()
     name = _text(data.source if data.source in BENCHMARKS else Path(data.source).name)
     lines = [f"## Training data\n\nSource: `{name}`. Validation: `{_text(str(data.validation))}`."]
     if catalog is None:
@@ -95,7 +95,7 @@ def _data(source: ExportSource) -> str:
     else:
         lines.append("\n".join(_table(("split", "images", "classes"), _counts(catalog))))
     too_small, missing = len(facts.get("classes_too_small", ())), len(facts.get("missing", ()))
-    unreadable = len(source.read("unreadable.json") or ())
+    unreadable = source.unreadable()
     lines.append(
         f"Excluded: {too_small} classes with too few images for a batch, {missing} missing and {unreadable} unreadable "
         "images."
@@ -155,7 +155,7 @@ def _training(source: ExportSource) -> str:
     settings = source.config.model_dump(mode="json", include=set(CONFIG_SECTIONS), exclude_none=True)
     ordered = {section: settings[section] for section in CONFIG_SECTIONS}
     shown = yaml.safe_dump(ordered, sort_keys=False, allow_unicode=True, default_flow_style=None)
-    facts = source.read("facts.json") or {}
+    facts = source.facts()
     versions = ", ".join(f"{name} {value}" for name, value in facts.get("versions", {}).items() if value)
     started = f" Started {facts['started']}." if "started" in facts else ""
     return f"## Training\n\n{versions}.{started}\n\n```yaml\n{shown}```"

@@ -111,8 +111,12 @@ def _lite0_tensors(name: str) -> Tensors:
     return {our: tensors[their] for their, our in zip(theirs, ours, strict=True) if not our.startswith("classifier.")}
 
 
-def _published_file(backbone: nn.Module, name: str) -> Path:
-    """Return the file of the weights that timm publishes, from the local cache or downloaded."""
+def check_published(backbone: nn.Module, name: str) -> tuple[str, str, str | None]:
+    """Return the repository, file and revision of the weights that timm publishes, without downloading them.
+
+    Raises:
+        ModelError: There are none, or they cannot be downloaded automatically.
+    """
     published: Mapping[str, Any] = getattr(backbone, "pretrained_cfg", None) or {}  # none if registered by the user
     repository, _, revision = (published.get("hf_hub_id") or "").partition("@")
     if not repository:
@@ -125,16 +129,21 @@ def _published_file(backbone: nn.Module, name: str) -> Path:
         raise ModelError(
             f"timm has no weights for {name!r}; available for this architecture: {', '.join(tags) or 'none'}"
         )
-    filename = published.get("hf_hub_filename") or "model.safetensors"
-    cached = huggingface_hub.try_to_load_from_cache(repository, filename, revision=revision or None)
+    return repository, published.get("hf_hub_filename") or "model.safetensors", revision or None
+
+
+def _published_file(backbone: nn.Module, name: str) -> Path:
+    """Return the file of the weights that timm publishes, from the local cache or downloaded."""
+    repository, filename, revision = check_published(backbone, name)
+    cached = huggingface_hub.try_to_load_from_cache(repository, filename, revision=revision)
     if isinstance(cached, str):
         return Path(cached)
-    address = huggingface_hub.hf_hub_url(repository, filename, revision=revision or None)
+    address = huggingface_hub.hf_hub_url(repository, filename, revision=revision)
     advice = f"download {address} on a machine that is online, copy it here and set {_FILE_OPTION}"
     if not reachable(address):  # checked first, since the download retries for most of a minute
         raise ModelError(f"cannot connect to the host of the weights of {name!r}; {advice}")
     try:
-        return Path(huggingface_hub.hf_hub_download(repository, filename, revision=revision or None))
+        return Path(huggingface_hub.hf_hub_download(repository, filename, revision=revision))
     except Exception as error:
         raise ModelError(f"the weights of {name!r} could not be downloaded ({error}); {advice}") from error
 

@@ -14,7 +14,7 @@ import numpy as np
 import psutil
 from numpy.typing import NDArray
 
-from shortlist.errors import ConfigError, did_you_mean
+from shortlist.errors import ConfigError, DataError, did_you_mean
 from shortlist.extras import extra
 from shortlist.files import atomic_replace
 from shortlist.progress import Progress
@@ -304,13 +304,26 @@ def read(path: Path, vectors: Rows) -> Any:
 
     Args:
         path: The file.
-        vectors: The vectors of the index, (n, d), and possibly others after them.
+        vectors: The vectors of the index, (n, d).
+
+    Raises:
+        DataError: The file is not an index of so many vectors of this dimension.
     """
     faiss = _faiss()
-    index = faiss.read_index(str(path))
+    try:
+        index = faiss.read_index(str(path))
+    except RuntimeError as error:
+        raise DataError(f"{path.name} is not a FAISS index: {str(error).rpartition('failed: ')[2]}") from error
+    if not isinstance(index, faiss.IndexHNSW | faiss.IndexPreTransform):
+        raise DataError(f"{path.name} is an index of another kind: {type(index).__name__}")
+    if (index.ntotal, index.d) != vectors.shape:
+        raise DataError(
+            f"{path.name} is an index of {index.ntotal:,} vectors of dimension {index.d}, not of {len(vectors):,} of "
+            f"dimension {vectors.shape[1]}"
+        )
     if isinstance(index, faiss.IndexHNSW):
         storage = faiss.IndexFlatIP(vectors.shape[1])
-        _add(storage, vectors[: index.ntotal])
+        _add(storage, vectors)
         storage.this.disown()
         index.storage, index.own_fields = storage, True
     return index

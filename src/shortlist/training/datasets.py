@@ -95,7 +95,7 @@ def _find_unreadable(catalog: Catalog, lists: list[Path], display: Display) -> l
     """Read the unreadable images, with reasons, from the first list that exists, or check all; write all lists."""
     known = next((file for file in lists if file.exists()), None)
     if known is not None:
-        unreadable = [(path, why) for path, why in read_json(known)]
+        unreadable = [(path, why) for path, why in read_json(known, list[tuple[str, str]])]
     else:
         with display.task("checking for unreadable images", "images") as progress:
             _, unreadable = drop_unreadable(catalog, progress=progress)
