@@ -194,7 +194,11 @@ class LargeBatchStep:
         if processes is not self._same_weights_in:
             processes.copy_from_main(self._all_tensors())
             self._same_weights_in = processes
-<<<<<<< HEAD
+        if torch.is_inference_mode_enabled():
+            raise RunError("LargeBatchStep computes gradients: call it outside of torch.inference_mode().")
+        if not isinstance(labels, Tensor):
+            raise TypeError(f"labels must be a torch.Tensor, got {type(labels).__name__}: use torch.tensor(labels)")
+        number = len(labels)
         if isinstance(images, Tensor | list | tuple):
             if len(images) != number:
                 raise ValueError(f"Got {len(images)} images and {number} labels: pass one label per image")
@@ -203,22 +207,6 @@ class LargeBatchStep:
         words = processes.gather(seed, number, hash(tuple(labels.flatten().tolist())))
         if any(word[1:] != words[0][1:] for word in words):
             raise ValueError("The processes have different labels: each needs those of the whole batch, in order")
-=======
-        with processes.together():
-            if torch.is_inference_mode_enabled():
-                raise RunError("LargeBatchStep computes gradients: call it outside of torch.inference_mode().")
-            if not isinstance(labels, Tensor):
-                raise TypeError(f"labels must be a torch.Tensor, got {type(labels).__name__}: use torch.tensor(labels)")
-            number = len(labels)
-            if isinstance(images, Tensor | list | tuple):
-                if len(images) != number:
-                    raise ValueError(f"Got {len(images)} images and {number} labels: pass one label per image")
-                images = self.parts(images)
-            seed = int(torch.randint(2**62, ()))
-            words = processes.gather(seed, number, hash(tuple(labels.flatten().tolist())))
-            if any(word[1:] != words[0][1:] for word in words):
-                raise ValueError("The processes have different labels: each needs those of the whole batch, in order")
->>>>>>> main
         sizes = [sum(stop - start for start, stop in self._bounds(number, rank)) for rank in range(processes.number)]
         return _Batch(BufferedParts(images), labels, sizes, seed=words[0][0])
 
