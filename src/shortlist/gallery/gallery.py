@@ -16,10 +16,10 @@ from shortlist.distributed import current_processes
 from shortlist.encoding.encoder import Encoder, ImageLike, is_single
 from shortlist.errors import ConfigError, DataError
 from shortlist.extras import extra
-from shortlist.files import absolute_path
 from shortlist.gallery.adding import Added, ImageAdder
 from shortlist.gallery.milvus_address import MilvusAddress, is_milvus
 from shortlist.gallery.store import GALLERY_FILE, GalleryError, Hit, Item, NoSuchItem, Store
+from shortlist.locations import absolute_path
 from shortlist.progress import Display, default_display
 from shortlist.search.faiss_index import check_kind
 from shortlist.search.vectors import Vectors
