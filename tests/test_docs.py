@@ -11,6 +11,7 @@ import pytest
 
 from tests.processes import Commands
 
+pytestmark = pytest.mark.long
 ROOT = Path(__file__).parents[1]
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("**/*.md"))]
 WITHOUT_PYTHON = {"PLAN.md", "growth.md", "results.md", "from-folder-to-search.md"}
