@@ -100,7 +100,7 @@ class Commands:
     """
 
     def __init__(self, folder: Path, address: Path, owner: int) -> None:
-        self.folder, self.number = folder, 0
+        self.folder, self.address, self.number = folder, address, 0
         self.connection = self._connect(address, owner)
         self.replies = self.connection.makefile(encoding="utf-8")
 
