@@ -126,9 +126,9 @@ class Commands:
         return Running(self, int(self.ask({**order, "is_script": script is not None})), printed)
 
     @contextlib.contextmanager
-    def started(self, *args: str | Path, cwd: Path) -> Iterator[Running]:
+    def started(self, *args: str | Path, cwd: Path, before: str = "") -> Iterator[Running]:
         """Start a command that is killed at the end of the block, unless it has ended."""
-        running = self.start(*args, cwd=cwd)
+        running = self.start(*args, cwd=cwd, before=before)
         try:
             yield running
         finally:
