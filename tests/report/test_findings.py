@@ -18,6 +18,7 @@ from shortlist.report.findings import (
     confusions,
     duplicates,
     first_rank_histogram,
+    near,
     near_duplicates,
     recall_by_class_size,
     separation,
@@ -137,6 +138,11 @@ class TestDuplicates:
     def test_what_is_not_compared_is_counted(self, copies: Catalog, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(findings, "MAX_COMPARED", 1)
         assert duplicates(analyse(torch.ones(6, 1), copies), copies).num_unchecked == 7  # 2 x 4 pairs
+
+
+def test_training_images_that_are_almost_test_images() -> None:
+    trained, tested = on_a_circle([0, 50, 100]), on_a_circle([300, 108, 70, 1, 52])
+    assert near(trained, tested) == [(0, 3), (1, 4), (2, 1)]
 
 
 def test_almost_equal_vectors_in_two_classes() -> None:

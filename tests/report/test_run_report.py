@@ -89,6 +89,12 @@ class TestPage:
         monkeypatch.setattr(run_report, "MAX_COMPARED_IMAGES", 10)
         assert look_alikes(thumbnails, plan.catalog, Listener()) is None
 
+    def test_training_images_with_almost_the_same_vector(self, finished: RunFolder, tmp_path: Path) -> None:
+        text, _ = read(write_report(finished.path, tmp_path / "page.html", training_images=True))
+        vectors = [np.load(finished.path / "vectors" / f"images{each}.npy") for each in ("", "-train")]
+        expected = int(((vectors[0] @ vectors[1].T).max(1) >= 0.98).sum())
+        assert re.search(rf"{expected} test images? ha(s|ve) a similarity of at least 0.98 to a training image", text)
+
     def test_every_curve_is_drawn(self, page: Path) -> None:
         _, found = read(page)
         plots = [each["aria-label"] or "" for name, each in found.elements if name == "svg" and "data-points" in each]

@@ -19,6 +19,12 @@ def report(
     out: Annotated[
         Path | None, typer.Option("--out", "-o", help="HTML file to write. Default: RUN/report.html.")
     ] = None,
+    training_images: Annotated[
+        bool,
+        typer.Option(
+            "--training-images", help="Embed the training images, and list test images with almost the same vector."
+        ),
+    ] = False,
     as_json: AsJsonLines = False,
 ) -> None:
     """Write an HTML report of a run: metrics, training curves, queries with their results, and failures.
@@ -29,7 +35,7 @@ def report(
     from shortlist.report.run_report import write_report
 
     display = display_for(sys.stdout, as_json=as_json)
-    file = write_report(run, out, display)
+    file = write_report(run, out, display, training_images=training_images)
     display.message(f"The report is {file}.", report=str(file))
 
 

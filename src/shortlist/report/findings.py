@@ -7,11 +7,13 @@ from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
+from torch import Tensor
 
 from shortlist.data import Catalog
 from shortlist.data.images import ImageError
 from shortlist.report.analysis import Analysis
 from shortlist.report.pages import load_pixels
+from shortlist.search import nearest
 
 MIN_SIMILARITY = 1 - 1e-4  # of two images with equal pixels: their vectors are equal except for rounding
 NEAR_SIMILARITY = 0.98  # of two images that a model hardly distinguishes
@@ -209,6 +211,22 @@ def near_duplicates(analysis: Analysis, catalog: Catalog) -> list[tuple[int, int
     pairs = np.sort(np.column_stack((analysis.queries[query], analysis.results[query, rank])), axis=1)
     pairs = pairs[np.argsort(-analysis.similarities[query, rank], kind="stable")]
     return list(dict.fromkeys((one, other) for one, other in pairs.tolist()))
+
+
+def near(trained: Tensor, tested: Tensor) -> list[tuple[int, int]]:
+    """Find test images whose vector is nearly that of a training image: the nearest training image, and the test image.
+
+    Args:
+        trained: Vectors of the training images, (n, d).
+        tested: Vectors of the test images, (m, d).
+
+    Returns:
+        Pairs of rows, the most similar first.
+    """
+    scores, rows = (each[:, 0].numpy() for each in nearest(tested.cpu(), trained.cpu(), 1))
+    order = np.argsort(-scores, kind="stable")
+    order = order[scores[order] >= NEAR_SIMILARITY]
+    return list(zip(rows[order].tolist(), order.tolist(), strict=True))
 
 
 def _have_equal_pixels(catalog: Catalog, one: int, other: int) -> bool:

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import shlex
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-from torch import nn
+from torch import Tensor, nn
 
 from shortlist.config import RunConfig
 from shortlist.data import Catalog
@@ -27,6 +27,8 @@ from shortlist.report.terminal_tables import counts
 from shortlist.report.thresholds import Threshold, thresholds
 from shortlist.training import Plan, RunFolder, make_plan
 from shortlist.training.folder import ImagesChangedError
+from shortlist.training.plan import decoding_workers
+from shortlist.training.run_evaluation import embed_test
 
 MAX_CLASSES = 150  # that are shown with a query, over all tests: together with the other groups a few MB of thumbnails
 MAX_DUPLICATES = 24  # pairs that are shown
@@ -77,6 +79,7 @@ def write_report(
     display: Display | None = None,
     *,
     model: nn.Module | None = None,
+    training_images: bool = False,
 ) -> Path:
     """Write the report of a finished run.
 
@@ -87,6 +90,7 @@ def write_report(
         out: File to write; report.html in the run's folder by default.
         display: Where progress is shown.
         model: The model, if it was given in Python; see `Encoder.from_run`.
+        training_images: Whether to embed the training images, and to list test images with almost the same vector.
 
     Returns:
         The file.
@@ -115,6 +119,12 @@ def write_report(
     evaluations = [(each, before.get(each.data)) for each in tested]
     measured = percentages([after for after, _ in evaluations])
     thumbnails, records = Thumbnails(), folder.metrics()
+    near_training = None
+    if plan is not None and training_images:
+        with display.task("embedding the training images", "images") as progress:
+            train = replace(plan.train, name=f"{plan.train.name}-train")
+            trained = embed_test(encoder, train, decoding_workers(config), folder, progress)
+        near_training = _near_training(thumbnails, train, trained, tests)
     alike = None if plan is None or not tests else look_alikes(thumbnails, plan.catalog, display)
     sections = [result_sections(thumbnails, test, len(tests), display) for test in tests]
     if sections and sections[0].thresholds:
@@ -128,6 +138,7 @@ def write_report(
         title=folder.path.absolute().name,
         sections=["Numbers", "Curves", *results, "Look-alikes", "What was run"],
         alike=alike,
+        near_training=near_training,
         compared=MAX_COMPARED_IMAGES,
         recipe=config.name,
         evaluations=evaluations,
@@ -219,6 +230,18 @@ def look_alikes(thumbnails: Thumbnails, catalog: Catalog, display: Display) -> L
             by_kind[leak].append((first, second))
     num_leaks = sum(leak for _, leak in found)
     return LookAlikes(by_kind[True], num_leaks, by_kind[False], len(found) - num_leaks)
+
+
+def _near_training(
+    thumbnails: Thumbnails, train: Catalog, trained: Tensor, tests: Sequence[EmbeddedTest]
+) -> tuple[list[tuple[Picture, Picture]], int]:
+    """Return pictures of training and test images with almost the same vector, of some pairs, and the number of all."""
+    pairs = [(row, test.catalog, other) for test in tests for row, other in findings.near(trained, test.vectors)]
+    shown = [
+        (Picture.of(thumbnails, train, row), Picture.of(thumbnails, catalog, other))
+        for row, catalog, other in pairs[:MAX_DUPLICATES]
+    ]
+    return shown, len(pairs)
 
 
 def _class_group_label(catalog: Catalog, analysis: Analysis, shown: int) -> str:
