@@ -164,7 +164,8 @@ def evaluate(
     them return the same evaluations.
 
     Args:
-        run: A run or its folder, or an encoder.
+        run: A run or its folder, an encoder, or the name of a model: a folder with a package, `timm:NAME`, or
+            `OWNER/NAME` on the Hugging Face Hub.
         data: Images to evaluate on; all of them if they define no splits, and else the test images. Default: the test
             images of the run.
         root: Root of `data`, as in `open_catalog`.
@@ -185,18 +186,23 @@ def evaluate(
     """
     from shortlist.distributed import current_processes
     from shortlist.encoding import Encoder
+    from shortlist.encoding.pretrained import is_pretrained
     from shortlist.training import evaluate_encoder, evaluate_run
+    from shortlist.training.run_evaluation import is_run
 
     def work() -> list[Evaluation]:
         settings: dict[str, Any] = {"root": root, "display": display}
-        if not isinstance(run, Encoder):
-            path, settings["parts"] = run.path if isinstance(run, Run) else run, parts
+        path = run.path if isinstance(run, Run) else run
+        if not isinstance(path, Encoder) and (is_run(path) or (data is None and not is_pretrained(path))):
+            settings["parts"] = parts
             return evaluate_run(path, data, distractors=distractors, on_missing=on_missing, model=model, **settings)
         if data is None:
-            raise ConfigError("An encoder has no test images of its own: give `data`.")
+            raise ConfigError(
+                "Only a run has test images of its own: give `data`, labelled images to evaluate this model on."
+            )
         if any(each is not None for each in (distractors, model, parts)):
-            raise ConfigError("`distractors`, `model` and `parts` are for runs, and have no effect on an encoder.")
-        return evaluate_encoder(run, data, on_missing=on_missing or "error", **settings)
+            raise ConfigError("`distractors`, `model` and `parts` are for runs, and have no effect on other models.")
+        return evaluate_encoder(path, data, on_missing=on_missing or "error", **settings)
 
     with launched():
         return current_processes().on_main(work)

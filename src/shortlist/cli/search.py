@@ -17,9 +17,10 @@ from shortlist.cli.app import (
     AsJsonWithProgress,
     Merge,
     Model,
+    ModelCommand,
+    ModelName,
     PartsFolder,
     Root,
-    Run,
     ShardOption,
     app,
     choose_parts,
@@ -59,10 +60,10 @@ gallery_app = typer.Typer(help="Show a gallery, add images to it, or remove imag
 app.add_typer(gallery_app, name="gallery")
 
 
-@app.command()
+@app.command(cls=ModelCommand)
 @embedding_command
 def embed(
-    run: Run,
+    run: ModelName,
     images: Images,
     out: Annotated[Path, typer.Option("--out", "-o", metavar="FILE.parquet", help="Parquet file to write.")],
     root: Root = None,
@@ -98,10 +99,10 @@ def embed(
     _report_result(display, as_json, f"{text}, unreadable: {len(done.unreadable):,}.", dataclasses.asdict(done))
 
 
-@app.command()
+@app.command(cls=ModelCommand)
 @embedding_command
 def index(
-    run: Run,
+    run: ModelName,
     images: Images,
     out: Annotated[str, typer.Option("--out", "-o", **_PLACE)],
     kind: Annotated[

@@ -16,10 +16,11 @@ from shortlist.cli.app import (
     AsJsonLines,
     AsJsonWithProgress,
     Merge,
+    ModelCommand,
+    ModelName,
     PartsFolder,
     Recipe,
     Root,
-    Run,
     Settings,
     ShardOption,
     app,
@@ -81,13 +82,14 @@ def _train(config: RunConfig | None, run: Path | None, resume: Path | None, dry_
     display.message(f"The run is in {done.path}.", run=str(done.path))
 
 
-@app.command()
+@app.command(cls=ModelCommand)
 @embedding_command
 def evaluate(
-    run: Run,
-    data: Annotated[
-        str | None, typer.Option(help="Images to evaluate on. Default: the test images of the run.")
+    run: ModelName,
+    images: Annotated[
+        str | None, typer.Argument(help="Labelled images to evaluate on. Default: the test images of the run.")
     ] = None,
+    data: Annotated[str | None, typer.Option(help="The same as IMAGES.")] = None,
     root: Root = None,
     distractors: Annotated[
         Path | None, typer.Option(help="Folder of R1M: evaluate --data without and with these distractors.")
@@ -101,7 +103,11 @@ def evaluate(
     parts: PartsFolder = None,
     as_json: AsJsonWithProgress = False,
 ) -> None:
-    """Evaluate a run, with 95 % confidence intervals and, if the recipe has them, the results of the paper.
+    """Evaluate a run or a pretrained model, with 95 % confidence intervals and the results of the paper, if there are.
+
+    To measure a pretrained model on your own images, in a folder with one sub-folder per class:
+
+        shortlist evaluate --model timm:resnet50 my-images
 
     Metrics: r@k, recall@k, mAP, mAP@R and R-precision; for judged queries (roxford5k, ...), mAP and mP@k per setup.
 
@@ -113,21 +119,27 @@ def evaluate(
     from shortlist.runs import evaluate
     from shortlist.training import RunFolder, embed_run_shard
 
+    if images is not None and data is not None:
+        raise ConfigError("The images are given twice, as an argument and with --data: give one of the two.")
+    data = data or images
     display = display_for(sys.stderr, as_json=as_json)
-    chosen, folder, merged = choose_parts(shard, merge, parts, run / "vectors" / "parts")
-    images: dict[str, Any] = {"root": root, "distractors": distractors, "on_missing": on_missing}
+    chosen, folder, merged = choose_parts(shard, merge, parts, Path(run, "vectors", "parts"))
+    options: dict[str, Any] = {"root": root, "distractors": distractors, "on_missing": on_missing}
     if chosen is not None:
-        written = [str(path) for path in embed_run_shard(run, chosen, folder, data, **images, display=display)]
+        written = [str(path) for path in embed_run_shard(run, chosen, folder, data, **options, display=display)]
         text = f"Shard {chosen} is embedded. When all shards are done, use --merge instead of --shard."
         display.message(text, parts=written)
         return
-    evaluations = evaluate(run, data, **images, parts=merged, display=display)
+    evaluations = evaluate(run, data, **options, parts=merged, display=display)
     if as_json:
         print(json.dumps([each.to_dict() for each in evaluations], indent=2))
     else:
-        config = RunFolder.open(run).config()
-        packaged = config.name in recipe_names() and data is None
-        print_evaluations(evaluations, () if data else config.paper, reproduced=config.measured if packaged else None)
+        if data is not None:
+            print_evaluations(evaluations)
+            return
+        config = RunFolder.open(Path(run)).config()
+        packaged = config.name in recipe_names() and config.measured.keys() | config.paper.keys()
+        print_evaluations(evaluations, config.paper, reproduced=config.measured if packaged else None)
         if packaged and (changed := differences(config)):
             print(f"The configuration of this run differs from the recipe {config.name}: {', '.join(changed)}")
 

@@ -19,7 +19,7 @@ CONFIG_SECTIONS = ("images", "loss", "batch", "optimizer", "schedule", "training
 
 def model_card(encoder: Encoder, source: ExportSource, check: Mapping[str, Any], license: str | None) -> str:  # noqa: A002
     """Return the card: Markdown with the YAML metadata that model hubs read."""
-    name = "embedder" if source.config is None else source.config.name
+    name = source.name
     tests: list[dict[str, Any]] = source.read("evaluation.json") or []
     sections = [
         f"# {_text(name)}",

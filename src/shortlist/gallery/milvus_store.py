@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 
 from shortlist.encoding.encoder import Encoder
+from shortlist.encoding.pretrained import is_pretrained
 from shortlist.errors import ConfigError
 from shortlist.gallery.milvus_address import MilvusAddress, translate_errors
 from shortlist.gallery.store import Floats, GalleryError, Hit, Item, NoSuchItem, Row, StoredRow
@@ -65,7 +66,7 @@ class MilvusStore:
         Args:
             address: Address of the collection.
             encoder: Encoder that computes the vectors.
-            model: Folder with the encoder's embedder, which is not copied.
+            model: Folder with the encoder's embedder, which is not copied; or a name for `Encoder.from_pretrained`.
             kind: Kind of index. Milvus Lite supports exact search only.
 
         Raises:
@@ -81,7 +82,7 @@ class MilvusStore:
             "fingerprint": encoder.fingerprint,
             "dim": encoder.dim,
             "kind": kind,
-            "model": str(model.absolute()),
+            "model": str(model.absolute() if model.is_dir() else model),
             "encoder": encoder.settings(),
         }
         client, name = address.connect(), address.collection
@@ -119,6 +120,8 @@ class MilvusStore:
 
     def encoder(self, model: Path | None) -> Encoder:
         folder = Path(self._facts["model"]) if model is None else model
+        if is_pretrained(folder):
+            return Encoder.from_pretrained(folder)
         if not folder.is_dir():
             raise GalleryError(
                 f"the run {folder}, whose model computed the vectors of {self.address}, does not exist: if it was "

@@ -227,10 +227,11 @@ def _data_facts(plan: Plan) -> dict[str, str]:
     if plan.validation is not None:
         catalogs["validation"] = plan.validation.catalog
     catalogs |= {f"test, {eval_set.name}": eval_set.catalog for eval_set in plan.eval_sets}
-    return {**{name: _catalog_counts(each) for name, each in catalogs.items()}, "remarks": "; ".join(plan.remarks)}
+    return {**{name: catalog_counts(each) for name, each in catalogs.items()}, "remarks": "; ".join(plan.remarks)}
 
 
-def _catalog_counts(catalog: Catalog) -> str:
+def catalog_counts(catalog: Catalog) -> str:
+    """Describe the size of a test set, or of training images."""
     if catalog.roles is not None and catalog.roles.any():
         queries, gallery = (int((catalog.roles == role).sum()) for role in ("query", "gallery"))
         return f"{queries:,} queries and {gallery:,} images to search"
