@@ -47,7 +47,7 @@ def test_unreadable_images_are_listed(call: Call, folders: Path, tmp_path: Path)
         code, _, err = call(command[0], folders / "run", "images", *command[1:])
         assert code == 0
         *_, bad, last = err.splitlines()
-        assert bad == f"unreadable: {tmp_path}/images/class 00/bad.png"
+        assert bad.startswith(f"unreadable: {tmp_path}/images/class 00/bad.png: it is not an image, or its format")
         assert "unreadable: 1." in last
     assert_error(call("index", folders / "run", "images/class 00/bad.png", "-o", "other"), "none of its 1 images")
 
@@ -83,6 +83,18 @@ def test_gallery(call: Call, folders: Path, place: str) -> None:
     assert err.splitlines()[-1].startswith(f"Images added: 7, unchanged: {NUMBER - 7}, unreadable: 0. The gallery ")
     code, out, _ = call("gallery", "show", place)
     assert (code, "exact (flat)" in out) == (0, True)
+
+
+def test_gallery_check(call: Call, folders: Path) -> None:
+    call("index", folders / "run", folders / "images" / "class 00", "-o", "gallery")
+    assert call("gallery", "check", "gallery")[:2] == (0, "3 files and the model checked: 0 problems\n")
+    Path("gallery/vectors-1.npy").unlink()
+    code, out, _ = call("gallery", "check", "gallery", "--json")
+    found = json.loads(out)
+    assert (code, found["ok"], found["problems"]) == (1, False, ["vectors-1.npy is missing"])
+    code, out, _ = call("gallery", "check", "gallery")
+    assert (code, out.splitlines()[0]) == (1, "damaged: vectors-1.npy is missing")
+    assert_error(call("gallery", "check", "milvus:some.db"), "is a Milvus collection")
 
 
 def test_shards(call: Call, folders: Path, tmp_path: Path) -> None:

@@ -60,9 +60,9 @@ def test_temporary_files_of_killed_processes_are_deleted(tmp_path: Path) -> None
     assert {file.name for file in tmp_path.iterdir()} == {".a[1].txt.lock", "a[1].txt", ".a1.txt.123"}
 
 
-@pytest.mark.parametrize("content", [b'{"a": 1', b"", b"\xff\xfe"])
+@pytest.mark.parametrize("content", [b'{"a": 1', b"", b"\xff\xfe", b"[" * 100_000])
 def test_errors_name_a_damaged_file(content: bytes, tmp_path: Path) -> None:
     file = tmp_path / "facts.json"
     file.write_bytes(content)
-    with pytest.raises(RunError, match=r"facts\.json is not valid JSON"):
+    with pytest.raises(RunError, match=r"facts\.json is damaged: it is not valid JSON"):
         read_json(file)

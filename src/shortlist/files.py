@@ -1,12 +1,16 @@
-"""Atomic writes, locks and JSON files."""
+"""Atomic writes, locks, JSON files and digests."""
 
 from __future__ import annotations
 
+import errno
 import glob
+import hashlib
 import json
 import os
-from collections.abc import Iterator
+import stat
+from collections.abc import Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager
+from io import BufferedReader
 from pathlib import Path
 from typing import Any
 
@@ -90,21 +94,66 @@ def remove_unfinished(path: Path) -> None:
             temporary.unlink(missing_ok=True)
 
 
-def read_json(path: Path) -> Any:
+def read_json(path: Path, shape: Any = None) -> Any:
     """Read a JSON file that shortlist has written.
 
+    Args:
+        path: The file.
+        shape: Type of the contents, such as `list[str]` or a dataclass, of which pydantic creates an instance. None:
+            the contents are returned as they are.
+
     Raises:
-        RunError: The file is not valid JSON.
+        RunError: The file is missing, is not valid JSON, or has other contents.
     """
-    return parse_json(path.read_text(encoding="utf-8", errors="replace"), path)
+    try:
+        text = path.read_text(encoding="utf-8", errors="replace")
+    except FileNotFoundError:
+        raise RunError(f"{path} is missing. Restore it.") from None
+    value = parse_json(text, path)
+    return value if shape is None else validated(value, path, shape)
 
 
 def parse_json(text: str, path: Path) -> Any:
     """Parse JSON that was read from `path`; see `read_json`."""
     try:
         return json.loads(text)
-    except ValueError as error:
-        raise RunError(f"{path} is not valid JSON ({error}). Restore or delete it.") from None
+    except (ValueError, RecursionError) as error:
+        raise RunError(f"{path} is damaged: it is not valid JSON ({error}). Restore or delete it.") from None
+
+
+def validated(value: Any, path: Path, shape: Any) -> Any:
+    """Return an instance of a type, created by pydantic from what was read from `path`; see `read_json`."""
+    from pydantic import TypeAdapter, ValidationError  # not needed by an installation without extras
+
+    try:
+        return TypeAdapter(shape).validate_python(value)
+    except ValidationError as error:
+        problem = error.errors()[0]
+        place = ".".join(map(str, problem["loc"]))
+        what = f"{place}: {problem['msg']}" if place else problem["msg"]
+        raise RunError(f"{path} is damaged ({what}). Restore or delete it.") from None
+
+
+def with_checksum(value: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a JSON object with `sha256`, the digest of its other values."""
+    return {**value, "sha256": _json_digest(value)}
+
+
+def verified(value: Mapping[str, Any], path: Path) -> dict[str, Any]:
+    """Return an object that was read from `path` without the digest of `with_checksum`, which is verified if present.
+
+    Raises:
+        RunError: The digest is another one.
+    """
+    others = {name: each for name, each in value.items() if name != "sha256"}
+    if value.get("sha256", expected := _json_digest(others)) != expected:
+        raise RunError(f"{path} is damaged: its contents differ from what was written. Restore or delete it.")
+    return others
+
+
+def _json_digest(value: Mapping[str, Any]) -> str:
+    plain = json.loads(json.dumps(value))  # keys become strings before they are sorted
+    return hashlib.sha256(json.dumps(plain, sort_keys=True).encode()).hexdigest()
 
 
 def write_json(path: Path, value: Any) -> None:
@@ -118,15 +167,36 @@ def write_text_atomically(path: Path, text: str) -> None:
         temporary.write_text(text, encoding="utf-8")
 
 
-def absolute_path(path: Path | str) -> str:
-    """Return an absolute path without `~`, `.` and `..`. Unlike `Path.resolve`, keep symbolic links."""
-    return os.path.abspath(Path(path).expanduser())  # noqa: PTH100
+def open_regular_file(path: Path | str) -> BufferedReader:
+    """Open a regular file for reading. Reading anything else, such as a named pipe, could wait for ever.
+
+    Raises:
+        OSError: The file cannot be opened, or is not a regular file.
+    """
+    waits_not = getattr(os, "O_NONBLOCK", 0)  # opening a named pipe waits for a writer; Windows has no such files
+    file = open(path, "rb", opener=lambda name, flags: os.open(name, flags | waits_not))  # noqa: SIM115
+    if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
+        file.close()
+        raise OSError(errno.EINVAL, "it is not a regular file", str(path))
+    return file
 
 
-def size_and_mtime(file: Path) -> tuple[int, int] | None:
-    """Return the size in bytes and the modification time in nanoseconds of a file, or None if it does not exist."""
-    try:
-        found = file.stat()
-    except OSError:
-        return None
-    return found.st_size, found.st_mtime_ns
+def file_digest(path: Path) -> str:
+    """Return the SHA-256 of a file."""
+    with open_regular_file(path) as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def sample_digest(path: Path, blocks: int = 64, size: int = 2**16) -> str:
+    """Return the SHA-256 of evenly spaced parts of a file: of all of it, unless it is larger than these together.
+
+    Unlike `file_digest`, this takes no longer for a larger file. It detects a replaced file, but not every damaged bit.
+    """
+    found = hashlib.sha256()
+    with open_regular_file(path) as file:
+        end = file.seek(0, os.SEEK_END)
+        spaced = end > blocks * size
+        for number in range(blocks if spaced else -(-end // size)):
+            file.seek(number * (end - size) // (blocks - 1) if spaced else number * size)
+            found.update(file.read(size))
+    return found.hexdigest()

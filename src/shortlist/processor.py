@@ -24,8 +24,8 @@ from torch import nn
 from torch.nn import functional
 
 from shortlist.cache import cache_folder
-from shortlist.errors import ConfigError
-from shortlist.files import write_json
+from shortlist.errors import ConfigError, RunError
+from shortlist.files import read_json, write_json
 
 VARIABLE, CAP = "ONEDNN_MAX_CPU_ISA", "AVX512_CORE_BF16"  # bfloat16 without AMX
 PROGRAM = "from shortlist.processor import try_products; try_products()"
@@ -186,8 +186,8 @@ def _cache_file(facts: dict[str, str | None]) -> Path | None:
 
 def _read_result(file: Path | None) -> bool | None:
     try:
-        survives = None if file is None else json.loads(file.read_text(encoding="utf-8"))["survives"]
-    except (OSError, ValueError, KeyError, TypeError):  # missing or damaged
+        survives = None if file is None else read_json(file)["survives"]
+    except (OSError, RunError, KeyError, TypeError):  # missing or damaged
         return None
     return survives if isinstance(survives, bool) else None
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
 from pathlib import Path
 
@@ -111,7 +112,8 @@ class TestPackage:
 
     def test_damaged_packages(self, tmp_path: Path) -> None:
         package = exported(encoder(), tmp_path)
-        found = json.loads((package / "config.json").read_text())
+        written = json.loads((package / "config.json").read_text())
+        found = {name: value for name, value in written.items() if name != "sha256"}  # as of earlier versions
         for change, said in (
             ({"made_by": "someone"}, "is not a package that shortlist exported, or is damaged"),
             ({"preprocessing": {"kind": "words"}}, "or is damaged: KeyError"),
@@ -121,6 +123,15 @@ class TestPackage:
             (package / "config.json").write_text(json.dumps({**found, **change}))
             with pytest.raises(ModelError, match=said):
                 Encoder.from_pretrained(package)
+        (package / "config.json").write_text(json.dumps({**written, "mean": [0.4, 0.5, 0.5]}))
+        with pytest.raises(ModelError, match="its contents differ from what was written"):
+            Encoder.from_pretrained(package)
+        (package / "config.json").write_text(json.dumps(found))
+        with (package / "model.safetensors").open("r+b") as file:
+            file.seek(-1, os.SEEK_END)
+            file.write(b"\x01")
+        with pytest.raises(ModelError, match=r"the contents of model.safetensors differ from what was exported"):
+            Encoder.from_pretrained(package)
         (package / "model.safetensors").unlink()
         with pytest.raises(ModelError, match=r"has no config.json and model.safetensors"):
             Encoder.from_pretrained(package)

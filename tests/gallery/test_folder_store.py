@@ -23,8 +23,9 @@ import pytest
 
 from shortlist.data import Catalog, open_collection
 from shortlist.encoding import Encoder
-from shortlist.errors import ConfigError
+from shortlist.errors import ConfigError, DataError
 from shortlist.gallery import Gallery, GalleryError, folder_store, generation, segment
+from shortlist.gallery.checking import GalleryCheck
 from shortlist.gallery.folder_store import FolderStore
 from shortlist.gallery.manifest import read_manifest
 from shortlist.gallery.store import Row
@@ -79,7 +80,7 @@ class TestKilled:
         ("pyarrow.parquet.write_table", False),
         ("pyarrow.parquet.write_table", True),
         ("shortlist.gallery.folder_store.write_manifest", False),
-        ("shortlist.gallery.manifest.write_text_atomically", True),
+        ("shortlist.gallery.manifest.write_json", True),
         ("shortlist.gallery.manifest.delete_unused", True),
     )
 
@@ -136,7 +137,7 @@ class TestKilled:
             write(tmp_path / "new" / f"{number}.png", picture(seed=50 + number))
         assert killed(tmp_path / "gallery", tmp_path / "new", encoder, point, after) == -signal.SIGKILL
         again = Gallery.open(tmp_path / "gallery", encoder)
-        done = after and point.endswith(("write_text_atomically", "delete_unused"))
+        done = after and point.endswith(("write_json", "delete_unused"))
         assert len(again) == (NUMBER + 3 if done else NUMBER - 1)
         assert [hit for hit in again.similar(0, NUMBER + 3) if hit.item.id < NUMBER] == found
         again.add(open_collection(tmp_path / "new"))
@@ -573,7 +574,62 @@ class TestErrors:
             Gallery.open(tmp_path / "gallery")
         assert len(gallery.search_vectors(more(1), 20)[0]) == 20  # opened before
 
-    @pytest.mark.parametrize("note", ["[]", "{", '{"format": 2}', '{"format": "x"}'])
+    @pytest.mark.parametrize("part", ["vectors", "index"])
+    def test_other_contents_of_the_same_size(self, encoder: Encoder, tmp_path: Path, part: str) -> None:
+        filled(tmp_path / "gallery", encoder, "hnsw", 20)
+        (file,) = (tmp_path / "gallery").glob(f"{part}-*")
+        if part == "vectors":
+            header, vectors = file.read_bytes()[:128], np.load(file)
+            file.write_bytes(header + vectors[::-1].tobytes())
+        else:
+            gallery = Gallery.create(tmp_path / "other", encoder, kind="hnsw")
+            with gallery.store.changing():
+                gallery.store.change(rows(0, 20), more(20, seed=1))
+            file.write_bytes((tmp_path / "other" / file.name).read_bytes())
+        with pytest.raises(
+            GalleryError, match=rf"is damaged: the contents of {file.name} differ from what was written"
+        ):
+            Gallery.open(tmp_path / "gallery")
+
+    def test_an_index_of_another_dimension(self, tmp_path: Path) -> None:
+        faiss_index.write(faiss_index.build("hnsw", np.eye(4, dtype=np.float32)), tmp_path / "index.faiss")
+        with pytest.raises(DataError, match="is an index of 4 vectors of dimension 4, not of 4 of dimension 8"):
+            faiss_index.read(tmp_path / "index.faiss", more(4))
+
+    def test_damage_that_only_a_complete_check_finds(
+        self, encoder: Encoder, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        folder = tmp_path / "gallery"
+        monkeypatch.setattr(segment, "sample_digest", lambda file: "of parts that are not damaged")
+        filled(folder, encoder, "hnsw", 20)
+        assert Gallery.check(folder) == GalleryCheck(4, (), ())
+        (vectors,), (index,) = folder.glob("vectors-*"), folder.glob("index-*")
+        vectors.write_bytes(vectors.read_bytes()[:-1] + b"x")
+        Gallery.open(folder)
+        index.unlink()
+        (folder / "model" / "encoder.json").write_text("{}")
+        found = Gallery.check(folder)
+        assert not found.ok
+        missing, differs, model = found.problems
+        assert missing == f"{index.name} is missing"
+        assert differs == f"{vectors.name}: the contents of {vectors.name} differ from what was written"
+        assert "encoder.json" in model
+
+    def test_a_gallery_without_digests(self, gallery: Gallery, tmp_path: Path) -> None:
+        """Galleries of the previous format can be opened; what is added to them gets digests."""
+        file = tmp_path / "gallery" / "gallery.json"
+        manifest = {name: value for name, value in json.loads(file.read_text()).items() if name != "sha256"}
+        sizes = [{name: each[name] for name in ("number", "rows", "updates")} for each in manifest["segments"]]
+        file.write_text(json.dumps({**manifest, "format": 2, "segments": sizes}))
+        before = Gallery.check(tmp_path / "gallery")
+        assert (before.ok, len(before.unverified)) == (True, 2)
+        again = Gallery.open(tmp_path / "gallery")
+        with again.store.changing():
+            again.store.change(rows(100, 101), more(1))
+        after = Gallery.check(tmp_path / "gallery")
+        assert (after.ok, after.unverified, after.files) == (True, before.unverified, before.files + 2)
+
+    @pytest.mark.parametrize("note", ["[]", "{", '{"format": 2}', '{"format": "x"}', '{"files": {}}', "[" * 60_000])
     def test_a_damaged_manifest(self, gallery: Gallery, tmp_path: Path, note: str) -> None:
         (tmp_path / "gallery" / "gallery.json").write_text(note)
         with pytest.raises(GalleryError, match="is damaged"):

@@ -370,6 +370,20 @@ def test_only_tensors(embeddings, labels):
         RecallAtKLoss()(embeddings, labels)
 
 
+TRANSFORMS = {
+    "grad": lambda function: torch.func.grad(function)(EMBEDDINGS),
+    "jacrev": lambda function: torch.func.jacrev(function)(EMBEDDINGS),
+    "vmap": lambda function: torch.func.vmap(function)(EMBEDDINGS[None]),
+}
+
+
+@pytest.mark.parametrize("transform", TRANSFORMS)
+@pytest.mark.parametrize("door", ["recall_at_k_loss", "SmoothAPLoss", "retrieval_metrics"])
+def test_transforms_of_torch_func_are_refused(door, transform):
+    with pytest.raises(TypeError, match=r"are inside a transform of torch\.func, which ranking losses and metrics do"):
+        TRANSFORMS[transform](lambda vectors: DOORS[door](vectors, LABELS))
+
+
 def test_numpy_numbers_are_accepted():
     value = recall_at_k_loss(EMBEDDINGS, LABELS, [np.int64(1), np.uint8(2)], np.float32(1), np.float64(0.01))
     assert value == recall_at_k_loss(EMBEDDINGS, LABELS, (1, 2))

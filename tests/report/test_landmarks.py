@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from shortlist.files import verified, with_checksum
 from shortlist.report.comparison import Comparison, compare_runs, write_comparison
 from shortlist.report.run_report import write_report
 from shortlist.training import RunFolder
@@ -54,7 +55,7 @@ class TestReport:
         assert "Mean over the landmark tests" not in read(page)[0]  # Paris was not tested with distractors
         run = RunFolder(Path(shutil.copytree(runs[0].path, tmp_path / "run")))
         tested = json.loads(run.evaluation_file.read_text())
-        tested.append({**tested[0], "data": "rparis6k+r1m"})
+        tested.append(with_checksum({**verified(tested[0], run.evaluation_file), "data": "rparis6k+r1m"}))
         run.evaluation_file.write_text(json.dumps(tested))
         text, _ = read(write_report(run.path))
         values = [100 * each["metrics"][f"mAP {setup}"]["value"] for each in tested for setup in ("medium", "hard")]

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from shortlist.batches import large_batch
 from shortlist.batches.large_batch import LargeBatchStep
 from shortlist.batches.memory import GraphSize, available_memory, is_out_of_memory
-from shortlist.errors import ModelError
+from shortlist.errors import ConfigError, ModelError, RunError
 from tests.training.steps import (
     LOSSES,
     MODELS,
@@ -501,6 +501,26 @@ def test_bad_keep_graphs(keep: object) -> None:
 class Pair(nn.Module):
     def forward(self, vectors: Tensor) -> tuple[Tensor, Tensor]:
         return vectors, vectors
+
+
+def test_labels_that_are_no_tensor() -> None:
+    with pytest.raises(TypeError, match=r"labels must be a torch.Tensor, got list: use torch.tensor\(labels\)"):
+        LargeBatchStep(make(mlp), LOSSES["recall"](), 6)(some_images(), some_labels().tolist())  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("loss", "found"), [(lambda vectors, _: 1.0, "not float"), (lambda vectors, _: vectors, r"not of shape \(20, 6\)")]
+)
+def test_a_loss_that_returns_no_scalar(loss: Any, found: str) -> None:
+    with pytest.raises(ConfigError, match=f"The loss must return a tensor with one value, {found}"):
+        LargeBatchStep(make(mlp), loss, 6)(some_images(), some_labels())
+
+
+def test_inside_inference_mode() -> None:
+    step, images, labels = LargeBatchStep(make(mlp), LOSSES["recall"](), 6), some_images(), some_labels()
+    with torch.inference_mode(), pytest.raises(RunError, match=r"call it outside of torch\.inference_mode"):
+        step(images, labels)
+    step(images, labels)  # control
 
 
 class Mean(nn.Module):

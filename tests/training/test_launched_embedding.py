@@ -135,4 +135,4 @@ def test_a_shard_of_several_processes(home: Path, commands: Commands) -> None:
         assert [each.wait() for each in launch(commands, number, *command, cwd=home)] == [0] * number
     one, two = (home / folder / "images.0-of-2.npy" for folder in ("parts-1", "parts-2"))
     assert one.read_bytes() == two.read_bytes()
-    assert left_out_images(one) == left_out_images(two) != []
+    assert left_out_images(one) == left_out_images(two) != {}

@@ -24,7 +24,7 @@ from shortlist.batches.memory import (
 from shortlist.batches.sizes import Images, by_size
 from shortlist.batches.undo import NewGradients, cuda_devices, leaves, seeded
 from shortlist.distributed import Processes, current_processes
-from shortlist.errors import ModelError, RunError, in_all_processes
+from shortlist.errors import ConfigError, ModelError, RunError, in_all_processes
 from shortlist.processor import require_bfloat16
 from shortlist.ranking.sharing import shared_queries
 from shortlist.seeds import derived_seed
@@ -96,9 +96,11 @@ class LargeBatchStep:
     Raises:
         ModelError: If the model has BatchNorm in training mode, which would use the statistics of chunks; if it returns
             different vectors in the second pass; or if it does not return one vector per image.
-        RunError: If memory does not suffice for a single image at a time, for the loss, or for the images themselves.
+        RunError: If memory does not suffice for a single image at a time, for the loss, or for the images themselves;
+            or if the step is called in `torch.inference_mode`.
         ProcessLostError: If another process has ended.
-        ConfigError: If `autocast` is bfloat16 and this CPU cannot execute it (see `shortlist.processor`).
+        ConfigError: If the loss does not return a scalar; or if `autocast` is bfloat16 and this CPU cannot execute it
+            (see `shortlist.processor`).
 
     Example:
         >>> model, loss = nn.Linear(3, 2), lambda vectors, labels: vectors.square().mean()
@@ -188,11 +190,16 @@ class LargeBatchStep:
 
     def _agree_on_batch(self, images: Images | Iterable[Images], labels: Tensor) -> _Batch:
         """Check that all processes have the same labels, and take the random seed of the first process."""
-        processes, number = self.processes, len(labels)
+        processes = self.processes
         if processes is not self._same_weights_in:
             processes.copy_from_main(self._all_tensors())
             self._same_weights_in = processes
         with processes.together():
+            if torch.is_inference_mode_enabled():
+                raise RunError("LargeBatchStep computes gradients: call it outside of torch.inference_mode().")
+            if not isinstance(labels, Tensor):
+                raise TypeError(f"labels must be a torch.Tensor, got {type(labels).__name__}: use torch.tensor(labels)")
+            number = len(labels)
             if isinstance(images, Tensor | list | tuple):
                 if len(images) != number:
                     raise ValueError(f"Got {len(images)} images and {number} labels: pass one label per image")
@@ -304,6 +311,9 @@ class LargeBatchStep:
                 shared_queries(share),
             ):
                 loss = self.loss(leaf, batch.labels.to(self._device))
+                if not isinstance(loss, Tensor) or loss.numel() != 1:
+                    found = f"of shape {tuple(loss.shape)}" if isinstance(loss, Tensor) else f"{type(loss).__name__}"
+                    raise ConfigError(f"The loss must return a tensor with one value, not {found}.")
                 if loss.requires_grad:
                     own = [each for each in leaves(loss) if each is not leaf]
                     gradients.collect(own)

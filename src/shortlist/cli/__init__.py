@@ -21,7 +21,17 @@ def main() -> None:
         sys.path.append("")  # the current folder, for modules of the user; last, so that they hide no other module
     try:
         with extra("all", "The shortlist command"):  # each module registers its commands
-            from shortlist.cli import data, export, recipes, reports, search, serving, sweeping, training  # noqa: F401
+            from shortlist.cli import (  # noqa: F401
+                data,
+                export,
+                planning,
+                recipes,
+                reports,
+                search,
+                serving,
+                sweeping,
+                training,
+            )
             from shortlist.cli.app import app, option_names
     except ShortlistError as error:
         print(f"Error: {error}", file=sys.stderr)
@@ -39,5 +49,19 @@ def main() -> None:
         if is_main_process() or not is_in_all_processes(error):
             print(f"Error: {error.strerror or error}{path}", file=sys.stderr)
         raise SystemExit(1) from None
+    except (MemoryError, RuntimeError) as error:
+        _report_out_of_memory(error)
+        raise SystemExit(1) from None
     except KeyboardInterrupt:
         raise SystemExit(130) from None
+
+
+def _report_out_of_memory(error: MemoryError | RuntimeError) -> None:
+    """Print a message if an error is a failed allocation, and raise it otherwise."""
+    from shortlist.batches.memory import is_out_of_memory
+
+    if not is_out_of_memory(error):
+        raise error
+    reason, _, _ = str(error).partition("\n")
+    text = f"There is not enough memory ({reason}). Use a smaller model, batch or image size."
+    print(f"Error: {text}", file=sys.stderr)

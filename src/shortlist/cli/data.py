@@ -79,6 +79,8 @@ def show(source: Source, root: Root = None, as_json: AsJson = False) -> None:
     console.print(table)
     sizes = "; ".join(f"{side}: {_format_range(facts[side])}" for side in ("width", "height"))
     console.print(f"{sizes} (min, median, max of {facts['sampled']:,} images)")
+    if facts["unreadable"]:
+        console.print(f"unreadable: {facts['unreadable']:,} of these images; shortlist data check gives the reasons")
     if "roles" in facts:
         console.print("; ".join(f"{role}: {number:,} images" for role, number in facts["roles"].items()))
     for kind in ("missing", "ignored"):

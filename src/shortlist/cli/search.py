@@ -28,6 +28,7 @@ from shortlist.cli.app import (
     quiet_milvus,
 )
 from shortlist.errors import DataError, did_you_mean
+from shortlist.locations import as_url
 
 if TYPE_CHECKING:
     from shortlist.data import Catalog
@@ -56,7 +57,7 @@ Workers = Annotated[
     ),
 ]
 
-gallery_app = typer.Typer(help="Show a gallery, add images to it, or remove images from it.", no_args_is_help=True)
+gallery_app = typer.Typer(help="Show or check a gallery, add images to it or remove images.", no_args_is_help=True)
 app.add_typer(gallery_app, name="gallery")
 
 
@@ -202,6 +203,24 @@ def show_gallery(place: Place, as_json: AsJson = False) -> None:
     _print_untruncated(table)
 
 
+@gallery_app.command("check")
+def check_gallery(place: Place, as_json: AsJsonWithProgress = False) -> None:
+    """Read all files of a gallery, and compare them with what was written. Exits with 1 if one is damaged."""
+    from shortlist.gallery import Gallery
+    from shortlist.progress import display_for
+
+    found = Gallery.check(place, display=display_for(sys.stderr, as_json=as_json))
+    if as_json:
+        print(json.dumps({**dataclasses.asdict(found), "ok": found.ok}, indent=2, ensure_ascii=False))
+    else:
+        for problem in found.problems:
+            print(f"damaged: {problem}")
+        for name in found.unverified:
+            print(f"not verified: {name} was written by an earlier version of shortlist, without a digest")
+        print(f"{found.files:,} files and the model checked: {len(found.problems)} problems")
+    raise typer.Exit(0 if found.ok else 1)
+
+
 @gallery_app.command()
 @embedding_command
 def add(
@@ -265,9 +284,9 @@ def _embed_shard(
     with display.task(f"embedding {catalog.name}, shard {shard}", "images") as progress:
         path = Parts(folder, encoder, catalog).embed(shard, workers=workers, progress=progress)
     note = read_note(path)
-    _report_unreadable(display, note["left_out"])
-    facts = {"part": str(path), "embedded": note["rows"], "unreadable": note["left_out"]}
-    text = f"{path}: images embedded: {note['rows']:,}, unreadable: {len(note['left_out']):,}."
+    _report_unreadable(display, note.left_out)
+    facts = {"part": str(path), "embedded": note.rows, "unreadable": note.left_out}
+    text = f"{path}: images embedded: {note.rows:,}, unreadable: {len(note.left_out):,}."
     _report_result(display, as_json, f"{text} When all shards are done, use --merge instead of --shard.", facts)
 
 
@@ -296,13 +315,13 @@ def _search_type(facts: dict[str, Any]) -> str:
     return f"approximate ({kind}, recall@{recall['at']} {100 * recall['recall']:.1f} %, measured with {queries})"
 
 
-def _report_unreadable(display: Display, unreadable: list[str]) -> None:
-    for path in unreadable:
-        display.message(f"unreadable: {path}", unreadable=path)
+def _report_unreadable(display: Display, unreadable: dict[str, str]) -> None:
+    for path, reason in unreadable.items():
+        display.message(f"unreadable: {path}: {reason}", unreadable=path, reason=reason)
 
 
 def _hit_facts(hit: Hit) -> dict[str, object]:
-    return {"id": hit.item.id, "score": hit.score, "label": hit.item.label, "path": str(hit.item.path)}
+    return {"id": hit.item.id, "score": hit.score, "label": hit.item.label, "path": as_url(hit.item.path)}
 
 
 def _print_hits(found: list[tuple[Path, list[Hit]]]) -> None:
@@ -310,7 +329,7 @@ def _print_hits(found: list[tuple[Path, list[Hit]]]) -> None:
         print(f"{query}:" if hits else f"{query}: nothing found")
         table = Table("", "score", "label", "image", box=None)
         for rank, hit in enumerate(hits, start=1):
-            table.add_row(str(rank), f"{hit.score:.4f}", hit.item.label or "-", str(_relative(hit.item.path)))
+            table.add_row(str(rank), f"{hit.score:.4f}", hit.item.label or "-", as_url(_relative(hit.item.path)))
         _print_untruncated(table)
 
 

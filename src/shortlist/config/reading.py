@@ -13,6 +13,8 @@ from pydantic import BaseModel, ValidationError
 from shortlist.config.schema import RunConfig
 from shortlist.errors import ConfigError, did_you_mean
 
+MAX_SHOWN = 100  # characters of an invalid value
+
 
 class _Loader(yaml.SafeLoader):
     """YAML loader that reads 1e-4 as a number, as YAML 1.2 does; PyYAML requires a dot and a sign."""
@@ -59,7 +61,7 @@ def read_yaml(text: str, where: str) -> dict[str, Any]:
     """Read the mapping in a YAML text without validating its keys."""
     try:
         values = yaml.load(text, _Loader)
-    except yaml.YAMLError as error:
+    except (yaml.YAMLError, RecursionError, ValueError) as error:  # ValueError: for example a date without a 13th month
         raise ConfigError(f"{where} is not valid YAML: {' '.join(str(error).split())}") from None
     if not isinstance(values, Mapping):
         raise ConfigError(f"{where} must be a mapping such as 'data: ...', not {type(values).__name__}.")
@@ -132,9 +134,10 @@ def _override(values: dict[str, Any], override: str) -> None:
     if not equals or not key:
         raise ConfigError(f"{override!r} is not of the form key=value, such as optimizer.lr=1e-4.")
     try:
-        _set(values, key, yaml.load(text, _Loader))
-    except yaml.YAMLError:
-        _set(values, key, text)
+        value = yaml.load(text, _Loader)
+    except (yaml.YAMLError, RecursionError, ValueError):
+        value = text
+    _set(values, key, value)
 
 
 def _set(values: dict[str, Any], key: str, value: Any) -> None:
@@ -161,9 +164,11 @@ def _describe(problem: dict[str, Any]) -> tuple[str, str]:
         return key, f"unknown key; {_nearest(names[-1], section)}"
     if problem["type"] == "missing":
         return key, "is required"
+    text = repr(problem["input"])
+    shown = f" (given: {text if len(text) <= MAX_SHOWN else text[:MAX_SHOWN] + '...'})"
     if problem["type"] == "model_type":
-        return key, f"must be a mapping with the keys {', '.join(section.model_fields)} (given: {problem['input']!r})"
-    given = "" if isinstance(problem["input"], Mapping | BaseModel) else f" (given: {problem['input']!r})"
+        return key, f"must be a mapping with the keys {', '.join(section.model_fields)}{shown}"
+    given = "" if isinstance(problem["input"], Mapping | BaseModel) else shown
     return key, problem["msg"].removeprefix("Value error, ").removeprefix("Input ") + given
 
 

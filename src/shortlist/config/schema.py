@@ -40,14 +40,20 @@ def _range(values: tuple[float, float]) -> tuple[float, float]:
     return values
 
 
+def _not_a_parent(name: str) -> str:
+    if name in (".", ".."):
+        raise ValueError("should be the name of a new folder")
+    return name
+
+
 Number = Annotated[float, BeforeValidator(_number), Field(allow_inf_nan=False)]
 Positive = Annotated[Number, Field(gt=0)]
 NonNegative = Annotated[Number, Field(ge=0)]
 Fraction = Annotated[Number, Field(ge=0, le=1)]
 PositiveFraction = Annotated[Fraction, Field(gt=0)]
 Decay = Annotated[Fraction, Field(lt=1)]
-NonNegativeInt = Annotated[int, BeforeValidator(_number), Field(ge=0)]
-Count = Annotated[NonNegativeInt, Field(ge=1)]
+NonNegativeInt = Annotated[int, BeforeValidator(_number), Field(ge=0, lt=2**63)]
+Count = Annotated[NonNegativeInt, Field(ge=1, lt=2**31)]
 Increasing = Annotated[tuple[Count, ...], AfterValidator(_increasing)]
 CutOffs = Annotated[Increasing, Field(min_length=1)]
 
@@ -58,6 +64,7 @@ CONFIG_KEYS = {  # argument of a Python function -> the config key that it is ta
     "backbone": "model.backbone",
     "backbone_args": "model.backbone_args",
     "batch_size": "batch.size",
+    "dim": "model.dim",
     "chunk_size": "batch.chunk_size",
     "freeze_batch_norm": "model.freeze_batch_norm",
     "imports": "imports",
@@ -394,7 +401,7 @@ class TrainingConfig(Section):
     steps: Count | None = None
     seed: NonNegativeInt = 0
     precision: Literal["float32", "bfloat16", "float16"] = "float32"
-    threads: Count | None = None  # CPU threads of torch; None: torch's default
+    threads: Count | None = None  # CPU threads of torch, at most one per core; None: torch's default
     clip_norm: Positive | None = None  # maximum norm of the gradient
     ema: Decay | None = None  # decay of a moving average of the weights, which is then evaluated and saved
     validate_every: Count = 1  # epochs
@@ -414,7 +421,7 @@ class EvaluationConfig(Section):
     """Evaluation of the trained embedder."""
 
     k: CutOffs | None = None  # values of k to report; None: those of the benchmark, or 1, 2, 4, 8
-    before: bool = True  # also evaluate before training
+    before: bool = True  # also evaluate the pretrained backbone alone, or a model with random weights, before training
     test_every: Count | None = None  # epochs; also test during training, which never selects anything; None: only after
     bootstrap: NonNegativeInt = 1000  # number of resamples for 95 % confidence intervals; 0: no intervals
     tests: tuple[TestConfig, ...] = ()  # empty: the test classes of data.source
@@ -427,7 +434,7 @@ Figures = dict[str, dict[str, Number]]  # test set -> metric -> %
 class RunConfig(Section):
     """Everything that a run depends on, and the results that were reported for it."""
 
-    name: Annotated[str, StringConstraints(pattern=r"^[\w.-]+$")]
+    name: Annotated[str, StringConstraints(pattern=r"^[\w.-]+$"), AfterValidator(_not_a_parent)]
     about: str = ""
     paper: Figures = {}  # results in the paper
     measured: Figures = {}  # results of this implementation

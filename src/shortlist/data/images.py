@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
+from functools import cache
 from pathlib import Path
 from random import Random
 from typing import Any, BinaryIO
@@ -18,7 +19,12 @@ from torch.utils.data import Dataset
 from shortlist.data.catalog import Catalog
 from shortlist.data.transforms import REDUCING_GAP, Crop, Transform, apply_crop, augmentation_rng, resize_pixels
 from shortlist.errors import DataError, ShortlistError
+from shortlist.locations import as_url, open_binary, size_and_mtime
 from shortlist.seeds import derived_seed
+
+# Formats that Pillow decodes in this process. For others, such as EPS, it would start external programs. TGA is last,
+# because its files have no signature.
+FORMATS = ("JPEG", "PNG", "WEBP", "GIF", "BMP", "TIFF", "AVIF", "JPEG2000", "PPM", "TGA")
 
 Key = tuple[int, int]  # epoch, index of the image in its catalog
 
@@ -47,14 +53,14 @@ class ImageError(DataError):
         self.reason = reason
 
     def __str__(self) -> str:
-        return f"cannot read the image {self.path}: {self.reason}"
+        return f"cannot read the image {as_url(self.path)}: {self.reason}"
 
 
 def load_image(path: Path | str, at_least: int | None = None) -> Image.Image:
     """Load an image, upright and in RGB.
 
     Args:
-        path: File in any format that Pillow reads. Transparent pixels become white, and 16 bits are scaled to 8.
+        path: File in one of `FORMATS`. Transparent pixels become white, and 16 bits are scaled to 8.
         at_least: Minimum length of the shorter side in pixels. A JPEG may then be decoded at 1/2, 1/4 or 1/8 of its
             size, which is much faster. None decodes at full size.
 
@@ -72,26 +78,36 @@ def open_image(path: Path | str, content: BinaryIO | None = None) -> Iterator[Im
     """Open an image and read its header, but not its pixels. Exceptions in the `with` block become ImageErrors.
 
     Args:
-        path: The file.
+        path: The file. Its format is recognised by its content and must be one of `FORMATS`.
         content: Content of the file, if it has already been read.
 
     Raises:
-        ImageError: If the file does not exist, is truncated or is not an image.
+        ImageError: If the file does not exist, is not a regular file, is truncated or is not an image.
     """
     try:
-        with Image.open(path if content is None else content) as image:
+        with (
+            open_binary(Path(path)) if content is None else nullcontext(content) as file,
+            Image.open(file, formats=_formats()) as image,
+        ):
             yield image
     except ShortlistError:
         raise
     except FileNotFoundError as error:
         raise ImageError(path, "there is no such file") from error
     except UnidentifiedImageError as error:
-        empty = not (Path(path).stat().st_size if content is None else content.seek(0, os.SEEK_END))
-        reason = "the file is empty" if empty else "it is not an image, or Pillow does not support its format"
-        raise ImageError(path, reason) from error
+        empty = not ((size_and_mtime(Path(path)) or (0,))[0] if content is None else content.seek(0, os.SEEK_END))
+        unknown = f"it is not an image, or its format is not one of {', '.join(_formats())}"
+        raise ImageError(path, "the file is empty" if empty else unknown) from error
     except Exception as error:  # Pillow's decoders raise almost any exception for damaged files
         reason = getattr(error, "strerror", None) or str(error).partition("\n")[0] or type(error).__name__
         raise ImageError(path, reason) from error
+
+
+@cache
+def _formats() -> tuple[str, ...]:
+    """Return those of the formats that this build of Pillow reads."""
+    Image.init()
+    return tuple(name for name in FORMATS if name in Image.OPEN)
 
 
 def as_image(pixels: Image.Image | Tensor | NDArray[Any]) -> Image.Image:

@@ -21,7 +21,8 @@ from shortlist.data import Catalog, ImageDataset, ImageError, Transform, image_c
 from shortlist.distributed import Processes, current_processes
 from shortlist.encoding.vector_file import VectorFile
 from shortlist.errors import DataError, RunError
-from shortlist.files import exclusive_write, size_and_mtime
+from shortlist.files import exclusive_write
+from shortlist.locations import size_and_mtime
 from shortlist.model import EmbedderConfig
 from shortlist.progress import Progress
 
@@ -35,7 +36,17 @@ class NonFiniteError(RunError):
 
 
 class NoReadableImageError(DataError):
-    """None of the images can be read."""
+    """None of the images can be read.
+
+    Args:
+        name: Name of the images.
+        left_out: Their paths, and the reasons.
+    """
+
+    def __init__(self, name: str, left_out: dict[str, str]) -> None:
+        path, reason = next(iter(left_out.items()))
+        super().__init__(f"{name}: none of its {len(left_out):,} images can be read (first: {path}: {reason})")
+        self.left_out = left_out
 
 
 def embed_images(
@@ -135,13 +146,13 @@ def embed_dataset(
 
     See `embed_to_file`; `batch_size` counts images, and the digest of `file` determines which vectors can be reused.
     """
-    path, catalog = file.path, dataset.catalog
+    path = file.path
     if file.done:
         return path
     with exclusive_write(path), file:
         append_embeddings(embedder, dataset, file, on_missing, batch_size, workers, progress)
-        if not file.rows:
-            raise NoReadableImageError(f"{catalog.name}: none of its {len(catalog)} images can be read")
+        if not file.note.rows:
+            raise NoReadableImageError(dataset.catalog.name, file.note.left_out)
         file.finish()
     return path
 
@@ -157,16 +168,25 @@ def append_embeddings(
 ) -> None:
     """Embed the images that an open file does not have yet; see `embed_dataset`."""
     catalog = dataset.catalog
-    job = _Job(embedder, dataset, _batches(file.seen, len(catalog), batch_size), workers, on_missing == "skip")
+    job = _Job(embedder, dataset, _batches(file.note.seen, len(catalog), batch_size), workers, on_missing == "skip")
     try:
         with job.shared() as rounds:
             for each in rounds:
-                file.leave_out(catalog.file(index) for index in each.unreadable)
+                file.leave_out({str(catalog.file(index)): _reason(dataset, index) for index in each.unreadable})
                 _append(file, each.vectors, each.seen)
                 if progress is not None:
-                    progress(file.seen, len(catalog))
+                    progress(file.note.seen, len(catalog))
     except ImageError as error:
         raise DataError(f'{error}. Leave such images out with `on_missing="skip"`') from error
+
+
+def _reason(dataset: ImageDataset, index: int) -> str:
+    """Return why an image cannot be read; it may be another process that has found out that it cannot."""
+    try:
+        dataset[0, index]
+    except ImageError as error:
+        return error.reason
+    return "it could not be read at first, but later"
 
 
 def write_embeddings(
@@ -176,7 +196,7 @@ def write_embeddings(
     file = VectorFile(Path(path), digest(embedder, catalog, transform, np.float32), np.float32)
     if not file.done:
         with exclusive_write(file.path), file:
-            _append(file, vectors[file.rows :], seen=len(catalog))
+            _append(file, vectors[file.note.rows :], seen=len(catalog))
             file.finish()
     return file.path
 

@@ -23,8 +23,8 @@ from shortlist.data import Transform
 from shortlist.data.images import as_image, load_crop
 from shortlist.data.transforms import apply_crop
 from shortlist.encoding.pretrained import TRANSFORMS, is_timm, open_pretrained
-from shortlist.errors import ConfigError, ModelError
-from shortlist.files import write_json
+from shortlist.errors import ConfigError, ModelError, RunError
+from shortlist.files import read_json, verified, with_checksum, write_json
 from shortlist.model import Embedder, MultiScale
 from shortlist.progress import Display, default_display
 
@@ -188,7 +188,7 @@ class Encoder:
     def save(self, folder: Path | str) -> Path:
         """Write the embedder and `encoder.json` to a folder, and return the folder."""
         folder = self.embedder.save(folder)
-        write_json(folder / ENCODER_FILE, self.settings())
+        write_json(folder / ENCODER_FILE, with_checksum(self.settings()))
         return folder
 
     @classmethod
@@ -206,13 +206,11 @@ class Encoder:
             ModelError: A file is missing or damaged.
         """
         embedder, file = Embedder.load(folder, model), Path(folder) / ENCODER_FILE
+        found = read_settings(file) if settings is None else settings
         try:
-            found = json.loads(file.read_text(encoding="utf-8")) if settings is None else settings
             transform = TRANSFORMS[found["sees"]](**found["images"])
             return cls(embedder, transform, tuple(found["scales"]), found["batch_size"])
-        except FileNotFoundError:
-            raise ModelError(f"there is no {ENCODER_FILE} in {folder}, which defines the image preprocessing") from None
-        except (OSError, ValueError, KeyError, TypeError) as error:
+        except (ValueError, KeyError, TypeError) as error:
             raise ModelError(f"{file} is damaged ({error!r})") from error
 
     def settings(self) -> dict[str, Any]:
@@ -220,6 +218,20 @@ class Encoder:
         kind = next(name for name, kind in TRANSFORMS.items() if isinstance(self.transform, kind))
         images = asdict(self.transform)  # type: ignore[call-overload]
         return {"sees": kind, "images": images, "scales": list(self.scales), "batch_size": self.batch_size}
+
+
+def read_settings(file: Path) -> dict[str, Any]:
+    """Read the settings of an encoder, which `Encoder.save` wrote to encoder.json.
+
+    Raises:
+        ModelError: The file is missing or damaged.
+    """
+    if not file.is_file():
+        raise ModelError(f"there is no {file.name} in {file.parent}, which defines the image preprocessing")
+    try:
+        return verified(read_json(file, dict[str, Any]), file)
+    except (OSError, RunError) as error:
+        raise ModelError(str(error)) from error
 
 
 def is_single(images: ImageLike | Iterable[ImageLike]) -> bool:

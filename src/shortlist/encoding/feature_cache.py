@@ -20,7 +20,8 @@ from shortlist.data.images import ViewDataset
 from shortlist.encoding.embed import embed_dataset
 from shortlist.encoding.vector_file import VectorFile
 from shortlist.errors import RunError
-from shortlist.files import exclusive_lock, read_json, size_and_mtime, write_text_atomically
+from shortlist.files import exclusive_lock, read_json, write_text_atomically
+from shortlist.locations import size_and_mtime
 from shortlist.model import Embedder
 from shortlist.progress import Progress
 from shortlist.search import open_vectors
@@ -180,13 +181,22 @@ _Index = dict[str, tuple[Path, int]]  # key of an image -> file and row
 
 
 def _index(folder: Path, views: Views) -> _Index:
-    """Return the images in the complete files of a folder."""
+    """Return the images in the complete files of a folder. Damaged files are ignored."""
     found: _Index = {}
     for images in sorted(folder.glob(f"*{IMAGES}")):
-        file = _vector_file(images, views)
-        if file.done:
-            found |= {key: (file.path, row) for row, key in enumerate(read_json(images))}
+        file, keys = _vector_file(images, views), _listed_keys(images)
+        if file.rows_done == len(keys):
+            found |= {key: (file.path, row) for row, key in enumerate(keys)}
     return found
+
+
+def _listed_keys(images: Path) -> list[str]:
+    """Return the keys of the images that are listed in a file; none if it is damaged."""
+    try:
+        keys: list[str] = read_json(images, list[str])
+    except RunError:
+        return []
+    return keys
 
 
 def _vector_file(images: Path, views: Views) -> VectorFile:
@@ -195,16 +205,20 @@ def _vector_file(images: Path, views: Views) -> VectorFile:
 
 
 def _keep_unfinished(folder: Path, views: Views) -> None:
-    """Turn files that interrupted processes have begun into complete files of the images that they contain."""
+    """Turn files that interrupted processes have begun into complete files of the images that they contain.
+
+    Damaged files are deleted.
+    """
     for images in folder.glob(f"*{IMAGES}"):
-        file = _vector_file(images, views)
-        if file.done:
+        file, keys = _vector_file(images, views), _listed_keys(images)
+        if file.rows_done == len(keys):
             continue
         with file:
-            if file.rows:
-                write_text_atomically(images, json.dumps(read_json(images)[: file.rows]) + "\n")
+            usable = 0 < file.note.rows <= len(keys)
+            if usable:
+                write_text_atomically(images, json.dumps(keys[: file.note.rows]) + "\n")
                 file.finish()
-        if not file.rows:
+        if not usable:
             images.unlink()
             file.part.unlink()
 

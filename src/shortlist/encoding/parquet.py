@@ -17,10 +17,11 @@ from shortlist.distributed import current_processes
 from shortlist.encoding.embed import NoReadableImageError
 from shortlist.encoding.encoder import Encoder
 from shortlist.encoding.shards import Parts, encode_to_file
-from shortlist.encoding.vector_file import left_out_images
+from shortlist.encoding.vector_file import NO_FILE, left_out_images, with_absolute_paths
 from shortlist.errors import DataError
 from shortlist.extras import extra
-from shortlist.files import absolute_path, atomic_replace, exclusive_write, remove_unfinished, size_and_mtime
+from shortlist.files import atomic_replace, exclusive_write, remove_unfinished
+from shortlist.locations import absolute_path, join, size_and_mtime
 from shortlist.progress import Display, Progress, default_display
 from shortlist.search.vectors import open_vectors
 
@@ -44,13 +45,13 @@ class EmbedResult:
         embedded: New or changed images, which were embedded.
         kept: Unchanged images whose vectors were kept.
         dropped: Vectors that were removed, since their images are no longer in the catalog or have changed.
-        unreadable: Paths of images that are missing or cannot be read.
+        unreadable: Paths of images that are missing or cannot be read, and the reasons.
     """
 
     embedded: int = 0
     kept: int = 0
     dropped: int = 0
-    unreadable: list[str] = field(default_factory=list)
+    unreadable: dict[str, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -104,7 +105,9 @@ class _TableUpdate:
     def __init__(self, encoder: Encoder, catalog: Catalog, path: Path, parts: Parts | None) -> None:
         self.encoder, self.catalog, self.path, self.parts = encoder, catalog, path, parts
         self.work = path.with_name(f".{path.name}.embedding")
-        self.result = EmbedResult(unreadable=[absolute_path(catalog.root / each) for each in catalog.missing])
+        self.result = EmbedResult(
+            unreadable={absolute_path(join(catalog.root, each)): NO_FILE for each in catalog.missing}
+        )
         self.schema = _schema(encoder, catalog)
         self.images = dict(self._images())
 
@@ -113,10 +116,10 @@ class _TableUpdate:
         kept = {key for key, (_, stamp) in existing.items() if key in self.images and self.images[key].stamp == stamp}
         new = {key: image for key, image in self.images.items() if key not in kept}
         vectors = self._embed([image.index for image in new.values()], workers, progress)
-        unreadable = set(self.result.unreadable)
+        unreadable = self.result.unreadable
         new = {key: image for key, image in new.items() if key[0] not in unreadable}
         if not new and not kept:
-            raise DataError(f"{self.catalog.name}: none of its {len(unreadable):,} images can be read")
+            raise NoReadableImageError(self.catalog.name, unreadable)
         if len(vectors) != len(new):
             raise DataError(f"{self.catalog.name}: an image with several boxes can be read in some of them only")
         self.result.embedded, self.result.kept = len(new), len(kept)
@@ -137,7 +140,7 @@ class _TableUpdate:
             path = absolute_path(catalog.file(index))
             stamp = size_and_mtime(Path(path))
             if stamp is None:
-                self.result.unreadable.append(path)
+                self.result.unreadable[path] = NO_FILE
                 continue
             box, label = catalog.box(index), catalog.class_names[catalog.labels[index]] or None
             yield (path, None if box is None else tuple(box)), _Image(index, label, stamp)
@@ -164,10 +167,10 @@ class _TableUpdate:
         try:
             settings: dict[str, Any] = {"images": indices, "parts": self.parts, "workers": workers}
             encode_to_file(self.encoder, self.catalog, file, progress=progress, **settings)
-        except NoReadableImageError:
-            self.result.unreadable += [absolute_path(self.catalog.file(index)) for index in indices]
+        except NoReadableImageError as error:
+            self.result.unreadable |= with_absolute_paths(error.left_out)
             return []
-        self.result.unreadable += sorted({absolute_path(path) for path in left_out_images(file)})
+        self.result.unreadable |= with_absolute_paths(left_out_images(file))
         return open_vectors(file)
 
     def _kept_batches(self, kept: set[Key]) -> Iterator[pa.RecordBatch]:

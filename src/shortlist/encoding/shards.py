@@ -142,15 +142,16 @@ class Parts:
         if file.done:
             return path
         with exclusive_write(path), file:
-            for start in range(file.seen, len(images), _ROWS):
+            for start in range(file.note.seen, len(images), _ROWS):
                 indices = np.asarray(images[start : start + _ROWS])
                 rows = self._rows[indices]
-                file.leave_out(self.catalog.file(index) for index in indices[rows < 0].tolist())
+                paths = [str(self.catalog.file(index)) for index in indices[rows < 0].tolist()]
+                file.leave_out({path: self._left_out[path] for path in paths})
                 file.append(self._vectors[rows[rows >= 0]], start + len(indices))
                 if progress is not None:
-                    progress(file.seen, len(images))
-            if not file.rows:
-                raise NoReadableImageError(f"{self.catalog.name}: none of its {len(images)} images can be read")
+                    progress(file.note.seen, len(images))
+            if not file.note.rows:
+                raise NoReadableImageError(self.catalog.name, file.note.left_out)
             file.finish()
         return path
 
@@ -183,7 +184,7 @@ class Parts:
         """Yield all complete parts of catalogs with this name."""
         for note in sorted(self.folder.glob(f"{glob.escape(self.catalog.name)}.*.npy.json")):
             path = note.with_suffix("")
-            if path.is_file() and (shard := read_note(path).get("shard")):
+            if path.is_file() and (shard := read_note(path).shard):
                 yield Shard(*shard), path
 
     @cached_property
@@ -210,18 +211,24 @@ class Parts:
 
     def _problem(self, file: VectorFile) -> str | None:
         note = read_note(file.path)
-        if not note or not file.path.is_file():
+        if not note.digest or not file.path.is_file():
             return "is missing or not finished"
-        if note.get("network") != self._facts["network"]:
+        if note.network != self._facts["network"]:
             return "has vectors of another model"
-        if note.get("catalog") != self._facts["catalog"]:
+        if note.catalog != self._facts["catalog"]:
             return "was made from another list of images"
         return None if file.done else "is damaged, or its images have changed since"
 
     @cached_property
     def _vectors(self) -> StackedVectors:
-        vectors = [open_vectors(file.path) for file in self._parts.values() if read_note(file.path)["rows"]]
+        vectors = [open_vectors(file.path) for file in self._parts.values() if read_note(file.path).rows]
         return StackedVectors(vectors, self.encoder.dim)
+
+    @cached_property
+    def _left_out(self) -> dict[str, str]:
+        """Images that cannot be read, and the reasons."""
+        notes = [read_note(file.path) for file in self._parts.values()]
+        return {path: reason for note in notes for path, reason in note.left_out.items()}
 
     @cached_property
     def _rows(self) -> NDArray[np.int64]:
@@ -229,9 +236,9 @@ class Parts:
         readable = np.ones(len(self.catalog), dtype=bool)
         for shard, file in self._parts.items():
             images, note = shard.images(len(self.catalog), self.encoder.batch_size), read_note(file.path)
-            if left_out := set(note["left_out"]):
-                readable[images] = [str(self.catalog.file(index)) not in left_out for index in images]
-            if readable[images].sum() != note["rows"]:
+            if note.left_out:
+                readable[images] = [str(self.catalog.file(index)) not in note.left_out for index in images]
+            if readable[images].sum() != note.rows:
                 raise DataError(f"{file.path}: an image with several boxes can be read in some of them only")
         return np.where(readable, np.cumsum(readable) - 1, -1)
 

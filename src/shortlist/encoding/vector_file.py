@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-import json
 import os
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from contextlib import suppress
+from dataclasses import asdict, dataclass, field
+from functools import lru_cache
 from pathlib import Path
 from types import TracebackType
 from typing import Any
@@ -14,10 +15,40 @@ from typing import Any
 import numpy as np
 from numpy.typing import DTypeLike, NDArray
 
-from shortlist.files import remove_unfinished, write_json
+from shortlist.errors import RunError
+from shortlist.files import file_digest, read_json, remove_unfinished, write_json
+from shortlist.locations import absolute_path, size_and_mtime
 
 NOTE_INTERVAL = 30.0  # seconds between two notes of the progress: the most work that a killed process loses
 HEADER_BYTES = 128
+NO_FILE = "there is no such file, or its name is not valid UTF-8"  # reason for which a catalog lists a file as missing
+
+
+@dataclass
+class Note:
+    """What a file holds so far.
+
+    Args:
+        digest: Digest of everything that determines the vectors.
+        rows: Number of vectors.
+        dimensions: Dimension of the vectors.
+        seen: Number of images that are done: written or left out.
+        left_out: Images that could not be read, and the reasons.
+        sha256: Digest of the complete file.
+        shard: Of a part: number of the shard, and number of shards.
+        catalog: Of a part: fingerprint of the catalog, which is the same in all parts.
+        network: Of a part: digest of the network, which is the same in all parts.
+    """
+
+    digest: str = ""
+    rows: int = 0
+    dimensions: int = 0
+    seen: int = 0
+    left_out: dict[str, str] = field(default_factory=dict)
+    sha256: str = ""
+    shard: tuple[int, int] | None = None
+    catalog: str = ""
+    network: str = ""
 
 
 class VectorFile:
@@ -36,33 +67,34 @@ class VectorFile:
     def __init__(
         self, path: Path, digest: str, dtype: DTypeLike = np.float16, facts: Mapping[str, Any] | None = None
     ) -> None:
-        self.path, self.digest, self.dtype, self.facts = path, digest, np.dtype(dtype), dict(facts or {})
+        self.path, self.dtype = path, np.dtype(dtype)
         self.note_file = path.with_name(f"{path.name}.json")
         self.part, self.part_note = (path.with_name(f".{path.name}.part{ending}") for ending in ("", ".json"))
-        self.rows = self.dimensions = 0  # shape of what has been written
-        self.seen = 0  # images that are done: written or left out
-        self.left_out: list[str] = []
+        self.note = Note(digest, **(facts or {}))
         self._last_note = time.monotonic()
 
     @property
     def done(self) -> bool:
-        """Whether the complete file exists and has this digest."""
-        note = read_note(self.path)
-        if note.get("digest") != self.digest or not self.path.is_file():
-            return False
-        size = note["rows"] * note["dimensions"] * self.dtype.itemsize
-        return bool(self.path.stat().st_size == HEADER_BYTES + size)
+        """Whether the complete file exists, has this digest and is undamaged."""
+        return self.rows_done is not None
+
+    @property
+    def rows_done(self) -> int | None:
+        """Number of vectors in the file, or None if it is not `done`."""
+        note, stamp = read_note(self.path), size_and_mtime(self.path)
+        if note.digest != self.note.digest or stamp is None or stamp[0] != self._size(note):
+            return None
+        return note.rows if _digest_of(self.path, stamp) == note.sha256 else None
 
     def __enter__(self) -> VectorFile:
         self.path.parent.mkdir(parents=True, exist_ok=True)
         for file in (self.note_file, self.part_note):
             remove_unfinished(file)
         note = _read_note(self.part_note)
-        if note.get("digest") == self.digest and self.part.is_file():
-            self.rows, self.seen, self.dimensions = note["rows"], note["seen"], note["dimensions"]
-            self.left_out = list(note["left_out"])
+        if note.digest == self.note.digest and self.part.is_file() and self.part.stat().st_size >= self._size(note):
+            self.note = note
             self._stream = self.part.open("r+b")
-            self._stream.truncate(self._noted_bytes)
+            self._stream.truncate(self._size(note))
         else:
             self.part_note.unlink(missing_ok=True)
             self._stream = self.part.open("w+b")
@@ -71,65 +103,77 @@ class VectorFile:
 
     def append(self, vectors: NDArray[Any], seen: int) -> None:
         """Write more vectors, (n, d), after which `seen` images are done."""
+        note = self.note
         if not len(vectors):
-            self.seen = seen
+            note.seen = seen
             return
-        if not self.dimensions:
-            self.dimensions = vectors.shape[1]
-            self._stream.write(_header((0, self.dimensions), self.dtype))
+        if not note.dimensions:
+            note.dimensions = vectors.shape[1]
+            self._stream.write(_header((0, note.dimensions), self.dtype))
         self._stream.write(np.ascontiguousarray(vectors, dtype=self.dtype).tobytes())
-        self.rows, self.seen = self.rows + len(vectors), seen
+        note.rows, note.seen = note.rows + len(vectors), seen
         if time.monotonic() - self._last_note >= NOTE_INTERVAL:
             self._write_note(self.part_note)
 
-    def leave_out(self, images: Iterable[Path]) -> None:
-        """Note images that cannot be read. Each is listed once, also if the catalog lists it twice."""
-        self.left_out += [path for path in dict.fromkeys(map(str, images)) if path not in self.left_out]
+    def leave_out(self, images: Mapping[str, str]) -> None:
+        """Note images that cannot be read, and the reasons."""
+        self.note.left_out |= images
 
     def finish(self) -> None:
         """Write the final number of rows into the header, and rename the file to its final path."""
         self._stream.seek(0)
-        self._stream.write(_header((self.rows, self.dimensions), self.dtype))
+        self._stream.write(_header((self.note.rows, self.note.dimensions), self.dtype))
         self._write_note(self.part_note)
+        self.note.sha256 = file_digest(self.part)
         self.path.unlink(missing_ok=True)  # an older file, which the new note does not describe
         self._write_note(self.note_file)
         self.part.replace(self.path)
         self.part_note.unlink(missing_ok=True)
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
-        if kind is not None and self.rows:
+        if kind is not None and self.note.rows:
             with suppress(OSError):  # the error that ends the context is more important
                 self._write_note(self.part_note)
         self._stream.close()
 
-    @property
-    def _noted_bytes(self) -> int:
-        return HEADER_BYTES + self.rows * self.dimensions * self.dtype.itemsize
+    def _size(self, note: Note) -> int:
+        return HEADER_BYTES + note.rows * note.dimensions * self.dtype.itemsize
 
     def _write_note(self, file: Path) -> None:
         self._stream.flush()
         os.fsync(self._stream.fileno())  # the note must not be ahead of the vectors
-        note = {name: getattr(self, name) for name in ("digest", "rows", "dimensions", "seen", "left_out")}
-        write_json(file, {**self.facts, **note})
+        write_json(file, asdict(self.note))
         self._last_note = time.monotonic()
 
 
-def left_out_images(path: Path) -> list[str]:
-    """Return the images that were left out of a complete vector file because they could not be read."""
-    return list(read_note(path).get("left_out", []))
+@lru_cache
+def _digest_of(path: Path, stamp: tuple[int, int]) -> str:
+    """Return the digest of a file, which is read again only if its size or modification time has changed."""
+    return file_digest(path)
 
 
-def read_note(path: Path) -> dict[str, Any]:
+def left_out_images(path: Path) -> dict[str, str]:
+    """Return the images that were left out of a complete vector file because they could not be read, and why."""
+    return read_note(path).left_out
+
+
+def read_note(path: Path) -> Note:
     """Return the note of a complete vector file; an empty one if there is none."""
     return _read_note(path.with_name(f"{path.name}.json"))
 
 
-def _read_note(file: Path) -> dict[str, Any]:
+def with_absolute_paths(left_out: dict[str, str]) -> dict[str, str]:
+    """Return images that were left out, sorted by their absolute paths, and the reasons."""
+    return dict(sorted((absolute_path(path), reason) for path, reason in left_out.items()))
+
+
+def _read_note(file: Path) -> Note:
+    """Read a note. One that is missing or damaged belongs to no vectors."""
     try:
-        note = json.loads(file.read_text(encoding="utf-8"))
-    except (OSError, ValueError):
-        return {}
-    return note if isinstance(note, dict) else {}
+        note: Note = read_json(file, Note)
+    except (OSError, RunError):
+        return Note()
+    return note
 
 
 def _header(shape: tuple[int, int], dtype: np.dtype[Any]) -> bytes:

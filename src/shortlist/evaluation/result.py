@@ -5,9 +5,11 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from itertools import groupby
+from pathlib import Path
 from typing import Any
 
 from shortlist.evaluation.intervals import Estimate
+from shortlist.files import read_json, validated, verified, with_checksum
 
 
 @dataclass(frozen=True)
@@ -59,12 +61,15 @@ class Evaluation:
         return {name: 100 * self.metrics[name].value - self.paper[name] for name in both}
 
     def to_dict(self) -> dict[str, Any]:
-        """Return JSON-serializable values, as in evaluation.json."""
-        return {**asdict(self), "remarks": list(self.remarks), "difference": self.difference}
+        """Return JSON-serializable values, as in evaluation.json, and their digest."""
+        return with_checksum({**asdict(self), "remarks": list(self.remarks), "difference": self.difference})
 
-    @classmethod
-    def from_dict(cls, found: Mapping[str, Any]) -> Evaluation:
-        """Create an evaluation from what `to_dict` returned."""
-        fields = {name: found[name] for name in cls.__dataclass_fields__}
-        metrics = {name: Estimate(**each) for name, each in found["metrics"].items()}
-        return cls(**{**fields, "metrics": metrics, "remarks": tuple(found["remarks"])})
+
+def read_evaluations(file: Path) -> list[Evaluation]:
+    """Read what `Evaluation.to_dict` returned for each evaluation.
+
+    Raises:
+        RunError: The file is missing or damaged.
+    """
+    found = read_json(file, list[dict[str, Any]])
+    return [validated(verified(each, file), file, Evaluation) for each in found]

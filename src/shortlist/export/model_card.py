@@ -13,6 +13,7 @@ from shortlist.config import RunConfig
 from shortlist.data import BENCHMARKS, Catalog
 from shortlist.encoding import Encoder
 from shortlist.export.source import ExportSource
+from shortlist.training.baseline import baseline_name
 
 CONFIG_SECTIONS = ("images", "loss", "batch", "optimizer", "schedule", "training")  # those without file names
 
@@ -20,13 +21,13 @@ CONFIG_SECTIONS = ("images", "loss", "batch", "optimizer", "schedule", "training
 def model_card(encoder: Encoder, source: ExportSource, check: Mapping[str, Any], license: str | None) -> str:  # noqa: A002
     """Return the card: Markdown with the YAML metadata that model hubs read."""
     name = source.name
-    tests: list[dict[str, Any]] = source.read("evaluation.json") or []
+    tests = source.evaluations()
     sections = [
         f"# {_text(name)}",
         _summary(encoder, source.config),
         _usage(encoder, check),
         _data(source),
-        _results(tests, source.read("evaluation-before.json") or []),
+        _results(tests, source.evaluations(before=True)),
         _limitations(tests, source.catalog),
         _training(source),
         _license(encoder, license),
@@ -58,9 +59,9 @@ def _summary(encoder: Encoder, config: RunConfig | None) -> str:
     norm = ", layer norm" if model.layer_norm else ", L2 normalisation" if model.l2_pooled else ""
     linear = "" if model.dim is None else f", linear layer to {model.dim} dimensions"
     how = "" if config is None else f" Trained with shortlist and the loss `{_text(config.loss.name)}`."
+    trained = "" if config is None else "; images of the same class are trained to have a large dot product"
     return (
-        f"Maps an image to a unit vector of {encoder.dim} dimensions; images of the same class are trained to have a "
-        f"large dot product. timm backbone `{_text(model.backbone)}`, `{model.pooling}` pooling{norm}{linear}, L2 "
+        f"Maps an image to a unit vector of {encoder.dim} dimensions{trained}. timm backbone `{_text(model.backbone)}`, `{model.pooling}` pooling{norm}{linear}, L2 "
         f"normalisation.{how}"
     )
 
@@ -87,7 +88,7 @@ Its vectors were compared with those of the run on {_text(check["images"])}: the
 def _data(source: ExportSource) -> str:
     if source.config is None:
         return "## Training data\n\nUnknown: the package was exported from a saved model without its run."
-    data, catalog, facts = source.config.data, source.catalog, source.read("facts.json") or {}
+    data, catalog, facts = source.config.data, source.catalog, source.facts()
     name = _text(data.source if data.source in BENCHMARKS else Path(data.source).name)
     lines = [f"## Training data\n\nSource: `{name}`. Validation: `{_text(str(data.validation))}`."]
     if catalog is None:
@@ -95,7 +96,7 @@ def _data(source: ExportSource) -> str:
     else:
         lines.append("\n".join(_table(("split", "images", "classes"), _counts(catalog))))
     too_small, missing = len(facts.get("classes_too_small", ())), len(facts.get("missing", ()))
-    unreadable = len(source.read("unreadable.json") or ())
+    unreadable = source.unreadable()
     lines.append(
         f"Excluded: {too_small} classes with too few images for a batch, {missing} missing and {unreadable} unreadable "
         "images."
@@ -113,14 +114,15 @@ def _results(tests: Sequence[Mapping[str, Any]], before: Sequence[Mapping[str, A
     if not tests:
         return "## Results\n\nNone: the model was not evaluated."
     parts = ["## Results\n\nIn %, with 95 % confidence intervals from a bootstrap over queries."]
+    baseline = baseline_name([remark for each in before for remark in each["remarks"]])
     earlier = {(each["data"], each["split"]): each["metrics"] for each in before}
     for test in tests:
         first = earlier.get((test["data"], test["split"]), {})
-        columns = {"before training": first, "paper": test["paper"]}
+        columns = {baseline: first, "paper": test["paper"]}
         shown = [column for column, values in columns.items() if values]
         rows = []
         for metric, each in test["metrics"].items():
-            others = {"before training": _percent(first.get(metric)), "paper": str(test["paper"].get(metric, "-"))}
+            others = {baseline: _percent(first.get(metric)), "paper": str(test["paper"].get(metric, "-"))}
             rows.append((metric, _percent(each), *(others[column] for column in shown)))
         title = f"`{_text(test['data'])}`, {test['split']}, {_text(test['protocol'])}: {test['queries']:,} queries"
         parts.append(f"{title} against {test['gallery']:,} images each.")
@@ -155,7 +157,7 @@ def _training(source: ExportSource) -> str:
     settings = source.config.model_dump(mode="json", include=set(CONFIG_SECTIONS), exclude_none=True)
     ordered = {section: settings[section] for section in CONFIG_SECTIONS}
     shown = yaml.safe_dump(ordered, sort_keys=False, allow_unicode=True, default_flow_style=None)
-    facts = source.read("facts.json") or {}
+    facts = source.facts()
     versions = ", ".join(f"{name} {value}" for name, value in facts.get("versions", {}).items() if value)
     started = f" Started {facts['started']}." if "started" in facts else ""
     return f"## Training\n\n{versions}.{started}\n\n```yaml\n{shown}```"

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import inspect
-import json
 import runpy
 import tempfile
 from pathlib import Path
@@ -19,7 +18,7 @@ from shortlist.errors import ModelError, RunError
 from shortlist.export.metadata import describe, preprocess
 from shortlist.export.model_card import model_card
 from shortlist.export.source import ExportSource, Model, Samples, verify
-from shortlist.files import check_writable
+from shortlist.files import check_writable, file_digest, read_json, with_checksum, write_json
 from shortlist.model import Embedder, GeM, MultiScale
 
 TOLERANCE = 1e-5
@@ -77,8 +76,8 @@ def _is_replaceable(folder: Path) -> bool:
     if folder.is_dir() and not any(folder.iterdir()):
         return True
     try:
-        return str(json.loads((folder / CONFIG).read_text(encoding="utf-8"))["made_by"]).startswith("shortlist ")
-    except (OSError, ValueError, KeyError, TypeError):
+        return str(read_json(folder / CONFIG, dict[str, Any]).get("made_by")).startswith("shortlist ")
+    except (OSError, RunError):
         return False
 
 
@@ -86,7 +85,8 @@ def _write_model(folder: Path, encoder: Encoder, check: dict[str, Any] | None) -
     tensors = {name: value.detach().cpu().contiguous() for name, value in encoder.embedder.state_dict().items()}
     # If safetensors writes the file itself, only the user can read it, and a full disk is not an OSError.
     (folder / WEIGHTS).write_bytes(safetensors.torch.save(tensors, metadata={"format": "pt"}))
-    (folder / CONFIG).write_text(json.dumps(_package_config(encoder, check), indent=2) + "\n", encoding="utf-8")
+    config = {**_package_config(encoder, check), "weights_sha256": file_digest(folder / WEIGHTS)}
+    write_json(folder / CONFIG, with_checksum(config))
     (folder / CODE).write_text(load_code(encoder), encoding="utf-8")
 
 

@@ -85,10 +85,21 @@ class ExportSource:
         except (ShortlistError, OSError):
             return None
 
-    def read(self, name: str) -> Any:
-        """Read one of the run's JSON files; returns None if it does not exist."""
-        file = self.path / name
-        return read_json(file) if self.folder and file.is_file() else None
+    def evaluations(self, *, before: bool = False) -> list[dict[str, Any]]:
+        """Read the results of the run, after or before training; there are none if the file does not exist."""
+        folder = self.folder
+        if folder is None or not (folder.before_file if before else folder.evaluation_file).is_file():
+            return []
+        return [each.to_dict() for each in folder.evaluations(before=before)]
+
+    def facts(self) -> dict[str, Any]:
+        """Read the facts of the run; there are none if the file does not exist."""
+        return self.folder.facts().model_dump() if self.folder and self.folder.facts_file.is_file() else {}
+
+    def unreadable(self) -> int:
+        """Return the number of images that were left out of the run because they cannot be read."""
+        file = None if self.folder is None else self.folder.unreadable_file
+        return len(read_json(file, list[tuple[str, str]])) if file is not None and file.is_file() else 0
 
     def samples(self, encoder: Encoder) -> Samples:
         """Return some of the run's test images, or synthetic images if these cannot be opened; on the CPU."""

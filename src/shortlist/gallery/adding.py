@@ -14,10 +14,10 @@ from shortlist.data import Catalog
 from shortlist.encoding.embed import NoReadableImageError
 from shortlist.encoding.encoder import Encoder
 from shortlist.encoding.shards import Parts, encode_to_file
-from shortlist.encoding.vector_file import left_out_images
+from shortlist.encoding.vector_file import NO_FILE, left_out_images, with_absolute_paths
 from shortlist.errors import DataError
-from shortlist.files import absolute_path, size_and_mtime
 from shortlist.gallery.store import Row, Store, StoredRow
+from shortlist.locations import absolute_path, join, size_and_mtime
 from shortlist.progress import Progress
 from shortlist.search.vectors import open_vectors
 
@@ -31,14 +31,14 @@ class Added:
         replaced: Those of the added images whose files have changed.
         unchanged: Images that the gallery already had.
         relabelled: Those of the unchanged images that have a new label.
-        unreadable: Paths of images that are missing or cannot be read.
+        unreadable: Paths of images that are missing or cannot be read, and the reasons.
     """
 
     added: int = 0
     replaced: int = 0
     unchanged: int = 0
     relabelled: int = 0
-    unreadable: list[str] = field(default_factory=list)
+    unreadable: dict[str, str] = field(default_factory=dict)
 
 
 @dataclass
@@ -58,7 +58,7 @@ class ImageAdder:
         self.store, self.encoder = store, encoder
         self.catalog = whole_images(catalog)
         self.parts = None if parts is None else Parts(parts, encoder, self.catalog)
-        self.result = Added(unreadable=[absolute_path(catalog.root / path) for path in catalog.missing])
+        self.result = Added(unreadable={absolute_path(join(catalog.root, path)): NO_FILE for path in catalog.missing})
 
     def run(self, workers: int, embedding: Progress, indexing: Progress) -> Added:
         with self.store.changing() as work:
@@ -71,7 +71,7 @@ class ImageAdder:
             if plan.labels or plan.leftover:
                 self.store.change(removed=plan.leftover, labels=plan.labels, progress=indexing)
         if not self.result.added and not self.result.unchanged:
-            raise DataError(f"{self.catalog.name}: none of its {len(self.result.unreadable):,} images can be read")
+            raise NoReadableImageError(self.catalog.name, self.result.unreadable)
         if self.parts is not None:
             self.parts.remove()
         return self.result
@@ -107,24 +107,24 @@ class ImageAdder:
         try:
             settings: dict[str, Any] = {"images": indices, "parts": self.parts, "workers": workers}
             encode_to_file(self.encoder, self.catalog, file, progress=embedding, **settings)
-        except NoReadableImageError:
-            self.result.unreadable += [plan.rows[index].path for index in indices]
+        except NoReadableImageError as error:
+            self.result.unreadable |= with_absolute_paths(error.left_out)
             return
-        unreadable = {absolute_path(path) for path in left_out_images(file)}
+        unreadable = with_absolute_paths(left_out_images(file))
         rows = [plan.rows[index] for index in indices if plan.rows[index].path not in unreadable]
         replaced = [each for row in rows for each in plan.replaced[row.path]]
         self.store.change(rows, open_vectors(file), removed=replaced, progress=indexing)
-        self.result.unreadable += sorted(unreadable)
+        self.result.unreadable |= unreadable
         self.result.added += len(rows)
         self.result.replaced += sum(bool(plan.replaced[row.path]) for row in rows)
 
 
-def rows_of(catalog: Catalog, missing: list[str]) -> Iterable[tuple[int, Row]]:
+def rows_of(catalog: Catalog, missing: dict[str, str]) -> Iterable[tuple[int, Row]]:
     """Yield the index in the catalog and the row of each image. A file that is listed twice is yielded once.
 
     Args:
         catalog: The images.
-        missing: List to which the paths of files that do not exist are appended.
+        missing: Paths and reasons, to which those of files that do not exist are added.
     """
     seen = set()
     for index in range(len(catalog)):
@@ -134,7 +134,7 @@ def rows_of(catalog: Catalog, missing: list[str]) -> Iterable[tuple[int, Row]]:
         seen.add(path)
         stamp = size_and_mtime(Path(path))
         if stamp is None:
-            missing.append(path)
+            missing[path] = NO_FILE
         else:
             yield index, Row(path, catalog.class_names[catalog.labels[index]] or None, *stamp)
 

@@ -8,7 +8,6 @@ removed, their vectors are dropped. Averaged over many changes, a change writes 
 
 from __future__ import annotations
 
-import json
 import shutil
 import uuid
 from collections.abc import Iterator, Mapping, Sequence
@@ -22,8 +21,8 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.typing import NDArray
 
-from shortlist.encoding.encoder import ENCODER_FILE, Encoder
-from shortlist.files import exclusive_lock
+from shortlist.encoding.encoder import ENCODER_FILE, Encoder, read_settings
+from shortlist.files import exclusive_lock, file_digest
 from shortlist.gallery import generation
 from shortlist.gallery.generation import Generation
 from shortlist.gallery.manifest import (
@@ -37,13 +36,13 @@ from shortlist.gallery.manifest import (
     write_manifest,
 )
 from shortlist.gallery.segment import Segment, first_to_merge, new_rows, with_column, with_updates, write_segment
-from shortlist.gallery.store import Floats, GalleryError, Hit, Ids, Item, Row, StoredRow
+from shortlist.gallery.store import MODEL, Floats, GalleryError, Hit, Ids, Item, Row, StoredRow
 from shortlist.progress import Progress
 from shortlist.search import faiss_index
 from shortlist.search.exact import nearest
 from shortlist.search.vectors import StackedVectors
 
-MODEL, WORK = "model", ".adding"
+WORK = ".adding"
 MAX_REMOVED_SHARE = 0.2  # of the rows; above, the vectors of removed images are dropped and the index is rebuilt
 MAX_UNINDEXED_SHARE, MIN_UNINDEXED = 0.02, 1_000  # more rows than this that are searched exactly are added to the index
 MAX_COPIED_VECTORS = 65_536  # vectors of one label to copy for a search; more are searched in place
@@ -105,7 +104,7 @@ class FolderStore:
         own = self.folder / MODEL
         if model is None:
             return Encoder.load(own)
-        return Encoder.load(model, json.loads((own / ENCODER_FILE).read_text(encoding="utf-8")))
+        return Encoder.load(model, read_settings(own / ENCODER_FILE))
 
     def facts(self) -> dict[str, Any]:
         manifest = self.now.manifest
@@ -213,7 +212,7 @@ class FolderStore:
                 "generation": new.number,
                 "next_id": now.manifest.next_id + len(new.vectors),
                 "images": images,
-                "segments": tuple(each.facts for each in segments),
+                "segments": tuple(each.facts for each in segments if each.facts is not None),
                 "kind": kind,
             }
         )
@@ -256,9 +255,10 @@ class FolderStore:
         else:
             return after
         recall = faiss_index.tune(index, vectors, after.alive)
-        faiss_index.write(index, self.folder / INDEX.format(manifest.generation))
+        file = self.folder / INDEX.format(manifest.generation)
+        faiss_index.write(index, file)
         facts = {
-            "index": IndexFacts(number=manifest.generation, rows=len(vectors)),
+            "index": IndexFacts(number=manifest.generation, rows=len(vectors), sha256=file_digest(file)),
             "recall": None if recall is None else Recall(**recall),
             "built_of": built_of,
         }

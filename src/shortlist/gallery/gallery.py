@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from functools import cached_property
 from pathlib import Path
-from typing import Any, overload
+from typing import TYPE_CHECKING, Any, overload
 
 import numpy as np
 import torch
@@ -17,13 +17,16 @@ from shortlist.encoding.encoder import Encoder, ImageLike, is_single
 from shortlist.encoding.pretrained import is_pretrained
 from shortlist.errors import ConfigError, DataError
 from shortlist.extras import extra
-from shortlist.files import absolute_path
 from shortlist.gallery.adding import Added, ImageAdder
 from shortlist.gallery.milvus_address import MilvusAddress, is_milvus
 from shortlist.gallery.store import GALLERY_FILE, GalleryError, Hit, Item, NoSuchItem, Store
+from shortlist.locations import absolute_path
 from shortlist.progress import Display, default_display
 from shortlist.search.faiss_index import check_kind
 from shortlist.search.vectors import Vectors
+
+if TYPE_CHECKING:
+    from shortlist.gallery.checking import GalleryCheck
 
 __all__ = ["Added", "Gallery", "GalleryError", "Hit", "Item", "NoSuchItem"]
 
@@ -133,6 +136,26 @@ class Gallery:
         from shortlist.gallery.milvus_store import exists
 
         return exists(MilvusAddress.parse(str(location)))
+
+    @staticmethod
+    def check(location: Path | str, *, display: Display | None = None) -> GalleryCheck:
+        """Read all files of a gallery in a folder, and compare their digests with what was written.
+
+        Opening a gallery compares the digests of its small files, of its index, and of parts of its vectors.
+
+        Args:
+            location: Folder of the gallery.
+            display: Shows the progress.
+
+        Raises:
+            GalleryError: There is no gallery, gallery.json is damaged, or it is a Milvus collection.
+        """
+        if is_milvus(location):
+            raise GalleryError(f"{location} is a Milvus collection, whose files Milvus checks itself")
+        with extra("search", "A gallery in a folder"):
+            from shortlist.gallery.checking import check_folder
+        with (display or default_display()).task(f"checking {Path(location).absolute().name}", "files") as progress:
+            return check_folder(Path(location), progress)
 
     def close(self) -> None:
         """Release files and connections, so that another process can open a Milvus Lite file."""

@@ -15,8 +15,9 @@ import pyarrow.compute as pc
 from numpy.typing import NDArray
 
 from shortlist.errors import DataError
+from shortlist.files import file_digest
 from shortlist.gallery.manifest import INDEX, Manifest, read_manifest
-from shortlist.gallery.segment import SCHEMA, Segment, read_segment, with_updates
+from shortlist.gallery.segment import SCHEMA, Segment, check_digest, read_segment, with_updates
 from shortlist.gallery.store import GalleryError, Ids, Item, NoSuchItem
 from shortlist.search import faiss_index
 from shortlist.search.vectors import StackedVectors
@@ -117,7 +118,9 @@ def read(folder: Path, known: Generation | None = None) -> Generation:
             return _open(folder, manifest, known)
         except (DataError, OSError, ValueError, RuntimeError, pa.ArrowException) as error:
             if read_manifest(folder) == manifest:  # otherwise, another process has replaced files meanwhile
-                raise GalleryError(f"the gallery {folder} is damaged: {error}") from error
+                raise GalleryError(
+                    f"the gallery {folder} is damaged: {error}. Restore it, or create it again"
+                ) from error
 
 
 def _open(folder: Path, manifest: Manifest, known: Generation) -> Generation:
@@ -138,7 +141,5 @@ def _index(folder: Path, found: Generation, known: Generation) -> Any:
     if known.index is not None and known.manifest.index == facts:
         return known.index
     file = folder / INDEX.format(facts.number)
-    index = faiss_index.read(file, found.vectors)
-    if index.ntotal != facts.rows or facts.rows > len(found.vectors) or index.d != found.manifest.dim:
-        raise ValueError(f"{file.name} has {index.ntotal:,} vectors, not {facts.rows:,}")
-    return index
+    check_digest(file, file_digest(file), facts.sha256)  # first: FAISS does not check what it reads
+    return faiss_index.read(file, found.vectors[: facts.rows])

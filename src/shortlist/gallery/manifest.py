@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
+from typing import Any
 
-from pydantic import BaseModel, ConfigDict, ValidationError
+from pydantic import BaseModel, ConfigDict
 
-from shortlist.files import write_text_atomically
+from shortlist.errors import RunError
+from shortlist.files import read_json, validated, verified, with_checksum, write_json
 from shortlist.gallery.store import GALLERY_FILE, GalleryError
 
-FORMAT = 2
+FORMAT, WITHOUT_DIGESTS = 3, 2
 RECORDS, VECTORS, INDEX = "items-{}.parquet", "vectors-{}.npy", "index-{}.faiss"  # by the generation that wrote them
 
 
@@ -21,11 +22,14 @@ class _Model(BaseModel):
 
 
 class SegmentFacts(_Model):
-    """A segment's files and their sizes."""
+    """A segment's files, their sizes, and their digests, which are empty if an earlier version wrote them."""
 
     number: int  # of the generation that wrote it
     rows: int  # images, whose vectors are in the segment
     updates: int  # newer records of images of earlier segments
+    records_sha256: str = ""
+    vectors_sha256: str = ""  # empty if there are no rows
+    vectors_sample: str = ""  # see `sample_digest`: checked when a gallery is opened
 
 
 class IndexFacts(_Model):
@@ -33,6 +37,7 @@ class IndexFacts(_Model):
 
     number: int
     rows: int
+    sha256: str = ""
 
 
 class Recall(_Model):
@@ -62,9 +67,13 @@ class Manifest(_Model):
 
     def file_names(self) -> set[str]:
         """Return the names of the gallery's files, without the model."""
-        names = {RECORDS.format(each.number) for each in self.segments}
-        names |= {VECTORS.format(each.number) for each in self.segments if each.rows}
-        return names | ({INDEX.format(self.index.number)} if self.index else set())
+        return set(self.digests())
+
+    def digests(self) -> dict[str, str]:
+        """Return the digests of the gallery's files, without the model; empty if an earlier version wrote them."""
+        found = {RECORDS.format(each.number): each.records_sha256 for each in self.segments}
+        found |= {VECTORS.format(each.number): each.vectors_sha256 for each in self.segments if each.rows}
+        return found | ({INDEX.format(self.index.number): self.index.sha256} if self.index else {})
 
 
 def read_manifest(folder: Path) -> Manifest:
@@ -74,30 +83,30 @@ def read_manifest(folder: Path) -> Manifest:
         GalleryError: It does not exist, is damaged, or was written by another version.
     """
     file = folder / GALLERY_FILE
-    try:
-        found = json.loads(file.read_text(encoding="utf-8"))
-        written = int(found["format"])
-    except FileNotFoundError:
+    if not file.is_file():
         raise GalleryError(
             f"there is no gallery in {folder}: it has no {GALLERY_FILE}. Create one with shortlist index"
-        ) from None
-    except (ValueError, KeyError, TypeError) as error:
-        raise GalleryError(f"{file} is damaged ({error!r}): create the gallery again") from error
-    if written > FORMAT:
-        raise GalleryError(f"{folder} was written by a later version of shortlist: update shortlist")
-    if written < FORMAT:
-        raise GalleryError(f"{folder} was written by an earlier version of shortlist: create the gallery again")
+        )
     try:
-        return Manifest.model_validate(found)
-    except ValidationError as error:
-        problem = error.errors()[0]
-        place = ".".join(map(str, problem["loc"]))
-        raise GalleryError(f"{file} is damaged ({place}: {problem['msg']}): create the gallery again") from error
+        found = read_json(file, dict[str, Any])
+        written = found.get("format")
+        if not isinstance(written, int):
+            raise GalleryError(f"{file} is damaged: it has no format version. Create the gallery again")
+        if written > FORMAT:
+            raise GalleryError(f"{folder} was written by a later version of shortlist: update shortlist")
+        if written < WITHOUT_DIGESTS:
+            raise GalleryError(f"{folder} was written by an earlier version of shortlist: create the gallery again")
+        manifest: Manifest = validated({**verified(found, file), "format": FORMAT}, file, Manifest)
+    except GalleryError:
+        raise
+    except RunError as error:
+        raise GalleryError(f"{error} Or create the gallery again.") from error
+    return manifest
 
 
 def write_manifest(folder: Path, manifest: Manifest) -> None:
     """Make a state the current one, and delete the files of earlier states."""
-    write_text_atomically(folder / GALLERY_FILE, manifest.model_dump_json(indent=2) + "\n")
+    write_json(folder / GALLERY_FILE, with_checksum(manifest.model_dump(mode="json")))
     delete_unused(folder, manifest)
 
 

@@ -15,7 +15,7 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
-from shortlist.files import atomic_replace
+from shortlist.files import atomic_replace, file_digest, sample_digest
 from shortlist.gallery.manifest import RECORDS, VECTORS, SegmentFacts
 from shortlist.gallery.store import Floats, Ids, Row
 from shortlist.search.vectors import StackedVectors, open_vectors
@@ -42,15 +42,13 @@ class Segment:
         number: Number of the generation that wrote it.
         vectors: Vectors of its images, (n, d), memory-mapped.
         updated: Ids of images of earlier segments of which it has newer records.
+        facts: What the manifest says of it; None as long as it has no files.
     """
 
     number: int
     vectors: Floats
     updated: Ids
-
-    @property
-    def facts(self) -> SegmentFacts:
-        return SegmentFacts(number=self.number, rows=len(self.vectors), updates=len(self.updated))
+    facts: SegmentFacts | None = None
 
     @property
     def size(self) -> int:
@@ -132,22 +130,38 @@ def write_segment(
                 stream.write(vectors[at[start : start + _COPIED_VECTORS]].astype("<f4", copy=False).data)
     with atomic_replace(folder / RECORDS.format(number)) as temporary:
         pq.write_table(pa.concat_tables([rows, updates]), temporary)
-    return Segment(number, _open_vectors(file, len(at), vectors.shape[1]), updates["id"].to_numpy())
+    facts = SegmentFacts(
+        number=number,
+        rows=len(at),
+        updates=len(updates),
+        records_sha256=file_digest(folder / RECORDS.format(number)),
+        **({"vectors_sha256": file_digest(file), "vectors_sample": sample_digest(file)} if len(at) else {}),
+    )
+    return Segment(number, _open_vectors(file, len(at), vectors.shape[1]), updates["id"].to_numpy(), facts)
 
 
 def read_segment(folder: Path, facts: SegmentFacts, dim: int) -> tuple[Segment, pa.Table, pa.Table]:
     """Open a segment, and read the records of its images and the newer ones of images of earlier segments.
 
     Raises:
-        ValueError: Its files do not have the sizes in the manifest.
+        ValueError: Its files do not have the sizes or digests in the manifest.
     """
-    file = folder / RECORDS.format(facts.number)
+    file, vectors_file = folder / RECORDS.format(facts.number), folder / VECTORS.format(facts.number)
+    check_digest(file, file_digest(file), facts.records_sha256)
     table = pq.read_table(file, schema=SCHEMA, memory_map=False)
     if len(table) != facts.rows + facts.updates:
         raise ValueError(f"{file.name} has {len(table):,} records, not {facts.rows + facts.updates:,}")
-    vectors = _open_vectors(folder / VECTORS.format(facts.number), facts.rows, dim)
+    vectors = _open_vectors(vectors_file, facts.rows, dim)
+    if facts.rows:
+        check_digest(vectors_file, sample_digest(vectors_file), facts.vectors_sample)
     rows, updates = table.slice(0, facts.rows), table.slice(facts.rows)
-    return Segment(facts.number, vectors, updates["id"].to_numpy()), rows, updates
+    return Segment(facts.number, vectors, updates["id"].to_numpy(), facts), rows, updates
+
+
+def check_digest(file: Path, found: str, expected: str) -> None:
+    """Raise a ValueError if the digest of a file is another one than in the manifest, which may have none."""
+    if expected not in ("", found):
+        raise ValueError(f"the contents of {file.name} differ from what was written")
 
 
 def _open_vectors(file: Path, number: int, dim: int) -> Floats:

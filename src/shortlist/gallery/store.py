@@ -16,6 +16,7 @@ from shortlist.errors import DataError, RunError
 from shortlist.progress import Progress
 
 GALLERY_FILE = "gallery.json"  # its presence makes a folder a gallery
+MODEL = "model"  # folder of the encoder in the folder of a gallery
 Ids = NDArray[np.int64]
 Floats = NDArray[np.float32]
 

@@ -12,6 +12,7 @@ from shortlist.errors import ModelError, did_you_mean
 from shortlist.imports import is_user_part
 from shortlist.model.pooling import POOLINGS
 
+MAX_DIM = 65_536
 RESERVED = frozenset({"pretrained", "num_classes", "global_pool", "in_chans", "features_only", "checkpoint_path"})
 
 
@@ -45,6 +46,8 @@ class EmbedderConfig:
     def __post_init__(self) -> None:
         if self.dim is not None and self.dim < 1:
             raise ModelError(f"dim must be at least 1, or None for no linear layer, not {self.dim}")
+        if self.dim is not None and self.dim > MAX_DIM:
+            raise ModelError(f"`dim` must be at most {MAX_DIM:,}, not {self.dim:,}")
         if self.image_size is not None and self.image_size < 1:
             raise ModelError(f"image_size must be at least 1, not {self.image_size}")
         if not 0 <= self.drop_path_rate < 1:

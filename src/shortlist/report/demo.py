@@ -7,7 +7,6 @@ from pathlib import Path
 
 from shortlist.config import RunConfig
 from shortlist.encoding import embed_images
-from shortlist.files import read_json
 from shortlist.progress import Display
 from shortlist.report.contact_sheet import Column, draw_rankings, sample_queries
 from shortlist.report.run_report import report_after_training
@@ -35,7 +34,7 @@ def run_demo(config: RunConfig, path: Path, display: Display) -> Path:
     test = open_images(config, display, folder).catalog.split("test")
     trained = open_embedder(folder)
     _, transform = build_transforms(config, trained)
-    r1 = [read_json(file)[0]["metrics"]["r@1"]["value"] for file in (folder.before_file, folder.evaluation_file)]
+    r1 = [folder.evaluations(before=before)[0].values["r@1"] for before in (True, False)]
     workers = decoding_workers(config)
     columns = [
         Column(f"{when} training: r@1 {100 * value:.1f} %", embed_images(embedder, test, transform, workers=workers))

@@ -71,8 +71,10 @@ def write_model_report(
         evaluations=[(measured, None)],
         counts=counts,
         reductions={},
+        means={},
         curves=[],
         tests=[result_sections(thumbnails, test, 1, display)],
         facts=[(key, text, key == "fingerprint") for key, text in facts.items() if text],
+        config="",
         command=shlex.join(["shortlist", "report", str(name), str(data), *place, "-o", "NEW.html"]),
     )

@@ -14,8 +14,7 @@ from torch import nn
 from shortlist.config import RunConfig
 from shortlist.data import Catalog
 from shortlist.errors import MAX_NAMES, DataError, shorten_list
-from shortlist.evaluation import Evaluation
-from shortlist.files import check_writable, read_json
+from shortlist.files import check_writable
 from shortlist.progress import Display, default_display, format_duration
 from shortlist.report import findings
 from shortlist.report.analysis import NUM_BINS, Analysis, EmbeddedTest, analyse, open_finished_run, open_test
@@ -24,6 +23,7 @@ from shortlist.report.paper_tables import landmark_means, percentages, reduction
 from shortlist.report.plots import Plot, bar_plot, distributions_plot, training_curves
 from shortlist.report.terminal_tables import counts
 from shortlist.training import Plan, RunFolder, make_plan
+from shortlist.training.baseline import baseline_name
 from shortlist.training.folder import ImagesChangedError
 
 MAX_CLASSES = 150  # that are shown with a query, over all tests: together with the other groups a few MB of thumbnails
@@ -85,8 +85,10 @@ def write_report(
         problem = f"The images have changed since the training, so no results are shown. {error}"
     except DataError as error:
         problem = f"The images cannot be opened, so no results are shown: {error}"
-    before = {each.data: each for each in _read_evaluations(folder.before_file)}
-    evaluations = [(each, before.get(each.data)) for each in _read_evaluations(folder.evaluation_file)]
+    tested_before = folder.evaluations(before=True) if folder.before_file.exists() else []
+    before = {each.data: each for each in tested_before}
+    tested = folder.evaluations() if folder.evaluation_file.exists() else []
+    evaluations = [(each, before.get(each.data)) for each in tested]
     measured = percentages([after for after, _ in evaluations])
     thumbnails, records = Thumbnails(), folder.metrics()
     suffixes = [f": {test.catalog.name}" if len(tests) > 1 else "" for test in tests]
@@ -100,6 +102,7 @@ def write_report(
         recipe=config.name,
         evaluations=evaluations,
         counts=counts,
+        baseline_name=baseline_name,
         reductions=reductions_to_previous_best(config, measured),
         means=landmark_means(measured),
         paper_means=landmark_means(config.paper),
@@ -123,10 +126,6 @@ def report_after_training(folder: RunFolder, display: Display, model: nn.Module 
         display.message(f"The report could not be written ({reason}). To try again: {retry}", report=None)
     else:
         display.message(f"The report is {file}.", report=str(file))
-
-
-def _read_evaluations(file: Path) -> list[Evaluation]:
-    return [Evaluation.from_dict(each) for each in read_json(file)] if file.exists() else []
 
 
 def result_sections(thumbnails: Thumbnails, test: EmbeddedTest, num_tests: int, display: Display) -> ResultSections:
@@ -203,7 +202,7 @@ def _run_facts(
     folder: RunFolder, config: RunConfig, plan: Plan | None, records: Sequence[dict[str, Any]]
 ) -> list[tuple[str, str, bool]]:
     """Return name, text and whether it is code of each fact; without a plan, those known from the run's folder."""
-    facts = read_json(folder.facts_file) if folder.facts_file.exists() else {}
+    facts = folder.facts().model_dump() if folder.facts_file.exists() else {}
     texts = {
         "recipe": f"{config.name}{': ' if config.about else ''}{config.about}",
         "images": config.data.source + (f" in {config.data.root}" if config.data.root else ""),

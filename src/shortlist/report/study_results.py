@@ -7,6 +7,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from pydantic import BaseModel
+
 from shortlist.errors import RunError
 from shortlist.extras import extra
 from shortlist.files import atomic_replace, read_json
@@ -49,13 +51,21 @@ CLAIMS = {
 }
 
 
+class _Results(BaseModel):
+    """What is needed of the contents of results.json."""
+
+    study: str
+    config: dict[str, Any]
+    cases: list[dict[str, Any]]
+
+
 def read_results(file: Path) -> dict[str, Any]:
     """Read the `results.json` of a study.
 
     Raises:
         RunError: No case is finished.
     """
-    results: dict[str, Any] = read_json(file)
+    results: dict[str, Any] = read_json(file, _Results).model_dump()
     if not any("metrics" in case for case in results["cases"]):
         raise RunError(f"{file}: no case of this study is finished yet, so there are no results to show.")
     return results

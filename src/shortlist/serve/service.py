@@ -16,6 +16,7 @@ from fastapi import Request
 
 from shortlist.data.images import ImageError, load_image
 from shortlist.gallery.gallery import Gallery, Hit, Item
+from shortlist.locations import size_and_mtime
 from shortlist.serve.api_schema import SearchOptions
 from shortlist.serve.limits import Limits, RequestError
 from shortlist.serve.uploads import check_image, read_upload
@@ -81,8 +82,10 @@ class Service:
         path = self.gallery.item(id).path
         encode = self._cached_thumbnail if size <= THUMBNAIL_SIZE else _encode_jpeg
         try:
-            file = path.stat()
-            version = f'"{file.st_mtime_ns:x}-{file.st_size:x}-{size}"'
+            stamp = size_and_mtime(path)
+            if stamp is None:
+                raise FileNotFoundError(path)
+            version = f'"{stamp[1]:x}-{stamp[0]:x}-{size}"'
             return Picture(version, None if version in known else encode(path, size, version))
         except OSError:
             raise RequestError(404, f"The file of image {id} does not exist any more.") from None

@@ -14,6 +14,7 @@ from shortlist.config import CONFIG_KEYS, RunConfig, validate_config
 from shortlist.config.schema import OWN_LOSSES
 from shortlist.data import Catalog
 from shortlist.errors import ConfigError, Interrupted, RunError, did_you_mean, translate_arguments
+from shortlist.evaluation import Evaluation
 from shortlist.files import read_json, write_json
 from shortlist.progress import Display, default_display
 from shortlist.training.datasets import open_run_images, with_shared_views
@@ -161,25 +162,24 @@ def _training_images(config: RunConfig, display: Display) -> Catalog:
 def collect(folder: Path) -> Path:
     """Write the results of all finished runs of a study to its `results.json`, and return its path."""
     file = folder / "results.json"
-    write_json(file, {**read_json(folder / STUDY_FILE), "cases": list(_results(folder))})
+    write_json(file, {**read_json(folder / STUDY_FILE, dict[str, Any]), "cases": list(_results(folder))})
     return file
 
 
 def _results(folder: Path) -> Iterator[dict[str, Any]]:
     for file in sorted(folder.glob("*/*/seed-*/case.json")):
         run = RunFolder(file.parent)
-        case = read_json(file)
+        case = read_json(file, dict[str, Any])
         if run.failed.exists():
             yield {**case, "failed": True}
         elif run.evaluation_file.exists():
             tested = _tested(run)
             steps = [record for record in run.metrics() if record["kind"] == "step"]
-            metrics = {name: estimate["value"] for name, estimate in tested[0]["metrics"].items()}
-            yield {**case, "steps": len(steps), "loss": steps[-1]["loss"], "metrics": metrics}
+            yield {**case, "steps": len(steps), "loss": steps[-1]["loss"], "metrics": tested[0].values}
 
 
-def _tested(run: RunFolder) -> list[dict[str, Any]]:
-    tested: list[dict[str, Any]] = read_json(run.evaluation_file)
+def _tested(run: RunFolder) -> list[Evaluation]:
+    tested = run.evaluations()
     if not tested:
         raise RunError(f"The run in {run.path} was not tested: its images have no test classes. Set evaluation.tests.")
     return tested

@@ -73,7 +73,7 @@ def latest_state(folder: Path) -> TrainingState | None:
     for path in found:
         try:
             return _read(path)
-        except (OSError, SafetensorError, KeyError, ValueError) as error:
+        except (OSError, SafetensorError, KeyError, ValueError, RecursionError, TypeError) as error:
             warnings.warn(f"The checkpoint {path} is damaged ({error}); using the previous one.", stacklevel=2)
     if found:
         raise RunError(f"All checkpoints in {folder} are damaged. Restore a copy of one, or start a new run.")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 import torch
@@ -20,6 +20,7 @@ from shortlist.errors import ConfigError, translate_arguments
 from shortlist.extras import extra
 from shortlist.imports import GIVEN, given_name, is_reference
 from shortlist.model import CorrectedLinear, Embedder
+from shortlist.model.weights import check_published
 from shortlist.ranking import (
     BinnedAPLoss,
     BlackboxAPLoss,
@@ -47,12 +48,15 @@ class Given(NamedTuple):
 
 
 @translate_arguments(CONFIG_KEYS)
-def build_embedder(config: RunConfig, *, weights: bool = True, given: nn.Module | None = None) -> Embedder:
+def build_embedder(
+    config: RunConfig, *, weights: bool | Literal["local"] = True, given: nn.Module | None = None
+) -> Embedder:
     """Build the embedder with its initial weights, which depend on the seed only.
 
     Args:
         config: Configuration of the run.
-        weights: Whether to load pretrained weights; False if only shapes matter.
+        weights: Whether to load pretrained weights; False if only shapes matter. "local" loads weights in files, and
+            only checks that timm publishes the others, without a download.
         given: The model, if it is given in Python; an `Embedder` is used as it is.
     """
     model, images = config.model, config.images
@@ -60,6 +64,8 @@ def build_embedder(config: RunConfig, *, weights: bool = True, given: nn.Module 
     if isinstance(given, Embedder):
         _check_head(config, given)
         return given
+    source = _pretrained(model.weights)
+    downloads = weights == "local" and source is True
     with seeded(derived_seed("weights", config.training.seed)):
         embedder = Embedder(
             model.backbone if given is None else given,
@@ -69,12 +75,14 @@ def build_embedder(config: RunConfig, *, weights: bool = True, given: nn.Module 
             l2_pooled=model.l2_pooled,
             freeze_batch_norm=model.freeze_batch_norm,
             backbone_args=model.backbone_args,
-            pretrained=_pretrained(model.weights) if weights else False,
+            pretrained=source if weights and not downloads else False,
             image_size=images.size,
             mean=images.mean,
             std=images.std,
             imports=config.imports,
         )
+        if downloads and not embedder.config.returns_vectors:
+            check_published(embedder.backbone, model.backbone)
         _check_head(config, embedder)
         if model.head != "linear":
             embedder.linear = _corrected_linear(config, embedder)

@@ -17,13 +17,44 @@ from typing import Any
 
 import torch
 import yaml
+from pydantic import BaseModel, ConfigDict, model_validator
 
 from shortlist.config import RunConfig, read_config
 from shortlist.errors import RunError
-from shortlist.files import exclusive_lock, parse_json, read_json, write_json, write_text_atomically
+from shortlist.evaluation import Evaluation, read_evaluations
+from shortlist.files import exclusive_lock, parse_json, read_json, validated, write_json, write_text_atomically
 
 _PASSWORD = re.compile(r"(://[^:/@\s]*:)[^@\s]+@")  # in the URL of a database
 PACKAGES = ("shortlist", "torch", "timm", "accelerate", "numpy", "pillow")
+
+
+class Facts(BaseModel):
+    """The contents of facts.json, as far as they are compared when a run is resumed."""
+
+    model_config = ConfigDict(extra="allow")
+
+    catalog: str
+    versions: dict[str, str | None]
+    threads: int
+    processes: int = 1
+    missing: list[str] = []
+    classes_too_small: list[str] = []
+
+
+class Record(BaseModel):
+    """A line of metrics.jsonl; its other values depend on its kind."""
+
+    model_config = ConfigDict(extra="allow")
+
+    kind: str
+    step: int
+    epoch: int
+
+    @model_validator(mode="after")
+    def _is_complete(self) -> Record:
+        if self.kind == "step" and not {"loss", "lr", "images_per_second"} <= (self.model_extra or {}).keys():
+            raise ValueError("a step needs loss, lr and images_per_second")
+        return self
 
 
 class RunInUseError(RunError):
@@ -51,7 +82,7 @@ class RunFolder:
     encoder.json            preprocessing of the images that are searched, for `Encoder.from_run`
     views/                  features of a frozen backbone, unless data.view_cache is another folder
     vectors/                embeddings of test images and distractors, which `report` and `compare` use
-    evaluation-before.json  results of all tests before training
+    evaluation-before.json  results of all tests with the pretrained backbone alone, or before training
     evaluation.json         results of all tests with the trained embedder
     report.html             the report that `shortlist train` and `shortlist report` write
     failed/                 the state of a step whose loss or gradient was not finite
@@ -81,7 +112,7 @@ class RunFolder:
 
     def config(self) -> RunConfig:
         """Read the configuration of the run."""
-        config = read_config(self.config_file.read_text(encoding="utf-8"), str(self.config_file))
+        config = read_config(self.config_file.read_text(encoding="utf-8", errors="replace"), str(self.config_file))
         return self.with_own_images(config) if self.images_file.exists() else config
 
     def with_own_images(self, config: RunConfig) -> RunConfig:
@@ -137,20 +168,41 @@ class RunFolder:
         """
         if not self.facts_file.exists():
             return
-        before = read_json(self.facts_file)["catalog"]
+        before = self.facts().catalog
         if before != fingerprint:
             raise ImagesChangedError(
                 f"The images, classes or splits have changed since the start of the run in {self.path} (fingerprint "
                 f"{before[:12]} then, {fingerprint[:12]} now). Restore them, or start a new run."
             )
 
+    def facts(self) -> Facts:
+        """Read `facts.json`.
+
+        Raises:
+            RunError: The file is missing or damaged.
+        """
+        found: Facts = read_json(self.facts_file, Facts)
+        return found
+
+    def evaluations(self, *, before: bool = False) -> list[Evaluation]:
+        """Read `evaluation.json`, or `evaluation-before.json`; the list is empty if the run has no test images.
+
+        Raises:
+            RunError: The file is missing or damaged.
+        """
+        file = self.before_file if before else self.evaluation_file
+        found = read_evaluations(file)
+        if not found and any(record["kind"] == "test" for record in self.metrics()):
+            raise RunError(f"{file} is damaged: it has no results, but the run was tested. Restore it.")
+        return found
+
     def record_facts(self, fingerprint: str, processes: int = 1, **others: Any) -> None:
         """Record versions and hardware at the start of a run; warn about differences when it is resumed."""
         versions = {"python": platform.python_version(), **{name: _version(name) for name in PACKAGES}}
         threads = torch.get_num_threads()
         if self.facts_file.exists():
-            before = read_json(self.facts_file)
-            then = {**before["versions"], "threads": before["threads"], "processes": before.get("processes", 1)}
+            before = self.facts()
+            then = {**before.versions, "threads": before.threads, "processes": before.processes}
             now = {**versions, "threads": threads, "processes": processes}
             changes = [f"{name} {then.get(name)}, now {now[name]}" for name in now if then.get(name) != now[name]]
             if changes:
@@ -179,11 +231,16 @@ class RunFolder:
             file.write(json.dumps(record) + "\n")
 
     def metrics(self) -> list[dict[str, Any]]:
-        """Read all records of `metrics.jsonl`, except for an incomplete last line."""
+        """Read all records of `metrics.jsonl`, except for an incomplete last line.
+
+        Raises:
+            RunError: The file is damaged.
+        """
         if not self.metrics_file.exists():
             return []
-        lines = self.metrics_file.read_text(encoding="utf-8").split("\n")[:-1]
-        return [parse_json(line, self.metrics_file) for line in lines]
+        lines = self.metrics_file.read_text(encoding="utf-8", errors="replace").split("\n")[:-1]
+        records = [parse_json(line, self.metrics_file) for line in lines]
+        return [each.model_dump() for each in validated(records, self.metrics_file, list[Record])]
 
     def discard_records_after(self, step: int) -> None:
         """Remove the records that a resumed run writes again: those of later steps, and of the final test."""

@@ -15,8 +15,9 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 import yaml
+from pydantic import BaseModel
 
-from shortlist.config import CONFIG_KEYS, RunConfig, read_config
+from shortlist.config import CONFIG_KEYS, RunConfig, validate_config
 from shortlist.data import Catalog, half_validation
 from shortlist.errors import ConfigError, Interrupted, RunError, translate_arguments
 from shortlist.files import check_writable, exclusive_lock, read_json, write_json, write_text_atomically
@@ -380,6 +381,14 @@ def _trial_result(trial: FrozenTrial, space: Mapping[str, Any]) -> TrialResult:
     return TrialResult(trial.number, state, values, trial.value, dict(trial.intermediate_values), seconds)
 
 
+class _Saved(BaseModel):
+    """What is needed of the contents of study.json."""
+
+    config: dict[str, Any]
+    storage: str | None
+    trials: int
+
+
 def write_best_recipe(path: Path | str, out: Path | str | None = None, *, storage: str | None = None) -> Path:
     """Write the recipe with the values of the best trial of a sweep, to train once on all training classes.
 
@@ -400,11 +409,11 @@ def write_best_recipe(path: Path | str, out: Path | str | None = None, *, storag
     file = folder / STUDY_FILE
     if not file.is_file():
         raise RunError(f"There is no sweep in {folder}: it contains no {STUDY_FILE}.")
-    saved = read_json(file)
-    config = read_config(json.dumps(saved["config"]), str(file))
-    with open_study(folder, storage or saved["storage"]) as study:
+    saved: _Saved = read_json(file, _Saved)
+    config = validate_config(saved.config, str(file))
+    with open_study(folder, storage or saved.storage) as study:
         keys = tuple(study.user_attrs["facts"]["space"])
-        result = collect_results(study, folder, config.name, keys, saved["trials"])
+        result = collect_results(study, folder, config.name, keys, saved.trials)
     best = result.best
     if best is None:
         raise RunError(f"No trial of the sweep in {folder} is complete yet, so there is no best one.")

@@ -40,7 +40,7 @@ def start_trackers(accelerator: Accelerator, config: RunConfig, folder: RunFolde
     Raises:
         RunError: A tracker cannot be started, for example without a connection or a login.
     """
-    ids: dict[str, str] = read_json(folder.tracking_file) if folder.tracking_file.exists() else {}
+    ids: dict[str, str] = read_json(folder.tracking_file, dict[str, str]) if folder.tracking_file.exists() else {}
     settings = dict(flatten(config.model_dump(mode="json", exclude={"about", "paper", "measured"})))
     for name in config.tracking:
         try:
