@@ -258,6 +258,36 @@ def evaluate(
         return current_processes().on_main(work)
 
 
+def final_config(path: Path | str) -> RunConfig:
+    """Return the configuration that trains on everything, for as long as was best in the validation of a finished run.
+
+    Classes that the data themselves declare as test classes are still tested on; all others are trained on.
+
+    Args:
+        path: Folder of the run.
+
+    Raises:
+        RunError: The run is not finished, or had no validation.
+    """
+    from shortlist.errors import RunError
+    from shortlist.training import RunFolder
+
+    folder = RunFolder.open(Path(path))
+    config, length = folder.config(), "steps"
+    records = [each for each in folder.metrics() if each["kind"] == "validation"]
+    if not records or not folder.evaluation_file.exists():
+        problem = "had no validation" if not records else "is not finished"
+        raise RunError(f"The run in {path} {problem}, so it is not known how long to train on all classes.")
+    metric = next(name for name in records[0] if name not in ("kind", "step", "epoch"))
+    best = max(records, key=lambda record: record[metric])
+    if config.training.epochs is not None and config.training.validate_every_steps is None:
+        length = "epochs"
+    lengths = {"epochs": None, "steps": None, "validate_every_steps": None, length: best[length.removesuffix("s")]}
+    data = {"validation": "none", "validation_source": None, "train_share": 1.0}
+    final = config.with_changes(data=data, training=lengths)
+    return final.model_copy(update={"name": f"{config.name.removesuffix('-final')}-final"})
+
+
 def new_folder(name: str) -> Path:
     """Return runs/NAME, or the first of runs/NAME-2, runs/NAME-3, ... that does not exist."""
     folder, number = Path("runs") / name, 2

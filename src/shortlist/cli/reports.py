@@ -11,6 +11,7 @@ import typer
 from typer.core import TyperCommand
 
 from shortlist.cli.app import AsJsonLines, AsJsonWithProgress, ModelCommand, ModelName, Root, app
+from shortlist.files import check_writable
 
 
 @app.command(cls=ModelCommand)
@@ -94,6 +95,8 @@ def compare(
     from shortlist.report.terminal_tables import print_comparison
 
     display = display_for(sys.stderr, as_json=as_json)
+    if out is not None:
+        check_writable(out)
     if groups:
         comparison = compare_groups([runs, *(group.split("\n") for group in groups)], display)
     else:

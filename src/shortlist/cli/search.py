@@ -28,6 +28,7 @@ from shortlist.cli.app import (
     quiet_milvus,
 )
 from shortlist.errors import DataError, did_you_mean
+from shortlist.files import check_writable
 from shortlist.locations import as_url
 
 if TYPE_CHECKING:
@@ -88,6 +89,7 @@ def embed(
     from shortlist.training import open_encoder
 
     display = display_for(sys.stderr, as_json=as_json)
+    check_writable(out)
     chosen, folder, merged = choose_parts(shard, merge, parts, out.with_name(f"{out.name}.parts"))
     catalog = open_collection(images, root=root, split=split)
     encoder = open_encoder(run)
@@ -131,6 +133,7 @@ def index(
     from shortlist.data import open_collection
     from shortlist.gallery.adding import whole_images
     from shortlist.gallery.milvus_address import is_milvus
+    from shortlist.gallery.store import GALLERY_FILE
     from shortlist.progress import display_for
     from shortlist.training import open_encoder
 
@@ -138,6 +141,8 @@ def index(
     chosen, folder, merged = choose_parts(
         shard, merge, parts, None if is_milvus(out) else Path(f"{out.rstrip('/')}.parts")
     )
+    if not is_milvus(out):
+        check_writable(Path(out) / GALLERY_FILE)
     catalog = open_collection(images, root=root, split=split)
     encoder = open_encoder(run)
     if chosen is not None:
@@ -166,6 +171,7 @@ def search(
     from shortlist.gallery import Gallery
 
     if sheet is not None:
+        check_writable(sheet)
         from shortlist.report.contact_sheet import draw_hits  # fails before the search if an extra is missing
     gallery = Gallery.open(place, model)
     found = list(zip(images, gallery.search(images, k, label=label), strict=True))

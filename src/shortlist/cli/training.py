@@ -41,6 +41,13 @@ def train(
         Path | None, typer.Option(help="Folder of the new run. Default: runs/NAME, or runs/NAME-2 and so on.")
     ] = None,
     resume: Annotated[Path | None, typer.Option(metavar="RUN", help="Folder of an interrupted run to resume.")] = None,
+    final: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="RUN",
+            help="Folder of a finished run to repeat with all classes, for as long as was best in its validation.",
+        ),
+    ] = None,
     dry_run: Annotated[
         bool, typer.Option("--dry-run", help="Print the configuration and the plan without training.")
     ] = False,
@@ -58,9 +65,15 @@ def train(
                 raise ConfigError(
                     "--resume takes only the folder of a run, which contains its settings. Omit the other arguments."
                 )
-            if resume is None and recipe is None:
+            if final is not None and (recipe is not None or resume is not None):
+                raise ConfigError("--final takes the settings of the run that it repeats. Omit the other arguments.")
+            if resume is None and recipe is None and final is None:
                 raise ConfigError("No recipe was given. Give the name of a recipe or a YAML file, or use --resume RUN.")
             config = None if recipe is None else open_recipe(recipe, settings, context)
+            if final is not None:
+                from shortlist.runs import final_config
+
+                config = final_config(final)
         _train(config, run, resume, dry_run, as_json)
 
 

@@ -61,8 +61,8 @@ def _summary(encoder: Encoder, config: RunConfig | None) -> str:
     how = "" if config is None else f" Trained with shortlist and the loss `{_text(config.loss.name)}`."
     trained = "" if config is None else "; images of the same class are trained to have a large dot product"
     return (
-        f"Maps an image to a unit vector of {encoder.dim} dimensions{trained}. timm backbone `{_text(model.backbone)}`, `{model.pooling}` pooling{norm}{linear}, L2 "
-        f"normalisation.{how}"
+        f"Maps an image to a unit vector of {encoder.dim} dimensions{trained}. timm backbone "
+        f"`{_text(model.backbone)}`, `{model.pooling}` pooling{norm}{linear}, L2 normalisation.{how}"
     )
 
 

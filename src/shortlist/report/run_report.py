@@ -209,7 +209,11 @@ def _run_facts(
         **({} if plan is None else _data_facts(plan)),
         "excluded classes": _listing(facts.get("classes_too_small", []), "too few images for a batch"),
         "missing images": _listing(facts.get("missing", []), "skipped because of data.on_missing=skip"),
-        **({} if plan is None else {"unreadable images": _listing([path for path, _ in plan.unreadable], "skipped")}),
+        **(
+            {}
+            if plan is None
+            else {"unreadable images": _listing([f"{path}: {reason}" for path, reason in plan.unreadable], "skipped")}
+        ),
         **_training_facts(facts.get("batch_size", config.batch.size), plan, records),
         "device": f"{facts.get('device', 'unknown')}; {facts.get('platform', '')}",
         "threads": str(facts.get("threads") or ""),

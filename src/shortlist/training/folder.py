@@ -89,7 +89,7 @@ class RunFolder:
     """  # fmt: skip
 
     def __init__(self, path: Path) -> None:
-        self.path = path
+        self.path, self._parent_is_new = path, not path.parent.exists()
         self.config_file, self.facts_file = path / "config.yaml", path / "facts.json"
         self.metrics_file, self.unreadable_file = path / "metrics.jsonl", path / "unreadable.json"
         self.checkpoints, self.best, self.failed = path / "checkpoints", path / "best", path / "failed"
@@ -159,6 +159,8 @@ class RunFolder:
                 file.unlink(missing_ok=True)
             shutil.rmtree(self.given_images, ignore_errors=True)
             self.path.rmdir()  # fails if it contains other files
+            if self._parent_is_new:
+                self.path.parent.rmdir()
 
     def check_images(self, fingerprint: str) -> None:
         """Compare the fingerprint of the images with that at the start of the run, if it has started.
