@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -286,6 +287,29 @@ def final_config(path: Path | str) -> RunConfig:
     data = {"validation": "none", "validation_source": None, "train_share": 1.0}
     final = config.with_changes(data=data, training=lengths)
     return final.model_copy(update={"name": f"{config.name.removesuffix('-final')}-final"})
+
+
+def suited_recipe(recipe: str, settings: Sequence[str] = ()) -> tuple[str, str | None]:
+    """Choose the recipe for the user's own images that suits this machine: without a GPU, `folder-fast`.
+
+    Args:
+        recipe: The recipe that was asked for. Only `folder` is replaced.
+        settings: Overrides. The recipe is replaced only if all of them are about the data.
+
+    Returns:
+        The recipe, and a text for the user if it was replaced.
+    """
+    if recipe != "folder" or not all(each.startswith("data.") for each in settings):
+        return recipe, None
+    import torch
+
+    if torch.cuda.is_available():
+        return recipe, None
+    otherwise = shlex.join(["shortlist", "train", "folder", "model.freeze=none", *settings])
+    return "folder-fast", (
+        "This machine has no GPU, so the recipe is folder-fast: a frozen EfficientNet-Lite0, of which only the last "
+        f"layers are trained, in minutes. To train all layers of a ResNet-50, which takes hours here: {otherwise}"
+    )
 
 
 def new_folder(name: str) -> Path:

@@ -59,12 +59,10 @@ def show(
     as_json: AsJson = False,
 ) -> None:
     """Print the number of images and classes, which of them `shortlist train folder` trains and tests on, and sizes."""
-    from shortlist.data import BENCHMARKS, half_validation, open_catalog
-    from shortlist.data.inspection import class_names, describe_splits, format_spread, summary
+    from shortlist.data import open_catalog
+    from shortlist.data.inspection import class_names, describe_splits, format_spread, split_as_training, summary
 
-    catalog = open_catalog(source, root=root, on_missing="skip", split_seed=split_seed)
-    if source not in BENCHMARKS and "validation" not in catalog.splits and len(catalog.split("train").classes()) > 1:
-        catalog = half_validation(catalog)  # as the recipe folder does
+    catalog = split_as_training(open_catalog(source, root=root, on_missing="skip", split_seed=split_seed))
     facts = summary(catalog) | ({"class_names": class_names(catalog)} if classes else {})
     if as_json:
         print(json.dumps(facts, indent=2, ensure_ascii=False))

@@ -49,7 +49,10 @@ def train(
         ),
     ] = None,
     dry_run: Annotated[
-        bool, typer.Option("--dry-run", help="Print the configuration and the plan without training.")
+        bool,
+        typer.Option(
+            "--dry-run", help="Print the configuration and the plan, with the estimated time, without training."
+        ),
     ] = False,
     as_json: AsJsonLines = False,
 ) -> None:
@@ -69,20 +72,31 @@ def train(
                 raise ConfigError("--final takes the settings of the run that it repeats. Omit the other arguments.")
             if resume is None and recipe is None and final is None:
                 raise ConfigError("No recipe was given. Give the name of a recipe or a YAML file, or use --resume RUN.")
-            config = None if recipe is None else open_recipe(recipe, settings, context)
+            config, advice = None, None
+            if recipe is not None:
+                from shortlist.runs import new_folder, suited_recipe
+
+                chosen, advice = suited_recipe(recipe, settings or [])
+                config = open_recipe(chosen, settings, context)
+                run = run or (new_folder(recipe) if advice else None)
             if final is not None:
                 from shortlist.runs import final_config
 
                 config = final_config(final)
-        _train(config, run, resume, dry_run, as_json)
+        _train(config, run, resume, dry_run, as_json, advice)
 
 
-def _train(config: RunConfig | None, run: Path | None, resume: Path | None, dry_run: bool, as_json: bool) -> None:
+def _train(
+    config: RunConfig | None, run: Path | None, resume: Path | None, dry_run: bool, as_json: bool, advice: str | None
+) -> None:
     from shortlist import runs
     from shortlist.progress import Display, display_for
 
     keep_freed_memory()  # imports torch, which takes seconds: after errors are reported
     display = display_for(sys.stdout, as_json=as_json) if is_main_process() else Display()
+    if advice is not None:
+        shown = display_for(sys.stderr, as_json=as_json) if dry_run else display  # the plan is printed to stdout
+        shown.message(advice, advice=advice)
     if config is None:
         assert resume is not None
         done = runs.resume(resume, display=display)
@@ -258,5 +272,5 @@ def _print_plan(config: RunConfig, as_json: bool) -> None:
     from shortlist.cli.planning import print_facts
     from shortlist.progress import display_for
 
-    found = runs.plan(config, measure=False, display=display_for(sys.stderr, as_json=as_json))
+    found = runs.plan(config, display=display_for(sys.stderr, as_json=as_json))
     print_facts({"config": config.model_dump(mode="json"), "plan": found}, as_json)

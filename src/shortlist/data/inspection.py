@@ -16,8 +16,10 @@ from typing import Any
 
 import numpy as np
 
+from shortlist.data.benchmarks import BENCHMARKS
 from shortlist.data.catalog import ROLES, SPLITS, Catalog
 from shortlist.data.images import ImageError, open_image, upright_rgb, upright_size
+from shortlist.data.splits import half_validation
 from shortlist.locations import as_url, open_binary
 from shortlist.progress import Display, Progress, default_display
 
@@ -73,6 +75,12 @@ def describe_splits(catalog: Catalog, per_class: int = 4) -> list[list[str]]:
         sizes = format_spread(counts["images_per_class"])
         rows.append([name, f"{counts['images']:,}", f"{counts['classes']:,}", sizes, f"{counts['too_small']:,}"])
     return rows
+
+
+def split_as_training(catalog: Catalog) -> Catalog:
+    """Return a catalog of the user's own images with the validation classes that the recipe `folder` holds out."""
+    own = catalog.name not in BENCHMARKS and "validation" not in catalog.splits
+    return half_validation(catalog) if own and len(catalog.subset(catalog.splits == "train").classes()) > 1 else catalog
 
 
 def class_names(catalog: Catalog) -> dict[str, list[str]]:
