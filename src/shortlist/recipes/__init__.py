@@ -67,7 +67,7 @@ def open_recipe(
 def _no_recipe(recipe: str) -> str:
     path = shlex.quote(recipe)
     if (Path(recipe) / "config.yaml").is_file():
-        return f"{recipe} is a run. Resume it with: shortlist train --resume {path} - or repeat it: {path}/config.yaml"
+        return f"{recipe} is a run. Resume it with: shortlist train --resume {path}"
     if Path(recipe).is_dir():
         return f"{recipe} is a folder, not a recipe. To train on its images: shortlist train folder data.source={path}"
     return f"There is no recipe and no file {recipe!r}; {did_you_mean(recipe, recipe_names())}"
