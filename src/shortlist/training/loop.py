@@ -208,7 +208,7 @@ class Trainer:
         counts = {"missing": len(plan.catalog.missing), "unreadable": len(plan.unreadable)}
         display.message(f"{plan.total_steps:,} steps; {plan.sampler}", steps=plan.total_steps, **counts)
         for path, reason in plan.unreadable:
-            display.message(f"unreadable: {path}: {reason}", unreadable=path, reason=reason)
+            display.message(f"unreadable: {path}: {reason}", path=path, reason=reason)
         for remark in (*plan.remarks, *self._idle_processes()):
             display.message(remark, remark=remark)
         if display.shows:  # tracing takes a moment
