@@ -16,7 +16,7 @@ from shortlist.encoding.encoder import Encoder
 from shortlist.encoding.shards import Parts, encode_to_file
 from shortlist.encoding.vector_file import NO_FILE, left_out_images, with_absolute_paths
 from shortlist.errors import DataError
-from shortlist.gallery.store import Row, Store, StoredRow
+from shortlist.gallery.store import GalleryError, Row, Store, StoredRow
 from shortlist.locations import absolute_path, join, size_and_mtime
 from shortlist.progress import Progress
 from shortlist.search.vectors import open_vectors
@@ -62,6 +62,8 @@ class ImageAdder:
 
     def run(self, workers: int, embedding: Progress, indexing: Progress) -> Added:
         with self.store.changing() as work:
+            if self.encoder.fingerprint != self.store.fingerprint:
+                raise GalleryError(f"{self.store.name} was replaced by a gallery of another model: open it again")
             plan = self._plan()
             indices = list(plan.rows)
             step = self.store.images_per_change or max(len(indices), 1)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import tempfile
 import time
+import uuid
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
@@ -93,14 +94,8 @@ class MilvusStore:
                 found = sorted(each for each in self.client.list_collections() if not each.endswith(SUFFIX))
                 existing = ", ".join(found) or "none"
                 raise GalleryError(f"{address}: there is no such collection (existing collections: {existing})")
-            properties = self._properties()
-            if FACTS not in properties:
-                raise GalleryError(f"{address} was not created by shortlist: choose another name")
-            self._facts: dict[str, Any] = json.loads(properties[FACTS])
-            if self._facts["format"] > FORMAT:
-                raise GalleryError(f"{address} was written by a later version of shortlist: update shortlist")
-            self._tuning = _tuning(properties)
-            self.client.load_collection(address.collection)
+            self._facts: dict[str, Any] = {}
+            self._read_facts()
         except GalleryError:
             self.close()
             raise
@@ -127,6 +122,7 @@ class MilvusStore:
             kind = "flat" if address.lite else "hnsw"  # a server is used for many images
         facts = {
             "format": FORMAT,
+            "created": uuid.uuid4().hex,  # tells a gallery from another one of the same name
             "fingerprint": encoder.fingerprint,
             "dim": encoder.dim,
             "kind": kind,
@@ -139,6 +135,18 @@ class MilvusStore:
         client.alter_collection_properties(name, {FACTS: json.dumps(facts), NEXT_ID: "0"})
         return cls(address, client)
 
+    def _read_facts(self) -> None:
+        """Read the facts of the collection, which may have been replaced by another one of the same name."""
+        properties = self._properties()
+        if FACTS not in properties:
+            raise GalleryError(f"{self.address} was not created by shortlist: choose another name")
+        facts = json.loads(properties[FACTS])
+        if facts["format"] > FORMAT:
+            raise GalleryError(f"{self.address} was written by a later version of shortlist: update shortlist")
+        if facts != self._facts:
+            self.client.load_collection(self._collection)
+            self._facts, self._tuning = facts, _tuning(properties)
+
     @property
     def _collection(self) -> str:
         return self.address.collection
@@ -147,6 +155,7 @@ class MilvusStore:
         self.client.close()
 
     def refresh(self) -> None:
+        self._read_facts()
         self._labels, self._tuning = None, _tuning(self._properties())
 
     @property
@@ -160,6 +169,10 @@ class MilvusStore:
     @property
     def fingerprint(self) -> str:
         return str(self._facts["fingerprint"])
+
+    @property
+    def identity(self) -> str:
+        return f"{self._facts.get('created')} {self.fingerprint}"  # earlier versions wrote only the latter
 
     @property
     def requested_kind(self) -> str:
@@ -219,6 +232,7 @@ class MilvusStore:
                 search_params={"metric_type": "IP", "params": params},
             )
             hits += [_hits(query, each)[:limit] for query, each in zip(vectors[start:], found, strict=False)]
+        self._read_facts()  # another identity means that the vectors were those of another gallery
         return hits
 
     def stored_rows(self, paths: Sequence[str]) -> Mapping[str, list[StoredRow]]:
