@@ -174,6 +174,7 @@ class TestTrain:
         assert plan["batches"].startswith("3 batches per epoch, each of 2 classes x 3 images")
         assert plan["classes left out"] == []
         assert plan["steps"] == 9
+        assert "until the end" in plan["time"]
         assert plan["parameters"]["all"] == sum(plan["parameters"][part] for part in ("backbone", "pooling", "head"))
         assert set(plan["memory"]) >= {"pixels of a batch", "activations of a chunk of 4", "peak"}
         assert sorted(file.name for file in tmp_path.iterdir()) == ["tiny.yaml"]  # nothing was begun

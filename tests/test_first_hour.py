@@ -33,6 +33,7 @@ from tests.displays import Told
 from tests.test_cli import Call, assert_error, call  # noqa: F401 - a fixture
 from tests.training.runs import class_folders, config, records
 
+MEASURED = {False: "measured: {}", True: "measured: {images: {r@1: 50.0}}"}  # in a configuration
 RANDOM = "timm:test_resnet@none"  # needs no network
 FROZEN = ("model.freeze=backbone", "data.views=2", "evaluation.before=true", "training.epochs=null")
 PER_STEPS = ("training.steps=75", "training.validate_every_steps=15")  # 25 epochs
@@ -136,9 +137,11 @@ class TestModelsByName:
 class TestCommands:
     def test_option_and_argument(self, call: Call, few: Path) -> None:  # noqa: F811
         for number, model in enumerate((["--model", RANDOM], [f"--model={RANDOM}"], [RANDOM])):
-            code, out, err = call("index", *model, few, "-o", f"gallery-{number}", "--workers", "0", "--json")
+            place = f"../{Path.cwd().name}/gallery-{number}"
+            code, out, err = call("index", *model, few, "-o", place, "--workers", "0", "--json")
             assert code == 0, err
             facts = json.loads(out)
+            assert facts["place"] == str(Path.cwd() / f"gallery-{number}")
             assert (facts["images"], facts["dim"]) == (9, 96)
         code, out, _ = call("search", "gallery-0", few / "class 00" / "0.png", "-k", "1", "--model", RANDOM)
         assert code == 0
@@ -153,6 +156,17 @@ class TestCommands:
         assert call("export", "--model", RANDOM, "--package", "package")[0] == 0
         assert "# test_resnet@none" in Path("package", "README.md").read_text()
         assert open_encoder("package").fingerprint
+
+    def test_remarks_on_recipes_with_results_only(self, call: Call, run: RunFolder, tmp_path: Path) -> None:  # noqa: F811
+        copy = RunFolder(Path(shutil.copytree(run.path, tmp_path / "run")))
+        text = copy.config_file.read_text()
+        for name, said in {"folder": False, "glyphs": True}.items():
+            copy.config_file.write_text(
+                text.replace("name: tiny", f"name: {name}").replace("measured: {}", MEASURED[said])
+            )
+            code, out, _ = call("evaluate", copy.path)
+            assert code == 0
+            assert ("differs from the recipe" in out) is said
 
     def test_images_given_twice(self, call: Call, images: Path) -> None:  # noqa: F811
         assert_error(call("evaluate", RANDOM, images, "--data", images), "The images are given twice")
@@ -172,7 +186,7 @@ class TestCommands:
 class TestOrder:
     def test_data_come_before_weights(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(training_loop, "build_embedder", None)
-        with pytest.raises(DataError, match="nowhere does not exist"):
+        with pytest.raises(DataError, match=f"^{tmp_path}/nowhere does not exist"):  # without ..
             train_run(config(tmp_path / "x" / ".." / "nowhere"), tmp_path / "runs" / "run", Display())
         with pytest.raises(DataError, match=r"sop needs its folder: set data\.root"):
             train_run(config("sop"), tmp_path / "runs" / "run", Display())
