@@ -110,8 +110,8 @@ class TestHelp:
     def test_commands_are_listed_in_the_order_of_use(self, call: Call) -> None:
         lines = call("--help")[1].partition("Commands")[2].splitlines()
         commands = [line.split()[1] for line in lines if re.match(r"│ \w", line)]
-        first = ["demo", "train", "evaluate", "report", "compare", "embed", "index", "search", "serve", "export"]
-        assert commands == [*first, "data", "recipes", "gallery", "sweep", "ablate"]
+        first = ["demo", "plan", "train", "evaluate", "report", "compare", "embed", "index", "search", "serve"]
+        assert commands == [*first, "export", "data", "recipes", "gallery", "sweep", "ablate"]
 
     def test_version(self, call: Call) -> None:
         assert call("--version") == (0, f"shortlist {metadata.version('shortlist')}\n", "")
@@ -339,7 +339,7 @@ class TestNames:
         assert_error(call("data", "show", "sop"), "sop needs its folder: set --root to the one that holds")
         assert_error(call("data", "check", "sop", "--root", tmp_path), f"sop: {tmp_path} does not hold")
         assert_error(call("embed", run, images, "-o", "x.parquet", "--root", images), "--root has no meaning for")
-        assert_error(call("index", run, images, "-o", "milvus:x.db", "--kind", "hnsw"), "not hnsw: omit --kind")
+        assert_error(call("index", run, images, "-o", "milvus:x.db", "--kind", "ivfpq"), "set --kind to flat or hnsw")
         assert_error(call("export", run), "give a path for --onnx, --torchscript, --torch-export or --package.")
         assert_error(
             call("export", run, "--onnx", "x", "--license", "y"), "--license is written to", "use it with --package."

@@ -145,11 +145,10 @@ def _display_of(processes: Processes, display: Display | None) -> Display:
 
 @contextmanager
 def _used(folder: RunFolder, processes: Processes) -> Iterator[None]:
-    """Lock the folder of a run in the main process. Errors say how to resume the run."""
-    with ExitStack() as stack, report_resume_command(folder):
-        with processes.together():
-            if processes.is_main:
-                stack.enter_context(folder.locked())
+    """Lock the folder of a run in the main process. An error ends all processes, and says how to resume the run."""
+    with ExitStack() as stack, report_resume_command(folder), processes.together():
+        if processes.is_main:
+            stack.enter_context(folder.locked())
         yield
 
 
@@ -167,11 +166,6 @@ class Trainer:
     ) -> None:
         self.config, self.folder, self.display = config, folder, display
         self.given, self.on_validation, self.processes = given, on_validation, processes
-        with processes.together():
-            self._set_up()
-
-    def _set_up(self) -> None:
-        config, folder, display, given = self.config, self.folder, self.display, self.given
         check_trackers(config.tracking)
         self.accelerator = Accelerator()
         self.device = self.accelerator.device
@@ -224,8 +218,9 @@ class Trainer:
         batch, size, number = self.plan.sampler.batch_size, self.config.batch.chunk_size, self.processes.number
         if size != "auto" and not self.config.frozen and (chunks := math.ceil(batch / size)) < number:
             yield (
-                f"With batch.chunk_size={size}, a batch of {batch} images has {chunks} chunks, so {number - chunks} of "
-                f"{number} processes embed nothing. Set batch.chunk_size={math.ceil(batch / number)} or smaller."
+                f"With batch.chunk_size={size}, a batch of {batch} images has too few chunks ({chunks}) for {number} "
+                f"processes: {number - chunks} of them embed nothing. Set batch.chunk_size={math.ceil(batch / number)} "
+                "or smaller."
             )
 
     def run(self) -> None:
@@ -233,8 +228,7 @@ class Trainer:
         try:
             self.processes.on_main(self._begin)
             self._copy_state()
-            with self.processes.together():
-                self._open_features()  # which the main process has cached
+            self._open_features()  # which the main process has cached
             self._train()
             self.processes.on_main(self._finish)
         finally:
