@@ -20,7 +20,7 @@ import yaml
 from PIL import Image
 
 from shortlist.cli import main, training
-from shortlist.training import RunFolder
+from shortlist.training import RunFolder, durations
 from tests.miniatures import miniature
 from tests.processes import SOURCES
 from tests.training.runs import RECIPE, class_folders
@@ -36,6 +36,7 @@ def call(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tm
     monkeypatch.setenv("COLUMNS", "120")
     monkeypatch.setattr(warnings, "showwarning", warnings.showwarning)  # main() has its own
     monkeypatch.setattr(logging.getLogger("accelerate"), "level", logging.WARNING)
+    monkeypatch.setattr(durations, "MEASURED_SECONDS", 0.01)
     (tmp_path / "tiny.yaml").write_text(RECIPE)
 
     def run(*args: str | Path) -> tuple[int, str, str]:
@@ -173,6 +174,7 @@ class TestTrain:
         assert plan["batches"].startswith("3 batches per epoch, each of 2 classes x 3 images")
         assert plan["classes left out"] == []
         assert plan["steps"] == 9
+        assert "until the end" in plan["time"]
         assert plan["parameters"]["all"] == sum(plan["parameters"][part] for part in ("backbone", "pooling", "head"))
         assert set(plan["memory"]) >= {"pixels of a batch", "activations of a chunk of 4", "peak"}
         assert sorted(file.name for file in tmp_path.iterdir()) == ["tiny.yaml"]  # nothing was begun
@@ -266,7 +268,8 @@ class TestData:
         code, out, err = call("data", "show", folders / "images")
         assert (code, err) == (0, "")
         rows = {line.split()[1]: line.split() for line in out.splitlines() if line.startswith("│")}
-        assert rows["train"][3:6:2] == rows["test"][3:6:2] == ["36", "6"]
+        assert rows["train"][3:6:2] == rows["validation"][3:6:2] == ["18", "3"]
+        assert rows["test"][3:6:2] == ["36", "6"]
         assert rows["all"][3:6:2] == ["72", "12"]
         assert "width: 36, 36, 36; height: 36, 36, 36" in out
         facts = json.loads(call("data", "show", folders / "images", "--json")[1])

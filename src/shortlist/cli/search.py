@@ -19,9 +19,10 @@ from shortlist.cli.app import (
     LabelSeparator,
     Merge,
     Model,
+    ModelCommand,
+    ModelName,
     PartsFolder,
     Root,
-    Run,
     ShardOption,
     app,
     choose_parts,
@@ -29,6 +30,7 @@ from shortlist.cli.app import (
     quiet_milvus,
 )
 from shortlist.errors import ConfigError, DataError, did_you_mean
+from shortlist.files import check_writable
 from shortlist.locations import as_url
 
 if TYPE_CHECKING:
@@ -66,10 +68,10 @@ gallery_app = typer.Typer(help="Show or check a gallery, add images to it or rem
 app.add_typer(gallery_app, name="gallery")
 
 
-@app.command()
+@app.command(cls=ModelCommand)
 @embedding_command
 def embed(
-    run: Run,
+    run: ModelName,
     images: Images,
     out: Annotated[Path, typer.Option("--out", "-o", metavar="FILE.parquet", help="Parquet file to write.")],
     root: Root = None,
@@ -93,6 +95,7 @@ def embed(
     from shortlist.training import open_encoder
 
     display = display_for(sys.stderr, as_json=as_json)
+    check_writable(out)
     chosen, folder, merged = choose_parts(shard, merge, parts, out.with_name(f"{out.name}.parts"))
     catalog = open_collection(images, root=root, split=split)
     encoder = open_encoder(run)
@@ -105,10 +108,10 @@ def embed(
     _report_result(display, as_json, f"{text}, unreadable: {len(done.unreadable):,}.", dataclasses.asdict(done))
 
 
-@app.command()
+@app.command(cls=ModelCommand)
 @embedding_command
 def index(
-    run: Run,
+    run: ModelName,
     images: Images,
     out: Annotated[str, typer.Option("--out", "-o", **_PLACE)],
     kind: Annotated[
@@ -145,6 +148,7 @@ def index(
     from shortlist.data import open_collection
     from shortlist.gallery.adding import whole_images
     from shortlist.gallery.milvus_address import is_milvus
+    from shortlist.gallery.store import GALLERY_FILE
     from shortlist.progress import display_for
     from shortlist.training import RunFolder, open_encoder
 
@@ -152,6 +156,8 @@ def index(
     chosen, folder, merged = choose_parts(
         shard, merge, parts, None if is_milvus(out) else Path(f"{out.rstrip('/')}.parts")
     )
+    if not is_milvus(out):
+        check_writable(Path(out) / GALLERY_FILE)
     catalog = open_collection(images, root=root, split=split, label_separator=label_separator)
     encoder = open_encoder(run)
     if chosen is not None:
@@ -161,7 +167,7 @@ def index(
         encoder, catalog, out, model=run, kind=kind, workers=workers, parts=merged, display=display
     )
     if min_score is None and gallery.min_score is None:
-        min_score = RunFolder(run).recommended_min_score()
+        min_score = RunFolder(Path(run)).recommended_min_score()
     if min_score is not None:
         gallery.set_min_score(min_score)
     _report_added(display, as_json, gallery, added)
@@ -192,6 +198,7 @@ def search(
     if as_csv and as_json:
         raise ConfigError("--csv and --json exclude each other: give one of them.")
     if sheet is not None:
+        check_writable(sheet)
         from shortlist.report.contact_sheet import draw_hits  # fails before the search if an extra is missing
     gallery = Gallery.open(place, model)
     lowest = gallery.min_score if min_score is None else min_score

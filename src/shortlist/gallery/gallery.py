@@ -14,6 +14,7 @@ from shortlist.data import Catalog, open_collection
 from shortlist.data.loader import decoding_workers
 from shortlist.distributed import current_processes
 from shortlist.encoding.encoder import Encoder, ImageLike, is_single
+from shortlist.encoding.pretrained import is_pretrained
 from shortlist.errors import ConfigError, DataError
 from shortlist.extras import extra
 from shortlist.gallery.adding import Added, ImageAdder
@@ -49,14 +50,16 @@ class Gallery:
 
         Args:
             location: Folder, or Milvus collection: milvus:FILE.db or http://HOST:19530/COLLECTION.
-            model: Folder of a run whose model to use instead of the gallery's own, or an encoder. It must be the same
-                model. Required if the model was given in Python.
+            model: Folder of a run whose model to use instead of the gallery's own, an encoder, or a name for
+                `Encoder.from_pretrained`. It must be the same model. Required if the model was given in Python.
 
         Raises:
             GalleryError: There is no gallery, it is damaged, or the model is not the gallery's.
         """
         folder = None if model is None or isinstance(model, Encoder) else Path(model)
         gallery = cls(_open_store(location), folder)
+        if folder is not None and is_pretrained(folder):
+            model = Encoder.from_pretrained(folder)
         if isinstance(model, Encoder):
             gallery.encoder = model
         elif model is not None:
@@ -72,8 +75,8 @@ class Gallery:
         Args:
             location: See `open`.
             encoder: Encoder that computes the vectors. A folder keeps a copy of it.
-            model: Folder with the encoder's embedder, usually that of a run. A Milvus collection stores its path, and
-                no copy.
+            model: Folder with the encoder's embedder, usually that of a run, or a name for `Encoder.from_pretrained`. A
+                Milvus collection stores its path or name, and no copy.
             kind: Kind of index: flat, hnsw, ivfpq, or auto, which depends on the number of images.
 
         Raises:

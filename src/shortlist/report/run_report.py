@@ -26,6 +26,7 @@ from shortlist.report.plots import Plot, bar_plot, distributions_plot, training_
 from shortlist.report.terminal_tables import counts
 from shortlist.report.thresholds import Threshold, thresholds
 from shortlist.training import Plan, RunFolder, make_plan
+from shortlist.training.baseline import baseline_name
 from shortlist.training.folder import ImagesChangedError
 from shortlist.training.plan import decoding_workers
 from shortlist.training.run_evaluation import embed_test
@@ -143,6 +144,7 @@ def write_report(
         recipe=config.name,
         evaluations=evaluations,
         counts=counts,
+        baseline_name=baseline_name,
         reductions=reductions_to_previous_best(config, measured),
         means=landmark_means(measured),
         paper_means=landmark_means(config.paper),
@@ -284,7 +286,11 @@ def _run_facts(
         **({} if plan is None else _data_facts(plan)),
         "excluded classes": _listing(facts.get("classes_too_small", []), "too few images for a batch"),
         "missing images": _listing(facts.get("missing", []), "skipped because of data.on_missing=skip"),
-        **({} if plan is None else {"unreadable images": _listing([path for path, _ in plan.unreadable], "skipped")}),
+        **(
+            {}
+            if plan is None
+            else {"unreadable images": _listing([f"{path}: {reason}" for path, reason in plan.unreadable], "skipped")}
+        ),
         **_training_facts(facts.get("batch_size", config.batch.size), plan, records),
         "device": f"{facts.get('device', 'unknown')}; {facts.get('platform', '')}",
         "threads": str(facts.get("threads") or ""),
@@ -301,10 +307,11 @@ def _data_facts(plan: Plan) -> dict[str, str]:
     if plan.validation is not None:
         catalogs["validation"] = plan.validation.catalog
     catalogs |= {f"test, {eval_set.name}": eval_set.catalog for eval_set in plan.eval_sets}
-    return {**{name: _catalog_counts(each) for name, each in catalogs.items()}, "remarks": "; ".join(plan.remarks)}
+    return {**{name: catalog_counts(each) for name, each in catalogs.items()}, "remarks": "; ".join(plan.remarks)}
 
 
-def _catalog_counts(catalog: Catalog) -> str:
+def catalog_counts(catalog: Catalog) -> str:
+    """Describe the size of a test set, or of training images."""
     if catalog.roles is not None and catalog.roles.any():
         queries, gallery = (int((catalog.roles == role).sum()) for role in ("query", "gallery"))
         return f"{queries:,} queries and {gallery:,} images to search"
