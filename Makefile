@@ -4,6 +4,7 @@
 # make docs      build the documentation site into build/site
 # make bench     run the benchmarks of the losses and the large-batch step (hours on 2 cores; BENCH="--targets" for the targets only)
 # make mutants   run mutation tests of a module (MUTANTS="MODULE TESTS")
+# make audit     look up the versions of constraints.txt in a database of vulnerabilities (needs the network)
 # make results   write the tables and the plot of docs/results.md from the raw results
 # make figures   draw docs/images, including screenshots (needs Chromium)
 PYTHON ?= $(shell command -v python3.11 || command -v python3)
@@ -16,7 +17,7 @@ export PIP_CONSTRAINT := $(CURDIR)/constraints.txt
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 unexport PYTHONDONTWRITEBYTECODE # otherwise each process started by a test compiles the sources again
 
-.PHONY: setup demo check docs test pytest bench mutants results figures clean
+.PHONY: setup demo check docs test pytest bench mutants results figures audit clean
 
 setup: $(READY)
 
@@ -64,6 +65,12 @@ results: $(READY)
 figures: $(READY)
 	$(BIN)/python docs/figures.py
 	$(BIN)/python docs/screenshots.py
+
+# In an environment of its own: pip-audit is not needed for anything else.
+audit:
+	$(PYTHON) -m venv build/audit
+	PIP_CONSTRAINT= build/audit/bin/python -m pip install --quiet pip-audit
+	build/audit/bin/pip-audit --strict --disable-pip --no-deps --requirement constraints.txt
 
 clean:
 	rm -rf $(VENV) build dist .mypy_cache .ruff_cache .pytest_cache .hypothesis src/*.egg-info

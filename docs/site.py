@@ -29,6 +29,7 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
         "index.md": _read("README.md").replace("](docs/", "]("),
         "generated/changelog.md": _read("CHANGELOG.md"),
         "generated/contributing.md": _read("CONTRIBUTING.md"),
+        "generated/security.md": _read("SECURITY.md").replace("](docs/", "](../"),
         "generated/recipes.md": _recipes(),
         "api/index.md": _api_overview(),
         **{f"api/{name}.md": f"# shortlist.{name}\n\n::: shortlist.{name}\n" for name in PACKAGES},

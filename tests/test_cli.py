@@ -174,7 +174,18 @@ class TestTrain:
         assert plan["classes left out"] == []
         assert plan["steps"] == 9
         assert plan["parameters"]["all"] == sum(plan["parameters"][part] for part in ("backbone", "pooling", "head"))
-        assert set(plan["memory"]) >= {"pixels of a batch", "graph of a chunk of 4"}
+        assert set(plan["memory"]) >= {"pixels of a batch", "activations of a chunk of 4", "peak"}
+        assert sorted(file.name for file in tmp_path.iterdir()) == ["tiny.yaml"]  # nothing was begun
+
+    def test_plan(self, call: Call, folders: Path, tmp_path: Path) -> None:
+        source = f"data.source={folders / 'images'}"
+        code, out, _ = call("plan", "tiny.yaml", source, "--devices", "2", "--device-memory", "24GB")
+        plan = yaml.safe_load(out)
+        assert (code, plan["processes"]) == (0, 2)
+        assert "time" not in plan  # nothing is known of that GPU
+        code, out, _ = call("plan", "tiny.yaml", source, "--no-measure", "--json")
+        assert (code, json.loads(out)["steps"]) == (0, 9)
+        assert_error(call("plan", "tiny.yaml", source, "--devices", "2"), "--devices needs --device-memory")
         assert sorted(file.name for file in tmp_path.iterdir()) == ["tiny.yaml"]  # nothing was begun
 
     def test_dry_run_checks_the_weights(self, call: Call, folders: Path) -> None:

@@ -13,9 +13,10 @@ import pytest
 
 from tests.processes import Commands
 
+pytestmark = pytest.mark.long
 ROOT = Path(__file__).parents[1]
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("**/*.md"))]
-WITHOUT_PYTHON = {"PLAN.md", "results.md", "from-folder-to-search.md"}
+WITHOUT_PYTHON = {"licences.md", "PLAN.md", "results.md", "from-folder-to-search.md"}
 # With two cores, a process decodes images by default. A warning is an error.
 MANY_CORES = """
 import os, warnings

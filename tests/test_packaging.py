@@ -21,6 +21,7 @@ from packaging.utils import canonicalize_name
 
 from tests import promises
 
+pytestmark = pytest.mark.long
 ROOT = Path(__file__).parents[1]
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
 
@@ -164,3 +165,10 @@ def run(*command: str | Path, path: Path | str = "") -> subprocess.CompletedProc
     done = subprocess.run(command, capture_output=True, text=True, env=environment, stdin=subprocess.DEVNULL)
     assert done.returncode == 0, f"{done.stdout}\n{done.stderr}"
     return done
+
+
+def test_the_licence_of_every_direct_dependency_is_listed() -> None:
+    listed = dict(re.findall(r"^\| (\S+) \| .* \| (.+) \|$", (ROOT / "docs" / "licences.md").read_text(), re.MULTILINE))
+    optional = (each for extra, names in PROJECT["optional-dependencies"].items() if extra != "dev" for each in names)
+    names = {canonicalize_name(Requirement(each).name) for each in (*PROJECT["dependencies"], *optional)}
+    assert names - {"shortlist"} <= listed.keys(), "run python docs/licences.py > docs/licences.md"

@@ -8,6 +8,7 @@ import shutil
 from pathlib import Path
 from typing import Any
 
+import fsspec
 import numpy as np
 import pytest
 import torch
@@ -59,6 +60,20 @@ def net() -> Net:
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(3)
         return Net()
+
+
+def test_images_in_an_object_store(
+    images: Path, expected: dict[str, Tensor], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The weights are those of the same images on disk."""
+    monkeypatch.setenv("SHORTLIST_CACHE", str(tmp_path / "cache"))
+    store = fsspec.filesystem("memory")
+    store.put(str(images), "/images", recursive=True)
+    try:
+        run = train(fast_config("memory://images"), output=tmp_path / "run", **TINY)
+        assert same_weights(weights(run.path), expected)
+    finally:
+        store.rm("/images", recursive=True)
 
 
 class TestRecipes:

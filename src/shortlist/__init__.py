@@ -19,7 +19,7 @@ if TYPE_CHECKING:
         retrieval_metrics,
         smooth_ap_loss,
     )
-    from shortlist.runs import evaluate, resume, train
+    from shortlist.runs import evaluate, plan, resume, train
 
     __version__: str
 
@@ -36,6 +36,7 @@ __all__ = [
     "VirtualBatch",
     "__version__",
     "evaluate",
+    "plan",
     "query_scores",
     "recall_at_k_loss",
     "resume",
@@ -55,7 +56,7 @@ _MODULES = {
         *("query_scores", "recall_at_k_loss", "retrieval_metrics", "smooth_ap_loss"),
     ),
     "shortlist.gallery": ("Gallery",),
-    "shortlist.runs": ("evaluate", "resume", "train"),
+    "shortlist.runs": ("evaluate", "plan", "resume", "train"),
 }
 _MODULE_OF = {name: module for module, names in _MODULES.items() for name in names}
 

@@ -200,17 +200,3 @@ def sample_digest(path: Path, blocks: int = 64, size: int = 2**16) -> str:
             file.seek(number * (end - size) // (blocks - 1) if spaced else number * size)
             found.update(file.read(size))
     return found.hexdigest()
-
-
-def absolute_path(path: Path | str) -> str:
-    """Return an absolute path without `~`, `.` and `..`. Unlike `Path.resolve`, keep symbolic links."""
-    return os.path.abspath(Path(path).expanduser())  # noqa: PTH100
-
-
-def size_and_mtime(file: Path) -> tuple[int, int] | None:
-    """Return the size in bytes and the modification time in nanoseconds of a file, or None if it does not exist."""
-    try:
-        found = file.stat()
-    except OSError:
-        return None
-    return found.st_size, found.st_mtime_ns

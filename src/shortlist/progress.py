@@ -26,13 +26,18 @@ Clock = Callable[[], float]
 
 
 class Advance(Protocol):
-    """Callback that reports the progress of a task and facts such as the loss. Also usable as a `Progress`."""
+    """Callback that reports the progress of a task and facts such as the loss. Also usable as a `Progress`.
+
+    The fact `seconds_left` is an estimate of the remaining time, by default computed from the rate so far.
+    """
 
     def __call__(self, done: int, total: int, /, **facts: float) -> None: ...
 
 
 class Display:
     """A display that shows nothing, and the interface of the other displays."""
+
+    shows = False  # whether somebody can see it
 
     def message(self, text: str, **facts: Any) -> None:
         """Show a message.
@@ -68,6 +73,8 @@ class Lines(Display):
         as_json: Write one JSON object per line, with the key "message" or "progress", instead of text.
         clock: Function that returns the time in seconds.
     """
+
+    shows = True
 
     def __init__(self, stream: TextIO, *, as_json: bool = False, clock: Clock = time.monotonic) -> None:
         self.stream, self.as_json, self.clock = stream, as_json, clock
@@ -143,12 +150,26 @@ class _Task:
     total: int = 0
     facts: dict[str, float] = field(default_factory=dict)
     first: tuple[int, float] = (0, 0.0)  # items done at the first report (maybe by an earlier run), and its time
+    end_expected: float | None = None  # time, if who does the work knows better than the rate so far
     ended: threading.Event = field(default_factory=threading.Event)
 
     def advance(self, done: int, total: int, facts: dict[str, float], now: float) -> None:
         if self.done is None:
             self.first = done, now
-        self.done, self.total, self.facts = done, total, facts
+        self.done, self.total, self.facts = done, total, dict(facts)
+        seconds = self.facts.pop("seconds_left", None)
+        self.end_expected = None if seconds is None else now + seconds
+
+    def rate(self, now: float) -> float:
+        """Return the number of items per second."""
+        return ((self.done or 0) - self.first[0]) / max(now - self.first[1], 1e-9)
+
+    def seconds_left(self, now: float) -> float | None:
+        """Return the estimate of the remaining time, if there is one yet."""
+        if self.end_expected is not None:
+            return max(0.0, self.end_expected - now)
+        rate = self.rate(now)
+        return (self.total - (self.done or 0)) / rate if rate > 0 else None
 
     def state(self, now: float) -> tuple[str, dict[str, Any]]:
         """Return the current state as text and as facts."""
@@ -158,9 +179,8 @@ class _Task:
         count = f"{self.done:,} of {self.total:,}{self._unit} ({100 * self.done // max(self.total, 1)} %)"
         parts = [count, *format_facts(self.facts)]
         facts |= {"done": self.done, "total": self.total, **self.facts}
-        rate = (self.done - self.first[0]) / max(now - self.first[1], 1e-9)
-        if rate > 0:
-            left = (self.total - self.done) / rate
+        rate, left = self.rate(now), self.seconds_left(now)
+        if rate > 0 and left is not None:
             parts += [f"{_format_rate(rate)}{self._unit}/s", f"{format_duration(left)} left"]
             facts |= {"rate": rate, "seconds_left": round(left, 1)}
         return f"{self.name}: {', '.join(parts)}", facts
@@ -181,7 +201,10 @@ class _Task:
 class Terminal(Display):
     """Progress bars in a terminal, removed when the work is done."""
 
-    def __init__(self, stream: TextIO) -> None:
+    shows = True
+
+    def __init__(self, stream: TextIO, clock: Clock = time.monotonic) -> None:
+        self.clock = clock
         self.console = _console(file=stream, highlight=False)
         self._bars = _bars(console=self.console, transient=True)
 
@@ -191,9 +214,14 @@ class Terminal(Display):
     @contextmanager
     def task(self, name: str, unit: str = "", *, later: bool = False) -> Iterator[Advance]:
         bar = self._bars.add_task(name, total=None, note=unit, visible=not later)
+        task = _Task(name, unit, self.clock())
 
         def advance(done: int, total: int, /, **facts: float) -> None:
-            note = "  ".join([unit, *format_facts(facts)])
+            task.advance(done, total, facts, self.clock())
+            left = task.seconds_left(self.clock())
+            note = "  ".join(
+                [unit, *format_facts(task.facts), *([] if left is None else [f"{format_duration(left)} left"])]
+            )
             self._bars.update(bar, completed=done, total=total, visible=True, note=note)
             self._changed()
 
@@ -225,8 +253,8 @@ class Notebook(Terminal):
     def __init__(self, clock: Clock = time.monotonic) -> None:
         from IPython.display import display
 
-        super().__init__(sys.stdout)
-        self.clock, self._display, self._drawn = clock, display, -REDRAW_INTERVAL
+        super().__init__(sys.stdout, clock)
+        self._display, self._drawn = display, -REDRAW_INTERVAL
         self._handle: Any = None  # display handle of the current bars
 
     def message(self, text: str, **facts: Any) -> None:
@@ -260,14 +288,13 @@ def _console(**options: Any) -> Console:
 
 
 def _bars(**options: Any) -> Bars:
-    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
 
     return Progress(
         TextColumn("{task.description}", markup=False),
         BarColumn(),
         MofNCompleteColumn(),
         TextColumn("{task.fields[note]}", markup=False),
-        TimeRemainingColumn(),
         **options,
     )
 

@@ -147,6 +147,56 @@ def resume(
         return processes.on_main(lambda: _finished(folder, model, report, display))
 
 
+def plan(
+    recipe: str | Path | RunConfig,
+    *settings: str,
+    devices: int | None = None,
+    device_memory: str | float | None = None,
+    measure: bool = True,
+    display: Display | None = None,
+    **keywords: Any,
+) -> dict[str, Any]:
+    """Describe what a run will do and need, without starting it.
+
+    Args:
+        recipe: Name of a packaged recipe, path of a YAML file, or a configuration.
+        settings: Overrides of the form `dotted.key=value`, with the value in YAML.
+        devices: Number of GPUs to plan for. They need not be here; nothing is measured.
+        device_memory: Memory of each of these GPUs, such as "24GB" or a number of bytes. Default: plan for this
+            machine.
+        measure: Whether to measure the speed of this machine, for some seconds, to estimate the duration of the run.
+        display: Shows the progress.
+        keywords: Further overrides, as in `train`.
+
+    Returns:
+        JSON-compatible dictionary: images, steps, memory, floating-point operations, time, and how they grow.
+
+    Raises:
+        ConfigError: The recipe or a setting is not valid.
+        ShortlistError: The images cannot be used.
+    """
+    config = _configure(recipe, settings, {}, keywords)
+    if devices is not None and device_memory is None:
+        raise ConfigError("`devices` needs `device_memory`, the memory of each GPU, such as 24GB.")
+
+    from shortlist.process import threads
+    from shortlist.progress import default_display
+    from shortlist.training import describe, find_requirements, make_plan
+    from shortlist.training.components import build_embedder
+    from shortlist.training.durations import measure_durations
+    from shortlist.training.requirements import gpu, parse_size
+
+    display = display or default_display()
+    elsewhere = None if device_memory is None else gpu(parse_size(device_memory))
+    with threads(config.training.threads):
+        made, embedder = make_plan(config, display), build_embedder(config, weights="local")
+        needs, durations = find_requirements(made, embedder, device=elsewhere, processes=devices or 1), None
+        if measure and elsewhere is None:
+            with display.task("measuring some steps"):
+                durations = measure_durations(made, embedder, needs)
+        return describe(made, embedder, needs, durations)
+
+
 def evaluate(
     run: Run | Encoder | Path | str,
     data: str | Path | Catalog | None = None,

@@ -7,13 +7,15 @@ import sys
 from pathlib import Path
 
 import pytest
+from pymilvus.exceptions import MilvusException
 
 from shortlist.data import Catalog
 from shortlist.encoding import Encoder
 from shortlist.errors import ConfigError
 from shortlist.extras import MissingExtraError
-from shortlist.gallery import Gallery, GalleryError, milvus_store
+from shortlist.gallery import Gallery, GalleryError, milvus_connection, milvus_store
 from shortlist.gallery.milvus_address import MilvusAddress
+from shortlist.gallery.milvus_connection import MilvusConnection
 from tests.displays import Told
 from tests.gallery.galleries import NUMBER, Open
 from tests.processes import Commands
@@ -138,9 +140,63 @@ class TestModel:
         assert not any(b"hush" in each.read_bytes() for each in files)
 
 
-def test_lite_is_exact(place: str, encoder: Encoder, tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match="is flat, not hnsw"):
-        Gallery.create(place, encoder, model=tmp_path, kind="hnsw")
+def test_indexes_of_lite(new: Open, images: Catalog, encoder: Encoder, tmp_path: Path) -> None:
+    gallery = new(kind="hnsw")
+    gallery.add(images)
+    assert (gallery.facts()["kind"], gallery.facts()["recall"]) == ("hnsw", None)
+    assert len(gallery.similar(0, 3)) == 3
+    with pytest.raises(ConfigError, match="Milvus Lite has no index of the kind ivfpq"):
+        Gallery.create(f"milvus:{tmp_path}/other.db", encoder, model=tmp_path, kind="ivfpq")
+
+
+class Gone:
+    """A client whose server does not answer the first requests."""
+
+    def __init__(self, failures: int, code: int = 2) -> None:
+        self.failures, self.code = failures, code
+
+    def has_collection(self, name: str) -> str:
+        self.failures -= 1
+        if self.failures >= 0:
+            raise MilvusException(self.code, "there is no\nserver")
+        return name
+
+
+class TestServerThatIsGone:
+    address = MilvusAddress("http://host:1", "parts")
+
+    @pytest.fixture(autouse=True)
+    def at_once(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr(milvus_connection, "RETRY_SECONDS", 0)
+
+    @pytest.mark.parametrize("code", [2, 101])
+    def test_a_change_waits(self, code: int) -> None:
+        connection = MilvusConnection(self.address, Gone(3, code))
+        with connection.patience(), pytest.warns(UserWarning, match=r"parts: there is no server; waiting") as warned:
+            assert connection.has_collection("a") == "a"
+        assert len(warned) == 1
+
+    def test_a_search_does_not(self) -> None:
+        connection = MilvusConnection(self.address, Gone(2))
+        with pytest.raises(GalleryError, match=r"^http://host:1/parts: there is no server$"):
+            connection.has_collection("a")
+        with connection.patience(), pytest.raises(GalleryError):
+            connection.impatient().has_collection("a")
+
+    def test_a_change_gives_up(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr(milvus_connection, "RESTART_SECONDS", -1)
+        connection = MilvusConnection(self.address, Gone(9))
+        with (
+            connection.patience(),
+            pytest.warns(UserWarning, match="waiting"),
+            pytest.raises(GalleryError, match="Start the server and repeat the command"),
+        ):
+            connection.has_collection("a")
+
+    def test_another_error_is_raised(self) -> None:
+        connection = MilvusConnection(self.address, Gone(1, 1100))
+        with connection.patience(), pytest.raises(GalleryError, match="there is no server"):
+            connection.has_collection("a")
 
 
 def test_several_requests(new: Open, images: Catalog, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -156,6 +212,16 @@ def test_several_requests(new: Open, images: Catalog, tmp_path: Path, monkeypatc
     assert gallery.add(images).unchanged == NUMBER
     assert gallery.remove([tmp_path / "images"]) == NUMBER
     assert len(gallery) == 0
+
+
+def test_an_outdated_property_of_the_server(new: Open, images: Catalog) -> None:
+    """A server that was restarted returns it for some time. No id is used twice, and no image overwritten."""
+    gallery = new()
+    gallery.add(images.subset(range(4)))
+    gallery.store.client.alter_collection_properties(gallery.store.name, {milvus_store.NEXT_ID: "2"})
+    gallery = new()
+    gallery.add(images)
+    assert [item.id for item in gallery.items()] == list(range(NUMBER))
 
 
 def test_killed_while_an_image_is_replaced(new: Open, images: Catalog) -> None:

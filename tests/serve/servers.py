@@ -18,6 +18,8 @@ from shortlist.gallery.gallery import Gallery
 from shortlist.serve import Limits, create_app
 from tests.processes import Commands, Running
 
+TOKEN = "a-token-of-the-tests"
+
 
 @dataclass
 class Server:
@@ -42,10 +44,11 @@ def serving(commands: Commands, gallery: Path, *options: str) -> Iterator[Server
 
 
 @contextmanager
-def serving_here(gallery: Gallery, limits: Limits | None = None) -> Iterator[str]:
+def serving_here(gallery: Gallery, limits: Limits | None = None, token: str | None = None) -> Iterator[str]:
     """Run a server in a thread and yield its URL. It ends when all connections to it are closed."""
     with socket.create_server(("127.0.0.1", 0)) as listening:
-        server = uvicorn.Server(uvicorn.Config(create_app(gallery, limits, {"127.0.0.1"}), log_level="warning"))
+        app = create_app(gallery, limits, {"127.0.0.1"}, token=token)
+        server = uvicorn.Server(uvicorn.Config(app, log_level="warning"))
         thread = threading.Thread(target=server.run, args=([listening],))
         thread.start()
         try:

@@ -3,17 +3,23 @@
 from __future__ import annotations
 
 import io
+import os
 from pathlib import Path
 
 import pytest
+import torch
 from fastapi.testclient import TestClient
 from PIL import Image
 
 from shortlist.data import open_collection
+from shortlist.encoding import Encoder
 from shortlist.errors import ShortlistError
 from shortlist.gallery.gallery import Gallery
-from shortlist.serve import create_app
+from shortlist.model import Embedder
+from shortlist.serve import Limits, create_app, service
+from tests.data.pictures import picture
 from tests.serve.galleries import CLASSES, IMAGES, encoded, png, remove_labels, small_gallery
+from tests.serve.test_uploads import bomb
 
 ALL = CLASSES * IMAGES
 
@@ -137,6 +143,55 @@ def test_missing_and_damaged_files(tmp_path: Path) -> None:
             assert message in answer.json()["detail"]
             assert str(tmp_path) not in answer.text
         assert client.get("/api/items/0/similar").status_code == 200  # its vector is still there
+
+
+def test_files_that_are_replaced(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """By a named pipe, which would block; by a folder; and by an image with too many pixels, which is not decoded."""
+    gallery = small_gallery(tmp_path, 2, 2)
+    with TestClient(create_app(gallery, Limits(work_seconds=60))) as client:
+        for item in range(3):
+            gallery.item(item).path.unlink()
+        os.mkfifo(gallery.item(0).path)
+        gallery.item(1).path.mkdir()
+        gallery.item(2).path.write_bytes(bomb(9_000, 9_000))
+        monkeypatch.setattr(service, "upright_rgb", lambda _: 1 / 0)
+        for item, message in enumerate(
+            ("not a regular file", "Is a directory", "9000 x 9000 pixels, but at most 50 million")
+        ):
+            for name in ("image", "thumbnail"):
+                answer = client.get(f"/api/items/{item}/{name}")
+                assert (answer.status_code, message in answer.json()["detail"]) == (404, True), answer.text
+
+
+def test_large_images_of_the_gallery_are_decoded_one_at_a_time(
+    gallery: Gallery, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    held: list[bool] = []
+    serving = service.Service(gallery, Limits())
+    monkeypatch.setattr(service, "upright_rgb", lambda _: held.append(serving._large_image_lock.locked()) or picture())
+    for large in (10**6, 10):
+        monkeypatch.setattr(service, "LARGE_IMAGE", large)
+        assert serving._picture(0, service.VIEW_SIZE, "").jpeg
+    assert held == [False, True]
+
+
+def test_a_gallery_that_is_replaced_by_one_of_another_model(gallery: Gallery, tmp_path: Path) -> None:
+    images = open_collection(gallery.item(0).path.parents[1]).subset(range(5))
+    torch.manual_seed(5)
+    other = Encoder(Embedder("test_efficientnet", dim=16).eval(), gallery.encoder.transform)
+    for name, encoder in (("gallery", gallery.encoder), ("other", other)):
+        Gallery.build(encoder, images, tmp_path / name, workers=0)
+    query = {"image": gallery.item(3).path.read_bytes()}
+    with TestClient(create_app(Gallery.open(tmp_path / "gallery"))) as client:
+        (tmp_path / "gallery").rename(tmp_path / "before")
+        (tmp_path / "other").rename(tmp_path / "gallery")
+        (tmp_path / "gallery" / "model").rename(tmp_path / "model")
+        assert client.get("/api/gallery").status_code == 503
+        assert client.post("/api/search", files=query).status_code == 503
+        (tmp_path / "model").rename(tmp_path / "gallery" / "model")
+        first = client.post("/api/search", files=query).json()["results"][0]
+        assert (first["id"], first["score"]) == (3, pytest.approx(1, abs=1e-4))
+        assert client.get("/api/gallery").json()["index"]["fingerprint"] == other.fingerprint
 
 
 def test_an_empty_label_means_any(client: TestClient) -> None:

@@ -6,6 +6,7 @@ import asyncio
 import socket
 import threading
 from collections.abc import Iterator
+from contextlib import ExitStack
 from typing import Any
 from urllib.parse import urlsplit
 
@@ -14,6 +15,8 @@ import pytest
 
 from shortlist.gallery.gallery import Gallery
 from shortlist.serve import Limits, create_app, service
+from shortlist.serve import uploads as uploads_module
+from shortlist.serve.upload_memory import UploadMemory
 from tests.processes import LONG
 from tests.serve.galleries import png
 from tests.serve.servers import serving_here
@@ -61,9 +64,9 @@ READ_UPLOAD = service.read_upload
 @pytest.mark.parametrize(
     ("limit", "threads", "large_image", "uploads", "searches"),
     [
-        (4, 2, 10**6, 4, 2),
-        (4, 2, 100, 4, 1),  # images of more than 100 pixels: one at a time
-        (REQUESTS, 3, 10**6, REQUESTS, 3),  # control: other limits are reached
+        (8, 2, 10**6, 4, 2),  # a client can use half of the memory
+        (8, 2, 100, 4, 1),  # images of more than 100 pixels: one at a time
+        (2 * REQUESTS, 3, 10**6, REQUESTS, 3),  # control: other limits are reached
     ],
     ids=["small images", "large images", "other limits"],
 )
@@ -82,7 +85,8 @@ def test_uploads_in_memory_and_searches_are_limited(
     monkeypatch.setattr(service, "read_upload", load.read)
     monkeypatch.setattr(service, "WORKERS", threads)
     monkeypatch.setattr(service, "LARGE_IMAGE", large_image)
-    app = create_app(gallery, Limits(uploads=limit))
+    monkeypatch.setattr(uploads_module, "FORM_OVERHEAD", 300)  # a form with this file is almost of the maximum size
+    app = create_app(gallery, Limits(bytes=len(png()), uploads=limit))
 
     async def send() -> list[httpx.Response]:
         async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://localhost") as client:
@@ -121,6 +125,47 @@ def test_a_slow_upload_does_not_block_other_requests(address: str) -> None:
         assert found.status_code == 200
     after = httpx.get(f"{address}/api/health", timeout=LONG)  # the upload was interrupted
     assert after.status_code == 200
+
+
+def test_stalled_uploads_do_not_block_others(address: str) -> None:
+    """They use little of the memory, and no thread."""
+    with ExitStack() as stalled:
+        for _ in range(32):
+            stalled.enter_context(begun_upload(address, 100_000, "--b\r\n"))
+        assert httpx.post(f"{address}/api/search", files={"image": png()}, timeout=30).status_code == 200
+
+
+def test_the_memory_for_uploads() -> None:
+    """Others can upload while a client waits, until the memory is full; then all wait."""
+    memory, log = UploadMemory(100, 60), list[str]()
+
+    async def upload(client: str, size: int, end: asyncio.Event) -> None:
+        async with memory.reserve(client, size):
+            log.append(f"{client}{size}")
+            await end.wait()
+
+    async def check() -> None:
+        ends = [asyncio.Event() for _ in range(5)]
+        sizes = [("a", 50), ("a", 20), ("b", 40), ("c", 20), ("c", 10)]
+        tasks = []
+        for (client, size), end in zip(sizes, ends, strict=True):
+            tasks.append(asyncio.create_task(upload(client, size, end)))
+            await settled()
+        assert log == ["a50", "b40", "c10"]  # one that fits does not wait for larger ones
+        ends[0].set()
+        await settled()
+        assert log[3:] == ["a20", "c20"]
+        for end in ends:
+            end.set()
+        await asyncio.gather(*tasks)
+        async with memory.reserve("a", 60):  # everything is free again
+            assert not memory._fits("a", 1)
+
+    async def settled() -> None:
+        for _ in range(20):
+            await asyncio.sleep(0)
+
+    asyncio.run(check())
 
 
 def test_a_body_that_is_too_large_is_refused_before_it_is_read(address: str) -> None:

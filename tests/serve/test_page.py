@@ -14,7 +14,7 @@ from shortlist.gallery.gallery import Gallery
 from shortlist.serve import Limits
 from tests.browser import PATIENCE, started_browser
 from tests.serve.galleries import CLASSES, IMAGES, png, remove_labels, small_gallery
-from tests.serve.servers import serving_here
+from tests.serve.servers import TOKEN, serving_here
 
 ALL = CLASSES * IMAGES
 OURS = ("http://127.0.0.1:", "blob:", "data:", "about:blank")
@@ -451,3 +451,44 @@ def test_the_documentation_of_the_api(open_page: Open) -> None:
     expect(page.locator(".endpoint")).to_have_count(8)
     expect(page.get_by_role("heading", name="/api/items/{id}/thumbnail")).to_be_in_viewport()
     expect(page.locator(".endpoint", has_text="/api/search")).to_contain_text("curl -F image=@photo.jpg")
+
+
+def test_the_token_is_asked_for_once(open_page: Open, gallery: Gallery) -> None:
+    with serving_here(gallery, token=TOKEN) as address:
+        page = open_page("/?item=3", address, locale="en")  # a new tab, without cookies
+        dialog = page.get_by_role("dialog", name="This gallery needs a token")
+        expect(dialog).to_be_visible()
+        expect(cards(page)).to_have_count(0)
+        expect(dialog.get_by_label("Token")).to_be_focused()
+        for wrong in ("wrong", "ü€"):
+            dialog.get_by_label("Token").fill(wrong)
+            page.keyboard.press("Enter")
+            expect(dialog.get_by_role("alert")).to_have_text("The token is wrong.")
+        page.locator("#token").evaluate(
+            "field => field.dispatchEvent(new ClipboardEvent('paste', {bubbles: true, "
+            "clipboardData: new DataTransfer()}))"
+        )
+        expect(page.locator("#notice")).to_be_hidden()  # text may be pasted
+        dialog.get_by_label("Token").fill(TOKEN)
+        dialog.get_by_role("button", name="Continue").click()
+        expect_found(page)
+        wait_for_pictures(page)
+        page.reload()
+        expect_found(page)
+        expect(dialog).to_be_hidden()
+        assert TOKEN not in page.evaluate("document.cookie + JSON.stringify({...localStorage, ...sessionStorage})")
+        page.context.clear_cookies()  # for an upload, too
+        page.set_input_files("#file", file())
+        dialog.get_by_label("Token").fill(TOKEN)
+        page.keyboard.press("Enter")
+        expect(page.locator("#query-name")).to_have_text("mine.png")
+        page.context.clear_cookies()
+        page.reload()
+        expect(dialog).to_be_visible()
+        page.keyboard.press("Escape")
+        expect(page.locator("#notice")).to_have_text("This gallery needs a token. Reload the page to enter it.")
+        page.goto(f"{address}/docs")
+        expect(page.locator(".endpoint", has_text="/api/search")).to_contain_text(
+            '-H "Authorization: Bearer $SHORTLIST_TOKEN"'
+        )
+        page.goto("about:blank")

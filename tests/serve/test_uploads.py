@@ -151,16 +151,25 @@ def test_nothing_is_written_to_the_disk(gallery: Gallery, monkeypatch: pytest.Mo
         assert client.post("/api/search", files={"image": large}).status_code == 200
 
 
-def test_slow_uploads_are_refused(gallery: Gallery) -> None:
+@pytest.mark.parametrize(
+    ("limits", "message"),
+    [
+        (Limits(seconds=0.2), "The upload took longer than 0.2 seconds."),
+        (Limits(seconds=300, grace=0.2, rate=10_000), "The upload is slower than 10 kB per second."),
+        (Limits(seconds=0.3, grace=0.2, rate=10), "The upload took longer than 0.3 seconds."),  # 5 bytes in 0.5 s
+    ],
+    ids=["too long", "too slow", "fast enough"],
+)
+def test_slow_uploads_are_refused(gallery: Gallery, limits: Limits, message: str) -> None:
     async def post() -> httpx.Response:
         async def body() -> Any:
             yield b"--b\r\n"
-            await asyncio.sleep(60)
+            await asyncio.sleep(20)
 
-        app = create_app(gallery, Limits(seconds=0.2))
+        app = create_app(gallery, limits)
         headers = {"Content-Type": "multipart/form-data; boundary=b"}
         async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://localhost") as client:
             return await client.post("/api/search", content=body(), headers=headers)
 
     answer = asyncio.run(post())
-    assert (answer.status_code, answer.json()["detail"]) == (408, "The upload took longer than 0.2 seconds.")
+    assert (answer.status_code, answer.json()["detail"]) == (408, message)

@@ -47,11 +47,11 @@ def class_folders(root: Path, classes: int = CLASSES, images: int = IMAGES, seed
     return root
 
 
-def config(source: Path, *overrides: str) -> RunConfig:
+def config(source: Path | str, *overrides: str) -> RunConfig:
     return read_config(RECIPE, "tiny", [f"data.source={json.dumps(str(source))}", *overrides])
 
 
-def fast_config(source: Path, *overrides: str) -> RunConfig:
+def fast_config(source: Path | str, *overrides: str) -> RunConfig:
     """A config with a model that trains twice as fast."""
     return config(source, FASTEST_MODEL, *overrides)
 

@@ -30,7 +30,8 @@ from shortlist.training import Display, RunFolder, ablate, datasets, describe, e
 from shortlist.training import resume_run as resume
 from shortlist.training import train_run as train
 from shortlist.training.components import build_embedder, build_transforms
-from shortlist.training.frozen import MEASURED_STEPS, _Estimate, seconds_per_step
+from shortlist.training.durations import MEASURED_STEPS, seconds_per_step
+from shortlist.training.frozen import _Estimate
 from shortlist.training.learner import Learner
 from tests.processes import Commands
 from tests.training.runs import class_folders, config, kill_where, same_weights, wait_where, weights

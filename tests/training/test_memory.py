@@ -147,7 +147,7 @@ def test_an_unreadable_limit_is_ignored(tmp_path: Path, damage: str) -> None:
 def test_available_memory_is_the_smaller_of_system_and_container(monkeypatch: pytest.MonkeyPatch) -> None:
     cpu = torch.device("cpu")
     assert 0 < available_memory(cpu) <= psutil.virtual_memory().total
-    monkeypatch.setattr(memory, "_free_in_heap", lambda: 10)
+    monkeypatch.setattr(memory, "free_in_heap", lambda: 10)
     monkeypatch.setattr(memory, "_left_in_container", lambda: 1000)
     assert available_memory(cpu) == 1010
     monkeypatch.setattr(memory, "_left_in_container", lambda: sys.maxsize)
@@ -158,20 +158,20 @@ CHILD = """
 import torch
 from shortlist.batches import memory
 def growth():
-    before = memory._free_in_heap()
+    before = memory.free_in_heap()
     many = [torch.ones(31 * 2**18) for _ in range(8)]  # 31 MB each, just below the limit of older glibc
-    held = memory._free_in_heap() - before
+    held = memory.free_in_heap() - before
     del many
-    return held, memory._free_in_heap() - before
+    return held, memory.free_in_heap() - before
 print(*growth())
 memory.reuse_freed_memory()
 print(*growth())
 many = [torch.ones(31 * 2**18) for _ in range(20)]
 last = torch.ones(2**18)  # keeps malloc from shrinking the heap
 del many
-free = memory._free_in_heap()
+free = memory.free_in_heap()
 memory.return_freed_memory(torch.device("cpu"))
-print(free, memory._free_in_heap())
+print(free, memory.free_in_heap())
 """
 
 

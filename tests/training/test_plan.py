@@ -115,19 +115,3 @@ def test_workers(cores: int | None, workers: int, monkeypatch: pytest.MonkeyPatc
     monkeypatch.setattr("os.cpu_count", lambda: cores)
     assert decoding_workers(config(Path("x"), "data.workers=auto")) == workers
     assert decoding_workers(config(Path("x"), "data.workers=3")) == 3
-
-
-def test_estimated_memory_is_proportional_to_chunk_and_optimizer_state(images: Path) -> None:
-    """Double the chunk, double its graph; Adam keeps twice what SGD does beside weights and gradients."""
-
-    def memory(*overrides: str) -> dict[str, float]:
-        chosen = config(images, "model.backbone=test_resnet", "images.size=64", *overrides)
-        found = describe(make_plan(chosen, Display()), build_embedder(chosen, weights=False))["memory"]
-        return {name: float(size.removesuffix(" MB").replace(",", "")) for name, size in found.items()}
-
-    small, large = memory("batch.chunk_size=500"), memory("batch.chunk_size=1000")
-    assert small["graph of a chunk of 500"] > 10
-    assert large["graph of a chunk of 1000"] == pytest.approx(2 * small["graph of a chunk of 500"], rel=0.05)
-    kept = {name: memory(f"optimizer.name={name}")["weights, gradient, optimizer"] for name in ("adam", "sgd")}
-    assert kept["adam"] == pytest.approx(kept["sgd"] * 4 / 3, abs=1)
-    assert kept["adam"] > kept["sgd"]

@@ -148,5 +148,5 @@ def test_the_plan_estimates_memory_for_the_largest_images(images: Path) -> None:
 
     small, large = memory(1024), memory(2048)
     assert small["pixels of a batch"] == 8 * 3 * 1024**2 / 2**20
-    for name in ("pixels of a batch", "graph of a chunk of 8"):
+    for name in ("pixels of a batch", "activations of a chunk of 8"):
         assert large[name] == pytest.approx(4 * small[name], rel=0.01)

@@ -32,7 +32,7 @@ def available_memory(device: torch.device) -> int:
         import psutil
     except ModuleNotFoundError:
         return 0
-    return min(int(psutil.virtual_memory().available), _left_in_container()) + _free_in_heap()
+    return min(int(psutil.virtual_memory().available), _left_in_container()) + free_in_heap()
 
 
 def _left_in_container(folder: Path = Path("/sys/fs/cgroup")) -> int:
@@ -52,7 +52,7 @@ def _left_in_container(folder: Path = Path("/sys/fs/cgroup")) -> int:
         return sys.maxsize
 
 
-def _free_in_heap() -> int:
+def free_in_heap() -> int:
     """Return the number of bytes that the process has freed but not returned to the system (`reuse_freed_memory`)."""
     import psutil
 

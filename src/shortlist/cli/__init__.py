@@ -21,7 +21,17 @@ def main() -> None:
         sys.path.append("")  # the current folder, for modules of the user; last, so that they hide no other module
     try:
         with extra("all", "The shortlist command"):  # each module registers its commands
-            from shortlist.cli import data, export, recipes, reports, search, serving, sweeping, training  # noqa: F401
+            from shortlist.cli import (  # noqa: F401
+                data,
+                export,
+                planning,
+                recipes,
+                reports,
+                search,
+                serving,
+                sweeping,
+                training,
+            )
             from shortlist.cli.app import app, option_names
     except ShortlistError as error:
         print(f"Error: {error}", file=sys.stderr)

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from shortlist.encoding import Shard
 
 COMMANDS = (  # in the order in which --help lists them
-    *("demo", "train", "evaluate", "report", "compare", "embed", "index", "search", "serve", "export"),
+    *("demo", "plan", "train", "evaluate", "report", "compare", "embed", "index", "search", "serve", "export"),
     *("data", "recipes", "gallery", "sweep", "ablate"),
 )
 

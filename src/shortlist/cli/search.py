@@ -27,6 +27,7 @@ from shortlist.cli.app import (
     quiet_milvus,
 )
 from shortlist.errors import DataError, did_you_mean
+from shortlist.locations import as_url
 
 if TYPE_CHECKING:
     from shortlist.data import Catalog
@@ -319,7 +320,7 @@ def _report_unreadable(display: Display, unreadable: dict[str, str]) -> None:
 
 
 def _hit_facts(hit: Hit) -> dict[str, object]:
-    return {"id": hit.item.id, "score": hit.score, "label": hit.item.label, "path": str(hit.item.path)}
+    return {"id": hit.item.id, "score": hit.score, "label": hit.item.label, "path": as_url(hit.item.path)}
 
 
 def _print_hits(found: list[tuple[Path, list[Hit]]]) -> None:
@@ -327,7 +328,7 @@ def _print_hits(found: list[tuple[Path, list[Hit]]]) -> None:
         print(f"{query}:" if hits else f"{query}: nothing found")
         table = Table("", "score", "label", "image", box=None)
         for rank, hit in enumerate(hits, start=1):
-            table.add_row(str(rank), f"{hit.score:.4f}", hit.item.label or "-", str(_relative(hit.item.path)))
+            table.add_row(str(rank), f"{hit.score:.4f}", hit.item.label or "-", as_url(_relative(hit.item.path)))
         _print_untruncated(table)
 
 

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import os
 from contextlib import closing
+from pathlib import Path
 from typing import Annotated
 
 import typer
 
 from shortlist.cli.app import Model, app, quiet_milvus
+from shortlist.errors import ConfigError
 
 
 @app.command()
@@ -20,15 +23,33 @@ def serve(
     model: Model = None,
     max_bytes: Annotated[int, typer.Option(min=1, help="Maximum upload size in bytes.")] = 20 * 2**20,
     max_pixels: Annotated[
-        int, typer.Option(min=1, max=170_000_000, help="Maximum number of pixels of an uploaded image.")
+        int,
+        typer.Option(min=1, max=170_000_000, help="Maximum number of pixels of an image, uploaded or of the gallery."),
     ] = 50_000_000,
+    token: Annotated[
+        str | None,
+        typer.Option(
+            envvar="SHORTLIST_TOKEN",
+            help="Token that requests must carry. Other users of this computer may see the arguments of a command: "
+            "set the environment variable instead, or use --token-file.",
+        ),
+    ] = None,
+    token_file: Annotated[Path | None, typer.Option(help="File with the token.")] = None,
 ) -> None:
     """Serve a web page and a JSON API to search a gallery.
 
     The API is documented at /docs. By default, only this computer can connect; see --host. Uploaded images are
-    decoded in memory and never stored.
+    decoded in memory and never stored. With a token, the page asks for it, and other clients send the header
+    "Authorization: Bearer TOKEN".
     """
-    from shortlist.serve import Limits, serve  # fails before the gallery is opened if an extra is missing
+    from shortlist.serve import Limits, read_token, serve  # fails before the gallery is opened if an extra is missing
+
+    if token_file is not None:
+        if token is not None:
+            raise ConfigError("there are two tokens: use either --token-file, or --token or SHORTLIST_TOKEN")
+        token = read_token(token_file)
+    elif token is None:
+        token = os.environ.get("SHORTLIST_TOKEN")  # typer ignores an empty one, which is a mistake
 
     limits = Limits(bytes=max_bytes, pixels=max_pixels)
     from shortlist.gallery.gallery import Gallery
@@ -38,6 +59,8 @@ def serve(
         def ready(address: str, public: bool) -> None:
             print(f"Serving {opened.name} with {len(opened):,} images at {address} (press Ctrl-C to stop)", flush=True)
             if public:
-                print("Everyone who can connect to this computer can see the images.", flush=True)
+                condition = "" if token is None else " and has the token"
+                advice = " To require a token, use --token-file." if token is None else ""
+                print(f"Everyone who can connect to this computer{condition} can see the images.{advice}", flush=True)
 
-        serve(opened, host, port, limits, ready=ready)
+        serve(opened, host, port, limits, token=token, ready=ready)

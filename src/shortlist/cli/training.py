@@ -229,15 +229,9 @@ def keep_freed_memory() -> None:
 
 
 def _print_plan(config: RunConfig, as_json: bool) -> None:
-    import yaml
-
+    from shortlist import runs
+    from shortlist.cli.planning import print_facts
     from shortlist.progress import display_for
-    from shortlist.training import describe, make_plan
-    from shortlist.training.components import build_embedder
 
-    plan = make_plan(config, display_for(sys.stderr, as_json=as_json))
-    facts = {"config": config.model_dump(mode="json"), "plan": describe(plan, build_embedder(config, weights="local"))}
-    if as_json:
-        print(json.dumps(facts, indent=2))
-    else:
-        print(yaml.safe_dump(facts, sort_keys=False, allow_unicode=True, width=120), end="")
+    found = runs.plan(config, measure=False, display=display_for(sys.stderr, as_json=as_json))
+    print_facts({"config": config.model_dump(mode="json"), "plan": found}, as_json)

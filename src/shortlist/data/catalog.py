@@ -14,6 +14,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from shortlist.errors import DataError
+from shortlist.locations import join
 
 SPLITS = ("train", "validation", "test")
 ROLES = ("query", "gallery")
@@ -41,8 +42,8 @@ class Catalog:
 
     Args:
         name: Name used in messages: the name of the benchmark, folder or table.
-        root: Folder that the paths are relative to.
-        paths: (n,) POSIX paths, in an object array so that one long path does not widen all others.
+        root: Folder that the paths are relative to; see `locations` for folders in object stores.
+        paths: (n,) POSIX paths or URLs, in an object array so that one long path does not widen all others.
         labels: (n,) indices into `class_names`.
         class_names: Names of all classes, including classes without an image in this catalog.
         splits: (n,) values of SPLITS, or "" for images that have not been assigned to a split.
@@ -117,7 +118,7 @@ class Catalog:
     def file(self, index: int) -> Path:
         """Return the path of image `index`, including the root."""
         path: str = self.paths[index]
-        return self.root / path
+        return join(self.root, path)
 
     def box(self, index: int) -> list[float] | None:
         """Return the region of interest of image `index`; None if the image is used whole."""

@@ -11,6 +11,7 @@ import numpy as np
 
 from shortlist.data.catalog import Catalog
 from shortlist.errors import DataError, shorten_list
+from shortlist.locations import as_url, is_remote, list_remote
 
 _JPEG, _LOSSLESS = (".jpg", ".jpeg", ".jpe", ".jfif"), (".png", ".bmp", ".gif", ".tif", ".tiff", ".tga")
 _OTHERS = (".webp", ".avif", ".jp2", ".ppm", ".pgm", ".pbm", ".pnm")
@@ -76,7 +77,7 @@ def nested_folder_catalog(root: Path) -> Catalog:
     below = [each[1:] if has_splits else each for each in parts]
     labels = [each[0] if len(each) > 1 else UNLABELLED for each in below]
     splits = [SPLIT_FOLDERS[each[0]] if has_splits else "" for each in parts]
-    return _path_catalog(root, paths, labels, splits, root.resolve().name)
+    return _path_catalog(root, paths, labels, splits, _name(root))
 
 
 def single_image_catalog(file: Path) -> Catalog:
@@ -89,21 +90,27 @@ def _list_folder(root: Path, folder: str = "") -> _Listing:
     found = _Listing()
     prefix = f"{folder}/" if folder else ""
     try:
-        with os.scandir(root / folder) as entries:
-            for entry in entries:
-                if entry.name.startswith("."):
-                    continue
-                if _is_folder(entry):
-                    found.folders.append(entry.name)
-                elif os.path.splitext(entry.name)[1].lower() in IMAGE_EXTENSIONS:  # noqa: PTH122 - many times faster
-                    found.images.append(prefix + entry.name)
-                else:
-                    found.others.append(prefix + entry.name)
+        folders, files = list_remote(root / folder) if is_remote(root) else _list_local(root / folder)
     except OSError as error:
-        raise DataError(f"cannot list the folder {root / folder}: {error.strerror}") from error
+        raise DataError(f"cannot list the folder {as_url(root / folder)}: {error.strerror or error}") from error
+    found.folders += [name for name in folders if not name.startswith(".")]
+    for name in files:
+        if name.startswith("."):
+            continue
+        is_image = os.path.splitext(name)[1].lower() in IMAGE_EXTENSIONS  # noqa: PTH122 - many times faster
+        (found.images if is_image else found.others).append(prefix + name)
     for names in (found.folders, found.images, found.others):
         names.sort()
     return found
+
+
+def _list_local(folder: Path) -> tuple[list[str], list[str]]:
+    """Return the names of the folders and of the files in a folder."""
+    names: tuple[list[str], list[str]] = [], []
+    with os.scandir(folder) as entries:
+        for entry in entries:
+            names[not _is_folder(entry)].append(entry.name)
+    return names
 
 
 def _is_folder(entry: os.DirEntry[str]) -> bool:
@@ -115,8 +122,11 @@ def _is_folder(entry: os.DirEntry[str]) -> bool:
 
 def _walk(root: Path, folder: str = "", parents: frozenset[tuple[int, int]] = frozenset()) -> Iterator[str]:
     """Yield the paths of all images below `root / folder`; a link to a parent folder is not followed."""
-    found = (root / folder).stat()
-    if (identity := (found.st_dev, found.st_ino)) in parents:
+    identity = (0, len(parents))  # a remote folder has no links
+    if not is_remote(root):
+        found = (root / folder).stat()
+        identity = found.st_dev, found.st_ino
+    if identity in parents:
         return
     listing = _list_folder(root, folder)
     yield from listing.images
@@ -154,7 +164,7 @@ def _class_catalog(root: Path, classes: list[_ClassFolder], on_missing: str, *, 
     label_of = {name: label for label, name in enumerate(names)}
     sizes = [len(listing.images) for _, _, listing in filled]
     return Catalog(
-        name=root.resolve().name,
+        name=_name(root),
         root=root,
         paths=np.array([path for _, _, listing in filled for path in listing.images], dtype=object),
         labels=np.repeat([label_of[name] for _, name, _ in filled], sizes),
@@ -181,6 +191,10 @@ def _path_catalog(root: Path, paths: list[str], labels: list[str], splits: list[
         splits=np.array(splits)[valid],
         missing=tuple(all_paths[~valid].tolist()),
     )
+
+
+def _name(root: Path) -> str:
+    return root.name if is_remote(root) else root.resolve().name
 
 
 def _is_utf8(path: str) -> bool:

@@ -19,7 +19,7 @@ from torch.utils.data import Dataset
 from shortlist.data.catalog import Catalog
 from shortlist.data.transforms import REDUCING_GAP, Crop, Transform, apply_crop, augmentation_rng, resize_pixels
 from shortlist.errors import DataError, ShortlistError
-from shortlist.files import open_regular_file
+from shortlist.locations import as_url, open_binary, size_and_mtime
 from shortlist.seeds import derived_seed
 
 # Formats that Pillow decodes in this process. For others, such as EPS, it would start external programs. TGA is last,
@@ -53,7 +53,7 @@ class ImageError(DataError):
         self.reason = reason
 
     def __str__(self) -> str:
-        return f"cannot read the image {self.path}: {self.reason}"
+        return f"cannot read the image {as_url(self.path)}: {self.reason}"
 
 
 def load_image(path: Path | str, at_least: int | None = None) -> Image.Image:
@@ -86,7 +86,7 @@ def open_image(path: Path | str, content: BinaryIO | None = None) -> Iterator[Im
     """
     try:
         with (
-            open_regular_file(path) if content is None else nullcontext(content) as file,
+            open_binary(Path(path)) if content is None else nullcontext(content) as file,
             Image.open(file, formats=_formats()) as image,
         ):
             yield image
@@ -95,7 +95,7 @@ def open_image(path: Path | str, content: BinaryIO | None = None) -> Iterator[Im
     except FileNotFoundError as error:
         raise ImageError(path, "there is no such file") from error
     except UnidentifiedImageError as error:
-        empty = not (Path(path).stat().st_size if content is None else content.seek(0, os.SEEK_END))
+        empty = not ((size_and_mtime(Path(path)) or (0,))[0] if content is None else content.seek(0, os.SEEK_END))
         unknown = f"it is not an image, or its format is not one of {', '.join(_formats())}"
         raise ImageError(path, "the file is empty" if empty else unknown) from error
     except Exception as error:  # Pillow's decoders raise almost any exception for damaged files

@@ -18,7 +18,7 @@ import numpy as np
 
 from shortlist.data.catalog import ROLES, SPLITS, Catalog
 from shortlist.data.images import ImageError, open_image, upright_rgb, upright_size
-from shortlist.files import open_regular_file
+from shortlist.locations import as_url, open_binary
 from shortlist.progress import Display, Progress, default_display
 
 Unreadable = tuple[str, str]  # path, reason
@@ -43,7 +43,7 @@ def summary(catalog: Catalog, per_class: int = 4, sample: int = SAMPLE) -> dict[
     sizes, unreadable = _image_sizes(catalog, sample)
     return {
         "name": catalog.name,
-        "root": str(catalog.root),
+        "root": as_url(catalog.root),
         **_counts(catalog, per_class),
         "splits": {
             split: _counts(part, per_class) for split in SPLITS if len(part := catalog.subset(catalog.splits == split))
@@ -144,7 +144,7 @@ def _decode_all(
     def decode(index: int) -> _Decoded:
         file = catalog.file(index)
         try:
-            with open_regular_file(file) as stream:
+            with open_binary(file) as stream:
                 content = stream.read()
         except FileNotFoundError:
             return None, "there is no such file"

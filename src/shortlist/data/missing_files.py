@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 
 from shortlist.data.catalog import Catalog
 from shortlist.errors import ConfigError, DataError, did_you_mean, shorten_list
+from shortlist.locations import is_remote, join, list_remote
 
 
 def check_on_missing(on_missing: str) -> None:
@@ -57,17 +58,19 @@ def absent_files(root: Path, paths: NDArray[np.object_]) -> NDArray[np.bool_]:
     for index, path in enumerate(paths):
         folder, _, name = path.rpartition("/")
         if folder not in listings:
-            listings[folder] = _file_names(root / (folder or ("/" if path.startswith("/") else "")))
+            listings[folder] = _file_names(join(root, folder or ("/" if path.startswith("/") else "")))
         listed = listings[folder]
         if listed is None:
             absent[index] = True
         elif name not in listed:  # a file system that ignores case or accents may list another spelling
-            absent[index] = not os.path.isfile(os.path.join(root, path))  # noqa: PTH113, PTH118 - never raises, and fast
+            absent[index] = is_remote(join(root, folder)) or not os.path.isfile(os.path.join(root, path))  # noqa: PTH113, PTH118 - never raises, and fast
     return absent
 
 
 def _file_names(folder: Path) -> set[str] | None:
     try:
+        if is_remote(folder):
+            return set(list_remote(folder)[1])
         with os.scandir(folder) as entries:
             return {entry.name for entry in entries if _is_file(entry)}
     except (OSError, ValueError):  # ValueError: a null byte in the name

@@ -14,6 +14,7 @@ from shortlist.data.missing_files import check_on_missing, without_missing
 from shortlist.data.splits import open_set_split
 from shortlist.data.tables import TABLE_EXTENSIONS, table_catalog
 from shortlist.errors import ConfigError, DataError, did_you_mean
+from shortlist.locations import as_path, as_url, is_remote, remote_kind
 
 Labels = Literal["required", "optional"]
 _KINDS: dict[Labels, str] = {
@@ -35,7 +36,8 @@ def open_catalog(
     """Open a benchmark, a folder, or a CSV or Parquet file as a catalog.
 
     Args:
-        source: Name of a benchmark, or a path. A string that is both is the benchmark; write ./NAME for the folder.
+        source: Name of a benchmark, a path, or a URL that fsspec opens, such as s3://BUCKET/FOLDER. A string that is
+            both a name and a path is the benchmark; write ./NAME for the folder.
         root: For a benchmark, the folder that contains it; for a table, the folder that its paths are relative to.
         labels: "required", for training and evaluation: every image has a label, a folder has one sub-folder per class,
             files are checked to exist, and a source without splits is split by class. "optional", for embedding and
@@ -52,20 +54,21 @@ def open_catalog(
         ConfigError: If an argument is invalid.
     """
     check_on_missing(on_missing)
-    path = Path(source).expanduser()
-    folder = None if root is None else Path(root).expanduser()
+    path = as_path(source)
+    folder = None if root is None else as_path(root)
     try:
         if isinstance(source, str) and source in BENCHMARKS:
             return BENCHMARKS[source].load(folder, on_missing, progress)
-        if path.suffix.lower() in TABLE_EXTENSIONS and path.is_file():
+        exists, is_dir, is_file = _kind(path)
+        if path.suffix.lower() in TABLE_EXTENSIONS and is_file:
             if labels == "optional":
                 return table_catalog(path, folder, unlabelled=UNLABELLED)
             catalog = without_missing(table_catalog(path, folder), on_missing)
-        elif path.exists() and folder is not None:
+        elif exists and folder is not None:
             raise ConfigError(f"`root` has no meaning for {path}: use it with a benchmark's name or a table")
-        elif labels == "optional" and path.exists():
-            return nested_folder_catalog(path) if path.is_dir() else single_image_catalog(path)
-        elif path.is_dir():
+        elif labels == "optional" and exists:
+            return nested_folder_catalog(path) if is_dir else single_image_catalog(path)
+        elif is_dir:
             catalog = class_folder_catalog(path, on_missing)
         else:
             raise _unknown_source(str(source), path, _KINDS[labels])
@@ -99,7 +102,17 @@ def open_collection(
     return catalog if split is None else catalog.split(split)
 
 
+def _kind(path: Path) -> tuple[bool, bool, bool]:
+    """Return whether a path exists, is a folder, and is a file."""
+    if not is_remote(path):
+        return path.exists(), path.is_dir(), path.is_file()
+    kind = remote_kind(path)
+    return kind is not None, kind == "directory", kind == "file"
+
+
 def _unknown_source(source: str, path: Path, kinds: str) -> DataError:
+    if is_remote(path):
+        return DataError(f"{as_url(path)} does not exist, or cannot be opened as images; expected {kinds}")
     if path.exists():
         return DataError(f"{path} cannot be opened as images; expected {kinds}")
     if os.sep in source or "/" in source or path.suffix:

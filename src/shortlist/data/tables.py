@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import io
 import posixpath
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -13,7 +14,8 @@ import numpy as np
 from shortlist.data.catalog import ROLES, SPLITS, Catalog
 from shortlist.errors import DataError, did_you_mean, shorten_list
 from shortlist.extras import extra
-from shortlist.files import absolute_path, atomic_replace
+from shortlist.files import atomic_replace
+from shortlist.locations import absolute_path, as_path, is_remote, open_binary, size_and_mtime
 
 TABLE_EXTENSIONS = (".csv", ".parquet")
 REQUIRED, OPTIONAL = ("path", "label"), ("split", "role")
@@ -46,6 +48,7 @@ def table_catalog(file: Path, root: Path | None = None, *, unlabelled: str | Non
         DataError: If the table cannot be read, lacks a column or has an invalid value; the message names the row.
     """
     required = REQUIRED if unlabelled is None else ("path",)
+    size_and_mtime(file)  # removes an outdated copy of a remote table from the cache
     table = (_read_parquet if file.suffix.lower() == ".parquet" else _read_csv)(file, required)
     if not table.row_numbers:
         raise DataError(f"{file} has no rows; add one row per image")
@@ -54,7 +57,7 @@ def table_catalog(file: Path, root: Path | None = None, *, unlabelled: str | Non
         for index, value in enumerate(columns[name]):
             if not value:
                 raise table.error(index, f"the {name} is empty")
-    paths = [path if "./" not in path and "//" not in path else posixpath.normpath(path) for path in columns["path"]]
+    paths = [_normalised(path) for path in columns["path"]]
     if len(set(paths)) < len(paths):
         first: dict[str, int] = {}
         for index, path in enumerate(paths):
@@ -87,16 +90,22 @@ def write_table(catalog: Catalog, file: Path) -> None:
     with extra("training", "Writing Parquet tables"):
         import pyarrow as pa  # imported here because it is slow to import
         import pyarrow.parquet as pq
-    folder = Path(absolute_path(file.parent))
-    files = (Path(absolute_path(catalog.file(index))) for index in range(len(catalog)))
+    folder = absolute_path(file.parent)
+    files = [absolute_path(catalog.file(index)) for index in range(len(catalog))]
     columns = {
-        "path": [(each.relative_to(folder) if each.is_relative_to(folder) else each).as_posix() for each in files],
+        "path": [each.removeprefix(f"{folder}/") for each in files],
         "label": [catalog.class_names[label] for label in catalog.labels],
         "split": catalog.splits.tolist(),
         **({} if catalog.roles is None else {"role": catalog.roles.tolist()}),
     }
     with atomic_replace(file) as temporary:
         pq.write_table(pa.table(columns), temporary)
+
+
+def _normalised(path: str) -> str:
+    if is_remote(path):
+        return str(as_path(path)) if path.startswith("file:") else path
+    return path if "./" not in path and "//" not in path else posixpath.normpath(path)
 
 
 def _splits(table: _Table) -> list[str]:
@@ -127,7 +136,7 @@ def _check_values(table: _Table, column: str, values: list[str], known: tuple[st
 
 def _read_csv(file: Path, required: tuple[str, ...]) -> _Table:
     try:
-        with file.open(newline="", encoding="utf-8-sig") as lines:
+        with io.TextIOWrapper(open_binary(file), encoding="utf-8-sig", newline="") as lines:
             reader = csv.reader(lines)
             header = [name.strip() for name in next(reader, [])]
             positions = _column_positions(file, header, required)
@@ -151,9 +160,10 @@ def _read_parquet(file: Path, required: tuple[str, ...]) -> _Table:
         import pyarrow as pa  # imported here because it is slow to import
         import pyarrow.parquet as pq
     try:
-        names = pq.read_schema(file).names
-        positions = _column_positions(file, names, required)
-        table = pq.read_table(file, columns=list(positions))
+        with open_binary(file) as opened:
+            content = pq.ParquetFile(opened)
+            positions = _column_positions(file, content.schema_arrow.names, required)
+            table = content.read(columns=list(positions))
         columns = {name: ["" if v is None else str(v) for v in table.column(name).to_pylist()] for name in positions}
     except (OSError, pa.ArrowException) as error:
         raise DataError(f"cannot read {file} as a Parquet file: {error}") from error

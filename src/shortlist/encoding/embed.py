@@ -21,7 +21,8 @@ from shortlist.data import Catalog, ImageDataset, ImageError, Transform, image_c
 from shortlist.distributed import Processes, current_processes
 from shortlist.encoding.vector_file import VectorFile
 from shortlist.errors import DataError, RunError
-from shortlist.files import exclusive_write, size_and_mtime
+from shortlist.files import exclusive_write
+from shortlist.locations import size_and_mtime
 from shortlist.model import EmbedderConfig
 from shortlist.progress import Progress
 

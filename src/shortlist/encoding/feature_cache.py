@@ -20,7 +20,8 @@ from shortlist.data.images import ViewDataset
 from shortlist.encoding.embed import embed_dataset
 from shortlist.encoding.vector_file import VectorFile
 from shortlist.errors import RunError
-from shortlist.files import exclusive_lock, read_json, size_and_mtime, write_text_atomically
+from shortlist.files import exclusive_lock, read_json, write_text_atomically
+from shortlist.locations import size_and_mtime
 from shortlist.model import Embedder
 from shortlist.progress import Progress
 from shortlist.search import open_vectors

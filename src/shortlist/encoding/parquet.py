@@ -20,7 +20,8 @@ from shortlist.encoding.shards import Parts, encode_to_file
 from shortlist.encoding.vector_file import NO_FILE, left_out_images, with_absolute_paths
 from shortlist.errors import DataError
 from shortlist.extras import extra
-from shortlist.files import absolute_path, atomic_replace, exclusive_write, remove_unfinished, size_and_mtime
+from shortlist.files import atomic_replace, exclusive_write, remove_unfinished
+from shortlist.locations import absolute_path, join, size_and_mtime
 from shortlist.progress import Display, Progress, default_display
 from shortlist.search.vectors import open_vectors
 
@@ -104,7 +105,9 @@ class _TableUpdate:
     def __init__(self, encoder: Encoder, catalog: Catalog, path: Path, parts: Parts | None) -> None:
         self.encoder, self.catalog, self.path, self.parts = encoder, catalog, path, parts
         self.work = path.with_name(f".{path.name}.embedding")
-        self.result = EmbedResult(unreadable={absolute_path(catalog.root / each): NO_FILE for each in catalog.missing})
+        self.result = EmbedResult(
+            unreadable={absolute_path(join(catalog.root, each)): NO_FILE for each in catalog.missing}
+        )
         self.schema = _schema(encoder, catalog)
         self.images = dict(self._images())
 

@@ -16,7 +16,8 @@ import numpy as np
 from numpy.typing import DTypeLike, NDArray
 
 from shortlist.errors import RunError
-from shortlist.files import absolute_path, file_digest, read_json, remove_unfinished, size_and_mtime, write_json
+from shortlist.files import file_digest, read_json, remove_unfinished, write_json
+from shortlist.locations import absolute_path, size_and_mtime
 
 NOTE_INTERVAL = 30.0  # seconds between two notes of the progress: the most work that a killed process loses
 HEADER_BYTES = 128

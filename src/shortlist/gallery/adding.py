@@ -16,8 +16,8 @@ from shortlist.encoding.encoder import Encoder
 from shortlist.encoding.shards import Parts, encode_to_file
 from shortlist.encoding.vector_file import NO_FILE, left_out_images, with_absolute_paths
 from shortlist.errors import DataError
-from shortlist.files import absolute_path, size_and_mtime
-from shortlist.gallery.store import Row, Store, StoredRow
+from shortlist.gallery.store import GalleryError, Row, Store, StoredRow
+from shortlist.locations import absolute_path, join, size_and_mtime
 from shortlist.progress import Progress
 from shortlist.search.vectors import open_vectors
 
@@ -58,10 +58,12 @@ class ImageAdder:
         self.store, self.encoder = store, encoder
         self.catalog = whole_images(catalog)
         self.parts = None if parts is None else Parts(parts, encoder, self.catalog)
-        self.result = Added(unreadable={absolute_path(catalog.root / path): NO_FILE for path in catalog.missing})
+        self.result = Added(unreadable={absolute_path(join(catalog.root, path)): NO_FILE for path in catalog.missing})
 
     def run(self, workers: int, embedding: Progress, indexing: Progress) -> Added:
         with self.store.changing() as work:
+            if self.encoder.fingerprint != self.store.fingerprint:
+                raise GalleryError(f"{self.store.name} was replaced by a gallery of another model: open it again")
             plan = self._plan()
             indices = list(plan.rows)
             step = self.store.images_per_change or max(len(indices), 1)

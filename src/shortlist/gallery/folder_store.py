@@ -32,6 +32,7 @@ from shortlist.gallery.manifest import (
     Recall,
     delete_unused,
     gallery_files,
+    new_number,
     read_manifest,
     write_manifest,
 )
@@ -95,6 +96,11 @@ class FolderStore:
     @property
     def fingerprint(self) -> str:
         return self.now.manifest.fingerprint
+
+    @property
+    def identity(self) -> str:
+        manifest = self.now.manifest
+        return f"{manifest.created} {manifest.fingerprint}"
 
     @property
     def requested_kind(self) -> str:
@@ -183,7 +189,7 @@ class FolderStore:
         updates = _updates(now, removed, labels or {})
         added = new_rows(rows, now.manifest.next_id)
         table = with_updates(pa.concat_tables([now.table, added]).combine_chunks(), updates)
-        new = Segment(now.manifest.generation + 1, np.empty((0, self.dim), np.float32), updates["id"].to_numpy())
+        new = Segment(new_number(), np.empty((0, self.dim), np.float32), updates["id"].to_numpy())
         if vectors is not None:
             new = replace(new, vectors=vectors)
         self._write_next(table, new, progress)
@@ -209,7 +215,7 @@ class FolderStore:
             segments = self._appended(table, new)
         manifest = now.manifest.model_copy(
             update={
-                "generation": new.number,
+                "generation": now.manifest.generation + 1,
                 "next_id": now.manifest.next_id + len(new.vectors),
                 "images": images,
                 "segments": tuple(each.facts for each in segments if each.facts is not None),
@@ -217,7 +223,7 @@ class FolderStore:
             }
         )
         after = Generation(manifest, segments, table, now.index)
-        after = self._with_index(after, rebuilds, progress)
+        after = self._with_index(after, new.number, rebuilds, progress)
         if progress is not None and len(new.vectors) and after.index is now.index:
             progress(len(new.vectors), len(new.vectors))
         write_manifest(self.folder, after.manifest)
@@ -241,8 +247,8 @@ class FolderStore:
         vectors = StackedVectors([*self.now.vectors.parts, new.vectors], self.dim)
         return (write_segment(self.folder, new.number, table.take(rows), vectors, rows, table.slice(0, 0)),)
 
-    def _with_index(self, after: Generation, rebuilds: bool, progress: Progress | None) -> Generation:
-        """Return a state with its index, which is built or extended and written if necessary."""
+    def _with_index(self, after: Generation, number: int, rebuilds: bool, progress: Progress | None) -> Generation:
+        """Return a state with its index, which is built or extended and written, with this number, if necessary."""
         manifest, index, vectors = after.manifest, after.index, after.vectors
         if manifest.kind == "flat":
             no_index = manifest.model_copy(update={"index": None, "recall": None, "built_of": 0})
@@ -255,10 +261,10 @@ class FolderStore:
         else:
             return after
         recall = faiss_index.tune(index, vectors, after.alive)
-        file = self.folder / INDEX.format(manifest.generation)
+        file = self.folder / INDEX.format(number)
         faiss_index.write(index, file)
         facts = {
-            "index": IndexFacts(number=manifest.generation, rows=len(vectors), sha256=file_digest(file)),
+            "index": IndexFacts(number=number, rows=len(vectors), sha256=file_digest(file)),
             "recall": None if recall is None else Recall(**recall),
             "built_of": built_of,
         }

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
-from functools import cached_property
+import threading
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, overload
 
@@ -16,10 +16,10 @@ from shortlist.distributed import current_processes
 from shortlist.encoding.encoder import Encoder, ImageLike, is_single
 from shortlist.errors import ConfigError, DataError
 from shortlist.extras import extra
-from shortlist.files import absolute_path
 from shortlist.gallery.adding import Added, ImageAdder
 from shortlist.gallery.milvus_address import MilvusAddress, is_milvus
 from shortlist.gallery.store import GALLERY_FILE, GalleryError, Hit, Item, NoSuchItem, Store
+from shortlist.locations import absolute_path
 from shortlist.progress import Display, default_display
 from shortlist.search.faiss_index import check_kind
 from shortlist.search.vectors import Vectors
@@ -40,6 +40,8 @@ class Gallery:
 
     def __init__(self, store: Store, model: Path | None = None) -> None:
         self.store, self._model = store, model
+        self._encoder: Encoder | None = None
+        self._loading = threading.Lock()
 
     @classmethod
     def open(cls, location: Path | str, model: Path | str | Encoder | None = None) -> Gallery:
@@ -56,7 +58,7 @@ class Gallery:
         folder = None if model is None or isinstance(model, Encoder) else Path(model)
         gallery = cls(_open_store(location), folder)
         if isinstance(model, Encoder):
-            gallery.encoder = gallery._checked(model)
+            gallery.encoder = model
         elif model is not None:
             _ = gallery.encoder  # checks that it is the same model
         return gallery
@@ -161,20 +163,31 @@ class Gallery:
     def refresh(self) -> None:
         """Load the changes that other processes have made. Until then, searches use the state that was opened.
 
+        If the gallery was replaced by one of another model, that model is loaded.
+
         Raises:
-            GalleryError: The gallery cannot be read any more.
+            GalleryError: The gallery cannot be read any more, or its model is missing.
         """
         self.store.refresh()
+        if self._encoder is not None:
+            _ = self.encoder
 
-    @cached_property
+    @property
     def encoder(self) -> Encoder:
-        """The encoder that computes vectors, loaded on first use.
+        """The encoder that computes vectors, loaded on first use, and again if another one computed the vectors.
 
         Raises:
             GalleryError: It is not the encoder that computed the vectors of the gallery.
             ModelError: It cannot be read.
         """
-        return self._checked(self.store.encoder(self._model)).to()
+        with self._loading:
+            if self._encoder is None or self._encoder.fingerprint != self.store.fingerprint:
+                self._encoder = self._checked(self.store.encoder(self._model)).to()
+            return self._encoder
+
+    @encoder.setter
+    def encoder(self, encoder: Encoder) -> None:
+        self._encoder = self._checked(encoder)
 
     def _checked(self, found: Encoder) -> Encoder:
         if found.fingerprint != self.store.fingerprint:
@@ -240,7 +253,7 @@ class Gallery:
         Raises:
             ImageError: An image cannot be read.
         """
-        found = self.search_vectors(self.encoder.encode(images), k, label=label)
+        found = self._of_one_gallery(lambda: self.search_vectors(self.encoder.encode(images), k, label=label))
         return found[0] if is_single(images) else found
 
     def search_vectors(self, vectors: Vectors, k: int = 10, *, label: str | None = None) -> list[list[Hit]]:
@@ -267,8 +280,16 @@ class Gallery:
         Raises:
             NoSuchItem: There is no image with this id.
         """
-        (found,) = self.search_vectors(self.store.vectors([id]), k + 1, label=label)
+        (found,) = self._of_one_gallery(lambda: self.search_vectors(self.store.vectors([id]), k + 1, label=label))
         return [hit for hit in found if hit.item.id != id][:k]
+
+    def _of_one_gallery(self, search: Callable[[], list[list[Hit]]]) -> list[list[Hit]]:
+        """Search again if the gallery was replaced meanwhile: the query may be a vector of the other one."""
+        while True:
+            identity = self.store.identity
+            found = search()
+            if self.store.identity == identity:
+                return found
 
     def add(
         self,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import secrets
 from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
@@ -14,7 +15,7 @@ from shortlist.files import read_json, validated, verified, with_checksum, write
 from shortlist.gallery.store import GALLERY_FILE, GalleryError
 
 FORMAT, WITHOUT_DIGESTS = 3, 2
-RECORDS, VECTORS, INDEX = "items-{}.parquet", "vectors-{}.npy", "index-{}.faiss"  # by the generation that wrote them
+RECORDS, VECTORS, INDEX = "items-{}.parquet", "vectors-{}.npy", "index-{}.faiss"  # by the number of the change
 
 
 class _Model(BaseModel):
@@ -24,7 +25,7 @@ class _Model(BaseModel):
 class SegmentFacts(_Model):
     """A segment's files, their sizes, and their digests, which are empty if an earlier version wrote them."""
 
-    number: int  # of the generation that wrote it
+    number: int  # of the change that wrote it
     rows: int  # images, whose vectors are in the segment
     updates: int  # newer records of images of earlier segments
     records_sha256: str = ""
@@ -74,6 +75,15 @@ class Manifest(_Model):
         found = {RECORDS.format(each.number): each.records_sha256 for each in self.segments}
         found |= {VECTORS.format(each.number): each.vectors_sha256 for each in self.segments if each.rows}
         return found | ({INDEX.format(self.index.number): self.index.sha256} if self.index else {})
+
+
+def new_number() -> int:
+    """Return a random number for the files of a change, so that no file of any other gallery has the same name.
+
+    Therefore a file is never taken for one of a copy of the gallery that was changed differently, nor overwritten by
+    copying another gallery to the same folder while processes use it.
+    """
+    return secrets.randbits(53)
 
 
 def read_manifest(folder: Path) -> Manifest:

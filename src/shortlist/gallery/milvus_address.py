@@ -3,17 +3,14 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 from urllib.parse import urlsplit
 
 from shortlist.errors import ConfigError
 from shortlist.extras import extra
-from shortlist.files import absolute_path
-from shortlist.gallery.store import GalleryError
+from shortlist.gallery.milvus_connection import MilvusConnection, translate_errors
+from shortlist.locations import absolute_path
 
 DEFAULT_COLLECTION = "shortlist"
 TOKEN_VARIABLE = "MILVUS_TOKEN"
@@ -68,8 +65,8 @@ class MilvusAddress:
             )
         return cls(f"{parts.scheme}://{parts.netloc}", _collection_name(text, parts.path.strip("/")))
 
-    def connect(self) -> Any:
-        """Return a pymilvus client.
+    def connect(self) -> MilvusConnection:
+        """Connect to the server, or open the file.
 
         Raises:
             MissingExtraError: pymilvus is not installed.
@@ -80,23 +77,13 @@ class MilvusAddress:
         if self.lite:
             Path(self.uri).parent.mkdir(parents=True, exist_ok=True)
         with translate_errors(self, " (only one process at a time can open the file)" if self.lite else ""):
-            return MilvusClient(self.uri, token=os.environ.get(TOKEN_VARIABLE, ""), timeout=CONNECTION_TIMEOUT)
+            client = MilvusClient(self.uri, token=os.environ.get(TOKEN_VARIABLE, ""), timeout=CONNECTION_TIMEOUT)
+        return MilvusConnection(self, client)
 
 
 def is_milvus(location: Path | str) -> bool:
     """Return whether the location of a gallery is a Milvus address rather than a folder."""
     return isinstance(location, str) and location.startswith(("milvus:", "http://", "https://"))
-
-
-@contextmanager
-def translate_errors(address: MilvusAddress, hint: str = "") -> Iterator[None]:
-    """Turn errors of Milvus into a GalleryError whose message is one line, followed by the hint."""
-    from pymilvus.exceptions import MilvusException
-
-    try:
-        yield
-    except MilvusException as error:
-        raise GalleryError(f"{address}: {' '.join(str(error.message).split())}{hint}") from error
 
 
 def _collection_name(text: str, name: str) -> str:

@@ -4,30 +4,76 @@ from __future__ import annotations
 
 import json
 import tempfile
+import time
+import uuid
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
 from itertools import islice
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
+from numpy.typing import NDArray
 
 from shortlist.encoding.encoder import Encoder
 from shortlist.errors import ConfigError
-from shortlist.gallery.milvus_address import MilvusAddress, translate_errors
+from shortlist.gallery.milvus_address import MilvusAddress
+from shortlist.gallery.milvus_connection import MilvusConnection
+from shortlist.gallery.milvus_lock import SUFFIX, writer_lock
 from shortlist.gallery.store import Floats, GalleryError, Hit, Item, NoSuchItem, Row, StoredRow
 from shortlist.progress import Progress
-from shortlist.search.faiss_index import BYTES_PER_VECTOR, HNSW_CONSTRUCTION_CANDIDATES, HNSW_LINKS, check_kind
+from shortlist.ranking.top_k import BLOCK_SIZE
+from shortlist.search.exact import nearest
+from shortlist.search.faiss_index import (
+    BYTES_PER_VECTOR,
+    HNSW_CONSTRUCTION_CANDIDATES,
+    HNSW_LINKS,
+    MAX_HNSW_CANDIDATES,
+    MIN_RERANKED,
+    RECALL_AT,
+    RECALL_QUERIES,
+    RERANK_FACTOR,
+    best,
+    check_kind,
+    lowest_effort,
+)
 
 FORMAT = 1
-FACTS, NEXT_ID = "shortlist.facts", "shortlist.next_id"  # properties of the collection
+FACTS, NEXT_ID, TUNING = "shortlist.facts", "shortlist.next_id", "shortlist.tuning"  # properties of the collection
 MAX_ROWS_PER_QUERY = 16_384  # a limit of Milvus
 ROWS_PER_REQUEST = 1_000  # stays below the 64 MB of a message with 4,096 dimensions
-INDEXES: dict[str, tuple[str, dict[str, Any], dict[str, Any]]] = {  # name in Milvus, build and search parameters
-    "flat": ("FLAT", {}, {}),
-    "hnsw": ("HNSW", {"M": HNSW_LINKS, "efConstruction": HNSW_CONSTRUCTION_CANDIDATES}, {"ef": 128}),
-    "ivfpq": ("IVF_PQ", {"nlist": 1024, "m": BYTES_PER_VECTOR, "nbits": 8}, {"nprobe": 64}),
+MIN_UNTUNED, MAX_UNTUNED_SHARE = (
+    1_000,
+    0.25,
+)  # of the images at the last measurement of the recall; see `MilvusStore._tune_if_due`
+BYTES_PER_RESPONSE = 32 << 20  # half of what a message may have
+INDEX_SECONDS = 3600.0  # the longest time to wait for the server's index
+
+
+class _Index(NamedTuple):
+    """A kind of index in Milvus. The effort is the number of candidates (HNSW) or lists (IVF-PQ) that are visited."""
+
+    name: str
+    build: dict[str, Any]
+    parameter: str | None  # name of the effort
+    effort: int  # until it is tuned
+    max_effort: int
+
+    def search_parameters(self, effort: int | None, k: int) -> dict[str, int]:
+        """Return the parameters of a search for k results; HNSW visits at least as many candidates."""
+        if self.parameter is None:
+            return {}
+        effort = effort or self.effort
+        return {self.parameter: max(effort, k) if self.parameter == "ef" else effort}
+
+
+_HNSW = {"M": HNSW_LINKS, "efConstruction": HNSW_CONSTRUCTION_CANDIDATES}
+_IVFPQ = {"nlist": 1024, "m": BYTES_PER_VECTOR, "nbits": 8}
+INDEXES = {
+    "flat": _Index("FLAT", {}, None, 0, 0),
+    "hnsw": _Index("HNSW", _HNSW, "ef", 128, MAX_HNSW_CANDIDATES),
+    "ivfpq": _Index("IVF_PQ", _IVFPQ, "nprobe", 64, 1024),
 }
 
 
@@ -36,27 +82,24 @@ class MilvusStore:
 
     images_per_change = 8 * ROWS_PER_REQUEST  # the most work that a killed process loses
 
-    def __init__(self, address: MilvusAddress, client: Any = None) -> None:
+    def __init__(self, address: MilvusAddress, client: MilvusConnection | None = None) -> None:
         if address.lite and client is None and not Path(address.uri).exists():
             raise GalleryError(f"there is no {address.uri}. Create a gallery with shortlist index")
         self.address = address
         self.client = client or address.connect()
+        self._check_lock: Callable[[], None] | None = None  # within `changing`, on a server
         try:
-            with translate_errors(address):
-                if not self.client.has_collection(address.collection):
-                    existing = ", ".join(sorted(self.client.list_collections())) or "none"
-                    raise GalleryError(f"{address}: there is no such collection (existing collections: {existing})")
-                properties = dict(self.client.describe_collection(address.collection)["properties"])
-                if FACTS not in properties:
-                    raise GalleryError(f"{address} was not created by shortlist: choose another name")
-                self._facts: dict[str, Any] = json.loads(properties[FACTS])
-                if self._facts["format"] > FORMAT:
-                    raise GalleryError(f"{address} was written by a later version of shortlist: update shortlist")
-                self.client.load_collection(address.collection)
+            if not self.client.has_collection(address.collection):
+                found = sorted(each for each in self.client.list_collections() if not each.endswith(SUFFIX))
+                existing = ", ".join(found) or "none"
+                raise GalleryError(f"{address}: there is no such collection (existing collections: {existing})")
+            self._facts: dict[str, Any] = {}
+            self._read_facts()
         except GalleryError:
             self.close()
             raise
         self._labels: dict[str, int] | None = None
+        self._next_id = 0  # after the last image that this process has added
 
     @classmethod
     def create(cls, address: MilvusAddress, encoder: Encoder, model: Path, kind: str = "auto") -> MilvusStore:
@@ -66,18 +109,19 @@ class MilvusStore:
             address: Address of the collection.
             encoder: Encoder that computes the vectors.
             model: Folder with the encoder's embedder, which is not copied.
-            kind: Kind of index. Milvus Lite supports exact search only.
+            kind: Kind of index. Milvus Lite has no ivfpq.
 
         Raises:
             ConfigError: There is no such kind of index, or Milvus Lite does not support it.
         """
         check_kind(kind)
-        if address.lite and kind in ("hnsw", "ivfpq"):
-            raise ConfigError(f"the index of a Milvus Lite file is flat, not {kind}: omit `kind`")
+        if address.lite and kind == "ivfpq":
+            raise ConfigError(f"Milvus Lite has no index of the kind {kind}: set `kind` to flat or hnsw")
         if kind == "auto":
             kind = "flat" if address.lite else "hnsw"  # a server is used for many images
         facts = {
             "format": FORMAT,
+            "created": uuid.uuid4().hex,  # tells a gallery from another one of the same name
             "fingerprint": encoder.fingerprint,
             "dim": encoder.dim,
             "kind": kind,
@@ -85,11 +129,22 @@ class MilvusStore:
             "encoder": encoder.settings(),
         }
         client, name = address.connect(), address.collection
-        with translate_errors(address):
-            schema, indexes = _schema(client, encoder.dim, kind)
-            client.create_collection(name, schema=schema, index_params=indexes, consistency_level="Strong")
-            client.alter_collection_properties(name, {FACTS: json.dumps(facts), NEXT_ID: "0"})
+        schema, indexes = _schema(client, encoder.dim, kind)
+        client.create_collection(name, schema=schema, index_params=indexes, consistency_level="Strong")
+        client.alter_collection_properties(name, {FACTS: json.dumps(facts), NEXT_ID: "0"})
         return cls(address, client)
+
+    def _read_facts(self) -> None:
+        """Read the facts of the collection, which may have been replaced by another one of the same name."""
+        properties = self._properties()
+        if FACTS not in properties:
+            raise GalleryError(f"{self.address} was not created by shortlist: choose another name")
+        facts = json.loads(properties[FACTS])
+        if facts["format"] > FORMAT:
+            raise GalleryError(f"{self.address} was written by a later version of shortlist: update shortlist")
+        if facts != self._facts:
+            self.client.load_collection(self._collection)
+            self._facts, self._tuning = facts, _tuning(properties)
 
     @property
     def _collection(self) -> str:
@@ -99,7 +154,8 @@ class MilvusStore:
         self.client.close()
 
     def refresh(self) -> None:
-        self._labels = None
+        self._read_facts()
+        self._labels, self._tuning = None, _tuning(self._properties())
 
     @property
     def name(self) -> str:
@@ -112,6 +168,10 @@ class MilvusStore:
     @property
     def fingerprint(self) -> str:
         return str(self._facts["fingerprint"])
+
+    @property
+    def identity(self) -> str:
+        return f"{self._facts.get('created')} {self.fingerprint}"  # earlier versions wrote only the latter
 
     @property
     def requested_kind(self) -> str:
@@ -127,11 +187,10 @@ class MilvusStore:
         return Encoder.load(folder, self._facts["encoder"])
 
     def facts(self) -> dict[str, Any]:
-        return {"place": str(self.address), "kind": self._facts["kind"], "recall": None}
+        return {"place": str(self.address), "kind": self._facts["kind"], "recall": (self._tuning or {}).get("recall")}
 
     def __len__(self) -> int:
-        with translate_errors(self.address):
-            (found,) = self.client.query(self._collection, filter="", output_fields=["count(*)"])
+        (found,) = self.client.query(self._collection, filter="", output_fields=["count(*)"])
         return int(found["count(*)"])
 
     def item(self, id: int) -> Item:  # noqa: A002
@@ -145,7 +204,7 @@ class MilvusStore:
 
     def labels(self) -> dict[str, int]:
         if self._labels is None:
-            counts = Counter(each["label"] for each in self._scan("", ["label"]) if each["label"] is not None)
+            counts = Counter(each["label"] for each in self._scan("", ["label"]) if each["label"])
             self._labels = dict(sorted(counts.items()))
         return dict(self._labels)
 
@@ -154,27 +213,31 @@ class MilvusStore:
         return np.array([each["vector"] for each in found], dtype=np.float32).reshape(len(ids), self.dim)
 
     def search(self, vectors: Floats, k: int, label: str | None) -> list[list[Hit]]:
-        with translate_errors(self.address):
+        kind, limit = self._facts["kind"], min(k, MAX_ROWS_PER_QUERY)
+        reranks = kind == "ivfpq"  # its codes give approximate scores
+        candidates = min(max(RERANK_FACTOR * k, MIN_RERANKED), MAX_ROWS_PER_QUERY) if reranks else limit
+        per_request = max(1, BYTES_PER_RESPONSE // (candidates * 4 * self.dim)) if reranks else ROWS_PER_REQUEST
+        params = INDEXES[kind].search_parameters((self._tuning or {}).get("effort"), limit)
+        hits: list[list[Hit]] = []
+        for start in range(0, len(vectors), per_request):
             found = self.client.search(
                 self._collection,
-                list(vectors),
+                list(vectors[start : start + per_request]),
                 filter=_label_filter(label),
-                limit=min(k, MAX_ROWS_PER_QUERY),
-                output_fields=["path", "label"],
-                search_params={"metric_type": "IP", "params": INDEXES[self._facts["kind"]][2]},
+                limit=candidates,
+                output_fields=["path", "label", *(["vector"] if reranks else [])],
+                search_params={"metric_type": "IP", "params": params},
             )
-        hits = [
-            [Hit(_item({"id": each["id"], **each["entity"]}), each["distance"]) for each in results]
-            for results in found
-        ]
-        return [sorted(each, key=lambda hit: (-hit.score, hit.item.id)) for each in hits]
+            hits += [_hits(query, each)[:limit] for query, each in zip(vectors[start:], found, strict=False)]
+        self._read_facts()  # another identity means that the vectors were those of another gallery
+        return hits
 
     def stored_rows(self, paths: Sequence[str]) -> Mapping[str, list[StoredRow]]:
         found: dict[str, list[StoredRow]] = {}
         for start in range(0, len(paths), ROWS_PER_REQUEST):
             group = list(paths[start : start + ROWS_PER_REQUEST])
             for each in self._scan(f"path in {json.dumps(group, ensure_ascii=False)}", list(Row._fields)):
-                row = Row(*(each[name] for name in Row._fields))
+                row = Row(each["path"], each["label"] or None, each["size"], each["modified"])
                 found.setdefault(row.path, []).append(StoredRow(each["id"], row))
         return found
 
@@ -185,12 +248,22 @@ class MilvusStore:
 
     @contextmanager
     def changing(self) -> Iterator[Path]:
-        """Yield a folder for unfinished work, without a lock.
+        """Lock the collection on a server, and yield a folder for unfinished work; see `Store.changing`.
 
-        Only one process can open a Milvus Lite file. On a server, other processes are not prevented from changes.
+        Only one process can open a Milvus Lite file, so it needs no lock. A server that is restarted is waited for.
+
+        Raises:
+            GalleryError: Another process is changing the collection.
         """
-        with tempfile.TemporaryDirectory() as work:
-            yield Path(work)
+        with ExitStack() as stack:
+            stack.enter_context(self.client.patience())
+            if not self.address.lite:
+                lock = writer_lock(self.client, self._collection, str(self.address))
+                self._check_lock = stack.enter_context(lock)
+                stack.callback(setattr, self, "_check_lock", None)
+            self.refresh()
+            yield Path(stack.enter_context(tempfile.TemporaryDirectory()))
+            self._tune_if_due()
 
     def change(
         self,
@@ -202,37 +275,93 @@ class MilvusStore:
         progress: Progress | None = None,
     ) -> None:
         self._labels = None
+        if self._check_lock is not None:
+            self._check_lock()
         if rows and vectors is not None:
             self._insert(rows, vectors, progress)
         for start in range(0, len(labels or {}), ROWS_PER_REQUEST):
             group = dict(islice((labels or {}).items(), start, start + ROWS_PER_REQUEST))
             entities = self._get(list(group), ["vector", *Row._fields])
-            with translate_errors(self.address):
-                self.client.upsert(self._collection, [{**each, "label": group[each["id"]]} for each in entities])
+            self.client.upsert(self._collection, [{**each, "label": group[each["id"]] or ""} for each in entities])
         for start in range(0, len(removed), ROWS_PER_REQUEST):
-            with translate_errors(self.address):
-                self.client.delete(self._collection, ids=list(removed[start : start + ROWS_PER_REQUEST]))
+            self.client.delete(self._collection, ids=list(removed[start : start + ROWS_PER_REQUEST]))
 
     def _insert(self, rows: Sequence[Row], vectors: Floats, progress: Progress | None) -> None:
-        with translate_errors(self.address):
-            properties = self.client.describe_collection(self._collection)["properties"]
-            first = int(properties[NEXT_ID])
-            # Before the rows are inserted: a killed process may waste ids, but no id is ever used twice.
-            self.client.alter_collection_properties(self._collection, {NEXT_ID: str(first + len(rows))})
-            for start in range(0, len(rows), ROWS_PER_REQUEST):
-                group = enumerate(rows[start : start + ROWS_PER_REQUEST], start)
-                data = [{"id": first + i, "vector": vectors[i], **row._asdict()} for i, row in group]
-                self.client.insert(self._collection, data)
-                if progress is not None:
-                    progress(start + len(data), len(rows))
+        first = self._first_free_id()
+        # Before the rows are inserted: a killed process may waste ids, but no id is ever used twice.
+        self._next_id = first + len(rows)
+        self.client.alter_collection_properties(self._collection, {NEXT_ID: str(self._next_id)})
+        for start in range(0, len(rows), ROWS_PER_REQUEST):
+            group = enumerate(rows[start : start + ROWS_PER_REQUEST], start)
+            data = [_entity(first + i, vectors[i], row) for i, row in group]
+            # Unlike an insert, an upsert may be repeated if the server is restarted before it has answered.
+            self.client.upsert(self._collection, data)
+            if progress is not None:
+                progress(start + len(data), len(rows))
+
+    def _first_free_id(self) -> int:
+        """Return the next id. For some time after a restart, a server may return an outdated property."""
+        known = max(self._next_id, int(self._properties()[NEXT_ID]))
+        return max((each["id"] + 1 for each in self._scan(f"id >= {known}", [])), default=known)
+
+    def _properties(self) -> dict[str, str]:
+        return dict(self.client.describe_collection(self._collection)["properties"])
+
+    def _tune_if_due(self) -> None:
+        """Measure the recall of the index, and choose how many candidates a search visits; see `faiss_index.tune`.
+
+        This reads all vectors once, and is therefore done only when the collection has grown by a quarter.
+        """
+        if self.address.lite or self._facts["kind"] == "flat":
+            return
+        number, before = len(self), (self._tuning or {"rows": 0})["rows"]
+        if number - before <= max(MIN_UNTUNED, MAX_UNTUNED_SHARE * before) or not self._wait_for_index(number):
+            return
+        # Removed ids are not replaced, so that there may be fewer queries.
+        drawn = np.random.default_rng(0).permutation(int(self._properties()[NEXT_ID]))[: 2 * RECALL_QUERIES]
+        sample = self.client.get(self._collection, ids=drawn.tolist(), output_fields=["id", "vector"])[:RECALL_QUERIES]
+        queries = np.array([each["vector"] for each in sample], dtype=np.float32)
+        exact = self._search_exactly(queries, RECALL_AT + 1)
+        expected = [set(each) - {own["id"]} for each, own in zip(exact.tolist(), sample, strict=True)]
+
+        def found(effort: int) -> list[list[int]]:
+            self._tuning = {"effort": effort}
+            return [[hit.item.id for hit in each] for each in self.search(queries, RECALL_AT + 1, None)]
+
+        effort, recall = lowest_effort(found, expected, INDEXES[self._facts["kind"]].max_effort)
+        facts = {"recall": recall, "at": RECALL_AT, "queries": len(queries)}
+        self._tuning = {"effort": effort, "rows": number, "recall": facts}
+        self.client.alter_collection_properties(self._collection, {TUNING: json.dumps(self._tuning)})
+
+    def _search_exactly(self, queries: Floats, k: int) -> NDArray[np.int64]:
+        """Return the ids of the k nearest images of each query, (q, k), computed here from all vectors."""
+        found = np.empty((len(queries), 0), np.float32), np.empty((len(queries), 0), np.int64)
+        rows = self._scan("", ["vector"], batch=min(MAX_ROWS_PER_QUERY, BYTES_PER_RESPONSE // (4 * self.dim)))
+        while page := list(islice(rows, BLOCK_SIZE)):
+            ids = np.array([each["id"] for each in page])
+            scores, at = nearest(queries, np.array([each["vector"] for each in page], dtype=np.float32), k)
+            found = best([found, (scores.numpy(), ids[at.numpy()])], k)
+        return found[1]
+
+    def _wait_for_index(self, number: int) -> bool:
+        """Wait until searches use the index for all vectors. Return False if that takes too long."""
+        self.client.flush(self._collection)
+        end = time.monotonic() + INDEX_SECONDS
+        while time.monotonic() < end:
+            if not self.client.describe_index(self._collection, "vector")["pending_index_rows"]:
+                self.client.refresh_load(self._collection)
+                loaded = self.client.list_loaded_segments(self._collection)
+                if sum(each.num_rows for each in loaded if each.state.name == "Sealed") >= number:
+                    return True
+            time.sleep(0.5)
+        return False
 
     def _get(self, ids: Sequence[int], fields: list[str]) -> list[dict[str, Any]]:
         """Return rows in the order of the ids, or raise NoSuchItem."""
         found: dict[int, dict[str, Any]] = {}
         for start in range(0, len(ids), ROWS_PER_REQUEST):
             group = list(ids[start : start + ROWS_PER_REQUEST])
-            with translate_errors(self.address):
-                rows = self.client.get(self._collection, ids=group, output_fields=["id", *fields])
+            rows = self.client.get(self._collection, ids=group, output_fields=["id", *fields])
             found.update({each["id"]: dict(each) for each in rows})
         for each in ids:
             if each not in found:
@@ -241,15 +370,14 @@ class MilvusStore:
 
     def _scan(self, condition: str, fields: list[str], batch: int = MAX_ROWS_PER_QUERY) -> Iterator[dict[str, Any]]:
         """Yield all rows that satisfy a filter expression, in the order of their ids."""
-        with translate_errors(self.address):
-            pages = self.client.query_iterator(
-                self._collection, batch_size=batch, filter=condition, output_fields=["id", *fields]
-            )
-            try:
-                while page := pages.next():
-                    yield from page
-            finally:
-                pages.close()
+        last = -1
+        while True:
+            where = f"({condition}) and id > {last}" if condition else f"id > {last}"
+            page = self.client.query(self._collection, filter=where, limit=batch, output_fields=["id", *fields])
+            yield from page
+            if len(page) < batch:
+                return
+            last = page[-1]["id"]
 
 
 def exists(address: MilvusAddress) -> bool:
@@ -258,13 +386,17 @@ def exists(address: MilvusAddress) -> bool:
         return False
     client = address.connect()
     try:
-        with translate_errors(address):
-            return bool(client.has_collection(address.collection))
+        return bool(client.has_collection(address.collection))
     finally:
         client.close()
 
 
-def _schema(client: Any, dim: int, kind: str) -> tuple[Any, Any]:
+def _tuning(properties: Mapping[str, str]) -> dict[str, Any] | None:
+    """Return the effort of a search, its measured recall and the number of images then; None before a measurement."""
+    return json.loads(properties[TUNING]) if TUNING in properties else None
+
+
+def _schema(client: MilvusConnection, dim: int, kind: str) -> tuple[Any, Any]:
     """Return the schema and the index parameters of a collection."""
     from pymilvus import DataType
 
@@ -272,10 +404,10 @@ def _schema(client: Any, dim: int, kind: str) -> tuple[Any, Any]:
     schema.add_field("id", DataType.INT64, is_primary=True)
     schema.add_field("vector", DataType.FLOAT_VECTOR, dim=dim)
     schema.add_field("path", DataType.VARCHAR, max_length=4096)
-    schema.add_field("label", DataType.VARCHAR, max_length=1024, nullable=True)
+    schema.add_field("label", DataType.VARCHAR, max_length=1024)
     schema.add_field("size", DataType.INT64)
     schema.add_field("modified", DataType.INT64)
-    name, params, _ = INDEXES[kind]
+    name, params = INDEXES[kind].name, INDEXES[kind].build
     if "m" in params:
         params = {**params, "m": next(size for size in range(min(params["m"], dim), 0, -1) if dim % size == 0)}
     indexes = client.prepare_index_params()
@@ -291,5 +423,20 @@ def _quoted(text: str) -> str:
     return json.dumps(text, ensure_ascii=False)
 
 
+def _hits(query: Floats, results: Sequence[Mapping[str, Any]]) -> list[Hit]:
+    """Return the results of a query, best first, with the scores of their vectors where these were requested."""
+    hits = []
+    for each in results:
+        entity = each["entity"]
+        score = float(query @ np.float32(entity["vector"])) if "vector" in entity else each["distance"]
+        hits.append(Hit(_item({"id": each["id"], **entity}), score))
+    return sorted(hits, key=lambda hit: (-hit.score, hit.item.id))
+
+
 def _item(found: Mapping[str, Any]) -> Item:
-    return Item(int(found["id"]), Path(found["path"]), found["label"])
+    return Item(int(found["id"]), Path(found["path"]), found["label"] or None)
+
+
+def _entity(id: int, vector: Floats, row: Row) -> dict[str, Any]:  # noqa: A002
+    """Return a row as Milvus stores it: an image without a label has the empty one, since old servers have no null."""
+    return {"id": id, "vector": vector, **row._asdict(), "label": row.label or ""}

@@ -39,7 +39,7 @@ class Segment:
     """A segment, without the records of its images, which are in the table of the gallery.
 
     Args:
-        number: Number of the generation that wrote it.
+        number: Number of the change that wrote it, which is in the names of its files.
         vectors: Vectors of its images, (n, d), memory-mapped.
         updated: Ids of images of earlier segments of which it has newer records.
         facts: What the manifest says of it; None as long as it has no files.
@@ -115,7 +115,7 @@ def write_segment(
 
     Args:
         folder: The gallery's folder.
-        number: Number of the generation.
+        number: Number of the change.
         rows: Records of the segment's images, (n,).
         vectors: Vectors, among them those of the images.
         at: Positions of the images among the vectors, (n,).

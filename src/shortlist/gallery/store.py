@@ -84,6 +84,10 @@ class Store(Protocol):
         """Fingerprint of the encoder that computed the vectors."""
 
     @property
+    def identity(self) -> str:
+        """Text that differs if the gallery has been replaced by another one, in the state that searches use now."""
+
+    @property
     def requested_kind(self) -> str:
         """Kind of index that was requested when the gallery was created; may be auto."""
 

@@ -6,7 +6,7 @@ This includes which kind of index suits how many vectors, how to build one, and 
 from __future__ import annotations
 
 import errno
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -147,7 +147,7 @@ def search(
     if indexed == len(vectors):
         return by_index
     scores, rows = search_exactly(vectors[indexed:], queries, k, None if alive is None else alive[indexed:])
-    return _best([by_index, (scores, rows + indexed)], k)
+    return best([by_index, (scores, rows + indexed)], k)
 
 
 def search_exactly(vectors: Rows, queries: NDArray[np.float32], k: int, alive: NDArray[np.bool_] | None) -> Found:
@@ -158,7 +158,7 @@ def search_exactly(vectors: Rows, queries: NDArray[np.float32], k: int, alive: N
         scores, rows = _search_part(part, queries, k, None if among is None or among.all() else among)
         found.append((scores, rows + first))
         first += len(part)
-    return _best(found, k)
+    return best(found, k)
 
 
 def _search_part(part: NDArray[Any], queries: NDArray[np.float32], k: int, alive: NDArray[np.bool_] | None) -> Found:
@@ -167,7 +167,7 @@ def _search_part(part: NDArray[Any], queries: NDArray[np.float32], k: int, alive
     starts = range(0, len(part), _VECTORS_PER_COPY)
     chosen = [np.flatnonzero(alive[start : start + _VECTORS_PER_COPY]) + start for start in starts]
     found = [_compare(part[rows], queries, k, None) for rows in chosen]
-    return _best([(scores, rows[at]) for rows, (scores, at) in zip(chosen, found, strict=True)], k)
+    return best([(scores, rows[at]) for rows, (scores, at) in zip(chosen, found, strict=True)], k)
 
 
 def _compare(vectors: NDArray[Any], queries: NDArray[np.float32], k: int, alive: NDArray[np.bool_] | None) -> Found:
@@ -183,11 +183,11 @@ def _compare(vectors: NDArray[Any], queries: NDArray[np.float32], k: int, alive:
     return scores, rows
 
 
-def _best(found: Sequence[Found], k: int) -> Found:
+def best(found: Sequence[Found], k: int) -> Found:
     """Return the best k of several results, in descending order; equal scores are sorted as they were found."""
     scores, rows = (np.concatenate(each, axis=1) for each in zip(*found, strict=True))
-    best = np.argsort(-scores, axis=1, kind="stable")[:, :k]
-    return np.take_along_axis(scores, best, 1), np.take_along_axis(rows, best, 1)
+    order = np.argsort(-scores, axis=1, kind="stable")[:, :k]
+    return np.take_along_axis(scores, order, 1), np.take_along_axis(rows, order, 1)
 
 
 def _number(rows: int, alive: NDArray[np.bool_] | None) -> int:
@@ -207,7 +207,7 @@ def search_indexed(
     found = np.sort(found)  # ties are sorted by id, and a file is read in order
     candidates = np.maximum(found, 0)
     exact = np.stack([_float32(vectors[rows]) @ query for query, rows in zip(queries, candidates, strict=True)])
-    return _best([(np.where(found < 0, np.float32(-np.inf), exact), found)], k)
+    return best([(np.where(found < 0, np.float32(-np.inf), exact), found)], k)
 
 
 def _search_index(index: Any, queries: NDArray[np.float32], k: int, alive: NDArray[np.bool_] | None) -> Found:
@@ -253,15 +253,36 @@ def tune(index: Any, vectors: Rows, alive: NDArray[np.bool_] | None = None) -> d
     queries, k = _float32(vectors[chosen]), min(RECALL_AT, len(rows) - 1)
     _, exact = nearest(queries, vectors, k + 1, searchable=alive)
     expected = [set(each) - {own} for each, own in zip(exact.tolist(), chosen.tolist(), strict=True)]
-    effort, maximum = MIN_EFFORT, _max_effort(index)
+
+    def found(effort: int) -> list[list[int]]:
+        set_effort(index, effort)
+        rows: list[list[int]] = search_indexed(index, vectors, queries, k + 1, alive)[1].tolist()
+        return rows
+
+    _, recall = lowest_effort(found, expected, _max_effort(index))
+    return {"recall": recall, "at": k, "queries": len(queries)}
+
+
+def lowest_effort(
+    search: Callable[[int], Sequence[Sequence[int]]], expected: Sequence[set[int]], maximum: int
+) -> tuple[int, float]:
+    """Double the effort of an approximate search until its recall is 95 %, or until it is at its maximum.
+
+    Args:
+        search: Function that returns what each query finds with an effort. It is called with the result last.
+        expected: The exact nearest neighbours of each query.
+        maximum: Maximum effort.
+
+    Returns:
+        The effort and its recall.
+    """
+    effort = min(MIN_EFFORT, maximum)
     while True:
-        set_effort(index, min(effort, maximum))
-        _, found = search_indexed(index, vectors, queries, k + 1, alive)
-        hits = sum(len(right & set(each)) for right, each in zip(expected, found.tolist(), strict=True))
+        hits = sum(len(right & set(each)) for right, each in zip(expected, search(effort), strict=True))
         recall = hits / sum(map(len, expected))
-        if recall >= TARGET_RECALL or effort >= maximum:
-            return {"recall": recall, "at": k, "queries": len(queries)}
-        effort *= 2
+        if recall >= TARGET_RECALL or effort == maximum:
+            return effort, recall
+        effort = min(2 * effort, maximum)
 
 
 def _max_effort(index: Any) -> int:

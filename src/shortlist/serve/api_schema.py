@@ -88,7 +88,7 @@ class Bounds(BaseModel):
     """Limits of requests."""
 
     bytes: int = Field(description="Maximum size of an upload.")
-    pixels: int = Field(description="Maximum number of pixels of an upload.")
+    pixels: int = Field(description="Maximum number of pixels of an image, uploaded or of the gallery.")
     results: int = Field(default=MAX_RESULTS, description="Maximum number of results.")
 
     @classmethod
@@ -128,19 +128,20 @@ def _facts(item: Item) -> dict[str, Any]:
 
 
 def responses(*statuses: int) -> dict[int | str, dict[str, Any]]:
-    """Return the OpenAPI description of an endpoint's errors. Every endpoint can answer 400 and 403."""
-    return {status: {"model": Problem, "description": REASONS[status]} for status in (400, 403, *statuses)}
+    """Return the OpenAPI description of an endpoint's errors. Every endpoint can answer 400, 403 and 503."""
+    return {status: {"model": Problem, "description": REASONS[status]} for status in (400, 403, *statuses, 503)}
 
 
 REASONS = {
     400: "The request is malformed, or is for another host.",
+    401: "The token is missing or wrong.",
     403: "The request comes from a page of another site.",
-    404: "The gallery has no such image, or its file does not exist any more.",
-    408: "The upload took too long.",
+    404: "The gallery has no such image, or its file cannot be read any more.",
+    408: "The upload is too slow.",
     413: "The image has too many bytes or pixels.",
     415: "The request is not a form with an image.",
     422: "A value is invalid, or the file is not an image.",
-    503: "The gallery is not available.",
+    503: "The gallery is not available, the server is being stopped, or the work takes too long.",
 }
 
 SEARCH_FORM: dict[str, Any] = {

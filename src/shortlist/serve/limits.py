@@ -12,27 +12,35 @@ MAX_ID = 2**53 - 1  # the largest integer that JavaScript represents exactly
 
 @dataclass(frozen=True)
 class Limits:
-    """Limits of uploads.
+    """Limits of requests.
 
     Args:
-        bytes: Maximum size of a file. Photographs of current phones have up to 15 MB.
-        pixels: Maximum number of pixels of an image, read from its header. Decoding takes up to 24 bytes per pixel.
+        bytes: Maximum size of an uploaded file. Photographs of current phones have up to 15 MB.
+        pixels: Maximum number of pixels of an image, uploaded or of the gallery, read from its header. Decoding takes
+            up to 24 bytes per pixel.
         seconds: Maximum duration of an upload.
-        uploads: Maximum number of files in memory. Further requests wait.
+        grace: Number of seconds after which an upload must have had the minimum rate.
+        rate: Minimum rate of an upload in bytes per second.
+        uploads: Memory for uploads, as a number of files of the maximum size. Further requests wait, also if their
+            client uses more than half of the memory.
+        work_seconds: Maximum duration of other work for a request, such as opening a file or a search.
     """
 
     bytes: int = 20 * 2**20
     pixels: int = 50_000_000
     seconds: float = 60
+    grace: float = 5
+    rate: int = 2**14
     uploads: int = 8
+    work_seconds: float = 30
 
 
 class RequestError(Exception):
-    """A request is answered with a 4xx status and a message."""
+    """A request is answered with this status and a message."""
 
-    def __init__(self, status: int, message: str) -> None:
+    def __init__(self, status: int, message: str, headers: Mapping[str, str] | None = None) -> None:
         super().__init__(message)
-        self.status = status
+        self.status, self.headers = status, headers
 
 
 def describe_errors(errors: Sequence[Mapping[str, Any]]) -> str:

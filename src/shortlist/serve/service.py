@@ -7,25 +7,27 @@ import functools
 import io
 import threading
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
-from contextlib import nullcontext
+from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
-from typing import NamedTuple, ParamSpec, TypeVar
+from typing import NamedTuple, TypeVar
 
 from fastapi import Request
 
-from shortlist.data.images import ImageError, load_image
+from shortlist.data.images import ImageError, open_image, upright_rgb
 from shortlist.gallery.gallery import Gallery, Hit, Item
+from shortlist.locations import size_and_mtime
 from shortlist.serve.api_schema import SearchOptions
 from shortlist.serve.limits import Limits, RequestError
-from shortlist.serve.uploads import check_image, read_upload
+from shortlist.serve.upload_memory import UploadMemory
+from shortlist.serve.uploads import check_image, declared_bytes, max_form_bytes, read_upload
+from shortlist.serve.workers import Workers
 
 WORKERS = 2  # threads that decode and embed, and as many that encode JPEGs: they bound the memory
+CLOSE_SECONDS = 5  # for the work in progress when the server ends
 LARGE_IMAGE = 12_000_000  # pixels, of up to 24 bytes each while decoding: only one such image is decoded at a time
 CACHED_THUMBNAILS = 2000  # of about 15 kB each
 THUMBNAIL_SIZE, VIEW_SIZE = 320, 1600  # pixels of the longer side
 JPEG_QUALITY = 88
-Args = ParamSpec("Args")
 Result = TypeVar("Result")
 
 
@@ -37,35 +39,40 @@ class Picture(NamedTuple):
 
 
 class Service:
-    """Runs all slow work in threads, so that the event loop always answers.
+    """Answers requests with the work of threads.
 
     Args:
         gallery: The gallery to search.
-        limits: Limits of uploads.
+        limits: Limits of requests.
     """
 
     def __init__(self, gallery: Gallery, limits: Limits) -> None:
         self.gallery, self.limits = gallery, limits
         _ = gallery.encoder  # load the model now, not on the first request
-        self._upload_slots = asyncio.Semaphore(limits.uploads)
+        size = max_form_bytes(limits)
+        self._upload_memory = UploadMemory(limits.uploads * size, max(1, limits.uploads // 2) * size)
         self._large_image_lock = threading.Lock()
-        self._search_pool = ThreadPoolExecutor(WORKERS, "search")
-        self._picture_pool = ThreadPoolExecutor(WORKERS, "pictures")
-        self._cached_thumbnail = functools.lru_cache(CACHED_THUMBNAILS)(_encode_jpeg)
+        self._searches, self._pictures, self._lookups = (Workers(WORKERS, limits.work_seconds) for _ in range(3))
+        self._cached_thumbnail = functools.lru_cache(CACHED_THUMBNAILS)(self._encode_jpeg)
+
+    async def close(self) -> None:
+        """Wait a short time for the work in progress."""
+        await asyncio.gather(*(each.close(CLOSE_SECONDS) for each in (self._searches, self._pictures, self._lookups)))
+
+    async def look_up(self, find: Callable[[], Result]) -> Result:
+        """Return what a function finds in the gallery."""
+        return await self._lookups.run(find)
 
     async def search(self, request: Request) -> list[Hit]:
         """Search with the uploaded image of a request."""
-        async with self._upload_slots:  # until the end of the search, since the image is in memory
+        size, client = declared_bytes(request, self.limits), request.client.host if request.client else ""
+        async with self._upload_memory.reserve(client, size):
             upload = await read_upload(request, self.limits)
-            return await _run_in(self._search_pool, self._search, upload.image, upload.options)
+            return await self._searches.run(self._search, upload.image, upload.options)
 
     async def similar(self, id: int, k: int, label: str | None) -> tuple[Item, list[Hit]]:  # noqa: A002
         """Return an image of the gallery and the images that are most similar to it."""
-
-        def find() -> tuple[Item, list[Hit]]:
-            return self.gallery.item(id), self.gallery.similar(id, k, label=label)
-
-        return await _run_in(self._search_pool, find)
+        return await self._searches.run(lambda: (self.gallery.item(id), self.gallery.similar(id, k, label=label)))
 
     async def picture(self, id: int, size: int, known: str) -> Picture:  # noqa: A002
         """Return an image of the gallery as a JPEG.
@@ -75,14 +82,16 @@ class Service:
             size: Maximum width and height in pixels.
             known: ETags of the versions in the client's cache, which are not sent again.
         """
-        return await _run_in(self._picture_pool, self._picture, id, size, known)
+        return await self._pictures.run(self._picture, id, size, known)
 
     def _picture(self, id: int, size: int, known: str) -> Picture:  # noqa: A002
         path = self.gallery.item(id).path
-        encode = self._cached_thumbnail if size <= THUMBNAIL_SIZE else _encode_jpeg
+        encode = self._cached_thumbnail if size <= THUMBNAIL_SIZE else self._encode_jpeg
         try:
-            file = path.stat()
-            version = f'"{file.st_mtime_ns:x}-{file.st_size:x}-{size}"'
+            stamp = size_and_mtime(path)
+            if stamp is None:
+                raise FileNotFoundError(path)
+            version = f'"{stamp[1]:x}-{stamp[0]:x}-{size}"'
             return Picture(version, None if version in known else encode(path, size, version))
         except OSError:
             raise RequestError(404, f"The file of image {id} does not exist any more.") from None
@@ -90,24 +99,30 @@ class Service:
             raise RequestError(404, f"The file of image {id} cannot be read: {error.reason.rstrip('.')}.") from None
 
     def _search(self, image: bytes, options: SearchOptions) -> list[Hit]:
-        large = check_image(image, self.limits.pixels) > LARGE_IMAGE
+        pixels = check_image(image, self.limits.pixels)
         try:
-            with self._large_image_lock if large else nullcontext():
+            with self._room_for(pixels):
                 return self.gallery.search(image, options.k, label=options.label)
         except ImageError as error:
             raise RequestError(422, f"The image is damaged: {error.reason.rstrip('.')}.") from None
 
+    def _encode_jpeg(self, path: Path, size: int, version: str) -> bytes:
+        """Encode an image file as a JPEG of at most `size` x `size` pixels. The version is only part of the cache key.
 
-def _encode_jpeg(path: Path, size: int, version: str) -> bytes:
-    """Encode an image file as a JPEG of at most `size` x `size` pixels. The version is part of the cache key only."""
-    image = load_image(path, at_least=size)
-    image.thumbnail((size, size))
-    out = io.BytesIO()
-    image.save(out, format="JPEG", quality=JPEG_QUALITY)
-    return out.getvalue()
+        Raises:
+            ImageError: The file cannot be read, or has too many pixels. It may have been replaced since it was indexed.
+        """
+        with open_image(path) as image:
+            if image.width * image.height > self.limits.pixels:
+                allowed = f"at most {self.limits.pixels / 1e6:g} million are allowed"
+                raise ImageError(path, f"it has {image.width} x {image.height} pixels, but {allowed}")
+            image.draft(None, (size, size))  # a JPEG is decoded at a fraction of its size
+            with self._room_for(image.width * image.height):
+                rgb = upright_rgb(image)
+        rgb.thumbnail((size, size))
+        out = io.BytesIO()
+        rgb.save(out, format="JPEG", quality=JPEG_QUALITY)
+        return out.getvalue()
 
-
-async def _run_in(
-    pool: ThreadPoolExecutor, function: Callable[Args, Result], *args: Args.args, **options: Args.kwargs
-) -> Result:
-    return await asyncio.get_running_loop().run_in_executor(pool, functools.partial(function, *args, **options))
+    def _room_for(self, pixels: int) -> AbstractContextManager[object]:
+        return self._large_image_lock if pixels > LARGE_IMAGE else nullcontext()

@@ -31,16 +31,34 @@ class Upload:
     options: SearchOptions
 
 
+def max_form_bytes(limits: Limits) -> int:
+    """Return the maximum size of a form."""
+    return limits.bytes + FORM_OVERHEAD
+
+
+def declared_bytes(request: Request, limits: Limits) -> int:
+    """Return the size of the form of a search request, or the maximum if it is not declared. The form is not read.
+
+    Raises:
+        RequestError: It is not a form, or it is too large.
+    """
+    if request.headers.get("content-type", "").partition(";")[0].strip().lower() != "multipart/form-data":
+        raise RequestError(415, "Send a form: multipart/form-data with a file in the field 'image'.")
+    declared = request.headers.get("content-length", "")
+    size = int(declared) if declared.isdecimal() else max_form_bytes(limits)
+    if size > max_form_bytes(limits):
+        raise _too_large(limits)
+    return size
+
+
 async def read_upload(request: Request, limits: Limits) -> Upload:
     """Read the form of a search request.
 
     Raises:
-        RequestError: The form is invalid, too large, or took too long.
+        RequestError: The form is invalid, too large, too slow, or took too long.
     """
     try:
-        form = await asyncio.wait_for(_read_form(request, limits), limits.seconds)
-    except TimeoutError:
-        raise RequestError(408, f"The upload took longer than {limits.seconds:g} seconds.") from None
+        form = await _read_form(request, limits)
     except ClientDisconnect:
         raise RequestError(400, "The upload was interrupted.") from None
     try:
@@ -92,14 +110,9 @@ class _InMemoryParser(MultiPartParser):
 
 
 async def _read_form(request: Request, limits: Limits) -> FormData:
-    if request.headers.get("content-type", "").partition(";")[0].strip().lower() != "multipart/form-data":
-        raise RequestError(415, "Send a form: multipart/form-data with a file in the field 'image'.")
-    max_bytes = limits.bytes + FORM_OVERHEAD
-    declared = request.headers.get("content-length", "")
-    if declared.isdecimal() and int(declared) > max_bytes:
-        raise _too_large(limits)
+    stream = _bounded(request.stream(), limits)
     try:
-        return await _InMemoryParser(request.headers, _bounded(request.stream(), limits), max_bytes).parse()
+        return await _InMemoryParser(request.headers, stream, max_form_bytes(limits)).parse()
     except MultiPartException as error:
         raise RequestError(422, f"The form cannot be read: {error.message.rstrip('.')}.") from None
     except ValueError as error:  # for example names that cannot be decoded with the declared charset
@@ -107,10 +120,21 @@ async def _read_form(request: Request, limits: Limits) -> FormData:
 
 
 async def _bounded(stream: AsyncGenerator[bytes, None], limits: Limits) -> AsyncGenerator[bytes, None]:
-    received = 0
-    async for chunk in stream:
+    received, loop = 0, asyncio.get_running_loop()
+    start = loop.time()
+    while True:
+        slow = limits.grace + received / limits.rate
+        try:
+            async with asyncio.timeout_at(start + min(slow, limits.seconds)):
+                chunk = await anext(stream, None)
+        except TimeoutError:
+            if slow < limits.seconds:
+                raise RequestError(408, f"The upload is slower than {limits.rate / 1000:g} kB per second.") from None
+            raise RequestError(408, f"The upload took longer than {limits.seconds:g} seconds.") from None
+        if chunk is None:
+            return
         received += len(chunk)
-        if received > limits.bytes + FORM_OVERHEAD:
+        if received > max_form_bytes(limits):
             raise _too_large(limits)
         yield chunk
 

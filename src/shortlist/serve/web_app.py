@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Collection
+from collections.abc import AsyncIterator, Collection
+from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
-from fastapi import FastAPI, Request
+from fastapi import APIRouter, Depends, FastAPI, Request
 from fastapi.exceptions import RequestValidationError
 from fastapi.responses import FileResponse, JSONResponse, Response
 from fastapi.staticfiles import StaticFiles
@@ -17,6 +18,7 @@ from shortlist import __version__
 from shortlist.errors import ShortlistError
 from shortlist.gallery.gallery import Gallery, Hit, Item, NoSuchItem
 from shortlist.serve import api_schema as schema
+from shortlist.serve.access_token import AccessToken
 from shortlist.serve.api_schema import responses
 from shortlist.serve.guard import Guard
 from shortlist.serve.limits import Limits, RequestError, describe_errors
@@ -29,43 +31,67 @@ PICTURE_RESPONSES: dict[int | str, dict[str, Any]] = {
 }
 
 
-def create_app(gallery: Gallery, limits: Limits | None = None, hosts: Collection[str] | None = None) -> FastAPI:
+def create_app(
+    gallery: Gallery,
+    limits: Limits | None = None,
+    hosts: Collection[str] | None = None,
+    *,
+    token: str | None = None,
+) -> FastAPI:
     """Create the search page and its JSON API as an ASGI application.
 
     Args:
         gallery: The gallery to search. Its images are served by their ids, and no other files.
-        limits: Limits of uploads.
+        limits: Limits of requests.
         hosts: Host names that requests may use, such as localhost; None: any.
+        token: Token that requests must carry as `Authorization: Bearer TOKEN`; the page asks for it. None: everyone who
+            can connect may search.
+
+    Raises:
+        ConfigError: The token has fewer than 16 characters, or others than ASCII.
     """
+    access = None if token is None else AccessToken(token)
+    service = Service(gallery, limits or Limits())
+
+    @asynccontextmanager
+    async def lifespan(_: FastAPI) -> AsyncIterator[None]:
+        yield
+        await service.close()
+
     app = FastAPI(
         title="shortlist",
         version=__version__,
-        description=f"Search the gallery {gallery.name} by image.",
+        description=f"Search {'a gallery' if access else f'the gallery {gallery.name}'} by image.",
+        lifespan=lifespan,
         docs_url=None,  # FastAPI's page loads resources from other sites; ours is in page/
         redoc_url=None,
     )
-    service = Service(gallery, limits or Limits())
-    _add_information(app, service)
-    _add_searches(app, service)
-    _add_pictures(app, service)
+    api = APIRouter() if access is None else APIRouter(dependencies=[Depends(access.require)], responses=responses(401))
+    _add_information(api, service)
+    _add_searches(api, service)
+    _add_pictures(api, service)
+    if access is not None:
+        _add_sign_in(api, access)
+    app.include_router(api)
+    _add_health(app)
     _add_page(app)
     _add_error_handlers(app)
     app.add_middleware(Guard, hosts=hosts)
     return app
 
 
-def _add_information(app: FastAPI, service: Service) -> None:
-    gallery = service.gallery
-
+def _add_health(app: FastAPI) -> None:
     @app.head("/api/health", include_in_schema=False)  # some health checks use HEAD
     @app.get("/api/health", responses=responses())
     async def health() -> schema.Health:
         """Check that the server is running. It answers also while searches are in progress."""
         return schema.Health(status="ok", version=app.version)
 
-    @app.get("/api/gallery", responses=responses(503))
-    def facts() -> schema.GalleryFacts:
-        """Describe the gallery in its current state: images, labels, index, and the limits of uploads."""
+
+def _add_information(api: APIRouter, service: Service) -> None:
+    gallery = service.gallery
+
+    def describe() -> schema.GalleryFacts:
         gallery.refresh()
         return schema.GalleryFacts(
             name=gallery.name,
@@ -75,20 +101,27 @@ def _add_information(app: FastAPI, service: Service) -> None:
             index=schema.IndexFacts.model_validate(gallery.facts()),
         )
 
-    @app.get("/api/items", responses=responses(422, 503))
-    def items(label: schema.Label = None, offset: schema.Offset = 0, limit: schema.PageLength = 50) -> schema.Items:
+    @api.get("/api/gallery", responses=responses())
+    async def facts() -> schema.GalleryFacts:
+        """Describe the gallery in its current state: images, labels, index, and the limits of requests."""
+        return await service.look_up(describe)
+
+    @api.get("/api/items", responses=responses(422))
+    async def items(
+        label: schema.Label = None, offset: schema.Offset = 0, limit: schema.PageLength = 50
+    ) -> schema.Items:
         """List the images of the gallery in the order of their ids, page by page."""
-        found = gallery.items(label=label, offset=offset, limit=limit + 1)
+        found = await service.look_up(lambda: gallery.items(label=label, offset=offset, limit=limit + 1))
         return schema.Items(items=[schema.ItemFacts.of(item) for item in found[:limit]], more=len(found) > limit)
 
-    @app.get("/api/items/{id}", responses=responses(404, 422, 503))
-    def item(id: schema.Id) -> schema.ItemFacts:  # noqa: A002
+    @api.get("/api/items/{id}", responses=responses(404, 422))
+    async def item(id: schema.Id) -> schema.ItemFacts:  # noqa: A002
         """Describe one image of the gallery."""
-        return schema.ItemFacts.of(gallery.item(id))
+        return schema.ItemFacts.of(await service.look_up(lambda: gallery.item(id)))
 
 
-def _add_searches(app: FastAPI, service: Service) -> None:
-    @app.get("/api/items/{id}/similar", responses=responses(404, 422, 503))
+def _add_searches(api: APIRouter, service: Service) -> None:
+    @api.get("/api/items/{id}/similar", responses=responses(404, 422))
     async def similar(id: schema.Id, k: schema.K = 10, label: schema.Label = None) -> schema.Results:  # noqa: A002
         """Find the images that are most similar to an image of the gallery, without that image itself."""
         item, hits = await service.similar(id, k, label)
@@ -96,7 +129,7 @@ def _add_searches(app: FastAPI, service: Service) -> None:
 
     form = {"requestBody": schema.SEARCH_FORM}
 
-    @app.post("/api/search", responses=responses(408, 413, 415, 422, 503), openapi_extra=form)
+    @api.post("/api/search", responses=responses(408, 413, 415, 422), openapi_extra=form)
     async def search(request: Request) -> schema.Results:
         """Find the images that are most similar to an uploaded image, which is decoded in memory and not stored."""
         return _results(await service.search(request), None)
@@ -107,15 +140,13 @@ def _results(hits: list[Hit], query: Item | None) -> schema.Results:
     return schema.Results(query=item, results=[schema.Result.of_hit(hit) for hit in hits])
 
 
-def _add_pictures(app: FastAPI, service: Service) -> None:
-    @app.get("/api/items/{id}/image", responses=PICTURE_RESPONSES | responses(404, 422, 503), response_class=Response)
+def _add_pictures(api: APIRouter, service: Service) -> None:
+    @api.get("/api/items/{id}/image", responses=PICTURE_RESPONSES | responses(404, 422), response_class=Response)
     async def image(id: schema.Id, request: Request) -> Response:  # noqa: A002
         """Return an image of the gallery as a JPEG of at most 1600 x 1600 pixels."""
         return await _picture(service, id, VIEW_SIZE, request)
 
-    @app.get(
-        "/api/items/{id}/thumbnail", responses=PICTURE_RESPONSES | responses(404, 422, 503), response_class=Response
-    )
+    @api.get("/api/items/{id}/thumbnail", responses=PICTURE_RESPONSES | responses(404, 422), response_class=Response)
     async def thumbnail(id: schema.Id, request: Request) -> Response:  # noqa: A002
         """Return an image of the gallery as a JPEG of at most 320 x 320 pixels."""
         return await _picture(service, id, THUMBNAIL_SIZE, request)
@@ -127,6 +158,13 @@ async def _picture(service: Service, id: int, size: int, request: Request) -> Re
     if picture.jpeg is None:
         return Response(status_code=304, headers=headers)
     return Response(picture.jpeg, media_type="image/jpeg", headers=headers)
+
+
+def _add_sign_in(api: APIRouter, access: AccessToken) -> None:
+    @api.post("/api/sign-in", include_in_schema=False, status_code=204)
+    async def sign_in(request: Request, response: Response) -> None:
+        """Exchange the token for the cookie of the page."""
+        access.set_cookie(request, response)
 
 
 def _add_page(app: FastAPI) -> None:
@@ -150,7 +188,7 @@ def _add_error_handlers(app: FastAPI) -> None:
 
     @app.exception_handler(RequestError)
     async def bad_request(_: Request, error: RequestError) -> JSONResponse:
-        return error_response(error.status, str(error))
+        return error_response(error.status, str(error), dict(error.headers or {}))
 
     @app.exception_handler(NoSuchItem)
     async def no_such_item(_: Request, error: NoSuchItem) -> JSONResponse:

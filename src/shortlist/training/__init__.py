@@ -11,7 +11,9 @@ with extra("training", __name__):
     from shortlist.training.components import Given
     from shortlist.training.folder import RunFolder
     from shortlist.training.loop import resume_run, train_run
-    from shortlist.training.plan import Plan, describe, make_plan
+    from shortlist.training.plan import Plan, make_plan
+    from shortlist.training.plan_description import describe
+    from shortlist.training.requirements import Requirements, find_requirements
     from shortlist.training.run_evaluation import (
         embed_run_shard,
         evaluate_encoder,
@@ -26,6 +28,7 @@ __all__ = [
     "Given",
     "LargeBatchStep",
     "Plan",
+    "Requirements",
     "RunFolder",
     "StepOutput",
     "SweepResult",
@@ -36,6 +39,7 @@ __all__ = [
     "embed_run_shard",
     "evaluate_encoder",
     "evaluate_run",
+    "find_requirements",
     "make_plan",
     "open_embedder",
     "open_encoder",

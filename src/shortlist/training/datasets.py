@@ -15,6 +15,7 @@ from shortlist.data.inspection import drop_unreadable
 from shortlist.encoding.feature_cache import image_keys
 from shortlist.errors import ConfigError, translate_arguments
 from shortlist.files import read_json, write_json
+from shortlist.locations import absolute_path
 from shortlist.progress import Display
 from shortlist.training.folder import RunFolder
 
@@ -224,7 +225,7 @@ def with_shared_views(config: RunConfig, folder: Path) -> RunConfig:
 def _absolute(named: Source) -> Source:
     source = Path(named.source).expanduser()
     paths: dict[str, Any] = {
-        name: path.expanduser().absolute()
+        name: Path(absolute_path(path))
         for name in ("root", "distractors", "view_cache")
         if (path := getattr(named, name, None)) is not None
     }

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import copy
-import statistics
 import time
 from collections.abc import Callable, Iterable, Iterator
 
@@ -11,22 +9,19 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from shortlist.batches.large_batch import LargeBatchStep
-from shortlist.batches.undo import seeded
 from shortlist.config import RunConfig
 from shortlist.data import Catalog
-from shortlist.distributed import ALONE
 from shortlist.encoding import CachedFeatures, FeatureCache, Views
 from shortlist.progress import Clock, Display, Progress, format_duration
 from shortlist.seeds import derived_seed
 from shortlist.training.components import build_transforms
+from shortlist.training.durations import seconds_per_step
 from shortlist.training.folder import RunFolder
 from shortlist.training.initial_whitening import sample_images, whiten
 from shortlist.training.learner import Learner
 from shortlist.training.plan import Plan, decoding_workers, inference_batch_size
 
 MEASURED_SECONDS = 2.0  # of encoding, before the remaining time is estimated
-MEASURED_STEPS = 9  # of training, for the same estimate
 
 
 class FrozenBackbone:
@@ -142,25 +137,3 @@ class _Estimate:
             seconds = total * (now - started) / (done - before)
             text = f"{self.encoding}: about {format_duration(seconds)}, then {self.training}"
             self.display.message(text, seconds=round(seconds, 1))
-
-
-def seconds_per_step(learner: Learner, plan: Plan, clock: Clock = time.monotonic) -> float | None:
-    """Measure the time of a training step on random features, without changing the learner.
-
-    Returns:
-        The time in seconds; None for a loss that cannot be copied.
-    """
-    try:
-        head, loss = copy.deepcopy((learner.trained, learner.loss))
-    except Exception:  # a loss of the user
-        return None
-    labels = torch.from_numpy(plan.train.labels[plan.sampler.batches(0)[0].numpy()])
-    with seeded(0, learner.device):
-        features = torch.randn(len(labels), learner.embedder.layout.channels)
-        step = LargeBatchStep(head, loss, len(labels), keep_graphs=True, processes=ALONE)
-        times = []
-        for _ in range(1 + MEASURED_STEPS):  # the first step includes preparations
-            started = clock()
-            step(features, labels)
-            times.append(clock() - started)
-    return statistics.median(times[1:])

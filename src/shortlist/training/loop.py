@@ -7,7 +7,7 @@ import math
 import statistics
 import time
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -34,12 +34,15 @@ from shortlist.progress import Display, default_display
 from shortlist.training.checkpoint import TrainingState, latest_state, save_state
 from shortlist.training.components import Given, build_embedder, build_loss, build_transforms
 from shortlist.training.datasets import EvalSet, with_absolute_paths
+from shortlist.training.durations import RemainingTime
 from shortlist.training.folder import RunFolder
 from shortlist.training.frozen import FrozenBackbone
 from shortlist.training.initial_whitening import check_whitening, learn_whitening
 from shortlist.training.interim_tests import INTERIM_TEST, with_interim_tests
 from shortlist.training.learner import Learner, StepResult
 from shortlist.training.plan import decoding_workers, inference_batch_size, make_plan
+from shortlist.training.plan_description import describe_needs
+from shortlist.training.requirements import find_requirements
 from shortlist.training.run_evaluation import build_encoder, evaluate_embedder
 from shortlist.training.schedule import learning_rate_factor
 from shortlist.training.stopping import StopRequest, report_resume_command
@@ -188,6 +191,7 @@ class Trainer:
         self.step = 0  # number of completed steps
         self.best: float | None = None  # first metric of the best validation
         self.losses: list[float] = []  # of the steps of this epoch
+        self.remaining = RemainingTime(plan)
         self.processes.on_main(self._report_plan)
 
     def _report_plan(self) -> None:
@@ -200,6 +204,13 @@ class Trainer:
         display.message(f"{plan.total_steps:,} steps; {plan.sampler}", steps=plan.total_steps, **counts)
         for remark in (*plan.remarks, *self._idle_processes()):
             display.message(remark, remark=remark)
+        if display.shows:  # tracing takes a moment
+            with suppress(Exception):  # an estimate must not stop a run
+                embedder, processes = self.learner.embedder, self.processes
+                number, here = processes.number, processes.on_this_machine
+                needs = find_requirements(plan, embedder, self.learner.loss, processes=number, sharing=here)
+                facts = {"memory": round(needs.peak), "operations": round(needs.step_work)}
+                display.message(describe_needs(plan, needs), **facts)
 
     def _idle_processes(self) -> Iterator[str]:
         """Yield a remark if the chunks of a batch are too few for all processes to embed one."""
@@ -230,7 +241,8 @@ class Trainer:
         if not restored and self.config.model.whitening != "none":
             self._whiten()
         if self.step == 0 and self.config.evaluation.before:
-            tested = self._test(self.learner.result, "before training", distractors=False)
+            with self.remaining.evaluation(self.plan.images_tested):
+                tested = self._test(self.learner.result, "before training", distractors=False)
             _write_evaluations(tested, self.folder.before_file)
 
     def _open_features(self) -> None:
@@ -265,11 +277,14 @@ class Trainer:
         with StopRequest(self.display) as stop, self.display.task("training", "steps") as advance:
             advance(self.step, plan.total_steps)
             for batch, chunks in self._batches():
-                record = self._train_step(batch, chunks)
-                advance(self.step, plan.total_steps, **{name: record[name] for name in PROGRESS_VALUES})
-                end_of_epoch = self.step % plan.steps_per_epoch == 0 or self._is_last_step
-                if end_of_epoch or self._validates(end_of_epoch):
-                    self.processes.on_main(partial(self._after_step, end_of_epoch))
+                with self.remaining.step():
+                    record = self._train_step(batch, chunks)
+                shown = {name: record[name] for name in PROGRESS_VALUES}
+                advance(self.step, plan.total_steps, seconds_left=self.remaining.after(self.step), **shown)
+                end_of_epoch = plan.ends_epoch(self.step)
+                if end_of_epoch or plan.validates(self.step):
+                    with self.remaining.evaluation(plan.images_evaluated(self.step)):
+                        self.processes.on_main(partial(self._after_step, end_of_epoch))
                 if end_of_epoch:
                     self.losses.clear()
                 stopped = any(requested for (requested,) in self.processes.gather(stop.requested))
@@ -329,7 +344,7 @@ class Trainer:
     @property
     def _epoch(self) -> int:
         """Epoch of the last completed step, from 1."""
-        return math.ceil(self.step / self.plan.steps_per_epoch)
+        return self.plan.epoch(self.step)
 
     @property
     def _is_last_step(self) -> bool:
@@ -342,7 +357,7 @@ class Trainer:
         if end_of_epoch:
             facts["loss"] = statistics.fmean(self.losses)
             texts.append(f"loss {facts['loss']:.4f}")
-        if validation is not None and self._validates(end_of_epoch):
+        if validation is not None and self.plan.validates(self.step):
             text, facts["validation"] = self._validate(validation)
             texts.append(text)
         if texts:
@@ -350,21 +365,8 @@ class Trainer:
             self.display.message(f"{where}: {', '.join(texts)}", **facts)
         if self.on_validation is not None and "validation" in facts:
             self.on_validation(epoch, facts["validation"])
-        if end_of_epoch and self._tests():
+        if self.plan.tests(self.step):
             self._test(self.learner.result, INTERIM_TEST, distractors=False, intervals=False)
-
-    def _validates(self, end_of_epoch: bool) -> bool:
-        training = self.config.training
-        if training.validate_every_steps is not None:
-            return self._is_last_step or self.step % training.validate_every_steps == 0
-        return end_of_epoch and (self._is_last_step or self._epoch % training.validate_every == 0)
-
-    def _tests(self) -> bool:
-        """Whether to test after this epoch: as the authors' release, after the first, every few, and the last."""
-        every = self.config.evaluation.test_every
-        if every is None or (self._is_last_step and self.best is None):  # without validation, `_finish` tests the last
-            return False
-        return self._is_last_step or (self._epoch - 1) % every == 0
 
     def _validate(self, validation: EvalSet) -> tuple[str, dict[str, float]]:
         """Validate, and save the embedder if it is the best so far. Return the result as text, and all metrics."""

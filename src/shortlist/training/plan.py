@@ -2,26 +2,24 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
-from typing import Any
+from functools import cached_property
+from itertools import accumulate
 
 import torch
 from torch import Tensor
 
-from shortlist.batches.memory import GraphSize
 from shortlist.batches.sampler import ClassBalancedSampler
 from shortlist.config import CONFIG_KEYS, RunConfig
 from shortlist.data import Catalog, loader
 from shortlist.errors import translate_arguments
-from shortlist.model import Embedder
 from shortlist.progress import Display
-from shortlist.training.components import build_loss, build_transforms, trained_parts
 from shortlist.training.datasets import EvalSet, open_eval_sets, open_run_images, open_validation
 from shortlist.training.folder import RunFolder
 
 AUTOMATIC_BATCH = 392  # the paper's batch for Cars196
-OPTIMIZER_STATES = {"adam": 2, "adamw": 2, "sgd": 1}  # number of values that an optimizer keeps per parameter
 
 
 @dataclass(frozen=True)
@@ -65,6 +63,54 @@ class Plan:
         """Number of steps of the run."""
         training = self.config.training
         return training.steps or (training.epochs or 0) * self.steps_per_epoch
+
+    def validates(self, step: int) -> bool:
+        """Return whether there is a validation after `step` steps."""
+        training, last = self.config.training, step == self.total_steps
+        if self.validation is None:
+            return False
+        if training.validate_every_steps is not None:
+            return last or step % training.validate_every_steps == 0
+        return self.ends_epoch(step) and (last or self.epoch(step) % training.validate_every == 0)
+
+    def tests(self, step: int) -> bool:
+        """Return whether to test after `step` steps: as the authors' release, after the first, every few, and the last.
+
+        Without validation, the last test is the final one, which is not counted here.
+        """
+        every, last = self.config.evaluation.test_every, step == self.total_steps
+        if every is None or not self.ends_epoch(step) or (last and self.validation is None):
+            return False
+        return last or (self.epoch(step) - 1) % every == 0
+
+    def epoch(self, step: int) -> int:
+        """Return the epoch of the last of `step` steps, from 1."""
+        return math.ceil(step / self.steps_per_epoch)
+
+    def ends_epoch(self, step: int) -> bool:
+        """Return whether an epoch, or the run, ends after `step` steps."""
+        return step % self.steps_per_epoch == 0 or step == self.total_steps
+
+    def images_evaluated(self, step: int) -> int:
+        """Return the number of images that are embedded for validation and interim tests after `step` steps."""
+        validated = len(self.validation.catalog) if self.validation is not None and self.validates(step) else 0
+        return validated + (self.images_tested if self.tests(step) else 0)
+
+    @property
+    def images_tested(self) -> int:
+        """Number of test images, without distractors."""
+        return sum(len(each.catalog) for each in self.eval_sets)
+
+    def images_evaluated_after(self, step: int) -> int:
+        """Return the number of images that are embedded in all evaluations after `step` steps, and in the last test."""
+        return self._images_left[step]
+
+    @cached_property
+    def _images_left(self) -> list[int]:
+        """What `images_evaluated_after` returns, for each step."""
+        distractors = sum(len(each.distractors) for each in self.eval_sets if each.distractors is not None)
+        later = (self.images_evaluated(step) for step in range(self.total_steps, 0, -1))
+        return [*accumulate(later, initial=self.images_tested + distractors)][::-1]
 
     def batches(self, first_step: int) -> Iterator[tuple[int, Tensor]]:
         """Iterate over the epoch and the image indices (in `train`) of each step, from `first_step` to the last."""
@@ -144,91 +190,3 @@ def inference_batch_size(config: RunConfig) -> int:
     """Return the number of images per forward pass in evaluation, which does not exceed an explicit chunk size."""
     size = config.batch.chunk_size
     return min(64, size) if size != "auto" else 64 if config.images.max_side is None else 8
-
-
-def describe(plan: Plan, embedder: Embedder) -> dict[str, Any]:
-    """Describe a plan as `--dry-run` prints it.
-
-    The memory is estimated from the graph of two images, in proportion to the number of pixels. Images that keep their
-    aspect ratio are assumed to have the largest possible size.
-
-    Args:
-        plan: Plan of the run.
-        embedder: Embedder of the run; its weights do not matter.
-
-    Returns:
-        JSON-compatible dictionary.
-    """
-    config = plan.config
-    trained = trained_parts(config, embedder)
-    parts = {name: sum(p.numel() for p in part if p.requires_grad) for name, part in trained.items()}
-    loss = build_loss(config.loss, plan.classes, embedder.dim)  # refuses what training would refuse
-    if proxies := sum(p.numel() for p in loss.parameters()):
-        parts["loss"] = proxies
-    weights = 4 * sum(parts.values())  # bytes; the gradient and each state of the optimizer need as many again
-    states = 2 + OPTIMIZER_STATES[config.optimizer.name] + (config.training.ema is not None)
-    others = _memory_of_views(plan, embedder) if config.frozen else _memory_of_images(plan, embedder)
-    memory = {"weights, gradient, optimizer": weights * states, **others}
-    return {
-        "data": {
-            "source": config.data.source,
-            **{name: _describe_size(part) for name, part in _splits(plan).items()},
-            "missing": len(plan.catalog.missing),
-            "unreadable": len(plan.unreadable),
-            "fingerprint": plan.catalog.fingerprint(),
-            **({"remarks": list(plan.remarks)} if plan.remarks else {}),
-        },
-        "batches": str(plan.sampler),
-        "classes left out": plan.classes_left_out,
-        "steps": plan.total_steps,
-        "parameters": {**parts, "all": sum(parts.values())},
-        "memory": {name: f"{size / 2**20:,.0f} MB" for name, size in memory.items()},
-        "tests": [_describe_eval_set(eval_set) for eval_set in plan.eval_sets],
-    }
-
-
-def _memory_of_images(plan: Plan, embedder: Embedder) -> dict[str, int]:
-    """Estimate the memory of pixels and graphs in bytes."""
-    config, batch = plan.config, plan.config.batch
-    transform, _ = build_transforms(config, embedder)
-    side_tried = transform.size or embedder.data_config.input_size[-1]
-    with GraphSize(embedder.parameters()) as graph:
-        embedder(torch.zeros(2, 3, side_tried, side_tried, dtype=torch.uint8))
-    side = config.images.max_side or side_tried
-    bytes_per_image = graph.bytes * side**2 // side_tried**2 // 2
-    chunk = 64 if batch.chunk_size == "auto" else batch.chunk_size
-    return {
-        "pixels of a batch": plan.sampler.batch_size * 3 * side**2,
-        f"graph of a chunk of {chunk}": bytes_per_image * chunk,
-        "graphs of a whole batch, if all are kept": bytes_per_image * plan.sampler.batch_size,
-    }
-
-
-def _memory_of_views(plan: Plan, embedder: Embedder) -> dict[str, int]:
-    """Compute the size of cached features in bytes."""
-    channels, tested = embedder.layout.channels, [plan.validation, *plan.eval_sets]
-    images = sum(len(each.catalog) for each in tested if each is not None)
-    views = len(plan.train) * plan.config.data.number_of_views
-    return {
-        "features of a batch": 4 * plan.sampler.batch_size * channels,
-        "cached features, on disk": (2 * views + 4 * images) * channels,
-    }
-
-
-def _splits(plan: Plan) -> dict[str, Catalog]:
-    own = None if plan.config.evaluation.tests else next(iter(plan.eval_sets), None)
-    others = {"validation": plan.validation, "test": own}
-    return {
-        "train": plan.train,
-        **{name: eval_set.catalog for name, eval_set in others.items() if eval_set is not None},
-    }
-
-
-def _describe_eval_set(eval_set: EvalSet) -> str:
-    distractors = eval_set.distractors
-    more = "" if distractors is None else f", without and with {len(distractors):,} images of {distractors.name}"
-    return f"{eval_set.name}: {len(eval_set.catalog):,} images{more}, reported at {', '.join(map(str, eval_set.k))}"
-
-
-def _describe_size(catalog: Catalog) -> str:
-    return f"{len(catalog):,} images of {len(catalog.classes()):,} classes"

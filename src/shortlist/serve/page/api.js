@@ -1,5 +1,7 @@
 // Requests to the server. A failure is an Error whose message is shown to the user.
 
+import { signIn } from "./sign_in.js";
+
 const NO_ANSWER = "The server does not answer. Is it still running?";
 
 export async function get(path, parameters = {}, signal = undefined) {
@@ -11,6 +13,7 @@ export async function get(path, parameters = {}, signal = undefined) {
     if (error.name === "AbortError") throw error; // aborted while the body was read
     return {};
   });
+  if (response.status === 401) return signIn().then(() => get(path, parameters, signal));
   if (!response.ok) throw new Error(answer.detail || NO_ANSWER);
   return answer;
 }
@@ -27,6 +30,7 @@ export function upload(file, parameters, onProgress, signal) {
     request.upload.onload = () => onProgress(1);
     request.onload = () => {
       if (request.status === 200) resolve(request.response);
+      else if (request.status === 401) resolve(signIn().then(() => upload(file, parameters, onProgress, signal)));
       else reject(new Error(request.response?.detail || NO_ANSWER));
     };
     request.onerror = () => reject(new Error(NO_ANSWER));

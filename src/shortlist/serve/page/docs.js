@@ -41,10 +41,11 @@ function responseFields(schema, path = "") {
   });
 }
 
-function example(method, path, form) {
+function example(path, { requestBody, security }) {
+  const curl = security ? 'curl -H "Authorization: Bearer $SHORTLIST_TOKEN"' : "curl";
   const url = `${location.origin}${path.replace("{id}", "0")}`;
-  if (form) return `curl -F image=@photo.jpg -F k=5 ${url}`;
-  return path.endsWith("image") || path.endsWith("thumbnail") ? `curl -o picture.jpg ${url}` : `curl ${url}`;
+  if (requestBody) return `${curl} -F image=@photo.jpg -F k=5 ${url}`;
+  return path.endsWith("image") || path.endsWith("thumbnail") ? `${curl} -o picture.jpg ${url}` : `${curl} ${url}`;
 }
 
 function endpoint(path, method, operation) {
@@ -54,7 +55,7 @@ function endpoint(path, method, operation) {
   const parts = [
     element("h2", [element("span", method.toUpperCase(), { className: "method" }), path]),
     element("p", operation.description ?? operation.summary),
-    element("pre", example(method, path, form)),
+    element("pre", example(path, operation)),
   ];
   if (parameters.length) parts.push(element("h3", "Parameters"), list(parameters));
   if (form) parts.push(element("h3", "Form fields"), list(fields(form)));

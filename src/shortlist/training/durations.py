@@ -1,0 +1,225 @@
+"""How long a run takes: measured before it starts, and estimated while it runs."""
+
+from __future__ import annotations
+
+import copy
+import itertools
+import statistics
+import time
+from collections.abc import Generator, Iterable, Iterator
+from contextlib import closing, contextmanager
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from shortlist.batches.large_batch import LargeBatchStep
+from shortlist.batches.sizes import Images, by_size
+from shortlist.batches.undo import seeded
+from shortlist.data import ImageDataset, Transform, image_chunks
+from shortlist.distributed import ALONE
+from shortlist.encoding.embed import MAX_PIXELS
+from shortlist.model import Embedder
+from shortlist.progress import Clock
+from shortlist.training.components import build_transforms
+from shortlist.training.learner import Learner
+from shortlist.training.plan import Plan, decoding_workers, inference_batch_size
+from shortlist.training.requirements import TRAINING_WORK, Requirements
+
+MEASURED_STEPS = 9  # of training on features
+MEASURED_SECONDS = 6.0  # of training on images, and half as many of embedding
+
+
+@dataclass(frozen=True)
+class Durations:
+    """Measured durations in seconds.
+
+    Args:
+        step: Duration of a training step.
+        image: Duration of embedding an image, in evaluations or to encode views for a frozen backbone.
+    """
+
+    step: float
+    image: float
+
+    def left(self, plan: Plan, step: int) -> float:
+        """Return the duration of a run after `step` steps: of its other steps, its evaluations and its last test."""
+        return (plan.total_steps - step) * self.step + plan.images_evaluated_after(step) * self.image
+
+    def of(self, plan: Plan) -> dict[str, float]:
+        """Return the durations of the parts of a run.
+
+        With a frozen backbone, validation and test images are encoded once, and later evaluations take no time.
+        """
+        config, epochs = plan.config, plan.total_steps / plan.steps_per_epoch
+        if config.frozen:
+            tested = plan.images_tested + (0 if plan.validation is None else len(plan.validation.catalog))
+            views = len(plan.train) * config.data.number_of_views
+            parts = {"encoding": (views + tested) * self.image, "steps": plan.total_steps * self.step}
+        else:
+            before = plan.images_tested * self.image if config.evaluation.before else 0.0
+            steps = plan.total_steps * self.step
+            parts = {"steps": steps, "evaluations": before + self.left(plan, 0) - steps}
+        whole = sum(parts.values())
+        return {"per step": self.step, "per epoch": whole / epochs, **parts, "until the end": whole}
+
+
+class RemainingTime:
+    """Estimate of the remaining time of a run, from the durations of its steps and evaluations so far.
+
+    Args:
+        plan: Plan of the run.
+        clock: Function that returns the time in seconds.
+    """
+
+    def __init__(self, plan: Plan, clock: Clock = time.monotonic) -> None:
+        self.plan, self.clock = plan, clock
+        self._steps: list[float] = []  # the first includes preparations
+        self._images, self._evaluating = 0, 0.0
+
+    @contextmanager
+    def step(self) -> Iterator[None]:
+        """Measure a training step."""
+        started = self.clock()
+        yield
+        self._steps.append(self.clock() - started)
+
+    @contextmanager
+    def evaluation(self, images: int) -> Iterator[None]:
+        """Measure an evaluation that embeds this many images."""
+        started = self.clock()
+        yield
+        self._images += images
+        self._evaluating += self.clock() - started
+
+    def after(self, step: int) -> float:
+        """Return the number of seconds that remain after `step` steps. At least one step must have been measured."""
+        per_step = statistics.fmean(self._steps[1:] or self._steps)
+        return Durations(per_step, self._evaluating / max(self._images, 1)).left(self.plan, step)
+
+
+def measure_durations(
+    plan: Plan, embedder: Embedder, needs: Requirements, clock: Clock = time.perf_counter
+) -> Durations:
+    """Measure some training steps and the embedding of some images, on this machine.
+
+    Steps on images are measured with parts of the first batches, as they are decoded, and the loss with a whole batch.
+
+    Args:
+        plan: Plan of the run.
+        embedder: Embedder of the run; its weights do not matter, and do not change.
+        needs: What the run needs.
+        clock: Function that returns the time in seconds.
+    """
+    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    learner = Learner(plan.config, device, plan.classes, embedder)
+    train, test = build_transforms(plan.config, learner.embedder)
+    if plan.config.frozen:
+        return Durations(seconds_per_step(learner, plan) or 0.0, _seconds_per_embedding(plan, learner, train, clock))
+    step = _seconds_per_training_image(plan, learner, needs, train, clock) * needs.batch
+    return Durations(step + _seconds_of_loss(plan, learner, clock), _seconds_per_embedding(plan, learner, test, clock))
+
+
+def _seconds_per_training_image(
+    plan: Plan, learner: Learner, needs: Requirements, transform: Transform, clock: Clock
+) -> float:
+    """Measure training on two chunks at a time, once warmed up, for some seconds."""
+    size, per_class = needs.chunk, plan.config.batch.per_class
+    number = min(needs.batch, max(1, 2 * size // per_class) * per_class)
+    learner.large_batch.chunk_size, learner.large_batch.keep_graphs = size, needs.kept > 0
+
+    def batches() -> Iterator[Tensor]:
+        for epoch in itertools.count():
+            yield from plan.sampler.batches(epoch)[:, :number]
+
+    def steps(chunks: Iterator[Images]) -> Iterator[int]:
+        for step, batch in enumerate(batches()):
+            labels = torch.from_numpy(plan.train.labels[batch.numpy()])
+            learner.train_step(step, itertools.islice(chunks, -(-number // size)), labels, lr_factor=0.0)
+            yield number
+
+    with closing(_load(plan, transform, (part for batch in batches() for part in torch.split(batch, size)))) as chunks:
+        seconds = _seconds_per_item(steps(chunks), MEASURED_SECONDS, clock)
+    embedded_twice = 1 - needs.kept / needs.share if needs.kept else 0.0  # else the measurement includes it
+    return seconds * (1 + embedded_twice / TRAINING_WORK)
+
+
+def _seconds_per_embedding(plan: Plan, learner: Learner, transform: Transform, clock: Clock) -> float:
+    """Measure the embedding of training images, once warmed up."""
+    embedder, size = learner.embedder, inference_batch_size(plan.config)
+    images = torch.arange(len(plan.train)).repeat(-(-1000 * size // len(plan.train)))
+
+    def embed(chunks: Iterator[Images]) -> Iterator[int]:
+        for chunk in chunks:
+            with torch.inference_mode():
+                by_size(lambda same: embedder(same.to(learner.device)), chunk, MAX_PIXELS)
+            yield len(chunk)
+
+    embedder.eval()
+    try:
+        with closing(_load(plan, transform, torch.split(images, size))) as chunks:
+            return _seconds_per_item(embed(chunks), MEASURED_SECONDS / 2, clock)
+    finally:
+        embedder.train()
+
+
+def _seconds_of_loss(plan: Plan, learner: Learner, clock: Clock) -> float:
+    """Measure the loss of a whole batch of random vectors, once warmed up; 0 for a loss that refuses them."""
+    labels = _labels(plan).to(learner.device)
+    vectors = torch.nn.functional.normalize(torch.randn(len(labels), learner.embedder.dim, device=learner.device))
+
+    def losses() -> Iterator[int]:
+        while True:
+            loss = learner.loss(vectors.requires_grad_(), labels)
+            if loss.requires_grad:
+                loss.backward()
+            yield 1
+
+    try:
+        return _seconds_per_item(losses(), 0.5, clock)
+    except Exception:  # a loss of the user
+        return 0.0
+
+
+def _load(plan: Plan, transform: Transform, parts: Iterable[Tensor]) -> Generator[Images, None, None]:
+    dataset = ImageDataset(plan.train, transform, plan.config.training.seed)
+    keys = ([(0, index) for index in part.tolist()] for part in parts)
+    yield from image_chunks(dataset, keys, decoding_workers(plan.config))
+
+
+def _seconds_per_item(counts: Iterator[int], seconds: float, clock: Clock) -> float:
+    """Time an iterator of numbers of items for some seconds, after its first number, which includes preparations."""
+    next(counts)
+    started, done = clock(), 0
+    for count in counts:
+        done += count
+        if clock() - started >= seconds:
+            break
+    return (clock() - started) / max(done, 1)
+
+
+def seconds_per_step(learner: Learner, plan: Plan, clock: Clock = time.monotonic) -> float | None:
+    """Measure the time of a training step on random features, without changing the learner.
+
+    Returns:
+        The time in seconds; None for a loss that cannot be copied.
+    """
+    try:
+        head, loss = copy.deepcopy((learner.trained, learner.loss))
+    except Exception:  # a loss of the user
+        return None
+    labels = _labels(plan)
+    with seeded(0, learner.device):
+        features = torch.randn(len(labels), learner.embedder.layout.channels)
+        step = LargeBatchStep(head, loss, len(labels), keep_graphs=True, processes=ALONE)
+        times = []
+        for _ in range(1 + MEASURED_STEPS):  # the first step includes preparations
+            started = clock()
+            step(features, labels)
+            times.append(clock() - started)
+    return statistics.median(times[1:])
+
+
+def _labels(plan: Plan) -> Tensor:
+    """Return the labels of the first batch."""
+    return torch.from_numpy(plan.train.labels[plan.sampler.batches(0)[0].numpy()])

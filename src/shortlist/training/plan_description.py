@@ -1,0 +1,182 @@
+"""The plan of a run in words: its images and steps, what it needs, and how that grows."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from shortlist.data import Catalog
+from shortlist.model import Embedder
+from shortlist.progress import format_duration
+from shortlist.training.components import build_loss, trained_parts
+from shortlist.training.datasets import EvalSet
+from shortlist.training.durations import Durations
+from shortlist.training.plan import Plan
+from shortlist.training.requirements import Requirements, find_requirements
+
+COMPUTED = "Memory on GPUs is computed and not measured."
+
+
+def describe(
+    plan: Plan, embedder: Embedder, needs: Requirements | None = None, durations: Durations | None = None
+) -> dict[str, Any]:
+    """Describe a plan as `shortlist plan` and `--dry-run` print it.
+
+    Args:
+        plan: Plan of the run.
+        embedder: Embedder of the run; its weights do not matter.
+        needs: What the run needs; None to find it out for one process on this machine.
+        durations: Measured durations, if any.
+
+    Returns:
+        JSON-compatible dictionary.
+    """
+    config, needs = plan.config, needs or find_requirements(plan, embedder)
+    return {
+        **({"remark": COMPUTED} if needs.device.kind == "cuda" else {}),
+        "data": {
+            "source": config.data.source,
+            **{name: _describe_size(part) for name, part in _splits(plan).items()},
+            "missing": len(plan.catalog.missing),
+            "unreadable": len(plan.unreadable),
+            "fingerprint": plan.catalog.fingerprint(),
+            **({"remarks": list(plan.remarks)} if plan.remarks else {}),
+        },
+        "batches": str(plan.sampler),
+        "classes left out": plan.classes_left_out,
+        "steps": plan.total_steps,
+        "images": plan.total_steps * needs.batch,
+        "parameters": _count_parameters(plan, embedder),
+        "processes": needs.processes,
+        "memory": describe_memory(plan, needs),
+        "chunk": _describe_chunk(needs),
+        "floating-point operations": _describe_work(plan, needs),
+        **({} if durations is None else {"time": _describe_time(plan, durations)}),
+        "growth": {name: _describe_growth(each) for name, each in growth(needs).items()},
+        "tests": [_describe_eval_set(eval_set) for eval_set in plan.eval_sets],
+    }
+
+
+def describe_memory(plan: Plan, needs: Requirements) -> dict[str, str]:
+    """Describe the memory of each process by part. The peak is less than the sum, since parts follow each other."""
+    parts, batch = needs.memory, "features" if plan.config.frozen else "pixels"
+    names = {
+        "process": "process itself" if needs.device.kind == "cpu" else "CUDA context",
+        "weights": "weights",
+        "gradient": "gradient",
+        "optimizer": "optimizer",
+        "pixels": f"{batch} of a batch",
+        "embeddings": "embeddings of a batch",
+        "chunk": f"activations of a chunk of {needs.chunk}",
+        "kept_graphs": f"graphs that are kept, of {needs.kept:,} images",
+        "loss": "tile of the loss",
+        "evaluation": "encoding and evaluation" if plan.config.frozen else "evaluation",
+    }
+    memory = {text: format_bytes(parts[name]) for name, text in names.items()}
+    if plan.config.frozen:
+        memory["cached features, on disk"] = format_bytes(_cached_features(plan, needs))
+    return {**memory, "peak": format_bytes(needs.peak)}
+
+
+def describe_needs(plan: Plan, needs: Requirements) -> str:
+    """Describe in one line what a run needs, as `train` does before it starts."""
+    parts = describe_memory(plan, needs)
+    largest = sorted(needs.memory, key=lambda name: -needs.memory[name])[:3]
+    named = dict(zip(needs.memory, parts.items(), strict=False))
+    shown = ", ".join(f"{text} {size}" for text, size in (named[name] for name in largest))
+    where = "memory" if needs.processes == 1 else "memory of each process"
+    return f"{where}: about {parts['peak']} ({shown}); {format_work(needs.step_work)} per step"
+
+
+def growth(needs: Requirements) -> dict[str, Requirements]:
+    """Return what the run would need with a larger batch, larger images and more processes."""
+    return {
+        "this run": needs,
+        "batch x 2": needs.scaled(batch=2),
+        "batch x 4": needs.scaled(batch=4),
+        "side of images x 2": needs.scaled(side=2),
+        "processes x 2": needs.scaled(processes=2),
+        "processes x 8": needs.scaled(processes=8),
+    }
+
+
+def format_bytes(size: float) -> str:
+    """Format a number of bytes.
+
+    Example:
+        >>> [format_bytes(size) for size in (300_000, 5 * 2**20, 1.5 * 2**30)]
+        ['0.3 MB', '5 MB', '1,536 MB']
+    """
+    megabytes = size / 2**20
+    return f"{megabytes:,.0f} MB" if megabytes >= 1 or not size else f"{megabytes:.1g} MB"
+
+
+def format_work(operations: float) -> str:
+    """Format a number of floating-point operations.
+
+    Example:
+        >>> [format_work(operations) for operations in (5e8, 2.5e12, 7e18)]
+        ['0.5 GFLOP', '2.5 TFLOP', '7 EFLOP']
+    """
+    for unit, size in (("E", 1e18), ("P", 1e15), ("T", 1e12)):
+        if operations >= size:
+            return f"{operations / size:.3g} {unit}FLOP"
+    return f"{operations / 1e9:.3g} GFLOP"
+
+
+def _describe_chunk(needs: Requirements) -> str:
+    kept = "all graphs are kept" if needs.kept == needs.share else f"graphs of {needs.kept:,} of {needs.share:,} kept"
+    return f"{needs.chunk} images; {kept}; the largest that fits has {needs.largest_chunk:,}"
+
+
+def _describe_work(plan: Plan, needs: Requirements) -> dict[str, str]:
+    run = needs.step_work * plan.total_steps
+    return {"per step": format_work(needs.step_work), "run, without evaluations": format_work(run)}
+
+
+def _describe_time(plan: Plan, durations: Durations) -> dict[str, str]:
+    found = durations.of(plan).items()
+    return {name: format_duration(seconds) if seconds >= 10 else f"{seconds:.2g} s" for name, seconds in found}
+
+
+def _describe_growth(needs: Requirements) -> str:
+    parts = {name: format_bytes(size) for name, size in needs.memory.items()}
+    return (
+        f"{format_bytes(needs.peak)} per process, of which chunk of {needs.chunk} {parts['chunk']}, "
+        f"{needs.kept:,} kept graphs {parts['kept_graphs']}, pixels {parts['pixels']}, loss {parts['loss']}; "
+        f"{format_work(needs.step_work)} per step, {format_bytes(needs.sent)} sent"
+    )
+
+
+def _count_parameters(plan: Plan, embedder: Embedder) -> dict[str, int]:
+    trained = trained_parts(plan.config, embedder)
+    parts = {name: sum(p.numel() for p in part if p.requires_grad) for name, part in trained.items()}
+    loss = build_loss(plan.config.loss, plan.classes, embedder.dim)
+    if proxies := sum(p.numel() for p in loss.parameters()):
+        parts["loss"] = proxies
+    return {**parts, "all": sum(parts.values())}
+
+
+def _cached_features(plan: Plan, needs: Requirements) -> int:
+    """Compute the size of cached features: of views in half precision, and of test images in full precision."""
+    tested = [each for each in (plan.validation, *plan.eval_sets) if each is not None]
+    views = len(plan.train) * plan.config.data.number_of_views
+    return (views * needs.image) // 2 + sum(len(each.catalog) for each in tested) * needs.image
+
+
+def _splits(plan: Plan) -> dict[str, Catalog]:
+    own = None if plan.config.evaluation.tests else next(iter(plan.eval_sets), None)
+    others = {"validation": plan.validation, "test": own}
+    return {
+        "train": plan.train,
+        **{name: eval_set.catalog for name, eval_set in others.items() if eval_set is not None},
+    }
+
+
+def _describe_eval_set(eval_set: EvalSet) -> str:
+    distractors = eval_set.distractors
+    more = "" if distractors is None else f", without and with {len(distractors):,} images of {distractors.name}"
+    return f"{eval_set.name}: {len(eval_set.catalog):,} images{more}, reported at {', '.join(map(str, eval_set.k))}"
+
+
+def _describe_size(catalog: Catalog) -> str:
+    return f"{len(catalog):,} images of {len(catalog.classes()):,} classes"

@@ -1,0 +1,171 @@
+"""Galleries on a Milvus server, which these tests start if SHORTLIST_MILVUS_SERVER names its program."""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import subprocess
+import time
+from collections.abc import Callable, Iterator
+from contextlib import closing
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from shortlist.data import Catalog
+from shortlist.encoding import Encoder
+from shortlist.gallery import Gallery, GalleryError, milvus_lock, milvus_store
+from shortlist.gallery.milvus_address import MilvusAddress
+from shortlist.gallery.milvus_store import MilvusStore
+from shortlist.gallery.store import Row
+from shortlist.search import faiss_index
+from tests.gallery.galleries import NUMBER
+
+PROGRAM = os.environ.get("SHORTLIST_MILVUS_SERVER", "")
+pytestmark = pytest.mark.skipif(not PROGRAM, reason="SHORTLIST_MILVUS_SERVER does not name a Milvus server")
+
+
+class Server:
+    """A server with its data in a folder."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        with socket.socket() as free:
+            free.bind(("127.0.0.1", 0))
+            self.port = free.getsockname()[1]
+        self.start()
+
+    def start(self) -> None:
+        command = [PROGRAM, "--data", str(self.folder), "--proxy-port", str(self.port)]
+        quiet = {"stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL}
+        self.process = subprocess.Popen(command, start_new_session=True, **quiet)
+
+    def stop(self) -> None:
+        os.killpg(self.process.pid, signal.SIGKILL)
+        self.process.wait()
+
+    def place(self, collection: str) -> str:
+        return f"http://127.0.0.1:{self.port}/{collection}"
+
+    def wait(self) -> None:
+        """Wait until it answers, for as long as it runs."""
+        while self.process.poll() is None:
+            try:
+                Gallery.exists(self.place("none"))
+            except GalleryError:
+                time.sleep(0.2)
+            else:
+                return
+        raise AssertionError(f"{PROGRAM} has ended with {self.process.returncode}")
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+    running = Server(tmp_path_factory.mktemp("milvus"))
+    try:
+        running.wait()
+        yield running
+    finally:
+        running.stop()
+
+
+@pytest.fixture
+def create(server: Server, encoder: Encoder, tmp_path: Path) -> Iterator[Callable[..., Gallery]]:
+    opened: list[Gallery] = []
+
+    def gallery(name: str, **options: str) -> Gallery:
+        opened.append(Gallery.create(server.place(name), encoder, model=encoder.save(tmp_path / "run"), **options))
+        return opened[-1]
+
+    yield gallery
+    for each in opened:
+        each.close()
+
+
+def test_like_a_folder(create: Callable[..., Gallery], encoder: Encoder, images: Catalog, tmp_path: Path) -> None:
+    galleries = create("like_a_folder"), Gallery.create(tmp_path / "folder", encoder)
+    paths = [str(images.file(index)) for index in range(NUMBER)]
+    for gallery in galleries:
+        assert gallery.add(images.subset(range(NUMBER - 1)), workers=0).added == NUMBER - 1
+        vectors = gallery.store.vectors([0])
+        with gallery.store.changing():
+            gallery.store.change([Row(paths[-1], None, 1, 1)], vectors, labels={1: "new"}, removed=[2])
+    on_server, in_folder = galleries
+    assert on_server.items() == in_folder.items()
+    assert on_server.items(label="new") == in_folder.items(label="new")
+    assert on_server.labels() == in_folder.labels()
+    assert on_server.store.stored_rows(paths) == in_folder.store.stored_rows(paths)
+    assert on_server.store.ids_under(str(images.root)) == in_folder.store.ids_under(str(images.root))
+    for label in (None, "bolt"):
+        found, expected = (each.similar(3, 20, label=label) for each in galleries)
+        assert [hit.item for hit in found] == [hit.item for hit in expected]
+        assert [hit.score for hit in found] == pytest.approx([hit.score for hit in expected], abs=1e-5)
+
+
+def test_recall_is_measured_and_the_search_is_tuned(
+    create: Callable[..., Gallery], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(milvus_store, "RECALL_QUERIES", 200)
+    monkeypatch.setattr(faiss_index, "MIN_EFFORT", 1)
+    store = create("tuned", kind="ivfpq").store
+    vectors = np.random.default_rng(0).normal(size=(1_500, store.dim)).astype(np.float32)
+    vectors /= np.linalg.norm(vectors, axis=1, keepdims=True)
+    with store.changing():
+        store.change([Row(f"/{index}.png", None, 1, 1) for index in range(len(vectors))], vectors)
+    with closing(MilvusStore(store.address)) as again:
+        recall = again.facts()["recall"]
+        assert (recall["at"], recall["queries"]) == (10, 200)
+        assert recall["recall"] >= 0.95
+        assert again._tuning["effort"] > 1  # one list is not enough
+        hits = again.search(vectors[:5], 10, None)
+        assert [each[0].item.id for each in hits] == list(range(5))
+        assert [hit.score for hit in hits[0]] == pytest.approx(np.sort(vectors @ vectors[0])[:-11:-1], abs=1e-5)
+
+
+def test_a_second_writer(create: Callable[..., Gallery], server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(milvus_lock, "BEAT_SECONDS", 0.05)
+    store = create("locked").store
+    other = MilvusAddress.parse(server.place("locked")).connect()
+    name = f"locked{milvus_lock.SUFFIX}"
+    with closing(MilvusStore(store.address)) as second:
+        with store.changing():
+            with pytest.raises(GalleryError, match=r"Another process is changing .*locked \(.*, process \d+\). Wait"):
+                second.changing().__enter__()
+            other.drop_collection(name)  # as a process that took this one for dead
+            with pytest.raises(GalleryError, match="has taken over the lock"):
+                store.change(removed=[0])
+        assert milvus_lock._created(other, name, "a host, process 1 (killed)")
+        monkeypatch.setattr(milvus_lock, "STALE_SECONDS", 0.3)
+        with second.changing():
+            assert milvus_lock._state(other, name)[0] != "a host, process 1 (killed)"
+        assert not other.has_collection(name)
+    with pytest.raises(GalleryError, match=r"existing collections: (?!.*_lock)"):
+        Gallery.open(server.place("missing"))
+    other.close()
+
+
+def test_a_server_that_is_restarted(
+    create: Callable[..., Gallery], server: Server, images: Catalog, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(milvus_store, "ROWS_PER_REQUEST", 2)
+    monkeypatch.setattr(MilvusStore, "images_per_change", 4)
+    gallery = create("restarted")
+    real, calls = gallery.store.client._client.upsert, []
+
+    def upsert(*args: object, **options: object) -> object:
+        calls.append(args)
+        found = real(*args, **options)
+        if len(calls) == 2:
+            server.stop()  # the rows are stored, but the answer is lost
+            server.start()
+            return real(*args, **options)
+        return found
+
+    monkeypatch.setattr(gallery.store.client._client, "upsert", upsert)
+    with pytest.warns(UserWarning, match="waiting for the server"):
+        assert gallery.add(images, workers=0).added == NUMBER
+    assert [item.id for item in gallery.items()] == list(range(NUMBER))
+    assert len(gallery) == NUMBER  # none is stored twice
+    assert gallery.add(images, workers=0).unchanged == NUMBER

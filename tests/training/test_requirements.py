@@ -1,0 +1,199 @@
+"""What a run needs, against what is computed by hand or really allocated."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+from torch import nn
+
+from shortlist import RecallAtKLoss
+from shortlist.batches.tracing import trace
+from shortlist.errors import ConfigError
+from shortlist.training import Display, Requirements, describe, find_requirements, make_plan
+from shortlist.training.components import build_embedder
+from shortlist.training.requirements import Device, gpu, parse_size
+from tests.training.runs import class_folders, config
+
+MEGABYTE = 2**20
+
+
+@pytest.fixture(scope="module")
+def images(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return class_folders(tmp_path_factory.mktemp("needs") / "images")
+
+
+def needs_of(images: Path, *overrides: str, device: Device | None = None, processes: int = 1) -> Requirements:
+    chosen = config(images, "model.backbone=test_resnet", *overrides)
+    embedder = build_embedder(chosen, weights=False)
+    return find_requirements(make_plan(chosen, Display()), embedder, device=device, processes=processes)
+
+
+class TestTrace:
+    def test_of_a_linear_layer(self) -> None:
+        layer, vectors = nn.Linear(256, 512, bias=False), torch.zeros(64, 256)
+        found = trace(lambda: layer(vectors))
+        assert (found.peak, found.kept) == (4 * 64 * 512, 4 * 64 * 512)
+        assert found.flops == 2 * 64 * 256 * 512
+
+    def test_temporaries_count_towards_the_peak_only(self) -> None:
+        numbers = torch.zeros(1000)
+        found = trace(lambda: (numbers + 1).exp().sum())
+        assert found.kept == 4
+        assert found.peak == 2 * 4000  # the sum, and the last of the temporaries that it is computed from
+
+    def test_views_and_changes_in_place_are_free(self) -> None:
+        numbers = torch.zeros(1000)
+        assert trace(lambda: numbers.view(10, 100)[:5].add_(1)).peak == 0
+
+    def test_backward_frees_what_forward_kept(self) -> None:
+        weight = torch.ones(1000, requires_grad=True)
+        forward = trace(lambda: weight.exp().exp().sum())
+        assert forward.kept == 2 * 4000 + 4
+        weight.grad = torch.zeros(1000)
+        found = trace(lambda: weight.exp().exp().sum(), lambda result: result.backward())
+        assert (found.kept, found.flops) == (forward.kept, forward.flops)
+        assert found.peak > forward.kept
+        assert trace(lambda: weight.exp().exp().sum().backward()).kept == 0
+
+    def test_sparse_tensors(self) -> None:
+        """The loss has sparse gradients; what they consist of is counted."""
+        trace(lambda: torch.eye(4).to_sparse() @ torch.ones(4, 1))
+
+
+class TestMemory:
+    def test_parts(self, images: Path) -> None:
+        needs = needs_of(images, "images.size=64", "batch.chunk_size=4", "data.workers=0")
+        embedder = build_embedder(config(images, "model.backbone=test_resnet"), weights=False)
+        parameters = 4 * sum(each.numel() for each in embedder.parameters())
+        assert needs.memory["gradient"] == parameters
+        assert needs.memory["optimizer"] == 2 * parameters  # Adam
+        assert needs.memory["weights"] >= parameters
+        assert needs.memory["pixels"] == needs.batch * 3 * 64**2
+        assert needs.memory["embeddings"] == 2 * 4 * needs.batch * embedder.dim
+
+    def test_of_the_optimizer(self, images: Path) -> None:
+        sgd, averaged = needs_of(images, "optimizer.name=sgd"), needs_of(images, "training.ema=0.9")
+        assert sgd.states == sgd.trained
+        assert averaged.weights > sgd.weights
+
+    def test_a_chunk_is_what_a_real_chunk_allocates(self, images: Path) -> None:
+        """From one and two images to eight."""
+        needs = needs_of(images, "images.size=64")
+        embedder = build_embedder(config(images, "model.backbone=test_resnet"), weights=False).train()
+        pixels = torch.zeros(8, 3, 64, 64, dtype=torch.uint8)
+        embedder(pixels).sum().backward()  # allocates the gradients
+        found = trace(lambda: embedder(pixels).sum().backward())
+        assert needs.training(8) == pytest.approx(found.peak, rel=0.02)
+        assert 8 * needs.graph == pytest.approx(trace(lambda: embedder(pixels)).kept, rel=0.02)
+
+    def test_tracing_leaves_no_gradient(self, images: Path) -> None:
+        chosen = config(images, "model.backbone=test_resnet")
+        embedder, state = build_embedder(chosen, weights=False), torch.get_rng_state()
+        find_requirements(make_plan(chosen, Display()), embedder)
+        assert all(each.grad is None for each in embedder.parameters())
+        assert torch.equal(torch.get_rng_state(), state)
+
+    def test_kept_graphs(self, images: Path) -> None:
+        none = replace(needs_of(images, "batch.chunk_size=2", "batch.keep_graphs=false"), batch=6000)
+        all_kept = replace(none, keep_graphs=True)
+        assert (none.kept, all_kept.kept) == (0, 6000)
+        step = none.memory["pixels"] + none.memory["embeddings"] + none.memory["chunk"]
+        before = max(step, none.memory["evaluation"], step - none.memory["chunk"] + none.memory["loss"])
+        assert all_kept.peak - none.peak == pytest.approx(step + none.graph * (6000 - 2) - before, rel=0.01)
+        budget = replace(none, keep_graphs=int(none.graph * 5))
+        assert budget.kept == 4  # two chunks of two images
+
+    def test_frozen_backbones_keep_features(self, images: Path) -> None:
+        needs = needs_of(images, "model.freeze=backbone", "model.dim=16")
+        channels = build_embedder(config(images, "model.backbone=test_resnet"), weights=False).layout.channels
+        assert needs.image == 4 * channels
+        assert needs.trained < needs.weights / 2
+        assert needs.peak >= needs.memory["evaluation"]  # the backbone still computes the features
+
+
+class TestChunks:
+    def test_the_largest_that_fits(self, images: Path) -> None:
+        needs = needs_of(images, "batch.keep_graphs=false", "data.workers=0", device=Device(0.0))
+        for room in (100 * MEGABYTE, 200 * MEGABYTE):
+            fitting = replace(needs, device=Device(room))
+            chunk = fitting.largest_chunk
+            assert chunk > 0
+            assert replace(fitting, chunk_size=chunk, batch=chunk).training(chunk) < room
+        assert needs.largest_chunk == 0
+
+    def test_automatic_chunks_leave_room(self, images: Path) -> None:
+        needs = needs_of(images, "batch.chunk_size=auto", device=Device(64 * 2**30))
+        assert needs.chunk == needs.batch  # everything fits
+        state = needs.weights + needs.trained + needs.states + needs.memory["loss"]
+        small = replace(needs, device=Device(state + 4 * needs.graph))
+        assert small.chunk == 2
+
+    def test_of_gpus(self, images: Path) -> None:
+        overrides = ("batch.chunk_size=2", "batch.size=9", "data.validation=none")
+        alone = needs_of(images, *overrides, device=gpu(parse_size("24GB")))
+        shared = needs_of(images, *overrides, device=gpu(parse_size("24GB")), processes=4)
+        assert (alone.share, shared.share) == (9, 4)  # five chunks for four processes
+        assert (alone.sent, shared.sent) == (0, 0.75 * 2 * (4 * 9 * shared.dim + shared.trained))
+        assert shared.memory["pixels"] < alone.memory["pixels"]
+
+
+class TestGrowth:
+    def test_with_the_batch(self, images: Path) -> None:
+        needs = needs_of(images, "batch.keep_graphs=false", "batch.chunk_size=2", "data.workers=0")
+        larger = needs.scaled(batch=4)
+        assert larger.memory["pixels"] == 4 * needs.memory["pixels"]
+        assert larger.memory["chunk"] == needs.memory["chunk"]
+        images_only = replace(needs, loss=needs.loss._replace(flops=0))
+        assert images_only.scaled(batch=4).step_work == 4 * images_only.step_work
+        assert larger.step_work - 4 * images_only.step_work == pytest.approx(16 * needs.loss.flops)
+
+    def test_with_the_side(self, images: Path) -> None:
+        needs = needs_of(images, "batch.chunk_size=2")
+        assert needs.scaled(side=2).training.each == 4 * needs.training.each
+        assert needs.scaled(side=2).memory["weights"] == needs.memory["weights"]
+
+    def test_traced_at_twice_the_side(self, images: Path) -> None:
+        small, large = (needs_of(images, f"images.size={side}", "batch.chunk_size=2") for side in (64, 128))
+        assert small.scaled(side=2).training(2) == pytest.approx(large.training(2), rel=0.05)
+        assert small.scaled(side=2).forward_work == pytest.approx(large.forward_work, rel=0.05)
+
+    def test_with_processes(self, images: Path) -> None:
+        needs = needs_of(images, "batch.chunk_size=1")
+        assert needs.scaled(processes=3).share == needs.batch / 3
+
+
+def test_the_loss_is_that_of_the_run(images: Path) -> None:
+    chosen = config(images, "model.backbone=test_resnet")
+    plan, embedder = make_plan(chosen, Display()), build_embedder(chosen, weights=False)
+
+    class Wasteful(nn.Module):
+        def forward(self, vectors: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
+            return (vectors.sum() * torch.ones(MEGABYTE)).sum()
+
+    assert find_requirements(plan, embedder, Wasteful()).loss.peak > 4 * MEGABYTE
+    assert find_requirements(plan, embedder, RecallAtKLoss((1, 2))).loss.peak < MEGABYTE
+
+
+def test_descriptions_say_what_is_not_measured(images: Path) -> None:
+    chosen = config(images, "model.backbone=test_resnet")
+    plan, embedder = make_plan(chosen, Display()), build_embedder(chosen, weights=False)
+    elsewhere = describe(plan, embedder, find_requirements(plan, embedder, device=gpu(2**34), processes=8))
+    assert "computed and not measured" in elsewhere["remark"]
+    assert elsewhere["processes"] == 8
+    assert {"remark", "time"}.isdisjoint(describe(plan, embedder))
+
+
+@pytest.mark.parametrize("size", ["", "GB", "24 apples", "1.2.3GB", "-3GB"])
+def test_sizes_that_are_none(size: str) -> None:
+    with pytest.raises(ConfigError, match="must be a size such as 24GB"):
+        parse_size(size)
+
+
+@pytest.mark.parametrize(
+    ("size", "number"), [("24GB", 24e9), ("24gib", 24 * 2**30), ("7", 7), (1e9, 1e9), ("2 M", 2e6)]
+)
+def test_sizes(size: str | float, number: float) -> None:
+    assert parse_size(size) == number
