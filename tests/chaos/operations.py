@@ -232,7 +232,7 @@ def disturbance(home: Path, how: str, event: int, log: Path | None = None) -> st
     Args:
         home: Folder whose files count.
         how: kill; error: this change fails because the disk is full, but later ones do not; full: nothing can be
-            written from then on; unreadable: reading a file fails instead of changing it; nothing.
+            written from then on; read-only: no change succeeds; unreadable: opening a file to read it fails; nothing.
         event: The number n, from 1.
         log: File that gets a byte per event.
     """
@@ -245,6 +245,8 @@ def happens(path):
     if log is not None:
         os.write(log, b"x")
     left[0] -= 1
+    if how == "read-only":
+        raise OSError(errno.EROFS, os.strerror(errno.EROFS), path)
     if left[0] == 0:
         if how == "kill":
             os.kill(os.getpid(), signal.SIGKILL)
@@ -268,7 +270,7 @@ def watch(event, args):
 
 real = os.fsync
 def fsync(file):
-    if how != "unreadable":
+    if how not in ("unreadable", "read-only"):  # of any file
         happens(None)
     real(file)
 

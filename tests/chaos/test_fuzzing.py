@@ -25,16 +25,20 @@ from hypothesis import HealthCheck, given
 from hypothesis import strategies as st
 from PIL import Image
 
+from shortlist import Encoder
 from shortlist.config import RunConfig, read_config
 from shortlist.config.reading import _dotted_keys
-from shortlist.data import ImageError, TestTransform, TrainTransform, open_catalog
+from shortlist.data import ImageError, TestTransform, TrainTransform, open_catalog, open_collection
 from shortlist.data.images import load_crop
+from shortlist.encoding.parquet import embed_to_table
 from shortlist.errors import ConfigError, DataError
+from shortlist.model import Embedder
+from shortlist.progress import Display
 from tests.chaos.extent import SEED, chance, times
 from tests.data.pictures import picture
-from tests.training.runs import RECIPE
+from tests.training.runs import RECIPE, class_folders
 
-MEMORY = 2**30  # bytes that decoding may need in addition
+MEMORY = 24 * 2 * (Image.MAX_IMAGE_PIXELS or 0)  # bytes: Pillow refuses more pixels, of which each takes up to 24
 settings = hypothesis.settings(
     max_examples=times(25, 5000), deadline=None, database=None, suppress_health_check=list(HealthCheck)
 )
@@ -120,7 +124,7 @@ def test_images(kind: str) -> None:
 
     def cases() -> Iterator[str]:
         random = chance(kind)
-        for number in range(times(100, int(os.environ.get("N", "20000")))):
+        for number in range(times(100, 20_000)):
             content = mutated(random.choice(originals_of_kind), random)
             box = random.choice((None, None, (3, 3, 20, 20)))
             try:
@@ -171,6 +175,36 @@ def test_damaged_tables(kind: str, tmp_path: Path) -> None:
         for number in range(times(100, 5000)):
             file.write_bytes(mutated(content, random))
             yield from (f"{number}: {each}" for each in opened(file))
+
+    survives(cases)
+
+
+def test_damaged_vectors(tmp_path: Path) -> None:
+    """A file of `shortlist embed` whose vectors are kept: its damage is noticed, or it has the same vectors."""
+    images, file = open_collection(class_folders(tmp_path / "images", classes=1, images=3)), tmp_path / "table.parquet"
+    encoder = Encoder(Embedder("test_resnet", dim=8, image_size=32).eval(), TestTransform(32, 32))
+
+    def table() -> object:
+        embed_to_table(encoder, images, file, workers=0, display=Display())
+        return pq.read_table(file).sort_by("path").to_pydict()
+
+    expected = table()
+    content = file.read_bytes()
+
+    def cases() -> Iterator[str]:
+        random = chance("vectors")
+        for number in range(times(20, 2000)):
+            file.write_bytes(mutated(content, random))
+            try:
+                found = table()
+            except DataError as error:
+                if file.name not in str(error):
+                    yield f"{number}: the error does not name it: {error}"
+            except Exception as error:
+                yield f"{number}: {type(error).__name__}: {error}"
+            else:
+                if found != expected:
+                    yield f"{number}: other vectors"
 
     survives(cases)
 

@@ -165,7 +165,7 @@ def _read_parquet(file: Path, required: tuple[str, ...]) -> _Table:
             positions = _column_positions(file, content.schema_arrow.names, required)
             table = content.read(columns=list(positions))
         columns = {name: ["" if v is None else str(v) for v in table.column(name).to_pylist()] for name in positions}
-    except (OSError, pa.ArrowException) as error:
+    except (OSError, UnicodeDecodeError, OverflowError, pa.ArrowException) as error:
         raise DataError(f"cannot read {file} as a Parquet file: {error}") from error
     return _Table(file, columns, range(1, table.num_rows + 1), "row")
 
