@@ -232,7 +232,7 @@ def disturbance(home: Path, how: str, event: int, log: Path | None = None) -> st
     Args:
         home: Folder whose files count.
         how: kill; error: this change fails because the disk is full, but later ones do not; full: nothing can be
-            written from then on; read-only: no change succeeds; unreadable: opening a file to read it fails; nothing.
+            written from then on; read-only: no change succeeds; nothing.
         event: The number n, from 1.
         log: File that gets a byte per event.
     """
@@ -252,8 +252,6 @@ def happens(path):
             os.kill(os.getpid(), signal.SIGKILL)
         if how == "error":
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), path)
-        if how == "unreadable":
-            raise OSError(errno.EIO, os.strerror(errno.EIO), path)
         if how == "full":
             signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
             resource.setrlimit(resource.RLIMIT_FSIZE, (0, resource.RLIM_INFINITY))
@@ -264,13 +262,12 @@ def watch(event, args):
     path = args[0]
     if not isinstance(path, (str, os.PathLike)) or not os.path.abspath(path).startswith(home + os.sep):
         return
-    writes = event != "open" or args[2] & (os.O_WRONLY | os.O_RDWR)
-    if bool(writes) == (how != "unreadable"):
+    if event != "open" or args[2] & (os.O_WRONLY | os.O_RDWR):
         happens(os.fspath(path))
 
 real = os.fsync
 def fsync(file):
-    if how not in ("unreadable", "read-only"):  # of any file
+    if how != "read-only":  # of any file
         happens(None)
     real(file)
 

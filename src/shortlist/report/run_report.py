@@ -14,7 +14,7 @@ from torch import nn
 from shortlist.config import RunConfig
 from shortlist.data import Catalog
 from shortlist.errors import MAX_NAMES, DataError, shorten_list
-from shortlist.files import check_writable
+from shortlist.files import check_writable, read_text
 from shortlist.progress import Display, default_display, format_duration
 from shortlist.report import findings
 from shortlist.report.analysis import NUM_BINS, Analysis, EmbeddedTest, analyse, open_finished_run, open_test
@@ -110,7 +110,7 @@ def write_report(
         problem=problem,
         facts=_run_facts(folder, config, plan, records),
         command=f"shortlist train {shlex.quote(str(folder.config_file.absolute()))} --run NEW",
-        config=folder.config_file.read_text(encoding="utf-8"),
+        config=read_text(folder.config_file),
     )
 
 
