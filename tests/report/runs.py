@@ -19,7 +19,7 @@ CopyRun = Callable[..., RunFolder]  # the fixture `copy_run`
 
 
 def images_with_a_nasty_class(root: Path) -> Path:
-    """Write a table of images of 12 classes. A page must not execute the names of the last one and of its last image."""
+    """Write a table of images of 12 classes. No page may execute the names of the last one and of an image of it."""
     folders = sorted(class_folders(root / "images").iterdir())
     (folders[-1] / "5.png").rename(folders[-1] / NASTY_FILE)
     with (root / "images.csv").open("w", newline="", encoding="utf-8") as file:
