@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import select
 import shutil
 import time
+from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -129,7 +131,7 @@ class Whole:
     """What an operation does that is not disturbed: its result, all files, the number of their changes, the time."""
 
     result: object
-    names: set[str]
+    names: Counter[str]
     events: int
     seconds: float
 
@@ -217,13 +219,15 @@ class World:
         if found != whole.result:
             self._run(*operation.next_command(home), cwd=home)
             assert operation.result(home) == whole.result
-            others = [name for name in file_names(home) ^ whole.names if not leaves or "/." not in f"/{name}"]
-            assert not others, f"{others} are missing or left behind"
+            now = Counter({name: n for name, n in file_names(home).items() if not leaves or "/." not in f"/{name}"})
+            assert now == whole.names, f"left behind: {now - whole.names}, missing: {whole.names - now}"
         shutil.rmtree(home)
 
 
-def file_names(home: Path) -> set[str]:
-    return {str(file.relative_to(home)) for file in home.rglob("*") if not file.name.endswith("lock")}
+def file_names(home: Path) -> Counter[str]:
+    """Count all files by their names, in which the random numbers of the changes of a gallery are left out."""
+    names = [str(file.relative_to(home)) for file in home.rglob("*") if not file.name.endswith("lock")]
+    return Counter(re.sub(r"-\d+\.(npy|parquet|faiss)", r".\1", name) for name in names)
 
 
 def disturbance(home: Path, how: str, event: int, log: Path | None = None) -> str:

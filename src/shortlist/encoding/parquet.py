@@ -135,6 +135,9 @@ class _TableUpdate:
                     writer.write_batch(batch)
                 for batch in self._new_batches(list(new.items()), vectors):
                     writer.write_batch(batch)
+        else:
+            for _ in self._kept_batches(kept):
+                pass  # their checksums are verified
         shutil.rmtree(self.work, ignore_errors=True)
         return self.result
 
@@ -225,7 +228,7 @@ def _schema(encoder: Encoder, catalog: Catalog) -> pa.Schema:
 def _read_schema(path: Path) -> pa.Schema:
     try:
         return pq.read_schema(path)
-    except (OSError, pa.ArrowException) as error:
+    except (OSError, UnicodeDecodeError, pa.ArrowException) as error:
         raise DataError(f"{path} exists and is not a Parquet file: choose another file ({error})") from error
 
 
