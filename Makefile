@@ -1,5 +1,6 @@
 # make demo      install, then train on glyphs and draw the results
 # make test      install, then run all checks and tests
+# make chaos     kill, disturb and overload the commands at length (about an hour; SHORTLIST_CHAOS_SEED=n repeats a seed)
 # make check     run lint, types, import contracts, and checks of workflows and shell scripts
 # make docs      build the documentation site into build/site
 # make bench     run the benchmarks of the losses and the large-batch step (hours on 2 cores; BENCH="--targets" for the targets only)
@@ -12,12 +13,13 @@ VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 BENCH ?=
+SHORTLIST_CHAOS_SEED ?= $(shell date +%s)
 MUTANTS ?= src/shortlist/batches/sampler.py tests/data/test_sampler.py
 export PIP_CONSTRAINT := $(CURDIR)/constraints.txt
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 unexport PYTHONDONTWRITEBYTECODE # otherwise each process started by a test compiles the sources again
 
-.PHONY: setup demo check docs test pytest bench mutants results figures audit clean
+.PHONY: setup demo check docs test pytest chaos bench mutants results figures audit clean
 
 setup: $(READY)
 
@@ -51,6 +53,10 @@ test: $(READY)
 
 pytest: $(READY)
 	$(BIN)/python -m pytest -n $$(($$(getconf _NPROCESSORS_ONLN) + 1)) --dist worksteal
+
+# Loopback only, and no longer than 3 hours.
+chaos: $(READY)
+	SHORTLIST_CHAOS=long SHORTLIST_CHAOS_SEED=$(SHORTLIST_CHAOS_SEED) timeout 3h $(BIN)/python -m pytest tests/chaos
 
 bench: $(READY)
 	$(BIN)/python benchmarks/loss.py $(BENCH)

@@ -55,7 +55,7 @@ class Running:
 
     def wait(self) -> int:
         """Return its exit code, or the negative number of the signal that ended it."""
-        self._poll(self._ended)
+        self._poll(self.ended)
         if self.code is None:
             self.code = int(self.owner.ask({"wait": self.pid}))
         return self.code
@@ -68,7 +68,7 @@ class Running:
 
     def until(self, when: Callable[[], bool]) -> None:
         """Wait until a condition holds, which must be before the command ends."""
-        self._poll(lambda: self._ended() or when())
+        self._poll(lambda: self.ended() or when())
         assert when(), f"it ended before that:\n{self.out}\n{self.err}"
 
     def _poll(self, when: Callable[[], bool]) -> None:
@@ -77,7 +77,7 @@ class Running:
             assert time.monotonic() < end, f"it takes too long:\n{self.out}\n{self.err}"
             time.sleep(0.002)
 
-    def _ended(self) -> bool:
+    def ended(self) -> bool:
         """Whether it has ended: it is a zombie until it is waited for."""
         return self.code is not None or Path(f"/proc/{self.pid}/stat").read_text().rpartition(")")[2].split()[0] == "Z"
 

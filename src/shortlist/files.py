@@ -103,14 +103,24 @@ def read_json(path: Path, shape: Any = None) -> Any:
             the contents are returned as they are.
 
     Raises:
-        RunError: The file is missing, is not valid JSON, or has other contents.
+        RunError: The file is missing, cannot be read, is not valid JSON, or has other contents.
+    """
+    value = parse_json(read_text(path), path)
+    return value if shape is None else validated(value, path, shape)
+
+
+def read_text(path: Path) -> str:
+    """Read a text file that shortlist has written.
+
+    Raises:
+        RunError: The file is missing, or cannot be read.
     """
     try:
-        text = path.read_text(encoding="utf-8", errors="replace")
+        return path.read_text(encoding="utf-8", errors="replace")
     except FileNotFoundError:
         raise RunError(f"{path} is missing. Restore it.") from None
-    value = parse_json(text, path)
-    return value if shape is None else validated(value, path, shape)
+    except OSError as error:
+        raise RunError(f"{path} cannot be read: {error.strerror}.") from None
 
 
 def parse_json(text: str, path: Path) -> Any:

@@ -32,14 +32,17 @@ from tests.training.runs import class_folders, fast_config, same_weights
 
 Answer = Callable[[], object]
 TEXT = (".json", ".jsonl", ".yaml")
+UNREADABLE = Path("/proc/self/mem")  # on Linux, a regular file that can be opened, and fails with EIO when it is read
 WITHOUT_DIGEST = {"config.yaml", "facts.json"}  # whether another valid number is right is not known
 
 
-def damages(file: Path) -> Iterator[tuple[str, bytes | None]]:
-    """Yield the name and the result of every kind of damage; None: the file is missing."""
+def damages(file: Path) -> Iterator[tuple[str, bytes | Path | None]]:
+    """Yield the name and the result of every kind of damage; None: the file is missing; a path: a link to it."""
     content = file.read_bytes()
     yield "missing", None
     yield "empty", b""
+    if UNREADABLE.exists():
+        yield "an I/O error", UNREADABLE
     yield "truncated", content[: len(content) * 2 // 3]
     for place, position in (("middle", len(content) // 2), ("end", len(content) - 3)):
         flipped = bytearray(content)
@@ -52,15 +55,17 @@ def damages(file: Path) -> Iterator[tuple[str, bytes | None]]:
 
 
 @contextmanager
-def damaged(file: Path, content: bytes | None) -> Iterator[None]:
+def damaged(file: Path, content: bytes | Path | None) -> Iterator[None]:
     before = file.read_bytes()
     try:
-        if content is None:
-            file.unlink()
-        else:
+        file.unlink()
+        if isinstance(content, Path):
+            file.symlink_to(content)
+        elif content is not None:
             file.write_bytes(content)
         yield
     finally:
+        file.unlink(missing_ok=True)
         file.write_bytes(before)
 
 

@@ -110,7 +110,7 @@ def test_a_killed_process_is_resumed(
 
 
 def _killed(encoder: Encoder, images: Catalog, file: Path) -> None:
-    parquet.pq.ParquetWriter = lambda *_: os.kill(os.getpid(), signal.SIGKILL)
+    parquet.pq.ParquetWriter = lambda *_, **__: os.kill(os.getpid(), signal.SIGKILL)
     embed_to_table(encoder, images, file)
 
 

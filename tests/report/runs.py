@@ -14,12 +14,14 @@ from tests.report.test_pages import Texts
 from tests.training.runs import class_folders, config
 
 NASTY = "z </script><img src=x onerror=alert(1)>"  # name of a test class
+NASTY_FILE = "javascript:alert(2) \"'><svg onload=alert(3)>.png"  # and of an image in it
 CopyRun = Callable[..., RunFolder]  # the fixture `copy_run`
 
 
 def images_with_a_nasty_class(root: Path) -> Path:
-    """Write a table of images of 12 classes, the last of which has a name that a page must not execute."""
+    """Write a table of images of 12 classes. No page may execute the names of the last one and of an image of it."""
     folders = sorted(class_folders(root / "images").iterdir())
+    (folders[-1] / "5.png").rename(folders[-1] / NASTY_FILE)
     with (root / "images.csv").open("w", newline="", encoding="utf-8") as file:
         writer = csv.writer(file)
         writer.writerow(["path", "label"])

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 from playwright.sync_api import Browser, Locator, Page, Route, expect
 
+from shortlist.data import open_catalog
 from shortlist.gallery.gallery import Gallery
 from shortlist.serve import Limits
 from tests.browser import PATIENCE, started_browser
@@ -76,6 +77,7 @@ def new_page(browser: Browser, problems: list[str], **options: object) -> Page:
     page = context.new_page()
     page.set_default_timeout(PATIENCE)
     page.on("pageerror", lambda error: problems.append(str(error)))
+    page.on("dialog", lambda dialog: problems.append(dialog.message) or dialog.dismiss())
     page.on("console", lambda said: problems.append(said.text) if _is_problem(said.type, said.text) else None)
     page.on("request", lambda request: None if request.url.startswith(OURS) else problems.append(request.url))
     return page
@@ -442,9 +444,13 @@ def test_a_gallery_without_labels(open_page: Open, tmp_path: Path) -> None:
         page.goto("about:blank")  # ends its requests, so that the server can end
 
 
-def test_labels_are_escaped_and_missing_files_are_marked(open_page: Open, tmp_path: Path) -> None:
+def test_names_are_escaped_and_missing_files_are_marked(open_page: Open, tmp_path: Path) -> None:
     gallery = small_gallery(tmp_path, 3)
-    label = '<img src=x onerror=alert(1)> "quoted" & 50 %'
+    label = 'javascript:alert(0) <img src=x onerror=alert(1)> "quoted" & 50 %'
+    name = "javascript:alert(2) \"'><svg onload=alert(3)>.png"
+    gallery.item(2).path.rename(gallery.item(2).path.with_name(name))
+    gallery.remove([2])
+    gallery.add(open_catalog(tmp_path / "images"))
     gallery.store.change(labels={item.id: label for item in gallery.items(limit=25)})
     gallery.store.change(labels={0: f"\nred\n{label}\n"}, fields={0: '{"price": 9.5, "note": "<b>", "none": null}'})
     gallery.item(1).path.unlink()
@@ -464,6 +470,8 @@ def test_labels_are_escaped_and_missing_files_are_marked(open_page: Open, tmp_pa
         page.locator('.card[data-id="0"]').click()
         expect(page.locator("#query-fields")).to_have_text("price: 9.5 · note: <b>")
         expect(page.locator("#verdict")).to_contain_text("share a label")
+        page.goto(f"{address}/?item={gallery.items(limit=1000)[-1].id}")
+        expect(page.get_by_text(name).first).to_be_visible()
         page.goto("about:blank")
 
 

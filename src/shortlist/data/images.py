@@ -270,7 +270,7 @@ def _orientation(image: Image.Image) -> int:
 
 def _to_rgb(image: Image.Image) -> Image.Image:
     if image.mode in ("RGBA", "LA", "PA", "RGBa", "La") or "transparency" in image.info:
-        rgba = image.convert("RGBA")
+        rgba = image if image.mode == "RGBA" else image.convert("RGBA")  # without a copy of a large image
         white = Image.new("RGBA", image.size, "white")
         return Image.alpha_composite(white, rgba).convert("RGB")
     if image.mode == "I" or image.mode.startswith("I;16"):

@@ -216,7 +216,7 @@ def _read_parquet(file: Path, required: tuple[str, ...]) -> _Table:
             ]
             table = content.read(columns=[*positions, *others])
         values = {name: table.column(name).to_pylist() for name in (*positions, *others)}
-    except (OSError, pa.ArrowException) as error:
+    except (OSError, UnicodeDecodeError, OverflowError, pa.ArrowException) as error:
         raise DataError(f"cannot read {file} as a Parquet file: {error}") from error
     fields = {name: [_plain(each) for each in values.pop(name)] for name in others}
     label_lists = None

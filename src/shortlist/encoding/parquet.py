@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import shutil
 from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -20,7 +21,7 @@ from shortlist.encoding.shards import Parts, encode_to_file
 from shortlist.encoding.vector_file import NO_FILE, left_out_images, with_absolute_paths
 from shortlist.errors import DataError
 from shortlist.extras import extra
-from shortlist.files import atomic_replace, exclusive_write, remove_unfinished
+from shortlist.files import atomic_replace, exclusive_write, parse_json, remove_unfinished
 from shortlist.locations import absolute_path, join, size_and_mtime
 from shortlist.progress import Display, Progress, default_display
 from shortlist.search.vectors import open_vectors
@@ -126,11 +127,17 @@ class _TableUpdate:
         self.result.dropped = len(existing) - len(kept)
         relabelled = any(existing[key][0] != self.images[key].label for key in kept)
         if new or self.result.dropped or relabelled:
-            with atomic_replace(self.path) as temporary, pq.ParquetWriter(temporary, self.schema) as writer:
+            with (
+                atomic_replace(self.path) as temporary,
+                pq.ParquetWriter(temporary, self.schema, write_page_checksum=True) as writer,
+            ):
                 for batch in self._kept_batches(kept):
                     writer.write_batch(batch)
                 for batch in self._new_batches(list(new.items()), vectors):
                     writer.write_batch(batch)
+        else:
+            for _ in self._kept_batches(kept):
+                pass  # their checksums are verified
         shutil.rmtree(self.work, ignore_errors=True)
         return self.result
 
@@ -150,14 +157,15 @@ class _TableUpdate:
         if not self.path.exists():
             return {}
         schema = _read_schema(self.path)
-        facts, ours = (json.loads((each.metadata or {}).get(METADATA, b"{}")) for each in (schema, self.schema))
+        facts, ours = (_read_facts(each, self.path) for each in (schema, self.schema))
         if not facts:
             raise DataError(f"{self.path} exists and was not written by shortlist embed: choose another file")
-        if facts["fingerprint"] != ours["fingerprint"]:
+        if facts.get("fingerprint") != ours["fingerprint"]:
             raise DataError(f"{self.path} holds vectors of another model: choose another file, or delete it")
         names = [name for name in schema.names if name != "vector"]
-        rows = pq.read_table(self.path, columns=names).to_pylist()
-        return {_key(row): (row["label"], (row["size"], row["modified"])) for row in rows}
+        with _reading(self.path):
+            rows = pq.read_table(self.path, columns=names, page_checksum_verification=True).to_pylist()
+            return {_key(row): (row["label"], (row["size"], row["modified"])) for row in rows}
 
     def _embed(self, indices: list[int], workers: int, progress: Progress) -> Any:
         """Return the vectors of the readable images among these."""
@@ -177,7 +185,7 @@ class _TableUpdate:
         """Yield the rows to keep of the existing file, with their current labels."""
         if not kept:
             return
-        with pq.ParquetFile(self.path) as file:
+        with _reading(self.path), pq.ParquetFile(self.path, page_checksum_verification=True) as file:
             for batch in file.iter_batches(_ROWS):
                 keys = [_key(row) for row in batch.drop_columns("vector").to_pylist()]
                 mask = [key in kept for key in keys]
@@ -220,8 +228,23 @@ def _schema(encoder: Encoder, catalog: Catalog) -> pa.Schema:
 def _read_schema(path: Path) -> pa.Schema:
     try:
         return pq.read_schema(path)
-    except (OSError, pa.ArrowException) as error:
+    except (OSError, UnicodeDecodeError, pa.ArrowException) as error:
         raise DataError(f"{path} exists and is not a Parquet file: choose another file ({error})") from error
+
+
+@contextmanager
+def _reading(path: Path) -> Iterator[None]:
+    """Turn the errors of pyarrow, and of contents that shortlist has not written, into one for the user."""
+    try:
+        yield
+    except (OSError, UnicodeDecodeError, KeyError, TypeError, pa.ArrowException) as error:
+        raise DataError(f"{path} is damaged ({error}): choose another file, or delete it") from error
+
+
+def _read_facts(schema: pa.Schema, path: Path) -> dict[str, Any]:
+    """Return what a file says about its vectors; nothing if shortlist has not written it."""
+    facts: dict[str, Any] = parse_json((schema.metadata or {}).get(METADATA, b"{}").decode(errors="replace"), path)
+    return facts
 
 
 def _key(row: dict[str, Any]) -> Key:

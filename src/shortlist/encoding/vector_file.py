@@ -131,10 +131,16 @@ class VectorFile:
         self.part_note.unlink(missing_ok=True)
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
-        if kind is not None and self.note.rows:
-            with suppress(OSError):  # the error that ends the context is more important
+        if error is None:
+            self._stream.close()
+            return
+        with suppress(OSError):  # the error that ends the context is more important
+            if self.note.rows:
                 self._write_note(self.part_note)
-        self._stream.close()
+        with suppress(OSError):  # what it still has to write does not fit on a full disk
+            self._stream.close()
+        if isinstance(error, OSError) and error.filename is None:
+            error.filename = str(self.path)
 
     def _size(self, note: Note) -> int:
         return HEADER_BYTES + note.rows * note.dimensions * self.dtype.itemsize

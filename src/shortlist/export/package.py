@@ -49,14 +49,17 @@ def write_package(
         raise ModelError(f"a package is loaded with timm, which does not have {name}: use another format")
     folder.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(prefix=f".{folder.name}.", dir=folder.parent) as temporary:
-        new = Path(temporary)
+        new = Path(temporary) / "package"
+        new.mkdir()
         _write_model(new, encoder, None)
         check = verify(_open_package(new), samples, TOLERANCE, "package's")
         _write_model(new, encoder, check)
         (new / CARD).write_text(model_card(encoder, source, check, license), encoding="utf-8")
-        folder.mkdir(exist_ok=True)
-        for name in PACKAGE_FILES:
-            (new / name).replace(folder / name)
+        if not folder.exists():
+            new.rename(folder)  # all files at once
+        else:
+            for name in PACKAGE_FILES:
+                (new / name).replace(folder / name)
     return check
 
 

@@ -16,7 +16,7 @@ from shortlist.data import Catalog
 from shortlist.data.inspection import find_look_alikes
 from shortlist.errors import MAX_NAMES, DataError, shorten_list
 from shortlist.evaluation.protocols import gallery_rows
-from shortlist.files import check_writable
+from shortlist.files import check_writable, read_text
 from shortlist.progress import Display, default_display, format_duration
 from shortlist.report import findings
 from shortlist.report.analysis import NUM_BINS, Analysis, EmbeddedTest, analyse, open_finished_run, open_test
@@ -154,7 +154,7 @@ def write_report(
         problem=problem,
         facts=_run_facts(folder, config, plan, records),
         command=f"shortlist train {shlex.quote(str(folder.config_file.absolute()))} --run NEW",
-        config=folder.config_file.read_text(encoding="utf-8"),
+        config=read_text(folder.config_file),
     )
 
 

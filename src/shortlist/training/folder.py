@@ -22,7 +22,15 @@ from pydantic import BaseModel, ConfigDict, model_validator
 from shortlist.config import RunConfig, read_config
 from shortlist.errors import RunError
 from shortlist.evaluation import Evaluation, read_evaluations
-from shortlist.files import exclusive_lock, parse_json, read_json, validated, write_json, write_text_atomically
+from shortlist.files import (
+    exclusive_lock,
+    parse_json,
+    read_json,
+    read_text,
+    validated,
+    write_json,
+    write_text_atomically,
+)
 
 _PASSWORD = re.compile(r"(://[^:/@\s]*:)[^@\s]+@")  # in the URL of a database
 PACKAGES = ("shortlist", "torch", "timm", "accelerate", "numpy", "pillow")
@@ -126,7 +134,7 @@ class RunFolder:
 
     def config(self) -> RunConfig:
         """Read the configuration of the run."""
-        config = read_config(self.config_file.read_text(encoding="utf-8", errors="replace"), str(self.config_file))
+        config = read_config(read_text(self.config_file), str(self.config_file))
         return self.with_own_images(config) if self.images_file.exists() else config
 
     def with_own_images(self, config: RunConfig) -> RunConfig:
@@ -254,7 +262,7 @@ class RunFolder:
         """
         if not self.metrics_file.exists():
             return []
-        lines = self.metrics_file.read_text(encoding="utf-8", errors="replace").split("\n")[:-1]
+        lines = read_text(self.metrics_file).split("\n")[:-1]
         records = [parse_json(line, self.metrics_file) for line in lines]
         return [each.model_dump() for each in validated(records, self.metrics_file, list[Record])]
 

@@ -1,0 +1,69 @@
+"""Commands that are killed, or whose disk is full or fails: the result is the same, or nothing has changed."""
+
+from __future__ import annotations
+
+import signal
+import time
+
+import pytest
+
+from tests.chaos.extent import LONG, chance, times
+from tests.chaos.operations import World
+from tests.processes import Commands
+
+NAMES = (
+    *("train memory", "embed", "index", "gallery remove", "report", "export"),
+    *(("train simix", "sweep", "gallery add", "export to a file") if LONG else ()),  # other tests kill them, too
+)
+
+
+@pytest.fixture(scope="module")
+def world(tmp_path_factory: pytest.TempPathFactory, commands: Commands) -> World:
+    return World(tmp_path_factory.mktemp("world"), commands)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_killed_when_a_file_changes(world: World, name: str) -> None:
+    operation, draw = world.operations[name], chance(name)
+    events = world.whole(name).events
+    for _ in range(times(1, 5)):
+        home, event = world.copy(), draw.randint(1, events)
+        print(f"{name}: killed at change {event} of {events}")
+        assert world.start(operation, home, "kill", event).wait() == -signal.SIGKILL
+        world.check(operation, home)
+
+
+@pytest.mark.skipif(not LONG, reason="make chaos runs it")
+@pytest.mark.parametrize("name", NAMES)
+def test_killed_at_any_time(world: World, name: str) -> None:
+    operation, draw, kills = world.operations[name], chance(name), 0
+    for _ in range(5):
+        home, after = world.copy(), draw.random() * world.whole(name).seconds
+        running = world.start(operation, home)
+        print(f"{name}: killed after {after:.3f} seconds")
+        end = time.monotonic() + after
+        kills += (
+            running.kill(lambda running=running, end=end: running.ended() or time.monotonic() > end) == -signal.SIGKILL
+        )
+        world.check(operation, home)
+    assert kills
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_full_disk(world: World, name: str) -> None:
+    """One change of a file fails, or all that follow do."""
+    operation, events = world.operations[name], world.whole(name).events
+    moments = [(how, event) for event in range(1, events + 1) for how in ("error", "full")]
+    for how, event in moments if LONG else chance(name).sample(moments, 1):
+        home = world.copy()
+        print(f"{name}: {how} at change {event} of {events}")
+        code, _, error = world.disturb(operation, home, how, event)
+        assert code in (0, 1), error
+        if code == 0:
+            assert operation.result(home) == world.whole(name).result, error
+            continue
+        assert "Traceback" not in error
+        (said,) = [line for line in error.splitlines() if line.startswith("Error: ")]
+        assert "No space left" in said or "File too large" in said, error
+        assert any(word in said for word in ("The folder", *operation.command[1:])), error  # it names the place
+        world.check(operation, home, leaves=False)
