@@ -71,7 +71,7 @@ async function render({ focus = true } = {}) {
 }
 
 // The lowest score of a result that is similar enough; -1: any.
-const lowestScore = ({ minScore }) => minScore ?? gallery.min_score ?? -1;
+const lowestScore = ({ minScore }) => minScore ?? gallery?.min_score ?? -1;
 
 const isSearch = ({ item, upload: key }) => item !== null || key !== null;
 
