@@ -168,7 +168,7 @@ def release_schedule(steps: int) -> tuple[str, ...]:
 
 STUDIES = {
     "frozen": Study(
-        "cars196-lite0-frozen", (equal_images, variations, other_losses, equal_steps), (3e-5, 1e-4, 3e-4, 1e-3), 5
+        "cars196-lite0-frozen", (equal_images, variations, other_losses, equal_steps), (1e-5, 3e-5, 1e-4, 3e-4, 1e-3), 5
     ),
     "finetune": Study(
         "cars196-lite0-cpu", (finetune_cells,), (1e-4, 2e-4, 5e-4), 3, release_schedule, workers=1, rate_steps=1 / 4
