@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from pathlib import Path
 
-import pytest
-
 from tests.chaos.operations import World, disturbance
 from tests.processes import Commands
 from tests.training.runs import STEP_BEGINS, wait_where
@@ -17,11 +15,6 @@ now, step = time.time(), itertools.count()
 time.time = lambda: now - 3600 * next(step)
 time.time_ns = lambda: int(time.time() * 1e9)
 """
-
-
-@pytest.fixture(scope="module")
-def world(tmp_path_factory: pytest.TempPathFactory, commands: Commands) -> World:
-    return World(tmp_path_factory.mktemp("world"), commands)
 
 
 def test_a_second_trainer_and_a_report_during_training(world: World, commands: Commands) -> None:

@@ -9,20 +9,14 @@ import pytest
 
 from tests.chaos.extent import LONG, chance, times
 from tests.chaos.operations import World
-from tests.processes import Commands
 
 NAMES = (
-    *("train memory", "embed", "index", "gallery remove", "report", "export"),
-    *(("train simix", "sweep", "gallery add", "export to a file") if LONG else ()),  # other tests kill them, too
+    *("train simix", "train memory", "embed", "index", "gallery add", "gallery remove", "sweep", "report", "export"),
+    "export to a file",
 )
 
 
-@pytest.fixture(scope="module")
-def world(tmp_path_factory: pytest.TempPathFactory, commands: Commands) -> World:
-    return World(tmp_path_factory.mktemp("world"), commands)
-
-
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", NAMES if LONG else ("train memory", "gallery remove", "export"))
 def test_killed_when_a_file_changes(world: World, name: str) -> None:
     operation, draw = world.operations[name], chance(name)
     events = world.whole(name).events
@@ -49,7 +43,7 @@ def test_killed_at_any_time(world: World, name: str) -> None:
     assert kills
 
 
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", NAMES if LONG else ("embed", "gallery remove", "report"))
 def test_a_full_disk(world: World, name: str) -> None:
     """One change of a file fails, or all that follow do."""
     operation, events = world.operations[name], world.whole(name).events

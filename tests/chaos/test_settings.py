@@ -57,6 +57,8 @@ def test_nested_yaml() -> None:
         read_config(BRACKETS, "recipe.yaml")
     with pytest.raises(ConfigError, match=r"training\.epochs: should be a valid integer.* \(given: '\[{99}\.\.\.\)$"):
         read_config(RECIPE, "tiny", [f"training.epochs={BRACKETS}"])
+    with pytest.raises(ConfigError, match=r"recipe\.yaml is not valid YAML: .* found unhashable key"):
+        read_config("? {a: 1}\n: b\n", "recipe.yaml")
     with pytest.raises(ConfigError, match=r"recipe\.yaml is not valid YAML: month must be"):
         read_config("name: 2020-13-01", "recipe.yaml")
 

@@ -20,7 +20,7 @@ def test_load(commands: Commands, tmp_path: Path) -> None:
     found = tmp_path / "soak.json"
     with serving(commands, tmp_path / "gallery") as server:
         where = ("--address", server.address, "--pid", str(server.pid), "--out", found)
-        seconds = str(times(2, 1200))
+        seconds = str(times(1, 1200))
         code, _, error = commands.run("--seconds", seconds, *QUICK, *where, cwd=tmp_path, script=SOAK)
     result = json.loads(found.read_text())
     assert result["failures"] == []

@@ -31,10 +31,11 @@ def _construct_mapping(loader: _Loader, node: yaml.MappingNode) -> dict[Any, Any
     """Construct a mapping, and refuse duplicate keys, of which PyYAML would silently use the last."""
     seen: set[str] = set()
     for key, _ in node.value:
+        if not isinstance(key.value, str):
+            continue  # a list or mapping, which PyYAML refuses as a key
         if key.value in seen and key.tag != _MERGE_TAG:
             raise yaml.constructor.ConstructorError(None, None, f"duplicate key {key.value!r}", key.start_mark)
-        if isinstance(key.value, str):
-            seen.add(key.value)
+        seen.add(key.value)
     loader.flatten_mapping(node)
     return loader.construct_mapping(node, deep=True)
 
