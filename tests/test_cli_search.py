@@ -85,6 +85,26 @@ def test_gallery(call: Call, folders: Path, place: str) -> None:
     assert (code, "exact (flat)" in out) == (0, True)
 
 
+def test_a_new_model(call: Call, folders: Path) -> None:
+    """Rebuild a gallery, compare the two, switch, and switch back."""
+    call("index", folders / "run", folders / "images", "-o", "one")
+    assert call("gallery", "switch", "live", "one")[:2] == (0, "live is one now.\n")
+    code, out, err = call("gallery", "rebuild", "live", "--model", folders / "run", "-o", "two", "--json")
+    assert (code, json.loads(out)["added"], json.loads(out)["name"]) == (0, NUMBER, "two")
+    assert "embedding one" in err
+    code, out, _ = call("gallery", "rebuild", "live", "--model", folders / "run", "-o", "two", "--json")
+    assert (json.loads(out)["added"], json.loads(out)["unchanged"]) == (0, NUMBER)
+    code, out, _ = call("compare", "live", "two", "--queries", folders / "images", "--json")
+    assert (code, json.loads(out)["tests"][0]["queries"]["r@1"]) == (0, NUMBER)
+    code, out, _ = call("gallery", "switch", "live", "two")
+    assert out == "live is two now. To undo this: shortlist gallery switch live --back\n"
+    assert json.loads(call("gallery", "show", "live", "--json")[1])["name"] == "two"
+    assert json.loads(call("gallery", "switch", "live", "--back", "--json")[1])["gallery"] == "one"
+    assert json.loads(call("gallery", "show", "live", "--json")[1])["name"] == "one"
+    for arguments in (("live",), ("live", "two", "--back")):
+        assert_error(call("gallery", "switch", *arguments), "give either the gallery to switch to, or --back")
+
+
 def test_gallery_check(call: Call, folders: Path) -> None:
     call("index", folders / "run", folders / "images" / "class 00", "-o", "gallery")
     assert call("gallery", "check", "gallery")[:2] == (0, "3 files and the model checked: 0 problems\n")

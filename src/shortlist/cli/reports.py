@@ -54,7 +54,7 @@ def compare(
         list[str],
         typer.Argument(
             metavar="RUN_A RUN_B...",
-            help="Folders of finished runs, or glob patterns; the others are compared with the first.",
+            help="Folders of finished runs, or glob patterns; or galleries. The others are compared with the first.",
         ),
     ],
     groups: Annotated[
@@ -63,6 +63,14 @@ def compare(
             "--with",
             metavar="RUN...",
             help="Folders of another group of runs. Groups are compared with the first group, paired by seed.",
+        ),
+    ] = None,
+    queries: Annotated[
+        str | None,
+        typer.Option(
+            metavar="IMAGES",
+            help="Labelled images to search galleries with: a folder with one sub-folder per label, or a table. "
+            "Default: their own labelled images, each of which searches for the others.",
         ),
     ] = None,
     out: Annotated[
@@ -77,6 +85,10 @@ def compare(
     of runs that differ in their seed:
 
         shortlist compare runs/rsk-* --with runs/sap-*
+
+    To decide whether a gallery that was rebuilt with a new model should replace the present one:
+
+        shortlist compare live gallery-2 --queries my-queries
     """
     from shortlist.progress import display_for
     from shortlist.report import compare_groups, compare_runs, write_comparison
@@ -86,7 +98,7 @@ def compare(
     if groups:
         comparison = compare_groups([runs, *(group.split("\n") for group in groups)], display)
     else:
-        comparison = compare_runs(runs, display)
+        comparison = compare_runs(runs, display, queries=queries)
     if as_json:
         print(json.dumps(comparison.to_dict(), indent=2))
     else:

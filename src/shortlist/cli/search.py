@@ -45,7 +45,8 @@ Images = Annotated[
 _PLACE: dict[str, Any] = {
     "metavar": "GALLERY",
     "callback": quiet_milvus,
-    "help": "Folder of the gallery, or a Milvus collection: milvus:FILE.db or http://HOST:19530/COLLECTION.",
+    "help": "Folder of the gallery, or a Milvus collection: milvus:FILE.db or http://HOST:19530/COLLECTION; or its "
+    "name, see `shortlist gallery switch`.",
 }
 Place = Annotated[str, typer.Argument(**_PLACE)]
 Split = Annotated[str | None, typer.Option(help="Split to use: train, validation or test. Default: all images.")]
@@ -56,7 +57,9 @@ Workers = Annotated[
     ),
 ]
 
-gallery_app = typer.Typer(help="Show or check a gallery, add images to it or remove images.", no_args_is_help=True)
+gallery_app = typer.Typer(
+    help="Show or check a gallery, add or remove images, or replace it by one of another model.", no_args_is_help=True
+)
 app.add_typer(gallery_app, name="gallery")
 
 
@@ -145,7 +148,7 @@ def index(
     gallery, added = galleries.index(
         encoder, catalog, out, model=run, kind=kind, workers=workers, parts=merged, display=display
     )
-    _report_added(display, as_json, gallery, added)
+    report_added(display, as_json, gallery, added)
     gallery.close()
 
 
@@ -240,7 +243,7 @@ def add(
     catalog = open_collection(images, root=root, split=split)
     gallery = Gallery.open(place, model)
     added = gallery.add(catalog, workers=workers, display=display)
-    _report_added(display, as_json, gallery, added)
+    report_added(display, as_json, gallery, added)
     gallery.close()
 
 
@@ -289,10 +292,13 @@ def _embed_shard(
     _report_result(display, as_json, f"{text} When all shards are done, use --merge instead of --shard.", facts)
 
 
-def _report_added(display: Display, as_json: bool, gallery: Gallery, added: Added) -> None:
+def report_added(display: Display, as_json: bool, gallery: Gallery, added: Added) -> None:
+    """Print what was done with the images, and describe the gallery."""
     _report_unreadable(display, added.unreadable)
     facts = gallery.facts()
-    text = f"Images added: {added.added:,}, unchanged: {added.unchanged:,}, unreadable: {len(added.unreadable):,}."
+    removed = f", removed: {added.removed:,}" if added.removed else ""
+    text = f"Images added: {added.added:,}, unchanged: {added.unchanged:,}{removed}"
+    text = f"{text}, unreadable: {len(added.unreadable):,}."
     text = f"{text} The gallery {facts['place']} has {facts['images']:,} images; search is {_search_type(facts)}."
     _report_result(display, as_json, text, {**facts, **dataclasses.asdict(added)})
 
