@@ -82,16 +82,30 @@ class Job:
         return f"{self.cell.name}, lr {self.rate:g}, seed {self.seed}, {self.phase}"
 
 
-def frozen_cells() -> Iterator[Cell]:
-    """Yield the cells of part 1 of the plan, those first whose learning rates others use."""
-    images, equal_steps = 120_000, 1_000
-    for budget, batch, method in product(("images", "steps"), (392, 64, 16), METHODS):
-        steps = images // batch if budget == "images" else equal_steps
-        yield Cell(f"{method}, batch {batch}, equal {budget}", steps, (f"batch.size={batch}", *METHODS[method]))
+IMAGES, STEPS = 120_000, 1_000  # budgets of part 1
+
+
+def equal_images() -> Iterator[Cell]:
+    """Yield the grid of part 1 of the plan, for the same number of images."""
+    yield from _grid("images", lambda batch: IMAGES // batch)
+
+
+def equal_steps() -> Iterator[Cell]:
+    """Yield the grid of part 1, for the same number of steps."""
+    yield from _grid("steps", lambda _: STEPS)
+
+
+def _grid(budget: str, steps: Callable[[int], int]) -> Iterator[Cell]:
+    for batch, method in product((392, 64, 16), METHODS):
+        yield Cell(f"{method}, batch {batch}, equal {budget}", steps(batch), (f"batch.size={batch}", *METHODS[method]))
+
+
+def variations() -> Iterator[Cell]:
+    """Yield RS@k at batch 392 with one setting changed, and the learning rate of the grid."""
     plain, mixed = (f"{method}, batch 392, equal images" for method in ("RS@k", "RS@k + SiMix"))
 
     def variation(name: str, *settings: str, of: str = plain) -> Cell:
-        return Cell(name, images // 392, ("batch.size=392", *METHODS[of.partition(",")[0]], *settings), rate_of=of)
+        return Cell(name, IMAGES // 392, ("batch.size=392", *METHODS[of.partition(",")[0]], *settings), rate_of=of)
 
     yield variation("RS@k, K of SiMix", f"loss.k={SIMIX_K}")
     yield variation("RS@k + SiMix, K without SiMix", f"loss.k={PLAIN_K}", of=mixed)
@@ -100,8 +114,12 @@ def frozen_cells() -> Iterator[Cell]:
         yield variation(f"RS@k, rank temperature {temperature}", f"loss.rank_temperature={temperature}")
     for k in ([1], [1, 2], [1, 2, 4], [1, 2, 4, 8], [16]):
         yield variation(f"RS@k, K {k}", f"loss.k={k}")
+
+
+def other_losses() -> Iterator[Cell]:
+    """Yield the losses of pytorch-metric-learning."""
     for (name, settings), batch in product(OTHER_LOSSES.items(), (392, 64)):
-        yield Cell(f"{name}, batch {batch}", images // batch, (f"batch.size={batch}", "loss.simix=false", *settings))
+        yield Cell(f"{name}, batch {batch}", IMAGES // batch, (f"batch.size={batch}", "loss.simix=false", *settings))
 
 
 def finetune_cells() -> Iterator[Cell]:
@@ -125,7 +143,7 @@ class Study:
 
     Args:
         recipe: Recipe of all runs.
-        cells: Function that yields the cells.
+        blocks: Functions that yield cells. A block is finished before the next one begins.
         rates: Learning rates to choose from.
         seeds: Number of seeds of the tests.
         settings: Function from the number of steps to settings of all runs.
@@ -134,7 +152,7 @@ class Study:
     """
 
     recipe: str
-    cells: Callable[[], Iterator[Cell]]
+    blocks: tuple[Callable[[], Iterator[Cell]], ...]
     rates: tuple[float, ...]
     seeds: int
     settings: Callable[[int], tuple[str, ...]] = lambda steps: ()
@@ -149,11 +167,13 @@ def release_schedule(steps: int) -> tuple[str, ...]:
 
 
 STUDIES = {
-    "frozen": Study("cars196-lite0-frozen", frozen_cells, (3e-5, 1e-4, 3e-4, 1e-3), 5),
-    "finetune": Study(
-        "cars196-lite0-cpu", finetune_cells, (1e-4, 2e-4, 5e-4), 3, release_schedule, workers=1, rate_steps=1 / 4
+    "frozen": Study(
+        "cars196-lite0-frozen", (equal_images, variations, other_losses, equal_steps), (3e-5, 1e-4, 3e-4, 1e-3), 5
     ),
-    "omniglot": Study("omniglot", omniglot_cells, (3e-4, 1e-3, 3e-3), 3, rate_steps=1 / 3),
+    "finetune": Study(
+        "cars196-lite0-cpu", (finetune_cells,), (1e-4, 2e-4, 5e-4), 3, release_schedule, workers=1, rate_steps=1 / 4
+    ),
+    "omniglot": Study("omniglot", (omniglot_cells,), (3e-4, 1e-3, 3e-3), 3, rate_steps=1 / 3),
 }
 
 
@@ -182,12 +202,14 @@ class Runner:
         self.done: dict[str, dict[str, Any]] = {each["key"]: each for each in map(json.loads, lines)}
 
     def run(self) -> None:
-        cells = list(self.study.cells())
-        own = [cell for cell in cells if cell.rate_of is None]
-        self.measure([Job(self.name, cell, "validation", rate, 0) for cell in own for rate in self.study.rates])
-        rates = {cell.name: self.best_rate(cell) for cell in own}
-        for seed in range(self.study.seeds):
-            self.measure([Job(self.name, cell, "test", rates[cell.rate_of or cell.name], seed) for cell in cells])
+        rates: dict[str, float] = {}
+        for block in self.study.blocks:
+            cells = list(block())
+            own = [cell for cell in cells if cell.rate_of is None]
+            self.measure([Job(self.name, cell, "validation", rate, 0) for cell in own for rate in self.study.rates])
+            rates |= {cell.name: self.best_rate(cell) for cell in own}
+            for seed in range(self.study.seeds):
+                self.measure([Job(self.name, cell, "test", rates[cell.rate_of or cell.name], seed) for cell in cells])
 
     def best_rate(self, cell: Cell) -> float:
         def validated(rate: float) -> float:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import itertools
 import os
 import signal
 from collections.abc import Iterator
@@ -22,8 +23,11 @@ try:
 except ConfigError as error:
     raise pytest.UsageError(str(error)) from None
 
+gc.disable()  # until the tests are collected: imports leave nothing to collect, and looking for it takes seconds
+
 
 def pytest_configure() -> None:
+    os.fsync = os.fstat  # also an error for a closed file, but no wait for the disk: no test cuts the power
     torch.set_num_threads(1)  # make test starts a worker per core, and models this small gain nothing from more
     os.environ["OMP_NUM_THREADS"] = "1"  # for the workers, and for the processes that tests start
     # A shell starts background jobs with SIGINT ignored, which the processes that tests interrupt would inherit.
@@ -33,7 +37,27 @@ def pytest_configure() -> None:
     hypothesis.settings.load_profile("any machine")
 
 
+@pytest.hookimpl(trylast=True)  # after pytest-randomly
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Start modules with the mark `long` first: a worker that gets one last would keep the others waiting.
+
+    pytest-xdist gives each worker a contiguous part of the list. The long modules are divided among the starts of the
+    parts; a module stays together, since its tests share fixtures.
+    """
+    long = [item for item in items if item.get_closest_marker("long") is not None]
+    others = iter([item for item in items if item.get_closest_marker("long") is None])
+    starts: list[list[pytest.Item]] = [[] for _ in range(getattr(config, "workerinput", {}).get("workercount", 1))]
+    for number, (_, module) in enumerate(itertools.groupby(long, key=lambda item: item.path)):
+        starts[number % len(starts)].extend(module)
+    ordered: list[pytest.Item] = []
+    for number, start in enumerate(starts, 1):
+        ordered += start
+        ordered += itertools.islice(others, max(len(items) * number // len(starts) - len(ordered), 0))
+    items[:] = ordered
+
+
 def pytest_collection_finish() -> None:
+    gc.enable()
     gc.collect()
     gc.freeze()  # what has been imported stays: later collections need not look at it
 

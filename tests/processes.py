@@ -171,9 +171,13 @@ def main(address: str, owner: int) -> None:
 
 def serve(listener: socket.socket, owner: int) -> None:
     """Fork commands for all clients; `owner` is the file descriptor of a process, whose end ends this one."""
+    os.fsync = os.fstat  # as in conftest.py
+    gc.disable()
     for module in PRELOADED:
         importlib.import_module(module)
     Image.init()  # imports a module for each kind of file
+    fork_the_fork_server()
+    gc.enable()
     gc.collect()
     gc.freeze()  # what has been imported is shared, and stays: collections in the commands need not look at it
     with selectors.DefaultSelector() as selector:
@@ -231,7 +235,10 @@ def _become(order: dict[str, Any]) -> None:
 
 
 def fork_the_fork_server() -> None:
-    """Let multiprocessing fork its fork server from this process, which has imported torch, instead of starting it."""
+    """Let multiprocessing fork its fork server from a command, which has imported torch, instead of starting it.
+
+    Tests of the processes that decode images start a real one, from the process of pytest.
+    """
     start = util.spawnv_passfds
 
     def fork_or_start(path: bytes, args: Sequence[str], descriptors: Sequence[int]) -> int:

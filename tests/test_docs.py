@@ -13,6 +13,7 @@ import pytest
 
 from tests.processes import Commands
 
+pytestmark = pytest.mark.long
 ROOT = Path(__file__).parents[1]
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("**/*.md"))]
 WITHOUT_PYTHON = {"licences.md", "PLAN.md", "results.md", "from-folder-to-search.md"}

@@ -12,6 +12,7 @@ import pytest
 from tests.processes import Commands
 from tests.test_docs import MANY_CORES, ROOT
 
+pytestmark = pytest.mark.long
 FOLDER = ROOT / "docs" / "notebooks"
 RESULTS = {  # what a notebook should have found, as Python at its end
     "folder-to-search": "assert r1.value > 0.3 and len(hits) == 5 and len(found) == 3",

@@ -21,6 +21,7 @@ from packaging.utils import canonicalize_name
 
 from tests import promises
 
+pytestmark = pytest.mark.long
 ROOT = Path(__file__).parents[1]
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
 

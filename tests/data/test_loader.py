@@ -244,10 +244,8 @@ def work(transform):
 """
 GUARD = 'if __name__ == "__main__":\n    '
 QUICKLY = """
-from tests.processes import fork_the_fork_server
 from torch.utils.data.dataloader import _MultiProcessingDataLoaderIter
 
-fork_the_fork_server()
 _MultiProcessingDataLoaderIter._try_get_data.__defaults__ = (0.2,)  # torch looks for killed workers every 5 s
 """
 

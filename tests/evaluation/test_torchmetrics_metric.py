@@ -1,4 +1,7 @@
-"""The torchmetrics metric equals `retrieval_metrics`, in one process and in several."""
+"""The torchmetrics metric equals `retrieval_metrics`, in one process and in several.
+
+It is imported where it is needed: torchmetrics would slow down the start of every test process.
+"""
 
 from __future__ import annotations
 
@@ -8,7 +11,6 @@ import pytest
 import torch
 
 from shortlist import retrieval_metrics
-from shortlist.evaluation.torchmetrics_metric import RetrievalMetrics
 
 
 def batches() -> list[tuple[torch.Tensor, torch.Tensor]]:
@@ -22,6 +24,8 @@ def expected() -> dict[str, float]:
 
 
 def test_batches_together_are_one_evaluation() -> None:
+    from shortlist.evaluation.torchmetrics_metric import RetrievalMetrics
+
     metric = RetrievalMetrics(k=(1, 3))
     for vectors, labels in batches():
         metric.update(vectors.requires_grad_(), labels)
@@ -31,6 +35,8 @@ def test_batches_together_are_one_evaluation() -> None:
 
 
 def test_reset_forgets_everything() -> None:
+    from shortlist.evaluation.torchmetrics_metric import RetrievalMetrics
+
     metric = RetrievalMetrics(k=1)
     metric.update(torch.eye(2).repeat(2, 1), torch.tensor([0, 1, 1, 0]))
     assert metric.compute()["r@1"] == 0
@@ -40,11 +46,15 @@ def test_reset_forgets_everything() -> None:
 
 
 def test_a_batch_with_too_few_labels_is_refused() -> None:
+    from shortlist.evaluation.torchmetrics_metric import RetrievalMetrics
+
     with pytest.raises(ValueError, match="3 embeddings but 2 labels"):
         RetrievalMetrics().update(torch.eye(3), torch.tensor([0, 1]))
 
 
 def _measure(rank: int, folder: Path) -> None:
+    from shortlist.evaluation.torchmetrics_metric import RetrievalMetrics
+
     torch.distributed.init_process_group("gloo", init_method=f"file://{folder}/meeting", rank=rank, world_size=2)
     metric = RetrievalMetrics(k=(1, 3))
     for vectors, labels in batches()[rank::2]:  # three batches, and two

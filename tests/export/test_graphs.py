@@ -23,7 +23,7 @@ from shortlist.extras import MissingExtraError
 from tests.export.encoders import SCALES, WHOLE, encoder, pictures
 from tests.state import another_state, changes
 
-pytestmark = pytest.mark.filterwarnings("ignore:.torch.jit.load. is deprecated:FutureWarning")
+pytestmark = [pytest.mark.long, pytest.mark.filterwarnings("ignore:.torch.jit.load. is deprecated:FutureWarning")]
 
 KINDS = {
     "ResNet": {},

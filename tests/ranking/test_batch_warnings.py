@@ -120,15 +120,6 @@ def test_an_empty_batch_is_a_batch_without_positives() -> None:
         recall_at_k_loss(torch.empty(0, 5), torch.empty(0, dtype=torch.long))
 
 
-def test_no_warning_in_a_compiled_loss() -> None:
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # of the compiler
-        warnings.filterwarnings("error", f".*{NORMS}")
-        found = torch.compile(RecallAtKLoss(), backend="eager")(2 * unit(12, 5), LABELS)
-    with pytest.warns(UserWarning, match=NORMS):
-        torch.testing.assert_close(found, RecallAtKLoss()(2 * unit(12, 5), LABELS))
-
-
 def test_no_warning_in_training(tmp_path: Path) -> None:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")

@@ -7,7 +7,6 @@ import warnings
 from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager
-from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -573,73 +572,6 @@ def test_very_long_vectors_and_tiny_temperatures_stay_finite() -> None:
         value, gradient = value_and_gradient(recall_at_k_loss, embeddings, labels, similarity_temperature=temperature)
         assert value.isfinite()
         assert gradient.isfinite().all()
-
-
-@pytest.fixture
-def fresh_compiler(monkeypatch: pytest.MonkeyPatch) -> counting._Compiled:
-    torch._dynamo.reset()
-    compiled = counting._Compiled()
-    monkeypatch.setattr("shortlist.ranking.tiles.compiled_steps", compiled)
-    return compiled
-
-
-def test_compiled_equals_eager(fresh_compiler: counting._Compiled) -> None:
-    """In float32; test_tail.py compiles in float64."""
-    labels = torch.arange(300) // 4
-    torch._dynamo.utils.counters.clear()
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # of the compiler
-        for spread in STAGES.values():
-            embeddings = clusters(75, 4, spread, dtype=torch.float32)
-            engine = Engine(prune=False, compile=False)
-            want = value_and_gradient(recall_at_k_loss, embeddings, labels, engine=engine)
-            got = value_and_gradient(recall_at_k_loss, embeddings, labels, engine=replace(engine, compile=True))
-            assert_same(got, want, 1e-6)
-    assert fresh_compiler._steps is not counting.soft_steps  # the controls: it did compile
-    assert torch._dynamo.utils.counters["stats"]["unique_graphs"] > 0
-
-
-def test_without_a_compiler_there_is_one_warning(
-    fresh_compiler: counting._Compiled, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def broken(*_: object, **__: object) -> Callable[..., None]:
-        def call(*_: object) -> None:
-            raise RuntimeError("no C++ compiler\nand a long story")
-
-        return call
-
-    monkeypatch.setattr(torch, "compile", broken)
-    embeddings, labels = unit(16, 4), torch.arange(16) // 4
-    want = value_and_gradient(recall_at_k_loss, embeddings, labels, engine=Engine(compile=False))
-    engine = Engine(compile=True, prune=False)
-    with pytest.warns(UserWarning, match=r"continuing without it: no C\+\+ compiler$"):
-        assert_same(value_and_gradient(recall_at_k_loss, embeddings, labels, engine=engine), want)
-    with warnings.catch_warnings():
-        warnings.simplefilter("error")
-        assert_same(value_and_gradient(recall_at_k_loss, embeddings, labels, engine=engine), want)
-
-
-@pytest.mark.parametrize("worked", [False, True])
-def test_other_errors_of_compiled_steps_are_raised(
-    fresh_compiler: counting._Compiled, worked: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Neither an out-of-memory error nor an error after a successful call means that there is no compiler."""
-    failing: list[Exception] = []
-
-    def steps(*given: Any) -> tuple[Tensor, Tensor]:
-        if failing:
-            raise failing[0]
-        return counting.soft_steps(*given)
-
-    monkeypatch.setattr(torch, "compile", lambda *_, **__: steps)
-    loss = partial(recall_at_k_loss, unit(16, 4), torch.arange(16) // 4, engine=Engine(compile=True, prune=False))
-    if worked:
-        loss()
-    failing.append(RuntimeError("of another kind") if worked else torch.OutOfMemoryError("no room"))
-    with pytest.raises(RuntimeError, match="of another kind" if worked else "no room"):
-        loss()
-    failing.clear()
-    assert loss() > 0
 
 
 def test_losses_show_their_settings() -> None:

@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from pytorch_metric_learning import losses, miners, samplers, trainers
+from pytorch_metric_learning import losses, miners
 from pytorch_metric_learning.utils import common_functions
 from pytorch_metric_learning.utils.distributed import DistributedLossWrapper
 from pytorch_metric_learning.utils.loss_and_miner_utils import get_all_pairs_indices, get_all_triplets_indices
@@ -353,6 +353,8 @@ def toy_images(number: int, seed: int) -> tuple[Tensor, Tensor]:
     ids=["recall", "recall and SiMix", "smooth AP", "smooth AP and SiMix", "recall and miner", "recall and memory"],
 )
 def test_its_trainer_trains(loss, miner, monkeypatch):
+    from pytorch_metric_learning import samplers, trainers  # they import scikit-learn
+
     monkeypatch.setattr(common_functions, "NUMPY_RANDOM", np.random.default_rng(0))  # of the sampler
     torch.manual_seed(0)
     trunk = nn.Sequential(nn.Linear(20, 8), Normalize())

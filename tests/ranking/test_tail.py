@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import warnings
 from typing import Any
 
 import pytest
@@ -22,7 +21,7 @@ from shortlist.ranking import (
     smooth_ap_loss,
     tiles,
 )
-from shortlist.ranking.counting import PositiveCounts, _Compiled
+from shortlist.ranking.counting import PositiveCounts
 from shortlist.ranking.pruning import similarity_out_of_reach
 from tests import reference
 from tests.ranking.losses import assert_same, clusters, unit, value_and_gradient
@@ -186,21 +185,6 @@ def test_half_as_many_competitors_put_a_positive_out_of_reach(reach: float) -> N
     options = {"k": 1, "rank_temperature": 0.01, "tail": LinearTail()}
     values = [recall_at_k_loss(embeddings, labels, engine=Engine(prune=prune), **options) for prune in (True, False)]
     assert values[0] == values[1]
-
-
-def test_compiled_equals_eager(monkeypatch: pytest.MonkeyPatch) -> None:
-    """In float64; test_engine.py compiles in float32."""
-    torch._dynamo.reset()
-    monkeypatch.setattr(tiles, "compiled_steps", _Compiled())
-    embeddings, labels = clusters(30, 4, 0.9), torch.arange(120) // 4
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # of the compiler
-        for loss in (RecallAtKLoss(rank_temperature=30.0, tail=TAIL), SmoothAPLoss(tail=TAIL)):
-            found = []
-            for fused in (True, False):
-                loss.engine = Engine(prune=False, compile=fused)
-                found.append(value_and_gradient(loss, embeddings, labels))
-            assert_same(found[0], found[1], 1e-12)
 
 
 def test_competitors_far_ahead_keep_a_gradient() -> None:

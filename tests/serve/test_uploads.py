@@ -155,7 +155,7 @@ def test_nothing_is_written_to_the_disk(gallery: Gallery, monkeypatch: pytest.Mo
     ("limits", "message"),
     [
         (Limits(seconds=0.2), "The upload took longer than 0.2 seconds."),
-        (Limits(grace=0.2, rate=10_000), "The upload is slower than 10 kB per second."),
+        (Limits(seconds=300, grace=0.2, rate=10_000), "The upload is slower than 10 kB per second."),
         (Limits(seconds=0.3, grace=0.2, rate=10), "The upload took longer than 0.3 seconds."),  # 5 bytes in 0.5 s
     ],
     ids=["too long", "too slow", "fast enough"],
@@ -164,7 +164,7 @@ def test_slow_uploads_are_refused(gallery: Gallery, limits: Limits, message: str
     async def post() -> httpx.Response:
         async def body() -> Any:
             yield b"--b\r\n"
-            await asyncio.sleep(60)
+            await asyncio.sleep(20)
 
         app = create_app(gallery, limits)
         headers = {"Content-Type": "multipart/form-data; boundary=b"}

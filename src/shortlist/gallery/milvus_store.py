@@ -142,10 +142,9 @@ class MilvusStore:
         facts = json.loads(properties[FACTS])
         if facts["format"] > FORMAT:
             raise GalleryError(f"{self.address} was written by a later version of shortlist: update shortlist")
-        self._tuning = _tuning(properties)
         if facts != self._facts:
             self.client.load_collection(self._collection)
-            self._facts = facts
+            self._facts, self._tuning = facts, _tuning(properties)
 
     @property
     def _collection(self) -> str:
@@ -156,7 +155,7 @@ class MilvusStore:
 
     def refresh(self) -> None:
         self._read_facts()
-        self._labels = None
+        self._labels, self._tuning = None, _tuning(self._properties())
 
     @property
     def name(self) -> str:
