@@ -45,6 +45,7 @@ class Gallery:
         self._loading, self._following = threading.Lock(), threading.Lock()
         self._followed: tuple[Path, Path | str] | None = None  # the name that was opened, and what it stood for
         self._former: list[Store] = []  # which searches may still use
+        self.opened_as: tuple[str, str | None] | None = None  # arguments with which another process can open it
 
     @classmethod
     def open(cls, location: Path | str, model: Path | str | Encoder | None = None) -> Gallery:
@@ -64,8 +65,10 @@ class Gallery:
         gallery = cls(_open_store(current), folder)
         if current != location:
             gallery._followed = Path(location), current
+        if not str(current).startswith("milvus:"):  # only one process can open a Milvus Lite file
+            gallery.opened_as = str(location), None if folder is None else str(folder)
         if isinstance(model, Encoder):
-            gallery.encoder = model
+            gallery.encoder, gallery.opened_as = model, None
         elif model is not None:
             _ = gallery.encoder  # checks that it is the same model
         return gallery
