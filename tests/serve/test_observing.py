@@ -19,8 +19,8 @@ from shortlist.errors import ConfigError
 from shortlist.gallery import Gallery, rebuild, switch
 from shortlist.model import Embedder
 from shortlist.serve import create_app, serve, service
-from shortlist.serve.metrics import ROUTES, Metrics
 from shortlist.serve.observer import AccessLog
+from shortlist.serve.prometheus import ROUTES, Metrics
 from shortlist.serve.server import _open_and_answer, _Settings
 from tests.processes import LONG
 from tests.serve.conftest import LIMITS

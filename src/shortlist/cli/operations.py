@@ -49,7 +49,7 @@ def rebuild(
 def switch(
     name: Annotated[Path, typer.Argument(metavar="NAME", help="File that says which gallery is the current one.")],
     new: Annotated[
-        str | None, typer.Argument(metavar="[GALLERY]", callback=quiet_milvus, help="Gallery to use from now on.")
+        str | None, typer.Argument(metavar="GALLERY", callback=quiet_milvus, help="Gallery to use from now on.")
     ] = None,
     back: Annotated[bool, typer.Option("--back", help="Use the previous gallery again.")] = False,
     as_json: AsJson = False,

@@ -27,7 +27,6 @@ from shortlist.cli.app import (
     quiet_milvus,
 )
 from shortlist.errors import DataError, did_you_mean
-from shortlist.locations import as_url
 
 if TYPE_CHECKING:
     from shortlist.data import Catalog
@@ -326,10 +325,14 @@ def _report_unreadable(display: Display, unreadable: dict[str, str]) -> None:
 
 
 def _hit_facts(hit: Hit) -> dict[str, object]:
+    from shortlist.locations import as_url
+
     return {"id": hit.item.id, "score": hit.score, "label": hit.item.label, "path": as_url(hit.item.path)}
 
 
 def _print_hits(found: list[tuple[Path, list[Hit]]]) -> None:
+    from shortlist.locations import as_url
+
     for query, hits in found:
         print(f"{query}:" if hits else f"{query}: nothing found")
         table = Table("", "score", "label", "image", box=None)

@@ -15,7 +15,7 @@ from typing import Any
 
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from shortlist.serve.metrics import Metrics
+from shortlist.serve.prometheus import Metrics
 
 
 class AccessLog:

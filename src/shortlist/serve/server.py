@@ -23,8 +23,8 @@ from shortlist.gallery.gallery import Gallery
 from shortlist.process import threads
 from shortlist.serve.draining import Draining
 from shortlist.serve.limits import Limits
-from shortlist.serve.metrics import Metrics
 from shortlist.serve.observer import AccessLog
+from shortlist.serve.prometheus import Metrics
 from shortlist.serve.service import WORKERS
 from shortlist.serve.web_app import create_app
 from shortlist.supervisor import supervise

@@ -23,8 +23,8 @@ from shortlist.serve.access_token import AccessToken
 from shortlist.serve.api_schema import responses
 from shortlist.serve.guard import Guard
 from shortlist.serve.limits import Limits, RequestError, describe_errors
-from shortlist.serve.metrics import Metrics
 from shortlist.serve.observer import AccessLog, Observer
+from shortlist.serve.prometheus import Metrics
 from shortlist.serve.service import THUMBNAIL_SIZE, VIEW_SIZE, Service
 
 PAGE = Path(__file__).parent / "page"
