@@ -26,7 +26,7 @@ from shortlist.cli.app import (
     embedding_command,
     quiet_milvus,
 )
-from shortlist.errors import DataError, did_you_mean
+from shortlist.errors import ConfigError, DataError, did_you_mean
 
 if TYPE_CHECKING:
     from shortlist.data import Catalog
@@ -54,6 +54,14 @@ Workers = Annotated[
     typer.Option(
         min=0, help="Number of processes that decode images. Default: chosen by the number of cores and images."
     ),
+]
+
+Prune = Annotated[
+    bool,
+    typer.Option("--prune", help="Remove images from the gallery that are not in the folder or table any more."),
+]
+Log = Annotated[
+    Path | None, typer.Option(metavar="FILE", help="Append one JSON object per changed image to this file.")
 ]
 
 gallery_app = typer.Typer(
@@ -119,6 +127,8 @@ def index(
     shard: ShardOption = None,
     merge: Merge = False,
     parts: PartsFolder = None,
+    prune: Prune = False,
+    log: Log = None,
     as_json: AsJsonWithProgress = False,
 ) -> None:
     """Build a gallery of images that can be searched by image, or add images to an existing gallery.
@@ -145,7 +155,16 @@ def index(
         _embed_shard(encoder, whole_images(catalog), chosen, folder, workers, display, as_json)
         return
     gallery, added = galleries.index(
-        encoder, catalog, out, model=run, kind=kind, workers=workers, parts=merged, display=display
+        encoder,
+        catalog,
+        out,
+        model=run,
+        kind=kind,
+        workers=workers,
+        parts=merged,
+        prune=_pruned(catalog, images) if prune else None,
+        log=log,
+        display=display,
     )
     report_added(display, as_json, gallery, added)
     gallery.close()
@@ -231,6 +250,8 @@ def add(
     split: Split = None,
     workers: Workers = None,
     model: Model = None,
+    prune: Prune = False,
+    log: Log = None,
     as_json: AsJsonWithProgress = False,
 ) -> None:
     """Add images to a gallery. Files that have changed since they were added are embedded again."""
@@ -241,7 +262,8 @@ def add(
     display = display_for(sys.stderr, as_json=as_json)
     catalog = open_collection(images, root=root, split=split)
     gallery = Gallery.open(place, model)
-    added = gallery.add(catalog, workers=workers, display=display)
+    pruned = _pruned(catalog, images) if prune else None
+    added = gallery.add(catalog, workers=workers, prune=pruned, log=log, display=display)
     report_added(display, as_json, gallery, added)
     gallery.close()
 
@@ -252,6 +274,7 @@ def remove(
     paths: Annotated[
         list[Path], typer.Argument(metavar="PATH...", help="Image files, or folders with all images in them.")
     ],
+    log: Log = None,
     as_json: AsJsonWithProgress = False,
 ) -> None:
     """Remove images from a gallery. The image files are not touched, and need not exist."""
@@ -259,11 +282,20 @@ def remove(
     from shortlist.progress import display_for
 
     display, gallery = display_for(sys.stderr, as_json=as_json), Gallery.open(place)
-    removed = gallery.remove(paths, display=display)
+    removed = gallery.remove(paths, log=log, display=display)
     left = len(gallery)
     text = f"Images removed: {removed:,}, remaining: {left:,}."
     _report_result(display, as_json, text, {"removed": removed, "images": left})
     gallery.close()
+
+
+def _pruned(catalog: Catalog, images: str) -> str:
+    """Return the folder from which images are removed that the source does not list."""
+    from shortlist.locations import absolute_path
+
+    if len(catalog) == 1 and absolute_path(catalog.file(0)) == absolute_path(images):
+        raise ConfigError("--prune is for folders and tables, not for a single image.")
+    return absolute_path(catalog.root)
 
 
 def _embed_shard(

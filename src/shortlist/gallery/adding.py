@@ -16,6 +16,7 @@ from shortlist.encoding.encoder import Encoder
 from shortlist.encoding.shards import Parts, encode_to_file
 from shortlist.encoding.vector_file import NO_FILE, left_out_images, with_absolute_paths
 from shortlist.errors import DataError
+from shortlist.gallery.change_log import ChangeLog
 from shortlist.gallery.store import GalleryError, Row, Store, StoredRow
 from shortlist.locations import absolute_path, as_url, join, size_and_mtime
 from shortlist.progress import Progress
@@ -51,7 +52,8 @@ class _Plan:
     replaced: dict[str, list[int]] = field(default_factory=dict)  # ids of outdated images, by path
     labels: dict[int, str | None] = field(default_factory=dict)  # new labels, by id
     leftover: list[int] = field(default_factory=list)  # ids of duplicates that a killed process did not remove
-    unlisted: list[int] = field(default_factory=list)  # ids of images that are not in the catalog any more
+    relabelled: list[str] = field(default_factory=list)  # paths of the images with new labels
+    unlisted: dict[int, str] = field(default_factory=dict)  # images that are not in the catalog any more: path by id
 
 
 class ImageAdder:
@@ -66,8 +68,10 @@ class ImageAdder:
         parts: Path | None = None,
         ids: Mapping[str, int] | None = None,
         prune: str | None = None,
+        log: Path | str | None = None,
     ) -> None:
         self.store, self.encoder, self.ids, self.prune = store, encoder, ids, prune
+        self.log = ChangeLog(log, store.name)
         self.catalog = whole_images(catalog)
         self.parts = None if parts is None else Parts(parts, encoder, self.catalog)
         self.result = Added(unreadable={absolute_path(join(catalog.root, path)): NO_FILE for path in catalog.missing})
@@ -86,6 +90,9 @@ class ImageAdder:
                 removed = [*plan.leftover, *plan.unlisted]
                 self.store.change(removed=removed, labels=plan.labels, progress=indexing)
                 self.result.removed = len(plan.unlisted)
+                self.log.write("relabelled", plan.relabelled)
+                self.log.write("removed", plan.unlisted.values())
+            self.log.write("unreadable", self.result.unreadable)
         if not self.result.added and not self.result.unchanged:
             raise NoReadableImageError(self.catalog.name, self.result.unreadable)
         if self.parts is not None:
@@ -106,14 +113,15 @@ class ImageAdder:
             self.result.unchanged += 1
             if row.label not in (None, same[0].row.label):
                 plan.labels[same[0].id] = row.label
+                plan.relabelled.append(row.path)
                 self.result.relabelled += 1
         if self.prune is not None:
             plan.unlisted = self._unlisted(self.prune, {row.path for row in rows.values()})
         return plan
 
-    def _unlisted(self, folder: str, listed: Set[str]) -> list[int]:
+    def _unlisted(self, folder: str, listed: Set[str]) -> dict[int, str]:
         items = self.store.items(None, 0, len(self.store))
-        return [item.id for item in items if _is_in(path := as_url(item.path), folder) and path not in listed]
+        return {item.id: path for item in items if _is_in(path := as_url(item.path), folder) and path not in listed}
 
     def _add(
         self,
@@ -140,6 +148,8 @@ class ImageAdder:
         self.result.unreadable |= unreadable
         self.result.added += len(rows)
         self.result.replaced += sum(bool(plan.replaced[row.path]) for row in rows)
+        for change, is_new in (("added", True), ("replaced", False)):
+            self.log.write(change, (row.path for row in rows if is_new != bool(plan.replaced[row.path])))
 
 
 def rows_of(catalog: Catalog, missing: dict[str, str]) -> Iterable[tuple[int, Row]]:

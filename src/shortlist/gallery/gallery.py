@@ -17,10 +17,11 @@ from shortlist.encoding.encoder import Encoder, ImageLike, is_single
 from shortlist.errors import ConfigError, DataError, ShortlistError
 from shortlist.extras import extra
 from shortlist.gallery.adding import Added, ImageAdder
+from shortlist.gallery.change_log import ChangeLog
 from shortlist.gallery.milvus_address import MilvusAddress, is_milvus
 from shortlist.gallery.store import GALLERY_FILE, GalleryError, Hit, Item, NoSuchItem, Store
 from shortlist.gallery.switching import current_location
-from shortlist.locations import absolute_path
+from shortlist.locations import absolute_path, as_url
 from shortlist.progress import Display, default_display
 from shortlist.search.faiss_index import check_kind
 from shortlist.search.vectors import Vectors
@@ -335,6 +336,7 @@ class Gallery:
         parts: Path | str | None = None,
         ids: Mapping[str, int] | None = None,
         prune: str | None = None,
+        log: Path | str | None = None,
         display: Display | None = None,
     ) -> Added:
         """Add images. Those that the gallery has, and whose files have not changed, are not embedded again.
@@ -350,6 +352,7 @@ class Gallery:
                 the gallery has ever used. Default: the next ones.
             prune: Folder. Images of the gallery in it, at any depth, that the catalog does not list are removed; with
                 "", wherever they are. Default: none are removed.
+            log: File to which a JSON object per changed image is appended.
             display: Shows the progress.
 
         Raises:
@@ -365,14 +368,21 @@ class Gallery:
             display.task(f"embedding {catalog.name}", "images") as embedding,
             display.task("building the index", "vectors", later=True) as indexing,
         ):
-            adder = ImageAdder(self.store, self.encoder, catalog, parts=folder, ids=ids, prune=prune)
+            adder = ImageAdder(self.store, self.encoder, catalog, parts=folder, ids=ids, prune=prune, log=log)
             return adder.run(workers, embedding, indexing)
 
-    def remove(self, which: Iterable[int | Path | str], *, display: Display | None = None) -> int:
+    def remove(
+        self,
+        which: Iterable[int | Path | str],
+        *,
+        log: Path | str | None = None,
+        display: Display | None = None,
+    ) -> int:
         """Remove images by id, by path, or all images in a folder. Their files are not deleted.
 
         Args:
             which: Ids, or paths of files and folders.
+            log: File to which a JSON object per removed image is appended.
             display: Shows the progress.
 
         Returns:
@@ -392,7 +402,9 @@ class Gallery:
                 found = [self.store.item(each).id] if isinstance(each, int) else self._ids_under(each)
                 ids.update(dict.fromkeys(found))
             if ids:
+                paths = [] if log is None else [as_url(self.store.item(each).path) for each in ids]
                 self.store.change(removed=list(ids), progress=indexing)
+                ChangeLog(log, self.name).write("removed", paths)
         return len(ids)
 
     def _ids_under(self, path: Path | str) -> list[int]:
@@ -413,6 +425,7 @@ def index(
     parts: Path | str | None = None,
     ids: Mapping[str, int] | None = None,
     prune: str | None = None,
+    log: Path | str | None = None,
     display: Display | None = None,
 ) -> tuple[Gallery, Added]:
     """Add images to a gallery, which is created if it does not exist; see `Gallery.create`, `open` and `add`.
@@ -435,7 +448,8 @@ def index(
                 f"choose another location for {kind}"
             )
     gallery.encoder = encoder  # already loaded
-    return gallery, gallery.add(catalog, workers=workers, parts=parts, ids=ids, prune=prune, display=display)
+    added = gallery.add(catalog, workers=workers, parts=parts, ids=ids, prune=prune, log=log, display=display)
+    return gallery, added
 
 
 def _open_store(location: Path | str) -> Store:
