@@ -1,4 +1,4 @@
-"""A display that records the progress of each task."""
+"""A display that records messages and the progress of each task."""
 
 from __future__ import annotations
 
@@ -11,6 +11,10 @@ from shortlist.progress import Advance, Display
 class Told(Display):
     def __init__(self) -> None:
         self.tasks: list[tuple[str, int, int]] = []
+        self.messages: list[str] = []
+
+    def message(self, text: str, **facts: object) -> None:
+        self.messages.append(text)
 
     @contextmanager
     def task(self, name: str, unit: str = "", *, later: bool = False) -> Iterator[Advance]:

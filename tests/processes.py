@@ -34,6 +34,7 @@ SOURCES = ROOT / "src"
 PRELOADED = (  # not shortlist.serve: what it says without its packages is tested
     *("faiss", "fastapi.staticfiles", "matplotlib.backends.backend_agg", "matplotlib.figure"),
     *("pandas", "torch.utils.tensorboard", "uvicorn"),  # pyarrow wants pandas
+    *("pytorch_metric_learning.losses", "torch.distributed.run"),
     *(f"shortlist.cli.{name}" for name in ("data", "export", "recipes", "reports", "search", "serving")),
     "shortlist.cli.sweeping",
     *("shortlist.report.run_report", "shortlist.gallery.folder_store", "shortlist.gallery.gallery"),
@@ -99,7 +100,7 @@ class Commands:
     """
 
     def __init__(self, folder: Path, address: Path, owner: int) -> None:
-        self.folder, self.number = folder, 0
+        self.folder, self.address, self.number = folder, address, 0
         self.connection = self._connect(address, owner)
         self.replies = self.connection.makefile(encoding="utf-8")
 
@@ -176,6 +177,9 @@ def serve(listener: socket.socket, owner: int) -> None:
     for module in PRELOADED:
         importlib.import_module(module)
     Image.init()  # imports a module for each kind of file
+    pages = importlib.import_module("shortlist.report.pages")._environment()
+    for template in pages.list_templates(extensions=["html"]):
+        pages.get_template(template)
     fork_the_fork_server()
     gc.enable()
     gc.collect()

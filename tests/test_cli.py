@@ -20,7 +20,7 @@ import yaml
 from PIL import Image
 
 from shortlist.cli import main, training
-from shortlist.training import RunFolder
+from shortlist.training import RunFolder, durations
 from tests.miniatures import miniature
 from tests.processes import SOURCES
 from tests.training.runs import RECIPE, class_folders
@@ -36,6 +36,7 @@ def call(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tm
     monkeypatch.setenv("COLUMNS", "120")
     monkeypatch.setattr(warnings, "showwarning", warnings.showwarning)  # main() has its own
     monkeypatch.setattr(logging.getLogger("accelerate"), "level", logging.WARNING)
+    monkeypatch.setattr(durations, "MEASURED_SECONDS", 0.01)
     (tmp_path / "tiny.yaml").write_text(RECIPE)
 
     def run(*args: str | Path) -> tuple[int, str, str]:
@@ -109,8 +110,8 @@ class TestHelp:
     def test_commands_are_listed_in_the_order_of_use(self, call: Call) -> None:
         lines = call("--help")[1].partition("Commands")[2].splitlines()
         commands = [line.split()[1] for line in lines if re.match(r"│ \w", line)]
-        first = ["demo", "train", "evaluate", "report", "compare", "embed", "index", "search", "serve", "export"]
-        assert commands == [*first, "data", "recipes", "gallery", "sweep", "ablate"]
+        first = ["demo", "plan", "train", "evaluate", "report", "compare", "embed", "index", "search", "serve"]
+        assert commands == [*first, "export", "data", "recipes", "gallery", "sweep", "ablate"]
 
     def test_version(self, call: Call) -> None:
         assert call("--version") == (0, f"shortlist {metadata.version('shortlist')}\n", "")
@@ -173,6 +174,7 @@ class TestTrain:
         assert plan["batches"].startswith("3 batches per epoch, each of 2 classes x 3 images")
         assert plan["classes left out"] == []
         assert plan["steps"] == 9
+        assert "until the end" in plan["time"]
         assert plan["parameters"]["all"] == sum(plan["parameters"][part] for part in ("backbone", "pooling", "head"))
         assert set(plan["memory"]) >= {"pixels of a batch", "activations of a chunk of 4", "peak"}
         assert sorted(file.name for file in tmp_path.iterdir()) == ["tiny.yaml"]  # nothing was begun
@@ -266,7 +268,8 @@ class TestData:
         code, out, err = call("data", "show", folders / "images")
         assert (code, err) == (0, "")
         rows = {line.split()[1]: line.split() for line in out.splitlines() if line.startswith("│")}
-        assert rows["train"][3:6:2] == rows["test"][3:6:2] == ["36", "6"]
+        assert rows["train"][3:6:2] == rows["validation"][3:6:2] == ["18", "3"]
+        assert rows["test"][3:6:2] == ["36", "6"]
         assert rows["all"][3:6:2] == ["72", "12"]
         assert "width: 36, 36, 36; height: 36, 36, 36" in out
         facts = json.loads(call("data", "show", folders / "images", "--json")[1])
@@ -336,7 +339,7 @@ class TestNames:
         assert_error(call("data", "show", "sop"), "sop needs its folder: set --root to the one that holds")
         assert_error(call("data", "check", "sop", "--root", tmp_path), f"sop: {tmp_path} does not hold")
         assert_error(call("embed", run, images, "-o", "x.parquet", "--root", images), "--root has no meaning for")
-        assert_error(call("index", run, images, "-o", "milvus:x.db", "--kind", "hnsw"), "not hnsw: omit --kind")
+        assert_error(call("index", run, images, "-o", "milvus:x.db", "--kind", "ivfpq"), "set --kind to flat or hnsw")
         assert_error(call("export", run), "give a path for --onnx, --torchscript, --torch-export or --package.")
         assert_error(
             call("export", run, "--onnx", "x", "--license", "y"), "--license is written to", "use it with --package."

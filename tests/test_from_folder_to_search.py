@@ -1,6 +1,7 @@
 """The commands of docs/from-folder-to-search.md, in their order, in an empty folder.
 
-They differ from the page in the training, which is short and uses a few classes and a small network, and in the port.
+They differ from the page in the training, which is short and uses a few classes and a small network, in the pretrained
+model, which is small and has random weights, and in the port.
 """
 
 from __future__ import annotations
@@ -23,6 +24,7 @@ BLOCKS = re.findall(r"^```sh\n(.*?)^```$", PAGE.read_text(encoding="utf-8"), re.
 SMALL = "model.backbone_args={channels: [8, 8, 16, 16], stem_width: 8, norm_layer: groupnorm1}"
 QUERIES = ("latin capital r", "greek capital psi")
 CLASSES = 24  # that are trained on and tested, with all 15 images of each
+PRETRAINED = {"timm:tf_efficientnet_lite0": "timm:test_resnet@none"}
 OTHERWISE = {
     "train": [
         *("training.epochs=null", "training.steps=2", "batch.size=40", "evaluation.bootstrap=100", "data.workers=0"),
@@ -37,7 +39,7 @@ def args(block: str) -> list[str]:
     """The arguments of a block with one command."""
     program, name, *others = shlex.split(block)
     assert program == "shortlist"
-    return [name, *others, *OTHERWISE.get(name, [])]
+    return [name, *(PRETRAINED.get(each, each) for each in others), *OTHERWISE.get(name, [])]
 
 
 @pytest.fixture(scope="module")
@@ -69,8 +71,10 @@ def after(images: Path, commands: Commands, tmp_path_factory: pytest.TempPathFac
     return folder, printed
 
 
-def test_the_page_has_five_commands() -> None:
-    assert [block.split()[1] for block in BLOCKS[1:]] == ["train", "report", "index", "search", "serve"]
+def test_commands_of_the_page() -> None:
+    before, after = ["index", "search", "evaluate"], ["train", "compare", "index", "search", "serve"]
+    assert [block.split()[1] for block in BLOCKS[1:]] == before + after
+    assert sum(name in block for block in BLOCKS for name in PRETRAINED) == 3
     assert all(block.count("\n") == 1 for block in BLOCKS[1:])
 
 
@@ -82,7 +86,7 @@ def test_images_are_drawn(images: Path) -> None:
 
 def test_the_queries_show_test_classes(images: Path) -> None:
     assert set(re.findall(r"new/([^\"]+)\.png", BLOCKS[-2])) == {*QUERIES}
-    seed = re.search(r"data\.split_seed=(\d+)", BLOCKS[1])
+    seed = re.search(r"data\.split_seed=(\d+)", "".join(BLOCKS))
     assert seed is not None
     catalog = open_catalog(images / "characters", split_seed=int(seed[1]))
     assert {*QUERIES} <= {catalog.class_names[label] for label in catalog.split("test").classes()}
@@ -90,7 +94,9 @@ def test_the_queries_show_test_classes(images: Path) -> None:
 
 def test_files_that_the_commands_write(after: tuple[Path, list[str]]) -> None:
     folder, _ = after
-    assert {each.name for each in folder.iterdir()} == {"characters", "new", "runs", "gallery", "found.png"}
+    assert {each.name for each in folder.iterdir()} == {
+        *("characters", "new", "runs", "gallery", "trained", "comparison.html", "found.png")
+    }
     report = (folder / "runs" / "characters" / "report.html").read_text(encoding="utf-8")
     assert report.lower().startswith("<!doctype html>")
     with Image.open(folder / "found.png") as sheet:
@@ -99,9 +105,16 @@ def test_files_that_the_commands_write(after: tuple[Path, list[str]]) -> None:
 
 def test_results_of_the_search(after: tuple[Path, list[str]]) -> None:
     _, printed = after
-    found = printed[-1]
-    assert all(f"{query}.png" in found for query in QUERIES)
-    assert len(re.findall(r" [01]\.\d{4} ", found)) == 2 * 5
+    for found in (printed[1], printed[-1]):
+        assert all(f"{query}.png" in found for query in QUERIES)
+        assert len(re.findall(r" [01]\.\d{4} ", found)) == 2 * 5
+
+
+def test_results_on_the_labels(after: tuple[Path, list[str]]) -> None:
+    _, printed = after
+    assert re.search(r"r@1 +│ \d", printed[2])
+    assert "timm:test_resnet@none" in printed[4]
+    assert "r@1" in printed[4]
 
 
 def test_the_search_page(after: tuple[Path, list[str]], commands: Commands) -> None:

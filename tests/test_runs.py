@@ -437,7 +437,7 @@ class TestEvaluate:
         encoder = Encoder.from_pretrained("test_resnet", pretrained=False)
         with pytest.raises(ConfigError, match="give `data`"):
             evaluate(encoder)
-        with pytest.raises(ConfigError, match="`distractors` and `model` are for runs"):
+        with pytest.raises(ConfigError, match="`distractors`, `model` and `parts` are for runs"):
             evaluate(encoder, "images", distractors="r1m")
 
     def test_arguments_without_effect(self, images: Path, trained: Run) -> None:

@@ -5,7 +5,7 @@
 Processes never wait for one that has failed. Each exchange of tensors is preceded by an exchange of *status words*,
 which all have the same form: a process that fails sends its word immediately, whatever the others are about to
 exchange, and all raise its error. The words travel over gloo, which notices at once if a process has ended, and the
-tensors over the backend of their device.
+tensors over the backend of their device. Ctrl-C waits for the end of an exchange, which the others would wait for.
 """
 
 from __future__ import annotations
@@ -13,11 +13,13 @@ from __future__ import annotations
 import hashlib
 import io
 import pickle
+import signal
 import socket
 import threading
+import traceback
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from enum import IntEnum
 from functools import lru_cache
 from itertools import groupby
@@ -38,6 +40,24 @@ Result = TypeVar("Result")
 
 class ProcessLostError(RunError):
     """A process that this one works with has ended or cannot be reached."""
+
+
+@contextmanager
+def _uninterrupted() -> Iterator[None]:
+    """Handle signals, such as that of Ctrl-C, at the end of the block. Also works as a decorator."""
+    arrived: list[tuple[int, Any]] = []
+    in_main = threading.current_thread() is threading.main_thread()  # in which Python handles signals
+    handlers: dict[int, Any] = {each: signal.getsignal(each) for each in (signal.SIGINT, signal.SIGTERM) if in_main}
+    try:
+        with ExitStack() as stack:
+            for each, handler in handlers.items():
+                if callable(handler):
+                    stack.callback(signal.signal, each, handler)
+                    signal.signal(each, lambda *args: arrived.append(args))
+            yield
+    finally:
+        for number, frame in arrived:
+            handlers[number](number, frame)
 
 
 class Processes:
@@ -161,18 +181,20 @@ class SeveralProcesses(Processes):
 
     def _agree(self, error: BaseException | None, numbers: Sequence[int] = ()) -> list[list[int]]:
         """Exchange words with all processes, once none of them is working, and raise the worst of their errors."""
-        status = _status_of(error)
-        words = self._exchange(status, numbers)
-        while (first := words[0][0]) in (_Status.WORKING, _Status.CALLING):
-            if first == _Status.CALLING:
-                self._answer()
-            words = self._exchange(status, numbers)
-        statuses = [word[0] for word in words]
-        worst = max(statuses)
-        if worst == _Status.READY:
+        waits = True
+        told: Any = None
+        while waits:
+            with _uninterrupted():
+                words = self._exchange(_status_of(error), numbers)
+                statuses = [word[0] for word in words]
+                waits = statuses[0] in (_Status.WORKING, _Status.CALLING)
+                source = 0 if waits else statuses.index(max(statuses))
+                if statuses[source] not in (_Status.READY, _Status.WORKING):
+                    told = self._broadcast_object(_portable(error) if self.rank == source else None, source)
+            if statuses[0] == _Status.CALLING:
+                self._answer(told)
+        if max(statuses) == _Status.READY:
             return words
-        source = statuses.index(worst)
-        told = self._broadcast_object(_portable(error) if self.rank == source else None, source)
         raised: BaseException = told if error is None or self.rank != source else error
         self._raised_by_all = id(raised)
         try:
@@ -205,17 +227,16 @@ class SeveralProcesses(Processes):
             yield ALONE
             return
         try:
-            with self._exchanging:
-                self._exchange(_Status.CALLING)
-                self._broadcast_object(packed, 0)
-                with self.together():
-                    yield self
+            with self._exchanging, self.together():
+                with _uninterrupted():
+                    self._exchange(_Status.CALLING)
+                    self._broadcast_object(packed, 0)
+                yield self
         finally:
             self._raised_by_all = None  # the others wait again: an error that ends `on_main` is new to them
 
-    def _answer(self) -> None:
+    def _answer(self, packed: bytes) -> None:
         """Work on a job of the main process. It raises the error of any process, and decides what to do about it."""
-        packed = self._broadcast_object(None, 0)
         try:
             with self.together():
                 _unpack(packed)(self)
@@ -241,10 +262,20 @@ class SeveralProcesses(Processes):
         try:
             yield
         finally:
-            self._leads = False
-            done.set()
-            thread.join()
+            with _uninterrupted():
+                self._leads = False
+                done.set()
+                thread.join()
 
+    @contextmanager
+    def _tensors_exchanged(self) -> Iterator[None]:
+        """Context of an exchange of tensors."""
+        with _uninterrupted():
+            self._agree(None)
+            with _lost_process_reported():
+                yield
+
+    @_uninterrupted()
     def broadcast(self, value: Result) -> Result:
         pickled = b""
         with self.together():
@@ -259,6 +290,7 @@ class SeveralProcesses(Processes):
             dist.broadcast_object_list(box, self._ranks[source], self._words, device=torch.device("cpu"))
         return box[0]
 
+    @_uninterrupted()
     def broadcast_tensors(self, tensors: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
         own = {name: each.detach().cpu().contiguous() for name, each in tensors.items()} if self.is_main else {}
         layout = self.broadcast({name: (each.shape, each.dtype) for name, each in own.items()})
@@ -296,10 +328,9 @@ class SeveralProcesses(Processes):
         padded = rows.new_zeros(most, *rows.shape[1:])
         padded[: len(rows)] = rows
         gathered = rows.new_empty(self.number, *padded.shape)
-        self._agree(None)
-        if most:
-            group = self._group if rows.is_cuda else self._words
-            with _lost_process_reported():
+        group = self._group if rows.is_cuda else self._words
+        with self._tensors_exchanged():
+            if most:
                 dist.all_gather_into_tensor(gathered.flatten(0, 1), padded, group=group)
         return torch.cat([each[:size] for each, size in zip(gathered, sizes, strict=True)])
 
@@ -315,15 +346,13 @@ class SeveralProcesses(Processes):
         """
         own = sizes[self.rank]
         matrix, received = matrix.contiguous(), matrix.new_empty(self.number * own, *matrix.shape[1:])
-        self._agree(None)
-        with _lost_process_reported():
+        with self._tensors_exchanged():
             dist.all_to_all_single(received, matrix, [own] * self.number, [*sizes], group=self._group)
         return received.view(self.number, own, *matrix.shape[1:]).sum(0)
 
     def sum(self, tensor: Tensor) -> Tensor:
         """Sum a tensor over all processes, in place, and return it."""
-        self._agree(None)
-        with _lost_process_reported():
+        with self._tensors_exchanged():
             dist.all_reduce(tensor, group=self._group)
         return tensor
 
@@ -404,13 +433,16 @@ def _status_of(error: BaseException | None) -> _Status:
 
 
 def _portable(error: BaseException | None) -> BaseException | None:
-    """Return an error that can be pickled, with the same message."""
+    """Return a copy of an error that can be pickled, with the same message, and its traceback as a note."""
+    if error is None:
+        return None
     try:
-        pickle.loads(pickle.dumps(error))
+        copy: BaseException = pickle.loads(pickle.dumps(error))
     except Exception:
         kind = MemoryError if _status_of(error) == _Status.OUT_OF_MEMORY else RunError
-        return kind(f"{type(error).__name__}: {error}")
-    return error
+        copy = kind(f"{type(error).__name__}: {error}")
+    copy.add_note("".join(["In another process:\n", *traceback.format_exception(error)]))
+    return copy
 
 
 def _pack(job: Callable[[Processes], object]) -> bytes | None:

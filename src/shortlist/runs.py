@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -214,7 +215,8 @@ def evaluate(
     them return the same evaluations.
 
     Args:
-        run: A run or its folder, or an encoder.
+        run: A run or its folder, an encoder, or the name of a model: a folder with a package, `timm:NAME`, or
+            `OWNER/NAME` on the Hugging Face Hub.
         data: Images to evaluate on; all of them if they define no splits, and else the test images. Default: the test
             images of the run.
         root: Root of `data`, as in `open_catalog`.
@@ -235,21 +237,79 @@ def evaluate(
     """
     from shortlist.distributed import current_processes
     from shortlist.encoding import Encoder
+    from shortlist.encoding.pretrained import is_pretrained
     from shortlist.training import evaluate_encoder, evaluate_run
+    from shortlist.training.run_evaluation import is_run
 
     def work() -> list[Evaluation]:
         settings: dict[str, Any] = {"root": root, "display": display}
-        if not isinstance(run, Encoder):
-            path, settings["parts"] = run.path if isinstance(run, Run) else run, parts
+        path = run.path if isinstance(run, Run) else run
+        if not isinstance(path, Encoder) and (is_run(path) or (data is None and not is_pretrained(path))):
+            settings["parts"] = parts
             return evaluate_run(path, data, distractors=distractors, on_missing=on_missing, model=model, **settings)
         if data is None:
-            raise ConfigError("An encoder has no test images of its own: give `data`.")
+            raise ConfigError(
+                "Only a run has test images of its own: give `data`, labelled images to evaluate this model on."
+            )
         if any(each is not None for each in (distractors, model, parts)):
-            raise ConfigError("`distractors`, `model` and `parts` are for runs, and have no effect on an encoder.")
-        return evaluate_encoder(run, data, on_missing=on_missing or "error", **settings)
+            raise ConfigError("`distractors`, `model` and `parts` are for runs, and have no effect on other models.")
+        return evaluate_encoder(path, data, on_missing=on_missing or "error", **settings)
 
     with launched():
         return current_processes().on_main(work)
+
+
+def final_config(path: Path | str) -> RunConfig:
+    """Return the configuration that trains on everything, for as long as was best in the validation of a finished run.
+
+    Classes that the data themselves declare as test classes are still tested on; all others are trained on.
+
+    Args:
+        path: Folder of the run.
+
+    Raises:
+        RunError: The run is not finished, or had no validation.
+    """
+    from shortlist.errors import RunError
+    from shortlist.training import RunFolder
+
+    folder = RunFolder.open(Path(path))
+    config, length = folder.config(), "steps"
+    records = [each for each in folder.metrics() if each["kind"] == "validation"]
+    if not records or not folder.evaluation_file.exists():
+        problem = "had no validation" if not records else "is not finished"
+        raise RunError(f"The run in {path} {problem}, so it is not known how long to train on all classes.")
+    metric = next(name for name in records[0] if name not in ("kind", "step", "epoch"))
+    best = max(records, key=lambda record: record[metric])
+    if config.training.epochs is not None and config.training.validate_every_steps is None:
+        length = "epochs"
+    lengths = {"epochs": None, "steps": None, "validate_every_steps": None, length: best[length.removesuffix("s")]}
+    data = {"validation": "none", "validation_source": None, "train_share": 1.0}
+    final = config.with_changes(data=data, training=lengths)
+    return final.model_copy(update={"name": f"{config.name.removesuffix('-final')}-final"})
+
+
+def suited_recipe(recipe: str, settings: Sequence[str] = ()) -> tuple[str, str | None]:
+    """Choose the recipe for the user's own images that suits this machine: without a GPU, `folder-fast`.
+
+    Args:
+        recipe: The recipe that was asked for. Only `folder` is replaced.
+        settings: Overrides. The recipe is replaced only if all of them are about the data.
+
+    Returns:
+        The recipe, and a text for the user if it was replaced.
+    """
+    if recipe != "folder" or not all(each.startswith("data.") for each in settings):
+        return recipe, None
+    import torch
+
+    if torch.cuda.is_available():
+        return recipe, None
+    otherwise = shlex.join(["shortlist", "train", "folder", "model.freeze=none", *settings])
+    return "folder-fast", (
+        "This machine has no GPU, so the recipe is folder-fast: a frozen EfficientNet-Lite0, of which only the last "
+        f"layers are trained, in minutes. To train all layers of a ResNet-50, which takes hours here: {otherwise}"
+    )
 
 
 def new_folder(name: str) -> Path:

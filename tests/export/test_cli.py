@@ -44,7 +44,7 @@ def test_every_option_is_passed_on(monkeypatch: pytest.MonkeyPatch) -> None:
     options = [word for name, path in paths.items() for word in (f"--{name.replace('_', '-')}", path)]
     assert call("run", *options, "--license", "mit", "--push-to-hub", "someone/model", "--private") == 0
     del passed["display"]
-    expected = {"run": Path("run"), **paths, "license": "mit", "push_to_hub": "someone/model", "private": True}
+    expected = {"run": "run", **paths, "license": "mit", "push_to_hub": "someone/model", "private": True}
     assert passed == expected
 
 

@@ -301,8 +301,15 @@ def _train(rank: int, folder: Path) -> None:
     torch.distributed.destroy_process_group()
 
 
-def test_two_processes_have_the_gradient_of_one(tmp_path):
-    torch.multiprocessing.start_processes(_train, (tmp_path,), nprocs=2, start_method="fork")
+def test_two_processes_have_the_gradient_of_one(tmp_path, commands):
+    script = tmp_path / "train.py"
+    script.write_text(
+        "import sys\nfrom pathlib import Path\nfrom tests.ranking.test_pytorch_metric_learning import _train\n"
+        "_train(int(sys.argv[1]), Path.cwd())\n"
+    )
+    started = [commands.start(str(rank), cwd=tmp_path, script=script) for rank in range(2)]
+    for process in started:
+        assert process.wait() == 0, process.err
     for rank in range(2):
         found = torch.load(tmp_path / f"{rank}.pt")
         for name, build in WRAPPED.items():

@@ -77,7 +77,7 @@ def test_numbers_in_any_spelling_are_in_order() -> None:
 
 
 def test_nothing_to_show(tmp_path: Path) -> None:
-    (tmp_path / "results.json").write_text(json.dumps({"study": "k", "cases": []}))
+    (tmp_path / "results.json").write_text(json.dumps({"study": "k", "cases": [], "config": {}}))
     with pytest.raises(RunError, match="no case of this study is finished yet"):
         read_results(tmp_path / "results.json")
 

@@ -5,13 +5,16 @@ Run as a script, with a rank and a folder, this is one of the processes; its res
 
 from __future__ import annotations
 
+import math
 import os
+import signal
 import sys
 import time
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from datetime import timedelta
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -80,30 +83,31 @@ class Case:
     steps: int = 1
     keep: bool = False
     images: str = "tensor"  # "list" of several sizes, or "parts"
+    sizes: Sequence[int] = (3,)  # of the groups
 
 
 CASES = {
-    "recall": Case(recall, 6),
+    "recall": Case(recall, 6, sizes=SIZES),
     "recall, all graphs kept": Case(recall, 6, keep=True),
-    "recall, one chunk": Case(recall, 20),
+    "recall, one chunk": Case(recall, 20, sizes=SIZES),
     "recall, chunks of one image": Case(recall, 1, number=7),
-    "recall, fewer queries than processes": Case(recall, 1, number=3, per_class=2),
-    "recall, sizes that do not divide": Case(recall, 4, number=19, steps=2),
+    "recall, fewer queries than processes": Case(recall, 1, number=3, per_class=2, sizes=(4,)),
+    "recall, sizes that do not divide": Case(recall, 4, number=19, steps=2, sizes=SIZES),
     "recall, parts that are loaded": Case(recall, 3, images="parts"),
     "recall, images of several sizes": Case(recall, 3, "conv", images="list"),
-    "smooth ap": Case(partial(SmoothAPLoss, TEMPERATURE), 7, "transformer"),
+    "smooth ap": Case(partial(SmoothAPLoss, TEMPERATURE), 7, "transformer", sizes=SIZES),
     "median rank": Case(partial(RecallAtKLoss, (1, 2), MedianRank(), TEMPERATURE), 3),
-    "simix": Case(partial(wide_recall, simix=SiMix()), 6, number=19),
+    "simix": Case(partial(wide_recall, simix=SiMix()), 6, number=19, sizes=SIZES),
     "simix, negatives": Case(partial(wide_recall, simix=SiMix(alphas=2, negatives=1)), 3),
     "binned ap": Case(BinnedAPLoss, 6),
     "proxies": Case(Proxies, 6),
-    "proxy anchor": Case(partial(losses.ProxyAnchorLoss, CLASSES, DIMENSIONS), 7, steps=2),
+    "proxy anchor": Case(partial(losses.ProxyAnchorLoss, CLASSES, DIMENSIONS), 7, steps=2, sizes=SIZES),
     "soft triple": Case(partial(losses.SoftTripleLoss, CLASSES, DIMENSIONS), 20),
     "sum": Case(lambda: CombinedLoss(recall(), (Proxies(), 0.5), (CalibrationLoss(), 0.2)), 6),
     "projected": Case(Projected, 6),
     "decayed": Case(Decayed, 6),
-    "memory": Case(lambda: wide_recall(memory=EmbeddingMemory(45, DIMENSIONS)), 6, steps=4),
-    "memory of the library": Case(lambda: CrossBatchMemory(losses.ContrastiveLoss(), DIMENSIONS, 45), 6, steps=4),
+    "memory": Case(lambda: wide_recall(memory=EmbeddingMemory(45, DIMENSIONS)), 6, steps=3, sizes=SIZES),
+    "memory of the library": Case(lambda: CrossBatchMemory(losses.ContrastiveLoss(), DIMENSIONS, 45), 6, steps=3),
 }
 RANDOM = [name for name, case in CASES.items() if "dropout" in case.model or case.model == "transformer"]
 
@@ -232,6 +236,14 @@ def failures(processes: SeveralProcesses) -> dict[str, tuple[str, str]]:
             raise ZeroDivisionError("in the loss")
         return recall()(vectors, labels)
 
+    other_proxies = make(Proxies, seed=processes.rank)
+
+    def other_loss(vectors: Tensor, labels: Tensor) -> Tensor:  # is no module, so that no weights are copied
+        return other_proxies(vectors, labels)
+
+    def infinite_loss(vectors: Tensor, labels: Tensor) -> Tensor:
+        return vectors.sum() * (math.nan if here else 1)
+
     def bad_head(ranks: Any) -> Tensor:
         raise ZeroDivisionError("in the head")
 
@@ -247,6 +259,9 @@ def failures(processes: SeveralProcesses) -> dict[str, tuple[str, str]]:
     fails("second pass", lambda: step_of(Fails(None, call=3 if here else 0))(some_images(), labels))
     fails("loss", lambda: step_of(nn.Identity(), bad_loss)(some_images(), labels))
     fails("head", lambda: step_of(nn.Identity(), head_loss)(some_images(), labels))
+    fails("statistics", lambda: step_of(nn.BatchNorm2d(3).train(here))(some_images(), labels))
+    fails("other loss", lambda: step_of(nn.Identity(), other_loss)(some_images(), labels))
+    fails("infinite loss", lambda: step_of(nn.Identity(), infinite_loss)(some_images(), labels))
     fails("interrupt", lambda: step_of(Fails(KeyboardInterrupt() if here else None, call=1))(some_images(), labels))
     fails("unpicklable", lambda: step_of(Fails(Unpicklable() if here else None, call=1))(some_images(), labels))
     fails("labels", lambda: plain(some_images(), labels + 1 if here else labels))
@@ -255,6 +270,37 @@ def failures(processes: SeveralProcesses) -> dict[str, tuple[str, str]]:
     fails("main", lambda: processes.on_main(lambda: 1 / 0))
     fails("weights", lambda: processes.verify_same({"a": torch.ones(2), "b": torch.tensor(float(here))}))
     fails("shape", lambda: processes.copy_from_main({"a": torch.ones(2 + here)}))
+    return found
+
+
+def interrupted(processes: SeveralProcesses) -> list[str]:
+    """What a step raises if process 1 gets the signal of Ctrl-C while it waits in no exchange, the first, the next."""
+    step = LargeBatchStep(make(mlp), recall(), 8, keep_graphs=False, processes=processes)
+    step(some_images(), torch.arange(20) // 4)
+    exchange, words, last = processes._exchange, 0, 0
+
+    def counting(*args: Any) -> Any:
+        nonlocal words
+        words += 1
+        result = exchange(*args)
+        if processes.rank == 1 and words == last:
+            signal.raise_signal(signal.SIGINT)
+        return result
+
+    def outcome() -> str:
+        nonlocal words
+        words = 0
+        try:
+            step(some_images(), torch.arange(20) // 4)
+        except BaseException as error:
+            return type(error).__name__
+        return ""
+
+    processes._exchange = counting  # type: ignore[method-assign]
+    found = [outcome()]
+    for last in range(1, words + 1):  # noqa: B007 - `counting` reads it
+        found.append(outcome())  # noqa: PERF401
+    del processes._exchange
     return found
 
 
@@ -375,14 +421,21 @@ def lost(rank: int) -> str:
 def main(rank: int, folder: Path) -> None:
     torch.set_num_threads(1)
     warnings.simplefilter("ignore")
-    dist.init_process_group("gloo", init_method=f"file://{folder}/meeting", rank=rank, world_size=4)
-    groups = {size: dist.new_group(range(size)) for size in SIZES}
+    meeting, a_minute = f"file://{folder}/meeting", timedelta(minutes=1)
+    dist.init_process_group("gloo", init_method=meeting, rank=rank, world_size=4, timeout=a_minute)
+    groups = {size: dist.new_group(range(size), timeout=a_minute) for size in SIZES}
     members = {size: SeveralProcesses(group) for size, group in groups.items() if rank < size}
     found: dict[str, Any] = {
-        "steps": {(name, size): shared(case, each) for name, case in CASES.items() for size, each in members.items()}
+        "steps": {
+            (name, size): shared(case, members[size])
+            for name, case in CASES.items()
+            for size in case.sizes
+            if size in members
+        }
     }
     if 3 in members:
         found["failures"] = failures(members[3])
+        found["interrupted"] = interrupted(members[3])
         found["out of memory"] = out_of_memory(members[3])
         found["exchanges"] = exchanges(members[3])
         found["jobs"] = jobs(members[3])

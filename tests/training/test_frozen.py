@@ -216,7 +216,7 @@ def home(images: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_killed_while_views_are_encoded(home: Path, commands: Commands) -> None:
     """By batches of 6 views, 2 images, after each of which the progress is noted."""
     notes = "from shortlist.encoding import vector_file\nvector_file.NOTE_INTERVAL = 0.0\n"
-    waits = wait_where('kwargs.get("seen") == 12', "shortlist.encoding.embed", "_append")
+    waits = wait_where('kwargs["seen"] == 12', "shortlist.encoding.embed", "_append")
     kill_where(notes + waits, commands, home, "train", "frozen.yaml", "--run", "encoding")
     display = Listener()
     resume(home / "encoding", display)

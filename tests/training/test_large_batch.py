@@ -119,7 +119,7 @@ def test_without_the_random_state_the_gradient_would_differ(model: str, monkeypa
     net, loss, images = make(MODELS[model]), LOSSES["recall"](), some_images()
     expected = plain(net, loss, images, 6)
     chunk = large_batch._Chunk
-    monkeypatch.setattr(large_batch, "_Chunk", lambda images, seed, vectors: chunk(images, seed + 1, vectors))
+    monkeypatch.setattr(large_batch, "_Chunk", lambda images, seed, *rest: chunk(images, seed + 1, *rest))
     with pytest.raises(ModelError, match=r"different vectors.*keep_graphs=True"):
         large_step(net, loss, images, 6)
     take_gradients(net)

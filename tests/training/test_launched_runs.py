@@ -19,13 +19,13 @@ pytestmark = pytest.mark.skipif(not hasattr(os, "fork"), reason="the processes a
 # Everything that is random in a step. Adam would turn the sign of a rounding error into a step.
 SETTINGS = [
     "model.backbone=test_vit",
-    "model.backbone_args={drop_path_rate: 0.2, proj_drop_rate: 0.1, attn_drop_rate: 0.1}",
+    "model.backbone_args={depth: 2, drop_path_rate: 0.2, proj_drop_rate: 0.1, attn_drop_rate: 0.1}",
     "loss.simix=true",
     "loss.rank_temperature=5",
     "training.ema=0.7",
     "training.checkpoint_every=1",
     "optimizer.name=sgd",
-    "optimizer.lr=0.5",
+    "optimizer.lr=0.1",
     "batch.chunk_size=2",
 ]
 
@@ -46,8 +46,18 @@ def whole(home: Path, commands: Commands) -> Path:
     return home / "whole"
 
 
-def launch(commands: Commands, number: int, *args: str | Path, cwd: Path, before: dict[int, str] | None = None):
-    """Start processes as torchrun does; `before` is Python that some of them run first, by rank."""
+def launch(
+    commands: Commands,
+    number: int,
+    *args: str | Path,
+    cwd: Path,
+    others: Path | None = None,
+    before: dict[int, str] | None = None,
+):
+    """Start processes as torchrun does.
+
+    `others` is the folder of all but the first; `before` is Python that some of them run first, by rank.
+    """
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
@@ -62,7 +72,7 @@ def launch(commands: Commands, number: int, *args: str | Path, cwd: Path, before
         }
         variables = {name: str(value) for name, value in names.items()}
         code = f"import os\nos.environ.update({variables})\n" + (before or {}).get(rank, "")
-        running.append(commands.start(*args, cwd=cwd, before=code))
+        running.append(commands.start(*args, cwd=others if others and rank else cwd, before=code))
     return running
 
 
@@ -99,36 +109,48 @@ def assert_same(run: Path, whole: Path) -> None:
     assert sorted(file.name for file in run.iterdir()) == sorted(file.name for file in whole.iterdir())
 
 
-def test_another_seed_is_another_run(home: Path, commands: Commands, whole: Path) -> None:
-    """Negative control: the comparison can fail."""
-    code, _, error = commands.run("train", "tiny.yaml", "training.seed=1", "--run", "other", cwd=home)
+def test_without_dropout_it_is_another_run(home: Path, commands: Commands, whole: Path) -> None:
+    """Negative control: dropout is at work in the first step, and the comparison can fail."""
+    settings = ["model.backbone_args={depth: 2}", "training.epochs=1"]
+    code, _, error = commands.run("train", "tiny.yaml", *settings, "--run", "other", cwd=home)
     assert code == 0, error
+    first, other = records(whole)[0], records(home / "other")[0]
+    assert abs(first["loss"] - other["loss"]) > 1e-3
+    assert first["gradient_norm"] != pytest.approx(other["gradient_norm"], rel=0.05)
     assert largest_difference(home / "other", whole) > 1e-2
 
 
 def test_a_run_that_is_stopped_is_resumed_with_another_number_of_processes(
     home: Path, commands: Commands, whole: Path
 ) -> None:
-    """SIGTERM reaches one process, and not the first; all stop after the same step, and one says so."""
-    main, other = launch(commands, 2, "train", "tiny.yaml", "--run", "stopped", cwd=home, before={1: wait_after(4)})
-    other.until((home / "here").exists)
+    """SIGTERM reaches one process, and not the first; all stop after the same step, and one says so.
+
+    The others run in another folder: they do not need that of the run, and write nothing.
+    """
+    others = home / "elsewhere"
+    others.mkdir()
+    shutil.copy(home / "tiny.yaml", others)
+    where = {"cwd": home, "others": others}
+    main, other = launch(commands, 2, "train", "tiny.yaml", "--run", "stopped", **where, before={1: wait_after(4)})
+    other.until((others / "here").exists)
     os.kill(other.pid, signal.SIGTERM)
-    (home / "go").touch()
+    (others / "go").touch()
     assert (main.wait(), other.wait()) == (130, 130)
     for name in ("here", "go"):
-        (home / name).unlink()
+        (others / name).unlink()
     assert main.err == "Stopped after step 5. Resume with: shortlist train --resume stopped\n"
     assert (other.out, other.err) == ("", "")
     assert len(records(home / "stopped")) == 5
 
-    main, *others = launch(commands, 3, "train", "--resume", "stopped", cwd=home)
+    main, *running = launch(commands, 3, "train", "--resume", "stopped", **where)
     assert main.wait() == 0, main.err
     assert "Resuming after step 5 of 9." in main.out
     assert "The run is in stopped." in main.out
     assert "The run started with processes 2, now 3: the last digits of its weights may differ" in main.err
-    for each in others:
+    for each in running:
         assert (each.wait(), each.out, each.err) == (0, "", "")
     assert_same(home / "stopped", whole)
+    assert [file.name for file in others.iterdir()] == ["tiny.yaml"]
 
 
 @pytest.mark.parametrize("victim", [0, 1])
@@ -159,19 +181,34 @@ def test_a_frozen_backbone_and_whitening(home: Path, commands: Commands) -> None
 
 
 def test_errors_are_printed_once(home: Path, commands: Commands) -> None:
-    """Of a recipe, of images, and of a loss that is not finite."""
+    """Of a recipe, of images, of a loss that is not finite; and of a file, in the first process or in another one."""
     images = shutil.copytree(home / "images", home / "damaged")
     for file in images.rglob("*.png"):
         file.write_bytes(b"no image")
-    cases = {
-        "optimizer.lrr: unknown key": ["optimizer.lrr=1"],
-        "is not an image": [f"data.source={images}", "evaluation.tests=[]"],
-        "so the run was stopped": ["optimizer.lr=1e30"],
-    }
-    for message, settings in cases.items():
-        main, other = launch(commands, 2, "train", "tiny.yaml", *settings, "--run", "wrong", cwd=home)
+    full = """
+{}
+def fail(*args):
+    raise OSError(28, "No space left")
+{} = fail
+"""
+    cases: list[tuple[str, list[str], dict[int, str]]] = [
+        ("optimizer.lrr: unknown key", ["optimizer.lrr=1"], {}),
+        ("is not an image", [f"data.source={images}", "evaluation.tests=[]"], {}),
+        ("so the run was stopped", ["optimizer.lr=1e30", "batch.chunk_size=6"], {}),
+        (
+            "Fix the cause, then resume it with",
+            [],
+            {0: full.format("from shortlist.training import RunFolder", "RunFolder.log")},
+        ),
+        ("Error: No space left\n", [], {1: full.format("from shortlist.training import loop", "loop.check_trackers")}),
+    ]
+    printed = ""
+    for message, settings, before in cases:
+        main, other = launch(commands, 2, "train", "tiny.yaml", *settings, "--run", "wrong", cwd=home, before=before)
         assert (main.wait(), other.wait()) == (1, 1)
         assert message in main.err
         assert main.err.count("Error: ") == 1
         assert (other.out, other.err) == ("", "")
         shutil.rmtree(home / "wrong", ignore_errors=True)
+        printed += main.out
+    assert "too few chunks (1) for 2 processes: 1 of them embed nothing. Set batch.chunk_size=3 or smaller." in printed

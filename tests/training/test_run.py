@@ -524,6 +524,8 @@ class TestImages:
         run = train(config(broken, *settings), tmp_path / "run", display)
         assert (display.facts["missing"], display.facts["unreadable"]) == (0, 2)
         assert any("1 of 6 classes left out" in message for message in display.messages)
+        reasons = [message for message in display.messages if message.startswith("unreadable: class ")]
+        assert [reason.count(": ") for reason in reasons] == [2, 2]  # the paths and the reasons
         unreadable = json.loads(run.unreadable_file.read_text())
         assert [path for path, _ in unreadable] == ["class 01/2.png", "class 04/text.jpg"]
         assert json.loads(run.facts_file.read_text())["classes_too_small"] == ["class 05"]

@@ -210,7 +210,7 @@ class TestCommandLine:
         (home / "registers.py").write_text(REGISTERS)
         file = recipe(home, model={"backbone": "user_net", "weights": "none", "dim": 4})
         option = ["--import", "registers"]
-        code, _, error = commands.run(*option, "train", file, "--dry-run", cwd=home)
+        code, _, error = commands.run(*option, "plan", file, "--no-measure", cwd=home)
         assert code == 0, error
         code, _, error = commands.run("train", file, *FAST, "--run", "run", *option, cwd=home)
         assert code == 0, error

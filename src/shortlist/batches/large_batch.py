@@ -173,10 +173,10 @@ class LargeBatchStep:
                 Images are passed to the model without conversion of their dtype.
             labels: Labels of the whole batch, of shape (B,).
         """
-        refuse_batch_statistics(self.model)
-        self._require_precision()  # again, because the model may have moved to another device
-        batch = self._agree_on_batch(images, labels)
-        with NewGradients() as gradients:
+        with NewGradients() as gradients, self.processes.together():
+            refuse_batch_statistics(self.model)
+            self._require_precision()  # again, because the model may have moved to another device
+            batch = self._agree_on_batch(images, labels)
             gradients.collect(self.model.parameters())
             while True:
                 try:
@@ -194,20 +194,19 @@ class LargeBatchStep:
         if processes is not self._same_weights_in:
             processes.copy_from_main(self._all_tensors())
             self._same_weights_in = processes
-        with processes.together():
-            if torch.is_inference_mode_enabled():
-                raise RunError("LargeBatchStep computes gradients: call it outside of torch.inference_mode().")
-            if not isinstance(labels, Tensor):
-                raise TypeError(f"labels must be a torch.Tensor, got {type(labels).__name__}: use torch.tensor(labels)")
-            number = len(labels)
-            if isinstance(images, Tensor | list | tuple):
-                if len(images) != number:
-                    raise ValueError(f"Got {len(images)} images and {number} labels: pass one label per image")
-                images = self.parts(images)
-            seed = int(torch.randint(2**62, ()))
-            words = processes.gather(seed, number, hash(tuple(labels.flatten().tolist())))
-            if any(word[1:] != words[0][1:] for word in words):
-                raise ValueError("The processes have different labels: each needs those of the whole batch, in order")
+        if torch.is_inference_mode_enabled():
+            raise RunError("LargeBatchStep computes gradients: call it outside of torch.inference_mode().")
+        if not isinstance(labels, Tensor):
+            raise TypeError(f"labels must be a torch.Tensor, got {type(labels).__name__}: use torch.tensor(labels)")
+        number = len(labels)
+        if isinstance(images, Tensor | list | tuple):
+            if len(images) != number:
+                raise ValueError(f"Got {len(images)} images and {number} labels: pass one label per image")
+            images = self.parts(images)
+        seed = int(torch.randint(2**62, ()))
+        words = processes.gather(seed, number, hash(tuple(labels.flatten().tolist())))
+        if any(word[1:] != words[0][1:] for word in words):
+            raise ValueError("The processes have different labels: each needs those of the whole batch, in order")
         sizes = [sum(stop - start for start, stop in self._bounds(number, rank)) for rank in range(processes.number)]
         return _Batch(BufferedParts(images), labels, sizes, seed=words[0][0])
 
@@ -228,6 +227,7 @@ class LargeBatchStep:
             graphs = sum(chunk.graph for chunk in chunks)
             embeddings, number, kept = self._gather(chunks, batch.sizes)
             loss, gradient = self._differentiate(embeddings, batch, gradients)
+            self._refuse_other_losses(loss)
             if gradient is not None:
                 self._backpropagate(chunks, gradient)
             self._give_back(graphs)
@@ -332,6 +332,21 @@ class LargeBatchStep:
             return loss.detach(), None
         start = sum(batch.sizes[: self.processes.rank])
         return loss.detach(), leaf.grad[start : start + batch.sizes[self.processes.rank]]
+
+    def _refuse_other_losses(self, loss: Tensor) -> None:
+        """Raise RunError if the processes have computed different losses: the gradient would be of none of them."""
+        if self.processes.number == 1:
+            return
+        words = self.processes.gather(int(loss.double().view(torch.int64)))
+        losses = torch.tensor(words).view(torch.float64).flatten()
+        other = int((losses - losses[0]).abs().argmax())  # NaN is the largest
+        if not torch.allclose(losses[other], losses[0], rtol=1e-3, atol=1e-6, equal_nan=True):
+            raise RunError(
+                f"The loss is {losses[0]:.6g} in process 0 and {losses[other]:.6g} in process {other}. It must be the "
+                "same in all processes: pass a loss that has parameters or a memory as an nn.Module, so that they are "
+                "copied from process 0, or seed torch in the same way in all processes; and do not let it depend on "
+                "the process, on the time, or on random numbers other than those of torch."
+            )
 
     def _backpropagate(self, chunks: list[_Chunk], gradient: Tensor) -> None:
         """Stage 3: propagate the gradient of the embeddings to the parameters.

@@ -39,30 +39,29 @@ def main() -> None:
         raise SystemExit(1) from None
     try:
         app()
-    except ShortlistError as error:
+    except Exception as error:
         interrupted = isinstance(error, Interrupted)
         if is_main_process() or not is_in_all_processes(error):
-            text = rename_arguments(str(error), option_names(), "{name} {value}")
+            text = _message_of(error)
+            if text is None:
+                raise
+            text = rename_arguments(text, option_names(), "{name} {value}")
             print(error if interrupted else f"Error: {text}", file=sys.stderr)
         raise SystemExit(130 if interrupted else 1) from None
-    except OSError as error:
-        path = f" ({error.filename})" if error.filename else ""
-        if is_main_process() or not is_in_all_processes(error):
-            print(f"Error: {error.strerror or error}{path}", file=sys.stderr)
-        raise SystemExit(1) from None
-    except (MemoryError, RuntimeError) as error:
-        _report_out_of_memory(error)
-        raise SystemExit(1) from None
     except KeyboardInterrupt:
         raise SystemExit(130) from None
 
 
-def _report_out_of_memory(error: MemoryError | RuntimeError) -> None:
-    """Print a message if an error is a failed allocation, and raise it otherwise."""
-    from shortlist.batches.memory import is_out_of_memory
+def _message_of(error: Exception) -> str | None:
+    """Return the message of an error that a user can correct, or None."""
+    if isinstance(error, ShortlistError):
+        return str(error)
+    if isinstance(error, OSError):
+        return f"{error.strerror or error}" + (f" ({error.filename})" if error.filename else "")
+    if isinstance(error, MemoryError | RuntimeError):
+        from shortlist.batches.memory import is_out_of_memory
 
-    if not is_out_of_memory(error):
-        raise error
-    reason, _, _ = str(error).partition("\n")
-    text = f"There is not enough memory ({reason}). Use a smaller model, batch or image size."
-    print(f"Error: {text}", file=sys.stderr)
+        if is_out_of_memory(error):
+            reason, _, _ = str(error).partition("\n")
+            return f"There is not enough memory ({reason}). Use a smaller model, batch or image size."
+    return None

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich.table import Column
-from typer.core import TyperGroup
+from typer.core import TyperCommand, TyperGroup
 
 from shortlist.errors import ConfigError, DataError, shorten_list
 from shortlist.launch import is_launched, launched
@@ -53,11 +53,36 @@ app = typer.Typer(
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 
+
+class ModelCommand(TyperCommand):
+    """Command whose first argument, the model, can also be given as --model MODEL."""
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        for position, each in enumerate(args):
+            if each.startswith("--model="):
+                args = [each.removeprefix("--model="), *args[:position], *args[position + 1 :]]
+                break
+            if each == "--model" and len(args) > position + 1:
+                args = [args[position + 1], *args[:position], *args[position + 2 :]]
+                break
+        return super().parse_args(ctx, args)
+
+
 Recipe = Annotated[str, typer.Argument(help="Name of a packaged recipe, or a YAML file.")]
-Run = Annotated[Path, typer.Argument(help="Folder of a finished run.")]
+ModelName = Annotated[
+    str,
+    typer.Argument(
+        metavar="MODEL",
+        help="Folder of a run or of an exported package; timm:NAME, a pretrained model of timm; or OWNER/NAME, a "
+        "package on the Hugging Face Hub. Also as --model MODEL.",
+    ),
+]
 Model = Annotated[
-    Path | None,
-    typer.Option(metavar="RUN", help="Folder of the run that the gallery was built with, if it has been moved."),
+    str | None,
+    typer.Option(
+        metavar="MODEL",
+        help="The model that the gallery was built with, if its run has been moved: see `index --help`.",
+    ),
 ]
 Settings = Annotated[
     list[str] | None,

@@ -49,35 +49,38 @@ def about(name: Annotated[str, typer.Argument(help="Name of the benchmark.")], a
 
 
 @data_app.command()
-def show(source: Source, root: Root = None, as_json: AsJson = False) -> None:
-    """Print the number of images and classes, and the image sizes."""
+def show(
+    source: Source,
+    root: Root = None,
+    split_seed: Annotated[int | None, typer.Option(help="As data.split_seed in training.")] = None,
+    classes: Annotated[
+        bool, typer.Option("--classes", help="Also print the names of the classes that are trained and tested on.")
+    ] = False,
+    as_json: AsJson = False,
+) -> None:
+    """Print the number of images and classes, which of them `shortlist train folder` trains and tests on, and sizes."""
     from shortlist.data import open_catalog
-    from shortlist.data.inspection import summary
+    from shortlist.data.inspection import class_names, describe_splits, format_spread, split_as_training, summary
 
-    catalog = open_catalog(source, root=root, on_missing="skip")
-    facts = summary(catalog)
+    catalog = split_as_training(open_catalog(source, root=root, on_missing="skip", split_seed=split_seed))
+    facts = summary(catalog) | ({"class_names": class_names(catalog)} if classes else {})
     if as_json:
-        print(json.dumps(facts, indent=2))
+        print(json.dumps(facts, indent=2, ensure_ascii=False))
         return
-    table = Table(
-        "",
-        "images",
-        "classes",
-        "images per class: min, median, max",
-        f"classes with fewer than {facts['per_class']} images",
-    )
-    for name, part in {**facts["splits"], "all": facts}.items():
-        table.add_row(
-            name,
-            f"{part['images']:,}",
-            f"{part['classes']:,}",
-            _format_range(part["images_per_class"]),
-            str(part["too_small"]),
-        )
+    header, *rows = describe_splits(catalog)
+    table = Table(*header)
+    for row in rows:
+        table.add_row(*row)
     console = Console(highlight=False)
     console.print(f"{catalog.name} in {catalog.root}", markup=False)
     console.print(table)
-    sizes = "; ".join(f"{side}: {_format_range(facts[side])}" for side in ("width", "height"))
+    if "validation" in facts["splits"]:
+        console.print(
+            "The validation classes choose the epoch. `shortlist train --final RUN` then trains on all classes."
+        )
+    for split, names in facts.get("class_names", {}).items():
+        console.print(f"{split}: {', '.join(names)}", markup=False)
+    sizes = "; ".join(f"{side}: {format_spread(facts[side])}" for side in ("width", "height"))
     console.print(f"{sizes} (min, median, max of {facts['sampled']:,} images)")
     if facts["unreadable"]:
         console.print(f"unreadable: {facts['unreadable']:,} of these images; shortlist data check gives the reasons")
@@ -114,7 +117,3 @@ def check(source: Source, root: Root = None, as_json: AsJsonWithProgress = False
             f"{len(report.duplicates)} duplicates across classes, {report.copies} duplicates within a class"
         )
     raise typer.Exit(0 if report.ok else 1)
-
-
-def _format_range(values: dict[str, float] | None) -> str:
-    return "-" if values is None else ", ".join(f"{values[each]:g}" for each in ("min", "median", "max"))

@@ -9,12 +9,12 @@ from typing import Annotated
 
 import typer
 
-from shortlist.cli.app import AsJsonWithProgress, Run, app
+from shortlist.cli.app import AsJsonWithProgress, ModelCommand, ModelName, app
 
 
-@app.command()
+@app.command(cls=ModelCommand)
 def export(
-    run: Run,
+    run: ModelName,
     onnx: Annotated[Path | None, typer.Option(metavar="FILE", help="ONNX file to write.")] = None,
     torchscript: Annotated[Path | None, typer.Option(metavar="FILE", help="TorchScript file to write.")] = None,
     torch_export: Annotated[
@@ -33,7 +33,7 @@ def export(
     private: Annotated[bool, typer.Option("--private", help="Require that the uploaded package is private.")] = False,
     as_json: AsJsonWithProgress = False,
 ) -> None:
-    """Export a run's model for use without shortlist. Every file is verified against the vectors of the run.
+    """Export a model for use without shortlist. Every file is verified against the vectors that shortlist computes.
 
     ONNX, TorchScript and torch.export files map uint8 images to unit vectors; their metadata describe the
     preprocessing. Existing files are replaced.

@@ -19,7 +19,7 @@ from shortlist.errors import ConfigError
 @embedding_command
 def rebuild(
     place: Place,
-    model: Annotated[Path, typer.Option(metavar="RUN", help="Folder of the run whose model embeds the images.")],
+    model: Annotated[str, typer.Option(metavar="MODEL", help="Run or other model to embed with; see `index`.")],
     out: Annotated[
         str,
         typer.Option("--out", "-o", metavar="NEW", callback=quiet_milvus, help="Folder or collection to write."),

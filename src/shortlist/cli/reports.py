@@ -10,26 +10,36 @@ from typing import Annotated, Any
 import typer
 from typer.core import TyperCommand
 
-from shortlist.cli.app import AsJsonLines, AsJsonWithProgress, Run, app
+from shortlist.cli.app import AsJsonLines, AsJsonWithProgress, ModelCommand, ModelName, Root, app
 
 
-@app.command()
+@app.command(cls=ModelCommand)
 def report(
-    run: Run,
-    out: Annotated[
-        Path | None, typer.Option("--out", "-o", help="HTML file to write. Default: RUN/report.html.")
+    run: ModelName,
+    images: Annotated[
+        str | None, typer.Argument(help="Labelled images to report on. Default: the test images of the run.")
     ] = None,
+    out: Annotated[
+        Path | None,
+        typer.Option("--out", "-o", help="HTML file to write. Default: RUN/report.html; with IMAGES, report.html."),
+    ] = None,
+    root: Root = None,
     as_json: AsJsonLines = False,
 ) -> None:
     """Write an HTML report of a run: metrics, training curves, queries with their results, and failures.
 
+    With IMAGES, it is a report of any model on these images, without training curves.
+
     The report is a single file that needs no network connection. `train` writes it as well.
     """
     from shortlist.progress import display_for
-    from shortlist.report.run_report import write_report
+    from shortlist.report import write_model_report, write_report
 
     display = display_for(sys.stdout, as_json=as_json)
-    file = write_report(run, out, display)
+    if images is not None:
+        file = write_model_report(run, images, out or Path("report.html"), display, root=root)
+    else:
+        file = write_report(run, out, display)
     display.message(f"The report is {file}.", report=str(file))
 
 
@@ -54,7 +64,8 @@ def compare(
         list[str],
         typer.Argument(
             metavar="RUN_A RUN_B...",
-            help="Folders of finished runs, or glob patterns; or galleries. The others are compared with the first.",
+            help="Folders of finished runs, glob patterns, or pretrained models (timm:NAME), which are tested on the "
+            "images of the runs; or galleries. The others are compared with the first.",
         ),
     ],
     groups: Annotated[
@@ -90,11 +101,14 @@ def compare(
 
         shortlist compare live gallery-2 --queries my-queries
     """
+    from shortlist.files import check_writable
     from shortlist.progress import display_for
     from shortlist.report import compare_groups, compare_runs, write_comparison
     from shortlist.report.terminal_tables import print_comparison
 
     display = display_for(sys.stderr, as_json=as_json)
+    if out is not None:
+        check_writable(out)
     if groups:
         comparison = compare_groups([runs, *(group.split("\n") for group in groups)], display)
     else:

@@ -17,9 +17,10 @@ from shortlist.cli.app import (
     AsJsonWithProgress,
     Merge,
     Model,
+    ModelCommand,
+    ModelName,
     PartsFolder,
     Root,
-    Run,
     ShardOption,
     app,
     choose_parts,
@@ -70,10 +71,10 @@ gallery_app = typer.Typer(
 app.add_typer(gallery_app, name="gallery")
 
 
-@app.command()
+@app.command(cls=ModelCommand)
 @embedding_command
 def embed(
-    run: Run,
+    run: ModelName,
     images: Images,
     out: Annotated[Path, typer.Option("--out", "-o", metavar="FILE.parquet", help="Parquet file to write.")],
     root: Root = None,
@@ -93,10 +94,12 @@ def embed(
     """
     from shortlist.data import open_collection
     from shortlist.encoding.parquet import embed_to_table
+    from shortlist.files import check_writable
     from shortlist.progress import display_for
     from shortlist.training import open_encoder
 
     display = display_for(sys.stderr, as_json=as_json)
+    check_writable(out)
     chosen, folder, merged = choose_parts(shard, merge, parts, out.with_name(f"{out.name}.parts"))
     catalog = open_collection(images, root=root, split=split)
     encoder = open_encoder(run)
@@ -109,10 +112,10 @@ def embed(
     _report_result(display, as_json, f"{text}, unreadable: {len(done.unreadable):,}.", dataclasses.asdict(done))
 
 
-@app.command()
+@app.command(cls=ModelCommand)
 @embedding_command
 def index(
-    run: Run,
+    run: ModelName,
     images: Images,
     out: Annotated[str, typer.Option("--out", "-o", **_PLACE)],
     kind: Annotated[
@@ -140,8 +143,11 @@ def index(
     """
     from shortlist import gallery as galleries
     from shortlist.data import open_collection
+    from shortlist.files import check_writable
     from shortlist.gallery.adding import whole_images
     from shortlist.gallery.milvus_address import is_milvus
+    from shortlist.gallery.store import GALLERY_FILE
+    from shortlist.gallery.switching import current_location
     from shortlist.progress import display_for
     from shortlist.training import open_encoder
 
@@ -149,6 +155,8 @@ def index(
     chosen, folder, merged = choose_parts(
         shard, merge, parts, None if is_milvus(out) else Path(f"{out.rstrip('/')}.parts")
     )
+    if not is_milvus(current := current_location(out)):
+        check_writable(Path(current) / GALLERY_FILE)
     catalog = open_collection(images, root=root, split=split)
     encoder = open_encoder(run)
     if chosen is not None:
@@ -183,9 +191,11 @@ def search(
     as_json: AsJson = False,
 ) -> None:
     """Search a gallery for the images most similar to the given images."""
+    from shortlist.files import check_writable
     from shortlist.gallery import Gallery
 
     if sheet is not None:
+        check_writable(sheet)
         from shortlist.report.contact_sheet import draw_hits  # fails before the search if an extra is missing
     gallery = Gallery.open(place, model)
     found = list(zip(images, gallery.search(images, k, label=label), strict=True))

@@ -23,6 +23,12 @@ class _Sweep(TyperGroup):
         named = args and args[0] in {*self.commands, *ctx.help_option_names}
         return super().parse_args(ctx, args if named or not args else [RUN, *args])
 
+    def format_help(self, ctx: Any, formatter: Any) -> None:
+        """Print also the options of the command that may be omitted."""
+        super().format_help(ctx, formatter)
+        command = self.commands[RUN]
+        command.format_help(type(ctx)(command, info_name=RUN, parent=ctx), formatter)
+
 
 sweep_app = typer.Typer(
     cls=_Sweep,

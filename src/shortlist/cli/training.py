@@ -16,10 +16,11 @@ from shortlist.cli.app import (
     AsJsonLines,
     AsJsonWithProgress,
     Merge,
+    ModelCommand,
+    ModelName,
     PartsFolder,
     Recipe,
     Root,
-    Run,
     Settings,
     ShardOption,
     app,
@@ -42,8 +43,18 @@ def train(
         Path | None, typer.Option(help="Folder of the new run. Default: runs/NAME, or runs/NAME-2 and so on.")
     ] = None,
     resume: Annotated[Path | None, typer.Option(metavar="RUN", help="Folder of an interrupted run to resume.")] = None,
+    final: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="RUN",
+            help="Folder of a finished run to repeat with all classes, for as long as was best in its validation.",
+        ),
+    ] = None,
     dry_run: Annotated[
-        bool, typer.Option("--dry-run", help="Print the configuration and the plan without training.")
+        bool,
+        typer.Option(
+            "--dry-run", help="Print the configuration and the plan, with the estimated time, without training."
+        ),
     ] = False,
     as_json: AsJsonLines = False,
 ) -> None:
@@ -59,18 +70,35 @@ def train(
                 raise ConfigError(
                     "--resume takes only the folder of a run, which contains its settings. Omit the other arguments."
                 )
-            if resume is None and recipe is None:
+            if final is not None and (recipe is not None or resume is not None):
+                raise ConfigError("--final takes the settings of the run that it repeats. Omit the other arguments.")
+            if resume is None and recipe is None and final is None:
                 raise ConfigError("No recipe was given. Give the name of a recipe or a YAML file, or use --resume RUN.")
-            config = None if recipe is None else open_recipe(recipe, settings, context)
-        _train(config, run, resume, dry_run, as_json)
+            config, advice = None, None
+            if recipe is not None:
+                from shortlist.runs import new_folder, suited_recipe
+
+                chosen, advice = suited_recipe(recipe, settings or [])
+                config = open_recipe(chosen, settings, context)
+                run = run or (new_folder(recipe) if advice else None)
+            if final is not None:
+                from shortlist.runs import final_config
+
+                config = final_config(final)
+        _train(config, run, resume, dry_run, as_json, advice)
 
 
-def _train(config: RunConfig | None, run: Path | None, resume: Path | None, dry_run: bool, as_json: bool) -> None:
+def _train(
+    config: RunConfig | None, run: Path | None, resume: Path | None, dry_run: bool, as_json: bool, advice: str | None
+) -> None:
     from shortlist import runs
     from shortlist.progress import Display, display_for
 
     keep_freed_memory()  # imports torch, which takes seconds: after errors are reported
     display = display_for(sys.stdout, as_json=as_json) if is_main_process() else Display()
+    if advice is not None:
+        shown = display_for(sys.stderr, as_json=as_json) if dry_run else display  # the plan is printed to stdout
+        shown.message(advice, advice=advice)
     if config is None:
         assert resume is not None
         done = runs.resume(resume, display=display)
@@ -83,13 +111,14 @@ def _train(config: RunConfig | None, run: Path | None, resume: Path | None, dry_
     display.message(f"The run is in {done.path}.", run=str(done.path))
 
 
-@app.command()
+@app.command(cls=ModelCommand)
 @embedding_command
 def evaluate(
-    run: Run,
-    data: Annotated[
-        str | None, typer.Option(help="Images to evaluate on. Default: the test images of the run.")
+    run: ModelName,
+    images: Annotated[
+        str | None, typer.Argument(help="Labelled images to evaluate on. Default: the test images of the run.")
     ] = None,
+    data: Annotated[str | None, typer.Option(help="The same as IMAGES.")] = None,
     root: Root = None,
     distractors: Annotated[
         Path | None, typer.Option(help="Folder of R1M: evaluate --data without and with these distractors.")
@@ -103,7 +132,11 @@ def evaluate(
     parts: PartsFolder = None,
     as_json: AsJsonWithProgress = False,
 ) -> None:
-    """Evaluate a run, with 95 % confidence intervals and, if the recipe has them, the results of the paper.
+    """Evaluate a run or a pretrained model, with 95 % confidence intervals and the results of the paper, if there are.
+
+    To measure a pretrained model on your own images, in a folder with one sub-folder per class:
+
+        shortlist evaluate --model timm:resnet50 my-images
 
     Metrics: r@k, recall@k, mAP, mAP@R and R-precision; for judged queries (roxford5k, ...), mAP and mP@k per setup.
 
@@ -115,21 +148,27 @@ def evaluate(
     from shortlist.runs import evaluate
     from shortlist.training import RunFolder, embed_run_shard
 
+    if images is not None and data is not None:
+        raise ConfigError("The images are given twice, as an argument and with --data: give one of the two.")
+    data = data or images
     display = display_for(sys.stderr, as_json=as_json)
-    chosen, folder, merged = choose_parts(shard, merge, parts, run / "vectors" / "parts")
-    images: dict[str, Any] = {"root": root, "distractors": distractors, "on_missing": on_missing}
+    chosen, folder, merged = choose_parts(shard, merge, parts, Path(run, "vectors", "parts"))
+    options: dict[str, Any] = {"root": root, "distractors": distractors, "on_missing": on_missing}
     if chosen is not None:
-        written = [str(path) for path in embed_run_shard(run, chosen, folder, data, **images, display=display)]
+        written = [str(path) for path in embed_run_shard(run, chosen, folder, data, **options, display=display)]
         text = f"Shard {chosen} is embedded. When all shards are done, use --merge instead of --shard."
         display.message(text, parts=written)
         return
-    evaluations = evaluate(run, data, **images, parts=merged, display=display)
+    evaluations = evaluate(run, data, **options, parts=merged, display=display)
     if as_json:
         print(json.dumps([each.to_dict() for each in evaluations], indent=2))
     else:
-        config = RunFolder.open(run).config()
-        packaged = config.name in recipe_names() and data is None
-        print_evaluations(evaluations, () if data else config.paper, reproduced=config.measured if packaged else None)
+        if data is not None:
+            print_evaluations(evaluations)
+            return
+        config = RunFolder.open(Path(run)).config()
+        packaged = config.name in recipe_names() and config.measured.keys() | config.paper.keys()
+        print_evaluations(evaluations, config.paper, reproduced=config.measured if packaged else None)
         if packaged and (changed := differences(config)):
             print(f"The configuration of this run differs from the recipe {config.name}: {', '.join(changed)}")
 
@@ -235,5 +274,5 @@ def _print_plan(config: RunConfig, as_json: bool) -> None:
     from shortlist.cli.planning import print_facts
     from shortlist.progress import display_for
 
-    found = runs.plan(config, measure=False, display=display_for(sys.stderr, as_json=as_json))
+    found = runs.plan(config, display=display_for(sys.stderr, as_json=as_json))
     print_facts({"config": config.model_dump(mode="json"), "plan": found}, as_json)

@@ -421,7 +421,7 @@ class EvaluationConfig(Section):
     """Evaluation of the trained embedder."""
 
     k: CutOffs | None = None  # values of k to report; None: those of the benchmark, or 1, 2, 4, 8
-    before: bool = True  # also evaluate before training
+    before: bool = True  # also evaluate the pretrained backbone alone, or a model with random weights, before training
     test_every: Count | None = None  # epochs; also test during training, which never selects anything; None: only after
     bootstrap: NonNegativeInt = 1000  # number of resamples for 95 % confidence intervals; 0: no intervals
     tests: tuple[TestConfig, ...] = ()  # empty: the test classes of data.source

@@ -7,7 +7,7 @@ import io
 import os
 import warnings
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from itertools import islice
@@ -16,8 +16,10 @@ from typing import Any
 
 import numpy as np
 
+from shortlist.data.benchmarks import BENCHMARKS
 from shortlist.data.catalog import ROLES, SPLITS, Catalog
 from shortlist.data.images import ImageError, open_image, upright_rgb, upright_size
+from shortlist.data.splits import half_validation
 from shortlist.locations import as_url, open_binary
 from shortlist.progress import Display, Progress, default_display
 
@@ -58,6 +60,38 @@ def summary(catalog: Catalog, per_class: int = 4, sample: int = SAMPLE) -> dict[
         "ignored": list(catalog.ignored),
         "remarks": list(catalog.remarks),
     }
+
+
+def describe_splits(catalog: Catalog, per_class: int = 4) -> list[list[str]]:
+    """Describe which classes are trained on, validated on and tested on, as rows of a table with a header.
+
+    `shortlist data show` and `shortlist train` print these rows. For the arguments, see `summary`.
+    """
+    spread, too_small = "images per class: min, median, max", f"classes with fewer than {per_class} images"
+    parts = {split: part for split in SPLITS if len(part := catalog.subset(catalog.splits == split))}
+    rows = [["", "images", "classes", spread, too_small]]
+    for name, part in {**parts, "all": catalog}.items():
+        counts = _counts(part, per_class)
+        sizes = format_spread(counts["images_per_class"])
+        rows.append([name, f"{counts['images']:,}", f"{counts['classes']:,}", sizes, f"{counts['too_small']:,}"])
+    return rows
+
+
+def split_as_training(catalog: Catalog) -> Catalog:
+    """Return a catalog of the user's own images with the validation classes that the recipe `folder` holds out."""
+    own = catalog.name not in BENCHMARKS and "validation" not in catalog.splits
+    return half_validation(catalog) if own and len(catalog.subset(catalog.splits == "train").classes()) > 1 else catalog
+
+
+def class_names(catalog: Catalog) -> dict[str, list[str]]:
+    """Return the names of the classes of each split."""
+    parts = {split: catalog.subset(catalog.splits == split) for split in SPLITS if split in catalog.splits}
+    return {split: [catalog.class_names[label] for label in part.classes()] for split, part in parts.items()}
+
+
+def format_spread(values: Mapping[str, float] | None) -> str:
+    """Format minimum, median and maximum, as in a `summary`."""
+    return "-" if values is None else ", ".join(f"{values[each]:g}" for each in ("min", "median", "max"))
 
 
 @dataclass(frozen=True)

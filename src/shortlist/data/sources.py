@@ -14,7 +14,7 @@ from shortlist.data.missing_files import check_on_missing, without_missing
 from shortlist.data.splits import open_set_split
 from shortlist.data.tables import TABLE_EXTENSIONS, table_catalog
 from shortlist.errors import ConfigError, DataError, did_you_mean
-from shortlist.locations import as_path, as_url, is_remote, remote_kind
+from shortlist.locations import absolute_path, as_path, as_url, is_remote, remote_kind
 
 Labels = Literal["required", "optional"]
 _KINDS: dict[Labels, str] = {
@@ -102,6 +102,18 @@ def open_collection(
     return catalog if split is None else catalog.split(split)
 
 
+def check_source(source: str | Path, root: str | Path | None = None) -> None:
+    """Check that a source exists, without opening it: before work that takes long. See `open_catalog`.
+
+    Raises:
+        DataError: If it does not exist.
+    """
+    if isinstance(source, str) and source in BENCHMARKS:
+        BENCHMARKS[source].check_root(None if root is None else as_path(root))
+    elif not _kind(as_path(source))[0]:
+        raise _unknown_source(str(source), as_path(source), _KINDS["required"])
+
+
 def _kind(path: Path) -> tuple[bool, bool, bool]:
     """Return whether a path exists, is a folder, and is a file."""
     if not is_remote(path):
@@ -116,6 +128,6 @@ def _unknown_source(source: str, path: Path, kinds: str) -> DataError:
     if path.exists():
         return DataError(f"{path} cannot be opened as images; expected {kinds}")
     if os.sep in source or "/" in source or path.suffix:
-        return DataError(f"{path.absolute()} does not exist; expected {kinds}")
+        return DataError(f"{absolute_path(path)} does not exist; expected {kinds}")
     where = f"there is no folder {source!r} here, and no benchmark of that name"
     return DataError(f"unknown source {source!r}: {where}, {did_you_mean(source, BENCHMARKS)} (expected {kinds})")

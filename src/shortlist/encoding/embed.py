@@ -173,7 +173,7 @@ def append_embeddings(
         with job.shared() as rounds:
             for each in rounds:
                 file.leave_out({str(catalog.file(index)): _reason(dataset, index) for index in each.unreadable})
-                _append(file, each.vectors, each.seen)
+                _append(file, each.vectors, seen=each.seen)
                 if progress is not None:
                     progress(file.note.seen, len(catalog))
     except ImageError as error:

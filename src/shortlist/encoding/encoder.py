@@ -22,7 +22,7 @@ from shortlist.batches.sizes import by_size
 from shortlist.data import Transform
 from shortlist.data.images import as_image, load_crop
 from shortlist.data.transforms import apply_crop
-from shortlist.encoding.pretrained import TRANSFORMS, open_pretrained
+from shortlist.encoding.pretrained import TRANSFORMS, is_timm, open_pretrained
 from shortlist.errors import ConfigError, ModelError, RunError
 from shortlist.files import read_json, verified, with_checksum, write_json
 from shortlist.model import Embedder, MultiScale
@@ -105,8 +105,9 @@ class Encoder:
         """Open a model that needs no training here: of timm, or exported by shortlist.
 
         Args:
-            name: Name of a timm model (`resnet50.a1_in1k`); folder that `shortlist export --package` wrote; or such a
-                package on the Hugging Face Hub, as `OWNER/NAME`. Code in a package is not executed.
+            name: Name of a timm model (`resnet50.a1_in1k`), also as `timm:NAME`; folder that `shortlist export
+                --package` wrote; or such a package on the Hugging Face Hub, as `OWNER/NAME`. Code in a package is not
+                executed. `timm:NAME@WEIGHTS` also names the weights: a file, or `none` for random weights.
             pretrained: Weights of a timm model, as in `Embedder`: True for those that timm publishes, or a file.
             pooling: Pooling of a timm model. Default: the class token if there is one, and else the average.
             image_size: Side of the images in pixels. Default: that of the timm model.
@@ -117,7 +118,7 @@ class Encoder:
             ConfigError: An argument has no effect on a package.
         """
         chosen = pretrained is not True or pooling is not None or image_size is not None
-        if chosen and (Path(name).is_dir() or "/" in str(name)):
+        if chosen and not is_timm(str(name)) and (Path(name).is_dir() or "/" in str(name)):
             raise ConfigError(f"{name} is a package: `pretrained`, `pooling` and `image_size` are for timm models.")
         if Path(name, ENCODER_FILE).is_file():
             return cls.from_run(name, device=device)

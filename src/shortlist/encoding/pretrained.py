@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -10,6 +12,7 @@ import huggingface_hub
 from safetensors import SafetensorError
 from safetensors.torch import load_file
 
+from shortlist.batches.undo import seeded
 from shortlist.data import FitTransform, TestTransform, Transform
 from shortlist.errors import ModelError, RunError
 from shortlist.files import file_digest, read_json, verified
@@ -20,6 +23,8 @@ from shortlist.model.weights import reachable
 
 TRANSFORMS: dict[str, type[TestTransform] | type[FitTransform]] = {"square": TestTransform, "fit": FitTransform}
 CONFIG, WEIGHTS = "config.json", "model.safetensors"  # of a package
+_HUB_NAME = re.compile(r"[\w.-]+/[\w.-]+")
+TIMM = "timm:"  # prefix of timm models, where runs and packages can be named as well
 
 Parts = tuple[Embedder, Transform, tuple[float, ...]]  # the embedder in evaluation mode, its transform, and its scales
 
@@ -29,15 +34,32 @@ def open_pretrained(name: str, pretrained: bool | str | Path, pooling: str | Non
 
     See `Encoder.from_pretrained` for the arguments and errors.
     """
-    if Path(name).is_dir():
+    if not is_timm(name) and Path(name).is_dir():
         return _open_package(Path(name))
-    if "/" in name:
+    if not is_timm(name) and "/" in name:
         return _open_package(_download(name))
-    pooled = pooling or "average"
-    embedder = Embedder(name, None, pooled, layer_norm=False, pretrained=pretrained, image_size=image_size).eval()
+    name, _, weights = name.removeprefix(TIMM).partition("@")
+    source = pretrained if not weights else weights != "none" and weights
+    with seeded(0) if weights == "none" else nullcontext():  # the same vectors each time
+        embedder = Embedder(name, None, pooling or "average", False, pretrained=source, image_size=image_size).eval()
     if pooling is None and embedder.layout.class_token:
         embedder.pooling, embedder.config = ClassToken(), replace(embedder.config, pooling="token")
     return embedder, square_transform(embedder), (1.0,)
+
+
+def is_timm(name: str) -> bool:
+    """Return whether a name denotes a timm model: `timm:NAME`, or `timm:NAME@WEIGHTS`."""
+    return name.startswith(TIMM)
+
+
+def is_pretrained(name: Path | str) -> bool:
+    """Return whether a name denotes a timm model, a folder with a package, or a package on the Hugging Face Hub.
+
+    RUNS/NAME is no name on the Hub if there is a folder RUNS: it is a mistake in the path of a run.
+    """
+    path = Path(name)
+    on_hub = _HUB_NAME.fullmatch(str(name)) and not path.parent.exists()
+    return is_timm(str(name)) or (path / CONFIG).is_file() or bool(on_hub)
 
 
 def square_transform(

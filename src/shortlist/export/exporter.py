@@ -53,7 +53,8 @@ def export(
     """Export a run's model.
 
     Args:
-        run: Folder of a finished run, or a folder written by `Encoder.save`.
+        run: Folder of a finished run, a folder written by `Encoder.save`, or another name of a model, such as
+            `timm:NAME`.
         onnx: ONNX file to write; needs the extra `export`.
         torchscript: TorchScript file to write, for `torch.jit.load` or C++.
         torch_export: File to write for `torch.export.load`.

@@ -13,13 +13,14 @@ from shortlist.config import RunConfig
 from shortlist.data import BENCHMARKS, Catalog
 from shortlist.encoding import Encoder
 from shortlist.export.source import ExportSource
+from shortlist.training.baseline import baseline_name
 
 CONFIG_SECTIONS = ("images", "loss", "batch", "optimizer", "schedule", "training")  # those without file names
 
 
 def model_card(encoder: Encoder, source: ExportSource, check: Mapping[str, Any], license: str | None) -> str:  # noqa: A002
     """Return the card: Markdown with the YAML metadata that model hubs read."""
-    name = "embedder" if source.config is None else source.config.name
+    name = source.name
     tests = source.evaluations()
     sections = [
         f"# {_text(name)}",
@@ -58,10 +59,10 @@ def _summary(encoder: Encoder, config: RunConfig | None) -> str:
     norm = ", layer norm" if model.layer_norm else ", L2 normalisation" if model.l2_pooled else ""
     linear = "" if model.dim is None else f", linear layer to {model.dim} dimensions"
     how = "" if config is None else f" Trained with shortlist and the loss `{_text(config.loss.name)}`."
+    trained = "" if config is None else "; images of the same class are trained to have a large dot product"
     return (
-        f"Maps an image to a unit vector of {encoder.dim} dimensions; images of the same class are trained to have a "
-        f"large dot product. timm backbone `{_text(model.backbone)}`, `{model.pooling}` pooling{norm}{linear}, L2 "
-        f"normalisation.{how}"
+        f"Maps an image to a unit vector of {encoder.dim} dimensions{trained}. timm backbone "
+        f"`{_text(model.backbone)}`, `{model.pooling}` pooling{norm}{linear}, L2 normalisation.{how}"
     )
 
 
@@ -113,14 +114,15 @@ def _results(tests: Sequence[Mapping[str, Any]], before: Sequence[Mapping[str, A
     if not tests:
         return "## Results\n\nNone: the model was not evaluated."
     parts = ["## Results\n\nIn %, with 95 % confidence intervals from a bootstrap over queries."]
+    baseline = baseline_name([remark for each in before for remark in each["remarks"]])
     earlier = {(each["data"], each["split"]): each["metrics"] for each in before}
     for test in tests:
         first = earlier.get((test["data"], test["split"]), {})
-        columns = {"before training": first, "paper": test["paper"]}
+        columns = {baseline: first, "paper": test["paper"]}
         shown = [column for column, values in columns.items() if values]
         rows = []
         for metric, each in test["metrics"].items():
-            others = {"before training": _percent(first.get(metric)), "paper": str(test["paper"].get(metric, "-"))}
+            others = {baseline: _percent(first.get(metric)), "paper": str(test["paper"].get(metric, "-"))}
             rows.append((metric, _percent(each), *(others[column] for column in shown)))
         title = f"`{_text(test['data'])}`, {test['split']}, {_text(test['protocol'])}: {test['queries']:,} queries"
         parts.append(f"{title} against {test['gallery']:,} images each.")

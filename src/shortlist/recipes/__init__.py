@@ -7,6 +7,7 @@ the given order, section by section, and the values of the recipe itself are mer
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Iterable, Mapping
 from functools import cache
 from pathlib import Path
@@ -58,9 +59,18 @@ def open_recipe(
     """
     recipe = str(recipe)
     if recipe not in _packaged_files(parts=False) and not Path(recipe).is_file():
-        raise ConfigError(f"There is no recipe and no file {recipe!r}; {did_you_mean(recipe, recipe_names())}")
+        raise ConfigError(_no_recipe(recipe))
     where = f"Recipe {recipe}" if recipe in _packaged_files(parts=False) else recipe
     return validate_config({"name": Path(recipe).stem, **_resolve(recipe, ())}, where, overrides, settings)
+
+
+def _no_recipe(recipe: str) -> str:
+    path = shlex.quote(recipe)
+    if (Path(recipe) / "config.yaml").is_file():
+        return f"{recipe} is a run. Resume it with: shortlist train --resume {path}"
+    if Path(recipe).is_dir():
+        return f"{recipe} is a folder, not a recipe. To train on its images: shortlist train folder data.source={path}"
+    return f"There is no recipe and no file {recipe!r}; {did_you_mean(recipe, recipe_names())}"
 
 
 def describe_recipes() -> list[dict[str, Any]]:

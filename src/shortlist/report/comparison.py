@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import glob
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +13,8 @@ from numpy.typing import NDArray
 
 from shortlist.config import CONFIG_KEYS
 from shortlist.data import Catalog
+from shortlist.data.loader import decoding_workers
+from shortlist.encoding.pretrained import is_pretrained
 from shortlist.errors import ConfigError, RunError, translate_arguments
 from shortlist.evaluation.intervals import RESAMPLES, Difference, paired_differences
 from shortlist.evaluation.protocols import QueryTable, score_queries
@@ -21,8 +23,9 @@ from shortlist.progress import Display, default_display
 from shortlist.report.analysis import Analysis, EmbeddedTest, analyse, open_finished_run, open_test
 from shortlist.report.pages import QueryBrowser, Thumbnails, browse_queries, write_page
 from shortlist.report.paper_tables import error_reduction
-from shortlist.training import RunFolder
+from shortlist.training import RunFolder, open_encoder
 from shortlist.training.datasets import open_eval_sets, open_run_images
+from shortlist.training.run_evaluation import embed_test
 
 MIN_QUERIES = 30  # with fewer, bootstrap intervals are too narrow: three queries that agree have an interval of width 0
 GROUP_SIZE = 12  # queries per group in the page
@@ -141,13 +144,14 @@ def compare_runs(
     order and the same labels, are ignored.
 
     Args:
-        paths: Folders of the runs, or glob patterns that match them; or folders or names of galleries.
+        paths: Folders of the runs, or glob patterns that match them. At least one is a run; others may be pretrained
+            models, as in `open_encoder`, which are tested on its images. Or folders or names of galleries.
         display: Where progress is shown.
         queries: Labelled images that galleries are searched with. None: each labelled image searches for the others of
             its label.
 
     Raises:
-        ConfigError: Fewer than two runs, or the same run twice.
+        ConfigError: Fewer than two runs, the same run twice, or no run.
         RunError: A run is not finished, its images have changed, or the runs have no test in common.
     """
     display = display or default_display()
@@ -195,8 +199,15 @@ def open_common_tests(runs: Mapping[str, Path], display: Display) -> list[dict[s
     Raises:
         RunError: A run is not finished, its images have changed, or the runs have no test in common.
     """
-    tests_of = {name: _open_tests(path, display) for name, path in runs.items()}
-    first = next(iter(tests_of.values()))
+    of_runs = {name: _open_tests(path, display) for name, path in runs.items() if not is_pretrained(path)}
+    if not of_runs:
+        raise ConfigError(
+            "None of these models is a run, whose test images they could be compared on. Give a run, too."
+        )
+    first = next(iter(of_runs.values()))
+    tests_of = {
+        name: of_runs[name] if name in of_runs else _embed_tests(path, first, display) for name, path in runs.items()
+    }
     common = [key for key in first if all(key in tests for tests in tests_of.values())]
     if not common:
         listed = "; ".join(f"{name}: {_list_tests(tests)}" for name, tests in tests_of.items())
@@ -225,6 +236,16 @@ def _open_tests(path: Path, display: Display) -> dict[str, EmbeddedTest]:
     return {
         eval_set.catalog.fingerprint(): open_test(folder, config, encoder, eval_set, display) for eval_set in eval_sets
     }
+
+
+def _embed_tests(model: Path, tests: Mapping[str, EmbeddedTest], display: Display) -> dict[str, EmbeddedTest]:
+    """Embed the images of tests with a pretrained model."""
+    encoder, found = open_encoder(model), {}
+    for key, test in tests.items():
+        with display.task(f"embedding {test.catalog.name} with {model}", "images") as progress:
+            vectors = embed_test(encoder, test.catalog, decoding_workers(len(test.catalog)), None, progress)
+        found[key] = replace(test, vectors=vectors.to(test.vectors.device))
+    return found
 
 
 def _list_tests(tests: Mapping[str, EmbeddedTest]) -> str:

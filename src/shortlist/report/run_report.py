@@ -23,6 +23,7 @@ from shortlist.report.paper_tables import landmark_means, percentages, reduction
 from shortlist.report.plots import Plot, bar_plot, distributions_plot, training_curves
 from shortlist.report.terminal_tables import counts
 from shortlist.training import Plan, RunFolder, make_plan
+from shortlist.training.baseline import baseline_name
 from shortlist.training.folder import ImagesChangedError
 
 MAX_CLASSES = 150  # that are shown with a query, over all tests: together with the other groups a few MB of thumbnails
@@ -101,6 +102,7 @@ def write_report(
         recipe=config.name,
         evaluations=evaluations,
         counts=counts,
+        baseline_name=baseline_name,
         reductions=reductions_to_previous_best(config, measured),
         means=landmark_means(measured),
         paper_means=landmark_means(config.paper),
@@ -207,7 +209,11 @@ def _run_facts(
         **({} if plan is None else _data_facts(plan)),
         "excluded classes": _listing(facts.get("classes_too_small", []), "too few images for a batch"),
         "missing images": _listing(facts.get("missing", []), "skipped because of data.on_missing=skip"),
-        **({} if plan is None else {"unreadable images": _listing([path for path, _ in plan.unreadable], "skipped")}),
+        **(
+            {}
+            if plan is None
+            else {"unreadable images": _listing([f"{path}: {reason}" for path, reason in plan.unreadable], "skipped")}
+        ),
         **_training_facts(facts.get("batch_size", config.batch.size), plan, records),
         "device": f"{facts.get('device', 'unknown')}; {facts.get('platform', '')}",
         "threads": str(facts.get("threads") or ""),
@@ -224,10 +230,11 @@ def _data_facts(plan: Plan) -> dict[str, str]:
     if plan.validation is not None:
         catalogs["validation"] = plan.validation.catalog
     catalogs |= {f"test, {eval_set.name}": eval_set.catalog for eval_set in plan.eval_sets}
-    return {**{name: _catalog_counts(each) for name, each in catalogs.items()}, "remarks": "; ".join(plan.remarks)}
+    return {**{name: catalog_counts(each) for name, each in catalogs.items()}, "remarks": "; ".join(plan.remarks)}
 
 
-def _catalog_counts(catalog: Catalog) -> str:
+def catalog_counts(catalog: Catalog) -> str:
+    """Describe the size of a test set, or of training images."""
     if catalog.roles is not None and catalog.roles.any():
         queries, gallery = (int((catalog.roles == role).sum()) for role in ("query", "gallery"))
         return f"{queries:,} queries and {gallery:,} images to search"

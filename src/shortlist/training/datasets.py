@@ -12,6 +12,7 @@ from shortlist.config import RunConfig
 from shortlist.config.schema import DataConfig, TestConfig
 from shortlist.data import BENCHMARKS, Catalog, half_validation, open_catalog
 from shortlist.data.inspection import drop_unreadable
+from shortlist.data.sources import check_source
 from shortlist.encoding.feature_cache import image_keys
 from shortlist.errors import ConfigError, translate_arguments
 from shortlist.files import read_json, write_json
@@ -203,6 +204,18 @@ def _open_other(config: RunConfig, test: TestConfig, display: Display) -> Catalo
     return open_images(config.with_changes(data=other), display).catalog
 
 
+def check_images_exist(config: RunConfig) -> None:
+    """Check that the training images and the test images exist, without opening them.
+
+    Raises:
+        DataError: Images do not exist.
+    """
+    check_source(config.data.source, config.data.root)
+    with translate_arguments({"root": "the root in evaluation.tests"}):
+        for test in config.evaluation.tests:
+            check_source(test.source, test.root or config.data.root)
+
+
 def with_absolute_paths(config: RunConfig) -> RunConfig:
     """Make all paths absolute, so that the run can be resumed and evaluated from any working directory."""
     weights, validation = config.model.weights, config.data.validation_source
@@ -210,7 +223,7 @@ def with_absolute_paths(config: RunConfig) -> RunConfig:
     is_path = file.is_file() or (file / "embedder.json").is_file()
     return config.model_copy(update={"data": _absolute(config.data)}).with_changes(
         data={"validation_source": validation and _absolute(validation)},
-        model={"weights": str(file.absolute()) if is_path else weights},
+        model={"weights": absolute_path(file) if is_path else weights},
         evaluation={"tests": tuple(map(_absolute, config.evaluation.tests))},
     )
 
@@ -230,5 +243,5 @@ def _absolute(named: Source) -> Source:
         if (path := getattr(named, name, None)) is not None
     }
     if named.source not in BENCHMARKS and source.exists():
-        paths["source"] = str(source.absolute())
+        paths["source"] = absolute_path(source)
     return named.model_copy(update=paths)

@@ -82,14 +82,14 @@ class RunFolder:
     encoder.json            preprocessing of the images that are searched, for `Encoder.from_run`
     views/                  features of a frozen backbone, unless data.view_cache is another folder
     vectors/                embeddings of test images and distractors, which `report` and `compare` use
-    evaluation-before.json  results of all tests before training
+    evaluation-before.json  results of all tests with the pretrained backbone alone, or before training
     evaluation.json         results of all tests with the trained embedder
     report.html             the report that `shortlist train` and `shortlist report` write
     failed/                 the state of a step whose loss or gradient was not finite
     """  # fmt: skip
 
     def __init__(self, path: Path) -> None:
-        self.path = path
+        self.path, self._parent_is_new = path, not path.parent.exists()
         self.config_file, self.facts_file = path / "config.yaml", path / "facts.json"
         self.metrics_file, self.unreadable_file = path / "metrics.jsonl", path / "unreadable.json"
         self.checkpoints, self.best, self.failed = path / "checkpoints", path / "best", path / "failed"
@@ -159,6 +159,8 @@ class RunFolder:
                 file.unlink(missing_ok=True)
             shutil.rmtree(self.given_images, ignore_errors=True)
             self.path.rmdir()  # fails if it contains other files
+            if self._parent_is_new:
+                self.path.parent.rmdir()
 
     def check_images(self, fingerprint: str) -> None:
         """Compare the fingerprint of the images with that at the start of the run, if it has started.

@@ -89,7 +89,8 @@ class FrozenBackbone:
             if epoch != drawn:
                 drawn, views = epoch, self._draw_views(epoch)
             indices = (part.numpy() for part in parts(batch))
-            yield batch, iter([self.views.take(images, views[images]) for images in indices])
+            drawn_views = views  # taken from the files within the step, whose duration includes it
+            yield batch, (self.views.take(images, drawn_views[images]) for images in indices)
 
     def _draw_views(self, epoch: int) -> np.ndarray[tuple[int], np.dtype[np.int64]]:
         """Draw a view of each training image."""

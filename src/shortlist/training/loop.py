@@ -31,9 +31,10 @@ from shortlist.model import Embedder, GeM
 from shortlist.process import threads
 from shortlist.processor import require_bfloat16
 from shortlist.progress import Display, default_display
+from shortlist.training.baseline import baseline, baseline_name, improvement, with_baseline_name
 from shortlist.training.checkpoint import TrainingState, latest_state, save_state
 from shortlist.training.components import Given, build_embedder, build_loss, build_transforms
-from shortlist.training.datasets import EvalSet, with_absolute_paths
+from shortlist.training.datasets import EvalSet, check_images_exist, with_absolute_paths
 from shortlist.training.durations import RemainingTime
 from shortlist.training.folder import RunFolder
 from shortlist.training.frozen import FrozenBackbone
@@ -41,7 +42,7 @@ from shortlist.training.initial_whitening import check_whitening, learn_whitenin
 from shortlist.training.interim_tests import INTERIM_TEST, with_interim_tests
 from shortlist.training.learner import Learner, StepResult
 from shortlist.training.plan import decoding_workers, inference_batch_size, make_plan
-from shortlist.training.plan_description import describe_needs
+from shortlist.training.plan_description import describe_data, describe_needs
 from shortlist.training.requirements import find_requirements
 from shortlist.training.run_evaluation import build_encoder, evaluate_embedder
 from shortlist.training.schedule import learning_rate_factor
@@ -51,6 +52,7 @@ from shortlist.training.tracking import check_trackers, start_trackers
 Batch = tuple[Tensor, Iterator[Images]]  # indices of images in the training catalog, and their pixels or features
 OnValidation = Callable[[int, dict[str, float]], None]  # called with the epoch and the metrics of each validation
 FROZEN_CHECKPOINT = 250  # steps between checkpoints with a frozen backbone, whose epochs are short
+FROZEN_MESSAGES = 20  # about losses of epochs
 PROGRESS_VALUES = ("epoch", "loss", "images_per_second")  # shown in the progress bar
 ADVICE = "A smaller optimizer.lr, schedule.warmup or training.clip_norm often helps."
 
@@ -143,11 +145,10 @@ def _display_of(processes: Processes, display: Display | None) -> Display:
 
 @contextmanager
 def _used(folder: RunFolder, processes: Processes) -> Iterator[None]:
-    """Lock the folder of a run in the main process. Errors say how to resume the run."""
-    with ExitStack() as stack, report_resume_command(folder):
-        with processes.together():
-            if processes.is_main:
-                stack.enter_context(folder.locked())
+    """Lock the folder of a run in the main process. An error ends all processes, and says how to resume the run."""
+    with ExitStack() as stack, report_resume_command(folder), processes.together():
+        if processes.is_main:
+            stack.enter_context(folder.locked())
         yield
 
 
@@ -165,11 +166,6 @@ class Trainer:
     ) -> None:
         self.config, self.folder, self.display = config, folder, display
         self.given, self.on_validation, self.processes = given, on_validation, processes
-        with processes.together():
-            self._set_up()
-
-    def _set_up(self) -> None:
-        config, folder, display, given = self.config, self.folder, self.display, self.given
         check_trackers(config.tracking)
         self.accelerator = Accelerator()
         self.device = self.accelerator.device
@@ -178,6 +174,7 @@ class Trainer:
                 raise ConfigError("training.precision=float16 requires a GPU. Use float32 or bfloat16.")
             if config.training.precision == "bfloat16":
                 require_bfloat16()
+        self.processes.on_main(lambda: check_images_exist(config))  # before weights are downloaded
         embedder = build_embedder(config, given=given.model)
         build_loss(config.loss, torch.arange(2), embedder.dim, given.loss)  # report mistakes before images are opened
         self.plan = plan = self.processes.on_main(lambda: make_plan(config, display, folder))
@@ -200,8 +197,12 @@ class Trainer:
         left_out = {"missing": list(plan.catalog.missing), "classes_too_small": plan.classes_left_out}
         facts = {"seed": self.config.training.seed, "batch_size": plan.sampler.batch_size}
         self.folder.record_facts(plan.catalog.fingerprint(), self.processes.number, **facts, **left_out)
+        for text in describe_data(plan):
+            display.message(text)
         counts = {"missing": len(plan.catalog.missing), "unreadable": len(plan.unreadable)}
         display.message(f"{plan.total_steps:,} steps; {plan.sampler}", steps=plan.total_steps, **counts)
+        for path, reason in plan.unreadable:
+            display.message(f"unreadable: {path}: {reason}", path=path, reason=reason)
         for remark in (*plan.remarks, *self._idle_processes()):
             display.message(remark, remark=remark)
         if display.shows:  # tracing takes a moment
@@ -217,8 +218,9 @@ class Trainer:
         batch, size, number = self.plan.sampler.batch_size, self.config.batch.chunk_size, self.processes.number
         if size != "auto" and not self.config.frozen and (chunks := math.ceil(batch / size)) < number:
             yield (
-                f"With batch.chunk_size={size}, a batch of {batch} images has {chunks} chunks, so {number - chunks} of "
-                f"{number} processes embed nothing. Set batch.chunk_size={math.ceil(batch / number)} or smaller."
+                f"With batch.chunk_size={size}, a batch of {batch} images has too few chunks ({chunks}) for {number} "
+                f"processes: {number - chunks} of them embed nothing. Set batch.chunk_size={math.ceil(batch / number)} "
+                "or smaller."
             )
 
     def run(self) -> None:
@@ -226,8 +228,7 @@ class Trainer:
         try:
             self.processes.on_main(self._begin)
             self._copy_state()
-            with self.processes.together():
-                self._open_features()  # which the main process has cached
+            self._open_features()  # which the main process has cached
             self._train()
             self.processes.on_main(self._finish)
         finally:
@@ -242,8 +243,9 @@ class Trainer:
             self._whiten()
         if self.step == 0 and self.config.evaluation.before:
             with self.remaining.evaluation(self.plan.images_tested):
-                tested = self._test(self.learner.result, "before training", distractors=False)
-            _write_evaluations(tested, self.folder.before_file)
+                embedder, name = baseline(self.config, self.learner.result, self.given.model)
+            tested = self._test(embedder, name, distractors=False)
+            _write_evaluations([with_baseline_name(each, name) for each in tested], self.folder.before_file)
 
     def _open_features(self) -> None:
         """Open the cached features of a frozen backbone, after encoding those that are missing."""
@@ -354,7 +356,7 @@ class Trainer:
         """Report the loss of an epoch at its end, and validate and test if it is time to."""
         epoch, validation, texts = self._epoch, self.plan.validation, []
         facts: dict[str, Any] = {"epoch": epoch, "step": self.step}
-        if end_of_epoch:
+        if end_of_epoch and self._reports_epoch:
             facts["loss"] = statistics.fmean(self.losses)
             texts.append(f"loss {facts['loss']:.4f}")
         if validation is not None and self.plan.validates(self.step):
@@ -367,6 +369,12 @@ class Trainer:
             self.on_validation(epoch, facts["validation"])
         if self.plan.tests(self.step):
             self._test(self.learner.result, INTERIM_TEST, distractors=False, intervals=False)
+
+    @property
+    def _reports_epoch(self) -> bool:
+        """Whether to print the loss of this epoch: of the short epochs of a frozen backbone, only of some."""
+        every = math.ceil(self.plan.epoch(self.plan.total_steps) / FROZEN_MESSAGES) if self.config.frozen else 1
+        return self._epoch % every == 0 or self._is_last_step
 
     def _validate(self, validation: EvalSet) -> tuple[str, dict[str, float]]:
         """Validate, and save the embedder if it is the best so far. Return the result as text, and all metrics."""
@@ -396,7 +404,15 @@ class Trainer:
         for before, measured in zip(tested, with_remarks, strict=True):
             if measured is not before:
                 self.display.message(f"{measured.data}: {measured.remarks[-1]}", data=measured.data)
+        self._compare_with_baseline(with_remarks)
         _write_evaluations(with_remarks, self.folder.evaluation_file)  # last: the file marks the run as finished
+
+    def _compare_with_baseline(self, tested: list[Evaluation]) -> None:
+        found = self.folder.evaluations(before=True) if self.folder.before_file.exists() else []
+        before = {each.data: each for each in found}
+        for after in tested:
+            if after.data in before and (text := improvement(before[after.data], after)):
+                self.display.message(text, data=after.data, baseline=baseline_name(before[after.data].remarks))
 
     def _test(
         self, embedder: Embedder, name: str, *, distractors: bool = True, intervals: bool = True

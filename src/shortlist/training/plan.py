@@ -19,6 +19,7 @@ from shortlist.progress import Display
 from shortlist.training.datasets import EvalSet, open_eval_sets, open_run_images, open_validation
 from shortlist.training.folder import RunFolder
 
+FEW_CLASSES = 10  # fewer training classes are worth a remark
 AUTOMATIC_BATCH = 392  # the paper's batch for Cars196
 
 
@@ -56,7 +57,17 @@ class Plan:
         """Remarks for the user on the batch size and on all images, including those for validation and tests."""
         eval_sets = (*(() if self.validation is None else (self.validation,)), *self.eval_sets)
         others = (remark for eval_set in eval_sets for remark in eval_set.remarks)
-        return tuple(dict.fromkeys((*self.batch_remarks, *self.catalog.remarks, *others)))
+        return tuple(dict.fromkeys((*self.batch_remarks, *self._few_classes, *self.catalog.remarks, *others)))
+
+    @property
+    def _few_classes(self) -> tuple[str, ...]:
+        """Remark on a small number of training classes."""
+        number = len(self.classes)
+        text = (
+            f"only {number} training classes: what is learned from so few classes hardly carries over to others. Add "
+            "classes, or compare with a pretrained model: shortlist evaluate --model timm:NAME IMAGES"
+        )
+        return (text,) if number < FEW_CLASSES else ()
 
     @property
     def total_steps(self) -> int:

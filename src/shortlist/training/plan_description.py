@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import shlex
+from collections.abc import Iterator
 from typing import Any
 
-from shortlist.data import Catalog
+from shortlist.data import BENCHMARKS, Catalog
+from shortlist.data.inspection import describe_splits
 from shortlist.model import Embedder
 from shortlist.progress import format_duration
 from shortlist.training.components import build_loss, trained_parts
@@ -75,6 +78,19 @@ def describe_memory(plan: Plan, needs: Requirements) -> dict[str, str]:
     if plan.config.frozen:
         memory["cached features, on disk"] = format_bytes(_cached_features(plan, needs))
     return {**memory, "peak": format_bytes(needs.peak)}
+
+
+def describe_data(plan: Plan) -> Iterator[str]:
+    """Yield lines that say which classes a run trains, validates and is tested on, and how to train on all of them."""
+    rows = describe_splits(plan.catalog, plan.config.batch.per_class)
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    for row in rows:
+        yield "  ".join(f"{text:{width}}" for text, width in zip(row, widths, strict=True)).rstrip()
+    if plan.config.data.source not in BENCHMARKS:
+        seed = "" if plan.config.data.split_seed is None else f" --split-seed {plan.config.data.split_seed}"
+        yield f"Names of the classes: shortlist data show {shlex.quote(plan.config.data.source)} --classes{seed}"
+    if plan.validation is not None and plan.config.data.validation == "half":
+        yield "To train on all classes in the end, for as long as was best in validation: shortlist train --final RUN"
 
 
 def describe_needs(plan: Plan, needs: Requirements) -> str:

@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 import torch
 from accelerate import Accelerator
+from timm import is_model
 from torch import Tensor, nn
 
 from shortlist.config import CONFIG_KEYS, RunConfig
@@ -22,6 +23,7 @@ from shortlist.distributed import current_processes
 from shortlist.encoding import CachedFeatures, Encoder, NonFiniteError, Parts, Shard, embed_images, left_out_images
 from shortlist.encoding.embed import write_embeddings
 from shortlist.encoding.encoder import ENCODER_FILE
+from shortlist.encoding.pretrained import TIMM, is_pretrained
 from shortlist.encoding.shards import encode_to_file
 from shortlist.errors import ConfigError, DataError, RunError, translate_arguments
 from shortlist.evaluation import Evaluation, evaluate
@@ -30,6 +32,7 @@ from shortlist.progress import Advance, Display, default_display
 from shortlist.search import Vectors, open_vectors
 from shortlist.training.components import build_transforms
 from shortlist.training.datasets import (
+    DEFAULT_K,
     EvalSet,
     open_eval_set,
     open_eval_sets,
@@ -184,25 +187,47 @@ def _open_tests(
 
 
 def evaluate_encoder(
-    encoder: Encoder,
+    encoder: Encoder | Path | str,
     data: str | Path | Catalog,
     *,
     root: Path | str | None = None,
     on_missing: str = "error",
     display: Display | None = None,
 ) -> list[Evaluation]:
-    """Evaluate an encoder that need not belong to a run; see `evaluate_run` for the arguments."""
+    """Evaluate an encoder that need not belong to a run, given itself or by its name in `open_encoder`.
+
+    See `evaluate_run` for the other arguments.
+    """
     display = display or default_display()
+    _, eval_set, vectors = embed_labelled(encoder, data, display, root=root, on_missing=on_missing)
+    with display.task(f"ranking {eval_set.name}") as progress:
+        return [evaluate(vectors, eval_set.catalog, k=eval_set.k, progress=progress)]
+
+
+def embed_labelled(
+    encoder: Encoder | Path | str,
+    data: str | Path | Catalog,
+    display: Display,
+    *,
+    root: Path | str | None = None,
+    on_missing: str = "error",
+) -> tuple[Encoder, EvalSet, Tensor]:
+    """Open and embed images to evaluate an encoder on; see `evaluate_encoder`.
+
+    Returns:
+        The encoder, the test images, and their vectors.
+    """
     if not isinstance(data, Catalog):
         with display.task(f"opening {data}", "images") as progress:
             data = open_catalog(data, root=root, on_missing=on_missing, train_share=0, progress=progress)
     test = _test_images(data)
-    k = BENCHMARKS[data.name].k if data.name in BENCHMARKS else None
+    if not isinstance(encoder, Encoder):
+        encoder = open_encoder(encoder)  # after the images, whose mistakes are found sooner
     with display.task(f"embedding {test.name}", "images") as progress:
         workers = default_workers(len(test), current_processes().on_this_machine)
         vectors = embed_test(encoder, test, workers, None, progress)
-    with display.task(f"ranking {test.name}") as progress:
-        return [evaluate(vectors, test, k=k, progress=progress)]
+    k = BENCHMARKS[data.name].k if data.name in BENCHMARKS else DEFAULT_K
+    return encoder, EvalSet(test, k), vectors
 
 
 def _test_images(catalog: Catalog) -> Catalog:
@@ -346,20 +371,39 @@ def build_encoder(config: RunConfig, embedder: Embedder, *, validation: bool = F
     return Encoder(embedder, build_transforms(config, embedder)[1], scales, inference_batch_size(config))
 
 
-def open_encoder(path: Path | str, model: nn.Module | None = None) -> Encoder:
-    """Open the encoder of a finished run, or one that `Encoder.save` wrote, and move it to the default device.
+def open_encoder(name: Path | str, model: nn.Module | None = None) -> Encoder:
+    """Open an encoder by the name that all commands take, and move it to the default device.
 
     Args:
-        path: Folder of the run. Unlike `Encoder.from_run`, this function also opens runs that have no encoder.json.
+        name: Folder of a finished run, of a saved encoder or of an exported package; `OWNER/NAME`, a package on the
+            Hugging Face Hub; or `timm:NAME`, a pretrained model of timm. See `Encoder.from_pretrained`.
         model: See `Encoder.from_run`.
 
     Raises:
-        RunError: The run is not finished.
+        RunError: The run is not finished, or there is no such run or model.
+        ModelError: The model cannot be opened.
     """
-    if (Path(path) / ENCODER_FILE).is_file():
+    path, name = Path(name), str(name)
+    if (path / ENCODER_FILE).is_file():
         return Encoder.from_run(path, model=model)
-    folder = RunFolder.open(Path(path))
-    return build_encoder(folder.config(), open_embedder(folder, model)).to()
+    if is_run(name):
+        folder = RunFolder.open(path)
+        return build_encoder(folder.config(), open_embedder(folder, model)).to()
+    if is_pretrained(name):
+        with translate_arguments({"pretrained": f"{name}@"}, "{name}{value}"):
+            return Encoder.from_pretrained(name)
+    known = is_model(name) and not path.exists()
+    advice = (
+        f"The pretrained model of timm is {TIMM}{name}."
+        if known
+        else f"Give the folder of a run, or {TIMM}NAME for a pretrained model."
+    )
+    raise RunError(f"There is no run in {name}, and no exported model. {advice}")
+
+
+def is_run(name: Path | str) -> bool:
+    """Return whether a name of `open_encoder` is the folder of a run, which has images of its own to evaluate on."""
+    return RunFolder(Path(name)).config_file.is_file()
 
 
 def open_embedder(folder: RunFolder, model: nn.Module | None = None) -> Embedder:

@@ -59,8 +59,10 @@ def report_resume_command(folder: RunFolder) -> Iterator[None]:
 
 def _with_resume_command(error: BaseException, folder: RunFolder) -> ShortlistError:
     command = folder.resume_command
+    saved = folder.checkpoints.is_dir() and any(folder.checkpoints.iterdir())
+    how = "Resume from the last checkpoint" if saved else "There is no checkpoint yet. Start again from the first step"
     if isinstance(error, KeyboardInterrupt):
-        return Interrupted(f"Aborted. Resume from the last checkpoint with: {command}")
+        return Interrupted(f"Aborted. {how} with: {command}")
     if isinstance(error, ProcessLostError):
-        return ProcessLostError(f"{error} Resume from the last checkpoint, with any number of processes: {command}")
+        return ProcessLostError(f"{error} {how}, with any number of processes: {command}")
     return RunError(f"The run in {folder.path} failed: {error}. Fix the cause, then resume it with: {command}")

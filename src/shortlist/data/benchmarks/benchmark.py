@@ -77,8 +77,7 @@ class Benchmark:
             DataError: If `root` is needed and not given, does not have the expected content, or images are missing and
                 `on_missing` is "error".
         """
-        if self.expects is not None:
-            root = self._check_root(root)
+        root = self.check_root(root)
         catalog = self.read(cache_folder("") if root is None else root, progress)
         self._check_classes(catalog)
         remarks = (*catalog.remarks, *self._deviations(catalog))
@@ -118,8 +117,10 @@ class Benchmark:
         tree = ["", "data.root is the folder that contains", *(f"    {line}" for line in self.tree.splitlines())]
         return "\n".join([*lines, *tree, "", f"use        shortlist data show {self.name} --root FOLDER"])
 
-    def _check_root(self, root: Path | None) -> Path:
-        """Return the root if it is the benchmark's folder; otherwise raise an error that suggests a better one."""
+    def check_root(self, root: Path | None) -> Path | None:
+        """Return the root if it is the benchmark's folder or not needed; else, raise an error that suggests one."""
+        if self.expects is None:
+            return root
         if root is None:
             raise DataError(f"{self.name} needs its folder: set `root` to the one that holds {self.expects}")
         if not root.is_dir():

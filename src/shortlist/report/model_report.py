@@ -1,0 +1,80 @@
+"""The report of a model on labelled images that belong to no run: its metrics, results and failures."""
+
+from __future__ import annotations
+
+import platform
+import shlex
+from pathlib import Path
+
+import torch
+
+from shortlist import __version__
+from shortlist.encoding.pretrained import TIMM
+from shortlist.evaluation import evaluate
+from shortlist.files import check_writable
+from shortlist.progress import Display, default_display
+from shortlist.report.analysis import EmbeddedTest
+from shortlist.report.pages import Thumbnails, write_page
+from shortlist.report.run_report import catalog_counts, result_sections
+from shortlist.report.terminal_tables import counts
+from shortlist.training.run_evaluation import embed_labelled
+
+
+def write_model_report(
+    name: Path | str,
+    data: Path | str,
+    out: Path | str,
+    display: Display | None = None,
+    *,
+    root: Path | str | None = None,
+) -> Path:
+    """Write the report of any model on labelled images, all of which are test images unless they define splits.
+
+    Args:
+        name: Name of the model, as in `open_encoder`.
+        data: The images, as in `open_catalog`.
+        out: HTML file to write.
+        display: Where progress is shown.
+        root: Root of `data`, as in `open_catalog`.
+
+    Returns:
+        The file.
+
+    Raises:
+        ConfigError: The file cannot be written.
+        DataError: The images cannot be opened.
+        ShortlistError: The model cannot be opened.
+    """
+    display, file, thumbnails = display or default_display(), Path(out), Thumbnails()
+    check_writable(file)
+    encoder, eval_set, vectors = embed_labelled(name, data, display, root=root)
+    with display.task(f"ranking {eval_set.name}") as progress:
+        measured = evaluate(vectors, eval_set.catalog, k=eval_set.k, progress=progress)
+    test = EmbeddedTest(eval_set.catalog, eval_set.k, vectors.to(next(encoder.embedder.parameters()).device))
+    facts = {
+        "model": str(name),
+        "images": f"{data}: {catalog_counts(eval_set.catalog)}",
+        "remarks": "; ".join(eval_set.remarks),
+        "device": platform.processor() or "cpu",
+        "versions": f"shortlist {__version__}, torch {torch.__version__}",
+        "fingerprint": encoder.fingerprint,
+    }
+    if torch.cuda.is_available():
+        facts["device"] = torch.cuda.get_device_name()
+    place = [] if root is None else ["--root", str(root)]
+    return write_page(
+        file,
+        "report.html",
+        thumbnails,
+        title=Path(name).absolute().name.removeprefix(TIMM),
+        sections=["Numbers", "Results", "Failures", "What was run"],
+        evaluations=[(measured, None)],
+        counts=counts,
+        reductions={},
+        means={},
+        curves=[],
+        tests=[result_sections(thumbnails, test, 1, display)],
+        facts=[(key, text, key == "fingerprint") for key, text in facts.items() if text],
+        config="",
+        command=shlex.join(["shortlist", "report", str(name), str(data), *place, "-o", "NEW.html"]),
+    )

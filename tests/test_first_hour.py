@@ -1,0 +1,290 @@
+"""The first commands of a new user: models by name, the data that are trained and tested on, and early errors."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+import timm
+import torch
+from safetensors.torch import save_file
+from torch.nn.functional import normalize
+
+from shortlist.data import half_validation, open_catalog
+from shortlist.encoding import Encoder
+from shortlist.encoding.pretrained import is_pretrained
+from shortlist.errors import ConfigError, DataError, ModelError, RunError
+from shortlist.evaluation import evaluate
+from shortlist.model import Embedder, weights
+from shortlist.model.weights import LITE0_BACKBONE, LITE0_PACKAGE
+from shortlist.report import compare_runs, write_comparison
+from shortlist.runs import evaluate as evaluate_model
+from shortlist.runs import final_config, suited_recipe
+from shortlist.training import Display, RunFolder, open_encoder, resume_run, train_run
+from shortlist.training import loop as training_loop
+from shortlist.training.baseline import PRETRAINED, UNTRAINED, baseline_name
+from shortlist.training.frozen import FrozenBackbone
+from tests.displays import Told
+from tests.test_cli import Call, assert_error, call  # noqa: F401 - a fixture
+from tests.training.runs import class_folders, config, records
+
+MEASURED = {False: "measured: {}", True: "measured: {images: {r@1: 50.0}}"}  # in a configuration
+RANDOM = "timm:test_resnet@none"  # needs no network
+FROZEN = ("model.freeze=backbone", "data.views=2", "evaluation.before=true", "training.epochs=null")
+PER_STEPS = ("training.steps=75", "training.validate_every_steps=15")  # 25 epochs
+
+
+@pytest.fixture(scope="module")
+def images(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return class_folders(tmp_path_factory.mktemp("first hour") / "images")
+
+
+@pytest.fixture(scope="module")
+def few(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return class_folders(tmp_path_factory.mktemp("few") / "images", classes=3, images=3)
+
+
+@pytest.fixture(scope="module")
+def messages() -> Told:
+    return Told()
+
+
+@pytest.fixture(scope="module")
+def run(images: Path, messages: Told) -> RunFolder:
+    """A run with a frozen backbone, whose weights are in a file."""
+    file = images.parent / "weights.safetensors"
+    torch.manual_seed(0)
+    save_file(timm.create_model("test_resnet", num_classes=0).state_dict(), file)
+    chosen = (*FROZEN, *PER_STEPS, "model.backbone=test_resnet", f"model.weights={json.dumps(str(file))}")
+    return train_run(config(images, *chosen), images.parent / "run", messages)
+
+
+class TestModelsByName:
+    def test_random_weights_are_the_same_each_time(self) -> None:
+        first = open_encoder(RANDOM)
+        torch.manual_seed(1)
+        assert open_encoder(RANDOM).fingerprint == first.fingerprint
+        assert Encoder.from_pretrained("test_resnet", pretrained=False).fingerprint != first.fingerprint
+
+    def test_weights_in_a_file(self, run: RunFolder) -> None:
+        opened = open_encoder(f"timm:test_resnet@{run.config().model.weights}")
+        assert torch.equal(
+            opened.embedder.backbone.conv1[0].weight, open_encoder(run.path).embedder.backbone.conv1[0].weight
+        )
+
+    def test_installed_weights_need_no_network(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr(weights, "_published_file", None)
+        opened = open_encoder(f"timm:{LITE0_BACKBONE}").embedder.backbone.state_dict()
+        expected = Embedder(LITE0_BACKBONE, pretrained=LITE0_PACKAGE).backbone.state_dict()
+        assert all(torch.equal(opened[name], each) for name, each in expected.items())
+
+    def test_without_a_network(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr(weights, "reachable", lambda _: False)
+        with pytest.raises(ModelError, match=r"set timm:test_resnet@FILE.*pip install 'shortlist\[lite0\]'"):
+            open_encoder("timm:test_resnet")
+
+    @pytest.mark.parametrize(
+        ("name", "said"),
+        [
+            ("resnet50", r"no run in resnet50, .*model of timm is timm:resnet50\."),
+            ("resnet", r"no run in resnet, .*Give the folder of a run, or timm:NAME"),
+            ("runs/parts", "no run in runs/parts"),  # and no attempt to download it
+        ],
+    )
+    def test_names_of_nothing(self, name: str, said: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.chdir(tmp_path)
+        (tmp_path / "runs").mkdir()
+        with pytest.raises(RunError, match=said):
+            open_encoder(name)
+
+    def test_which_names_are_pretrained_models(self, tmp_path: Path, run: RunFolder) -> None:
+        (tmp_path / "config.json").touch()  # of a package
+        assert [is_pretrained(each) for each in (RANDOM, tmp_path, "owner/name")] == [True] * 3
+        assert [is_pretrained(each) for each in (run.path, tmp_path / "x", "resnet50", "a/b/c")] == [False] * 4
+
+    def test_evaluation(self, few: Path) -> None:
+        (measured,) = evaluate_model(RANDOM, few)
+        catalog = open_catalog(few, train_share=0)
+        vectors = open_encoder(RANDOM).encode([catalog.file(index) for index in range(len(catalog))])
+        assert measured.metrics == evaluate(vectors, catalog).metrics
+        assert measured.queries == len(catalog)
+
+    def test_evaluation_needs_images(self, images: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        with pytest.raises(ConfigError, match="Only a run has test images of its own: give `data`"):
+            evaluate_model(RANDOM)
+        monkeypatch.setattr(Encoder, "from_pretrained", None)
+        with pytest.raises(DataError, match="nowhere"):  # before the model is opened
+            evaluate_model(RANDOM, images / "nowhere")
+
+    def test_comparison_with_a_run(self, run: RunFolder, tmp_path: Path) -> None:
+        name = f"timm:test_resnet@{run.config().model.weights}"
+        found = compare_runs([name, run.path], Display())
+        (test,) = found.tests
+        assert found.names[1] == run.path.name
+        before, after = test.means.values()
+        assert before != after
+        assert after["r@1"] == pytest.approx(run.evaluations()[0].values["r@1"])
+        assert write_comparison(found, tmp_path / "page.html", Display()).is_file()
+        with pytest.raises(ConfigError, match="None of these models is a run"):
+            compare_runs([RANDOM, name], Display())
+
+
+class TestCommands:
+    def test_option_and_argument(self, call: Call, few: Path) -> None:  # noqa: F811
+        for number, model in enumerate((["--model", RANDOM], [f"--model={RANDOM}"], [RANDOM])):
+            place = f"../{Path.cwd().name}/gallery-{number}"
+            code, out, err = call("index", *model, few, "-o", place, "--workers", "0", "--json")
+            assert code == 0, err
+            facts = json.loads(out)
+            assert facts["place"] == str(Path.cwd() / f"gallery-{number}")
+            assert (facts["images"], facts["dim"]) == (9, 96)
+        code, out, _ = call("search", "gallery-0", few / "class 00" / "0.png", "-k", "1", "--model", RANDOM)
+        assert code == 0
+        assert "1.0000  class 00" in out
+
+    def test_report_and_export(self, call: Call, few: Path) -> None:  # noqa: F811
+        code, _, err = call("report", "--model", RANDOM, few)
+        assert code == 0, err
+        page = Path("report.html").read_text()
+        assert RANDOM in page
+        assert "Curves" not in page
+        assert call("export", "--model", RANDOM, "--package", "package")[0] == 0
+        assert "# test_resnet@none" in Path("package", "README.md").read_text()
+        assert open_encoder("package").fingerprint
+
+    def test_remarks_on_recipes_with_results_only(self, call: Call, run: RunFolder, tmp_path: Path) -> None:  # noqa: F811
+        copy = RunFolder(Path(shutil.copytree(run.path, tmp_path / "run")))
+        text = copy.config_file.read_text()
+        for name, said in {"folder": False, "glyphs": True}.items():
+            copy.config_file.write_text(
+                text.replace("name: tiny", f"name: {name}").replace("measured: {}", MEASURED[said])
+            )
+            code, out, _ = call("evaluate", copy.path)
+            assert code == 0
+            assert ("differs from the recipe" in out) is said
+
+    def test_images_given_twice(self, call: Call, images: Path) -> None:  # noqa: F811
+        assert_error(call("evaluate", RANDOM, images, "--data", images), "The images are given twice")
+
+    def test_outputs_are_checked_first(self, call: Call, few: Path, monkeypatch: pytest.MonkeyPatch) -> None:  # noqa: F811
+        monkeypatch.setattr(Encoder, "from_pretrained", None)
+        Path("file").touch()
+        assert_error(call("index", RANDOM, few, "-o", "file/gallery"), "file is a file")
+        assert_error(call("embed", RANDOM, few, "-o", "file/vectors.parquet"), "file is a file")
+        assert_error(call("search", "gallery", few, "--sheet", "file/sheet.png"), "file is a file")
+        assert_error(call("compare", "one", "two", "-o", "file/page.html"), "file is a file")
+
+    def test_help_of_sweep(self, call: Call) -> None:  # noqa: F811
+        assert "--space" in call("sweep", "--help")[1]
+
+
+class TestOrder:
+    def test_data_come_before_weights(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr(training_loop, "build_embedder", None)
+        with pytest.raises(DataError, match=f"^{tmp_path}/nowhere does not exist"):  # without ..
+            train_run(config(tmp_path / "x" / ".." / "nowhere"), tmp_path / "runs" / "run", Display())
+        with pytest.raises(DataError, match=r"sop needs its folder: set data\.root"):
+            train_run(config("sop"), tmp_path / "runs" / "run", Display())
+        assert not (tmp_path / "runs").exists()
+
+    def test_a_folder_is_no_recipe(self, call: Call, images: Path, run: RunFolder) -> None:  # noqa: F811
+        shutil.copytree(images / "class 00", "my images")
+        assert_error(call("train", "my images"), "shortlist train folder data.source='my images'")
+        assert_error(call("train", run.path), "is a run. Resume it with: shortlist train --resume ")
+
+    def test_there_is_no_checkpoint_yet(self, images: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        def interrupt(*_: object) -> None:
+            raise KeyboardInterrupt
+
+        monkeypatch.setattr(training_loop.Trainer, "_train", interrupt)
+        with pytest.raises(Exception, match=r"^Aborted\. There is no checkpoint yet\. Start again"):
+            train_run(config(images), tmp_path / "run", Display())
+        (tmp_path / "run" / "checkpoints").mkdir()
+        (tmp_path / "run" / "checkpoints" / "1").touch()
+        monkeypatch.setattr(training_loop.Trainer, "_begin", lambda _: None)
+        with pytest.raises(Exception, match=r"^Aborted\. Resume from the last checkpoint with"):
+            resume_run(tmp_path / "run", Display())
+
+    def test_features_are_taken_within_the_step(self) -> None:
+        """So that the speed of a step includes it."""
+        plan = SimpleNamespace(batches=lambda _: iter([(0, torch.arange(4))]))
+        taken: list[int] = []
+        views = SimpleNamespace(take=lambda rows, _: taken.append(len(rows)))
+        frozen: Any = SimpleNamespace(plan=plan, views=views, _draw_views=lambda _: np.zeros(4, int))
+        _, parts = next(FrozenBackbone.batches(frozen, 0, lambda batch: batch.split(2)))
+        assert not taken
+        assert len(list(parts)) == 2
+        assert taken == [2, 2]
+
+
+class TestBaseline:
+    def test_it_is_the_pretrained_backbone_alone(self, run: RunFolder, images: Path) -> None:
+        (before,), test = run.evaluations(before=True), open_catalog(images).split("test")
+        assert baseline_name(before.remarks) == PRETRAINED
+        encoder = open_encoder(run.path)
+        pixels = torch.stack([encoder._pixels(test.file(index)) for index in range(len(test))])
+        with torch.inference_mode():
+            pooled = normalize(encoder.embedder.pool(pixels))
+        assert before.values == pytest.approx(evaluate(pooled, test, bootstrap=0).values)
+
+    def test_it_is_shown_beside_the_result(self, run: RunFolder, messages: Told) -> None:
+        texts = [f"{100 * each.values['r@1']:.1f}" for each in (*run.evaluations(before=True), *run.evaluations())]
+        said = f"r@1 {texts[0]} with the pretrained backbone alone, {texts[1]} after training"
+        assert any(said in each for each in messages.messages)
+        assert len(records(run, PRETRAINED)) == 1
+
+    def test_random_weights_are_no_baseline(self) -> None:
+        assert baseline_name(()) == UNTRAINED
+
+
+class TestWhoTrainsAndWhoTests:
+    def test_both_commands_show_the_same_table(self, call: Call, run: RunFolder, images: Path, messages: Told) -> None:  # noqa: F811
+        code, out, _ = call("data", "show", images, "--classes")
+        assert code == 0
+        shown = [line.replace("│", " ").split() for line in out.splitlines() if line.startswith("│")]
+        for row, (classes, number) in {"train": (3, 18), "validation": (3, 18), "test": (6, 36)}.items():
+            assert [row, str(number), str(classes), "6,", "6,", "6", "0"] in shown
+            assert any(
+                each.split() == [row, str(number), str(classes), "6,", "6,", "6", "0"] for each in messages.messages
+            )
+        catalog = half_validation(open_catalog(images))
+        names = [catalog.class_names[label] for label in catalog.split("validation").classes()]
+        assert f"validation: {', '.join(names)}" in out
+
+    def test_few_classes(self, messages: Told, run: RunFolder) -> None:
+        assert any(each.startswith("only 3 training classes") for each in messages.messages)
+
+    def test_few_lines_about_short_epochs(self, messages: Told, run: RunFolder) -> None:
+        epochs = [each for each in messages.messages if each.startswith("epoch ")]
+        assert 2 < len(epochs) <= training_loop.FROZEN_MESSAGES
+
+    def test_final(self, run: RunFolder, images: Path) -> None:
+        final = final_config(run.path)
+        best = max(records(run, "validation"), key=lambda each: each["r@1"])
+        assert (final.training.steps, final.training.epochs) == (best["step"], None)
+        assert (final.data.validation, final.data.train_share, final.name) == ("none", 1.0, "tiny-final")
+        catalog = open_catalog(images, train_share=final.data.train_share)
+        assert set(catalog.splits) == {"train"}
+        with pytest.raises(RunError, match="There is no run"):
+            final_config(images)
+
+
+class TestRecipeForThisMachine:
+    def test_without_a_gpu(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+        recipe, text = suited_recipe("folder", ["data.source=my images"])
+        assert recipe == "folder-fast"
+        assert text is not None
+        assert "shortlist train folder model.freeze=none 'data.source=my images'" in text
+
+    def test_otherwise(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+        assert suited_recipe("folder", ["data.source=x", "model.freeze=none"]) == ("folder", None)
+        assert suited_recipe("glyphs") == ("glyphs", None)
+        monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+        assert suited_recipe("folder", ["data.source=x"]) == ("folder", None)
