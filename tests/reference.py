@@ -50,8 +50,10 @@ def databases(
     """For each query of a batch: its database (the batch without it, or with it) and its positives.
 
     An item with two labels is a mixture. Queries of either label ignore it, and it has no positives. If only the first
-    items are `queries`, the others are in the database only.
+    items are `queries`, the others are in the database only. Items with several labels: see `databases_of_label_sets`.
     """
+    if len(labels) and isinstance(labels[0], set):
+        return databases_of_label_sets(labels, count_query)
     items = range(len(labels))
     sets = [each if isinstance(each, frozenset) else frozenset((int(each),)) for each in labels]
     return [
@@ -61,6 +63,19 @@ def databases(
         )
         for q in range(len(labels) if queries is None else queries)
     ]
+
+
+def databases_of_label_sets(sets: Sequence[set[int]], count_query: bool = False) -> list[tuple[list[int], list[int]]]:
+    """The same for items with several labels, whose positives are the items that share any of them."""
+    items = range(len(sets))
+    return [
+        ([z for z in items if z != q or count_query], [x for x in items if x != q and sets[x] & sets[q]]) for q in items
+    ]
+
+
+def label_sets_with_virtual(sets: Sequence[set[int]], pairs: Tensor) -> list[set[int]]:
+    """A mixture of two items is an example of what both are."""
+    return [*sets, *(sets[x] & sets[z] for x, z in pairs.tolist())]
 
 
 Memory = tuple[Tensor, Tensor]
@@ -256,3 +271,11 @@ def labels_with_virtual(labels: Tensor, pairs: Tensor) -> list[frozenset[int]]:
 def all_pairs_of_positives(labels: Tensor) -> set[tuple[int, int]]:
     items = range(len(labels))
     return {(x, z) for x in items for z in items if x < z and labels[x] == labels[z]}
+
+
+def min_score(wrong: Sequence[float], rate: float) -> float:
+    """The lowest score with three decimals that at most this share of the wrong scores reach, or 1."""
+    for thousandths in range(-1000, 1000):
+        if sum(score >= thousandths / 1000 for score in wrong) <= rate * len(wrong):
+            return thousandths / 1000
+    return 1.0

@@ -57,23 +57,30 @@ def r_precision(database: Ranking) -> float:
 
 def rankings(
     queries: list[list[float]],
-    labels: list[int],
+    labels: list[int] | list[set[int]],
     gallery: list[list[float]] | None = None,
-    gallery_labels: list[int] | None = None,
+    gallery_labels: list[int] | list[set[int]] | None = None,
 ) -> dict[int, Ranking]:
-    """The database of each query that has a positive. Without a gallery that is the other queries, by index."""
+    """The database of each query that has a positive. Without a gallery that is the other queries, by index.
+
+    Items with several labels, as a set, are positives if they share any of them.
+    """
     vectors = queries if gallery is None else gallery
     others = labels if gallery_labels is None else gallery_labels
     found = {}
     for q, (query, label) in enumerate(zip(queries, labels, strict=True)):
         database = [
-            Item(sum(a * b for a, b in zip(query, vector, strict=True)), other == label)
+            Item(sum(a * b for a, b in zip(query, vector, strict=True)), _relevant(other, label))
             for index, (vector, other) in enumerate(zip(vectors, others, strict=True))
             if gallery is not None or index != q
         ]
         if positives(database):
             found[q] = database
     return found
+
+
+def _relevant(other: int | set[int], label: int | set[int]) -> bool:
+    return bool(other & label) if isinstance(label, set) else other == label
 
 
 # Judged queries (Revisited Oxford and Paris), as the protocol's words say

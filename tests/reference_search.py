@@ -25,6 +25,8 @@ def answer(catalog: Catalog, query: int, row: int) -> bool | None:
     roles = catalog.roles
     if row == query or (roles is not None and roles[row] != "gallery"):
         return None
+    if catalog.label_sets is not None:
+        return bool(set(catalog.label_sets[row]) & set(catalog.label_sets[query]))
     if catalog.judgements is None:
         return bool(catalog.labels[row] == catalog.labels[query])
     number = [index for index, role in enumerate(roles) if role == "query"].index(query)

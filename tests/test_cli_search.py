@@ -4,7 +4,9 @@
 
 from __future__ import annotations
 
+import csv
 import json
+import re
 import shlex
 import shutil
 from pathlib import Path
@@ -69,6 +71,48 @@ def test_from_index_to_search(call: Call, folders: Path, place: str, tmp_path: P
     assert [len(each["hits"]) for each in found["results"]] == [2, 2]
     assert {hit["label"] for each in found["results"] for hit in each["hits"]} == {"class 07"}
     assert Path(found["results"][0]["hits"][0]["path"]).is_file()
+
+
+def test_nothing_similar_enough(call: Call, folders: Path) -> None:
+    """The gallery has the minimum score that the run's report recommends, unless another one is given."""
+    shutil.copytree(folders / "run", "run")
+    call("report", "run")
+    recommended = json.loads(Path("run/min-score.json").read_text())["min_score"]
+    call("index", "run", folders / "images", "-o", "gallery")
+    assert json.loads(call("gallery", "show", "gallery", "--json")[1])["min_score"] == recommended
+    call("index", folders / "run", folders / "images", "-o", "other", "--min-score", "0.9999")
+    assert "minimum score  0.9999" in call("gallery", "show", "other")[1]
+    Image.new("RGB", (40, 40), "white").save("white.png")
+    code, out, _ = call("search", "other", "white.png", "-k", "3")
+    lines = out.splitlines()
+    assert (code, lines[0]) == (0, "white.png: nothing similar enough")
+    assert sum(bool(re.match(r" \d  0\.\d{4} \(weak\)  class", line)) for line in lines) == 3
+    assert lines[-1] == "(weak): below the minimum score 0.9999, which --min-score replaces."
+    assert json.loads(call("search", "other", "white.png", "--json")[1])["results"][0]["hits"] == []
+    found = json.loads(call("search", "other", "white.png", "-k", "3", "--min-score", "-1", "--json")[1])
+    assert (found["min_score"], len(found["results"][0]["hits"])) == (-1, 3)
+    assert call("gallery", "set", "other", "--min-score", "0.5")[:2] == (
+        0,
+        "Searches of other leave out results with a score below 0.5.\n",
+    )
+    assert "minimum score  0.5" in call("gallery", "show", "other")[1]
+
+
+def test_what_comes_with_an_image_comes_back(call: Call, folders: Path) -> None:
+    first, second = (folders / "images" / "class 05" / f"{number}.png" for number in (0, 1))
+    Path("table.csv").write_text(f'path,label,sku,price\n{first},round|red,"A,1",9.50\n{second},round,B,7\n')
+    assert call("index", folders / "run", "table.csv", "-o", "gallery", "--label-separator", "|")[0] == 0
+    code, out, _ = call("search", "gallery", first, "--csv")
+    header, best, other = csv.reader(out.splitlines())
+    assert (code, header) == (0, ["query", "rank", "id", "score", "label", "path", "sku", "price"])
+    assert best == [str(first), "1", "0", best[3], "round, red", str(first), "A,1", "9.50"]
+    assert (float(best[3]), other[6]) == (pytest.approx(1, abs=1e-4), "B")
+    (found,) = json.loads(call("search", "gallery", first, "--label", "red", "--json")[1])["results"]
+    assert [(hit["labels"], hit["fields"]) for hit in found["hits"]] == [
+        (["round", "red"], {"sku": "A,1", "price": "9.50"})
+    ]
+    assert re.search(r"round, red  .*  A,1  9\.50", call("search", "gallery", first)[1])
+    assert_error(call("search", "gallery", first, "--csv", "--json"), "exclude each other")
 
 
 def test_gallery(call: Call, folders: Path, place: str) -> None:

@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import io
 import json
 import shutil
 from pathlib import Path
 
+import numpy as np
 import pytest
+from PIL import Image, ImageEnhance, ImageOps
 
 from shortlist.data import Catalog, check, drop_unreadable, open_catalog, summary
+from shortlist.data.inspection import find_look_alikes
+from shortlist.data.near_duplicates import MAX_DISTANCE, Look, look_of, near_duplicates
 from tests.data.pictures import class_folders, picture, write
 from tests.displays import Told
 
@@ -109,3 +114,78 @@ def test_unreadable_images_are_dropped_and_named(toys: Catalog):
     assert rest.class_names == toys.class_names
     assert check(rest.subset(range(len(rest)))).unreadable == ()
     assert steps == list(range(1, 14))
+
+
+# Images that look the same
+
+
+@pytest.fixture
+def photos() -> list[Image.Image]:
+    """Ten smooth random pictures."""
+    random = np.random.default_rng(0)
+    noise = random.integers(0, 256, (10, 6, 7, 3), dtype=np.uint8)
+    return [Image.fromarray(each).resize((280, 240), Image.Resampling.BICUBIC) for each in noise]
+
+
+def saved(image: Image.Image, **options: object) -> Image.Image:
+    content = io.BytesIO()
+    image.save(content, "JPEG", **options)
+    return Image.open(content).convert("RGB")
+
+
+def test_near_duplicates(photos: list[Image.Image], monkeypatch: pytest.MonkeyPatch) -> None:
+    changed = [
+        photos[0].resize((90, 80)),
+        saved(photos[1], quality=40),
+        ImageEnhance.Brightness(photos[2]).enhance(1.04),
+        photos[3].crop((2, 2, 278, 238)),
+    ]
+    different = [
+        ImageOps.mirror(photos[4]),
+        Image.merge("RGB", photos[5].split()[::-1]),
+        photos[6].crop((60, 0, 280, 180)),
+    ]
+    plain = [Image.new("RGB", (50, 40), colour) for colour in ("red", "blue", "white", "white")]
+    looks = [look_of(each) for each in (*photos, *changed, *different, *plain)]
+    expected = [[0, 10], [1, 11], [2, 12], [3, 13], [19, 20]]
+    assert near_duplicates(looks).tolist() == expected
+    monkeypatch.setattr("shortlist.data.near_duplicates._TILE", 2)
+    assert near_duplicates(looks).tolist() == expected
+    assert near_duplicates([]).shape == (0, 2)
+
+
+def test_all_hashes_within_the_distance_are_found() -> None:
+    """Compared with all pairs, of which many differ in about seven bits."""
+    random, thumbnail = np.random.default_rng(0), np.zeros(192, dtype=np.uint8)
+    bits = np.repeat(random.random((20, 64)) < 0.5, 6, axis=0) ^ (random.random((120, 64)) < 0.06)
+    looks = [Look(np.packbits(each).view(np.uint64)[0], thumbnail) for each in bits]
+    distance = (bits[:, None] != bits).sum(2)
+    expected = np.argwhere(np.triu(distance <= MAX_DISTANCE, 1)).tolist()
+    assert 20 < len(expected) < np.triu(distance <= 12, 1).sum()
+    assert near_duplicates(looks).tolist() == expected
+
+
+def test_look_alikes_across_classes_and_splits(photos: list[Image.Image], tmp_path: Path) -> None:
+    """Rows: the file, its class, its split and the picture."""
+    rows = [("0", "a", "train", 0), ("1", "a", "train", 0), ("2", "a", "test", 0), ("3", "b", "train", 1)]
+    rows += [("4", "c", "train", 1), ("5", "c", "validation", 2), ("6", "d", "test", 2), ("7", "d", "test", 3)]
+    for quality, (name, _, _, photo) in enumerate(rows, start=80):
+        photos[photo].save(tmp_path / f"{name}.jpg", quality=quality)
+    shutil.copy(tmp_path / "7.jpg", tmp_path / "8.jpg")  # the same bytes in two classes
+    shutil.copy(tmp_path / "3.jpg", tmp_path / "9.jpg")  # a training image among the test images of its class
+    rows += [("8", "a", "test", 3), ("9", "b", "test", 1)]
+    table = [f"{name}.jpg,{label},{split}" for name, label, split, _ in rows]
+    (tmp_path / "t.csv").write_text("\n".join(["path,label,split", *table]))
+    report = check(open_catalog(tmp_path / "t.csv"))
+    assert report.duplicates == (("7.jpg", "8.jpg"),)
+    found = {(each.one[0], each.other[0]): each.leak for each in report.look_alikes}
+    assert found == {
+        ("0", "2"): True,
+        ("1", "2"): True,
+        ("3", "9"): True,
+        ("4", "9"): True,
+        ("3", "4"): False,
+        ("5", "6"): False,
+    }
+    assert [each.leak for each in report.look_alikes] == [True] * 4 + [False] * 2
+    assert [pair for pair, _ in find_look_alikes(open_catalog(tmp_path / "t.csv"))][:2] == [(0, 2), (1, 2)]

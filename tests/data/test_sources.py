@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from datetime import date
 from pathlib import Path
 
 import numpy as np
@@ -9,7 +10,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from shortlist.data import open_catalog
+from shortlist.data import half_validation, open_catalog, open_collection
 from shortlist.data.missing_files import absent_files
 from shortlist.errors import ConfigError, DataError
 from tests.data.pictures import class_folders, write
@@ -353,3 +354,69 @@ def test_each_folder_is_listed_only_once(tmp_path: Path, monkeypatch: pytest.Mon
         patch.setattr(Path, "stat", refuse)
         assert not absent_files(tmp_path, from_table.paths).any()
     assert len(open_catalog(tmp_path)) == len(from_table) == 2000
+
+
+# Several labels per image, and other columns
+
+
+def test_several_labels(tmp_path: Path):
+    toys = class_folders(tmp_path, {"ball": 2, "car": 1})
+    given = {
+        "path": ["ball/0.jpg", "ball/1.jpg", "car/0.jpg"],
+        "label": [["red", "ball"], ["ball"], ["car", "red", "red"]],
+    }
+    pq.write_table(pa.table(given), toys / "images.parquet")
+    lines = ["path,label", "ball/0.jpg,red | ball", "ball/1.jpg,ball", "car/0.jpg,car|red|red"]
+    (toys / "images.csv").write_text("\n".join(lines))
+    for name, separator in (("images.parquet", None), ("images.csv", "|")):
+        catalog = open_catalog(toys / name, label_separator=separator, train_share=1)
+        assert catalog.class_names == ("ball", "car", "red")
+        assert catalog.labels.tolist() == [2, 0, 1]
+        assert catalog.label_sets.tolist() == [(2, 0), (0,), (1, 2)]
+        assert catalog.relevance_labels.tolist() == [[2, 0], [0, -1], [1, 2]]
+        assert catalog.share_label([0, 0, 1], [1, 2, 2]).tolist() == [True, True, False]
+        assert catalog.subset([2, 1]).label_names(0) == ("car", "red")
+    one = open_catalog(toys / "images.csv", train_share=1)
+    assert (one.label_sets, one.class_names) == (None, ("ball", "car|red|red", "red | ball"))
+    assert one.fingerprint() != catalog.fingerprint()
+
+
+def test_images_that_share_a_label_are_in_the_same_split(tmp_path: Path):
+    labels = ["a|b", "c", "d|c", "b|e", "f", "f|g"]  # {a, b, e}, {c, d}, {f, g}
+    rows = "\n".join(f"{write(tmp_path / f'{number}.jpg').name},{each}" for number, each in enumerate(labels))
+    (tmp_path / "images.csv").write_text(f"path,label\n{rows}")
+    catalog = open_catalog(tmp_path / "images.csv", label_separator="|")
+    assert catalog.splits.tolist() == ["train", "train", "train", "train", "test", "test"]
+    assert half_validation(catalog).splits.tolist() == ["train", "validation", "validation", "train", "test", "test"]
+    (tmp_path / "images.csv").write_text(f"path,label\n{rows}|a|c")
+    with pytest.raises(DataError, match=r"1 class .all labels are linked by images that have several.* column split"):
+        open_catalog(tmp_path / "images.csv", label_separator="|")
+
+
+def test_a_row_without_any_of_several_labels(toys: Path):
+    (toys / "images.csv").write_text("path,label\nball/0.jpg,a|b\ncar/0.jpg, | ")
+    with pytest.raises(DataError, match="line 3: the label is empty"):
+        open_catalog(toys / "images.csv", label_separator="|")
+    assert open_collection(toys / "images.csv", label_separator="|").class_names == ("", "a", "b")
+
+
+def test_other_columns_are_fields(tmp_path: Path):
+    toys = class_folders(tmp_path, {"ball": 1, "car": 1})
+    (toys / "images.csv").write_text("path,sku,label,price\nball/0.jpg,A 1,ball,9.50\ncar/0.jpg,,car,7\n")
+    catalog = open_catalog(toys / "images.csv")
+    assert {name: each.tolist() for name, each in catalog.fields.items()} == {
+        "sku": ["A 1", ""],
+        "price": ["9.50", "7"],
+    }
+    assert catalog.subset([1]).fields["price"].tolist() == ["7"]
+    given = {
+        "path": ["ball/0.jpg", "car/0.jpg"],
+        "label": ["ball", "car"],
+        "price": [9.5, float("nan")],
+        "day": [date(2026, 1, 2), None],
+        "vector": [[1.0], [2.0]],
+        "bytes": [b"1", b"2"],
+    }
+    pq.write_table(pa.table(given), toys / "images.parquet")
+    fields = open_catalog(toys / "images.parquet").fields
+    assert {name: each.tolist() for name, each in fields.items()} == {"price": [9.5, None], "day": ["2026-01-02", None]}

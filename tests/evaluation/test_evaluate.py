@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import sys
+from dataclasses import replace
 from pathlib import Path
 from statistics import NormalDist
 
@@ -31,6 +32,13 @@ def catalog(labels: list[int], roles: list[str] | None = None, root: Path = Path
         splits=np.array(["test"] * len(labels)),
         roles=None if roles is None else np.array(roles),
     )
+
+
+def with_several_labels(which: Catalog, further: dict[int, tuple[int, ...]]) -> Catalog:
+    """Give images further labels, by row."""
+    label_sets = np.empty(len(which), dtype=object)
+    label_sets[:] = [(label, *further.get(row, ())) for row, label in enumerate(which.labels.tolist())]
+    return replace(which, label_sets=label_sets)
 
 
 def points(number: int, seed: int = 0) -> Tensor:

@@ -85,6 +85,24 @@ class TestSearch:
         ]
         assert len(filled.items(label=label)) == CLASSES[label]
 
+    def test_minimum_score(self, new: Open, images: Catalog) -> None:
+        gallery = new()
+        gallery.add(images)
+        scores = [hit.score for hit in gallery.similar(0, 6)]
+        assert gallery.min_score is None
+        gallery.set_min_score(scores[3])
+        gallery = new()  # opened again
+        assert gallery.min_score == gallery.facts()["min_score"] == scores[3]
+        file = images.file(0)
+        for found, number in ((gallery.similar(0, 6), 4), (gallery.similar(0, 6, min_score=-1), 6)):
+            assert [hit.score for hit in found] == scores[:number]
+        assert len(gallery.search(file, 7, min_score=scores[1] - 1e-4)) == 3  # and itself
+        assert gallery.similar(0, 6, min_score=1) == []
+        with pytest.raises(ConfigError, match="`min_score`, the lowest cosine similarity of a result, is from -1 to 1"):
+            gallery.set_min_score(1.5)
+        with pytest.raises(ConfigError, match="`min_score`"):
+            gallery.search(file, min_score=float("nan"))
+
     def test_fewer_results_than_k(self, filled: Gallery, shared_images: Catalog) -> None:
         assert filled.search(shared_images.file(0), label="no such") == []
         assert len(filled.search(shared_images.file(0), k=100)) == NUMBER
@@ -162,6 +180,33 @@ class TestChanges:
         assert [gallery.item(each).label for each in (0, 1)] == ["screw", "bolt"]
         assert gallery.labels()["screw"] == 1
         assert ids(gallery.similar(0, 1)) == ids(new().similar(0, 1))
+
+    def test_fields_and_several_labels_come_back(self, new: Open, images: Catalog) -> None:
+        gallery = new()
+        first, second, third = (str(images.file(row).absolute()) for row in range(3))
+        table = Path(first).parent / "table.csv"
+        table.write_text(f"path,label,sku\n{first},red|50%_|bolt,A\n{second},red,\n{third},bolts,C")
+        gallery.add(open_collection(table, label_separator="|"))
+        item = gallery.item(0)
+        assert (item.labels, item.label, item.fields) == (("red", "50%_", "bolt"), "red, 50%_, bolt", {"sku": "A"})
+        assert gallery.labels() == {"50%_": 1, "bolt": 1, "bolts": 1, "red": 2}
+        for label, expected in (
+            ("red", [0, 1]),
+            ("50%_", [0]),
+            ("bolt", [0]),
+            ("bolts", [2]),
+            ("5", []),
+            ("red, 50%_", []),
+        ):
+            assert [each.id for each in gallery.items(label=label)] == expected
+        assert [hit.item for hit in gallery.similar(2, label="50%_")] == [item]
+        table.write_text(f"path,label,sku\n{first},red|bolt,A\n{second},red,B\n{third},bolts,C")
+        assert gallery.add(open_collection(table, label_separator="|")).relabelled == 2
+        gallery = new()  # opened again
+        assert gallery.item(0).labels == ("red", "bolt")
+        assert [each.fields for each in gallery.items()] == [{"sku": "A"}, {"sku": "B"}, {"sku": "C"}]
+        assert gallery.add(open_collection(Path(first))).relabelled == 0  # a source without them keeps them
+        assert gallery.item(0).fields == {"sku": "A"}
 
     def test_remove_by_id_path_and_folder(self, new: Open, images: Catalog, tmp_path: Path) -> None:
         gallery = new()

@@ -8,8 +8,10 @@ import shutil
 from contextlib import closing
 from pathlib import Path
 
+import pyarrow as pa
 import pytest
 import torch
+from pyarrow import parquet
 
 from shortlist.data import Catalog, open_collection
 from shortlist.encoding import Encoder
@@ -68,6 +70,18 @@ class TestRebuilding:
         new.refresh()
         assert sorted(contents(new)) == [2, 3, 4, 5]
         assert sorted(contents(new).values()) == sorted(contents(gallery).values())
+
+    def test_several_labels_and_fields(
+        self, encoder: Encoder, other: Encoder, shared_images: Catalog, tmp_path: Path
+    ) -> None:
+        files = [str(shared_images.file(row)) for row in range(3)]
+        table = pa.table({"path": files, "label": [["red", "round"], ["red"], ["green"]], "price": [1.5, 2.5, None]})
+        parquet.write_table(table, tmp_path / "table.parquet")
+        gallery = Gallery.build(encoder, tmp_path / "table.parquet", tmp_path / "old", workers=0)
+        new, _ = rebuild(gallery, other, tmp_path / "new", workers=0)
+        assert [item.labels for item in new.items()] == [("red", "round"), ("red",), ("green",)]
+        assert new.items() == gallery.items()
+        assert new.item(1).fields["price"] == 2.5
 
     def test_an_empty_gallery(self, encoder: Encoder, other: Encoder, tmp_path: Path) -> None:
         with pytest.raises(GalleryError, match="the gallery old has no images"):

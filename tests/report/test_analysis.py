@@ -16,7 +16,7 @@ from shortlist.errors import DataError
 from shortlist.evaluation import evaluate
 from shortlist.ranking import ranker
 from shortlist.report.analysis import NUM_BINS, analyse
-from tests.evaluation.test_evaluate import catalog, points
+from tests.evaluation.test_evaluate import catalog, points, with_several_labels
 from tests.ranking.losses import LargestTensor
 from tests.reference_search import ranking
 
@@ -48,6 +48,10 @@ CATALOGS = {
     "leave-one-out": catalog([0, 0, 1, 1, 1, 2, 3, 3, 0, 1]),  # class 2 has one image
     "query/gallery": catalog([0, 0, 1, 1, 1, 2, 3, 4, 0, 1], ROLES),
     "judged": judged(),
+    "several labels": with_several_labels(catalog([0, 0, 1, 1, 1, 2, 3, 3, 0, 1]), {0: (2, 3), 4: (0,), 9: (2,)}),
+    "several labels, query/gallery": with_several_labels(
+        catalog([0, 0, 1, 1, 1, 2, 3, 4, 0, 1], ROLES), {0: (2,), 7: (3, 1), 9: (2,)}
+    ),
 }
 
 
@@ -112,6 +116,16 @@ def test_first_ranks_are_those_of_the_metrics(labels: list[int], seed: int, copi
     shown = found.correct[found.answerable]
     for cut in (1, 2, 4):  # the shown results agree with the ranks
         assert ((first <= cut) == shown[:, :cut].any(1)).all()
+
+
+@pytest.mark.parametrize("name", ["several labels", "several labels, query/gallery"])
+def test_metrics_of_several_labels(name: str) -> None:
+    """The metrics agree with the analysis, which is compared with the reference above."""
+    which, vectors = CATALOGS[name], points(10, 4)
+    found, measured = analyse(vectors, which), evaluate(vectors, which, k=(1, 2), bootstrap=0)
+    assert measured.left_out == len(found.queries) - len(found.answerable)
+    for cut in (1, 2):
+        assert (found.first_rank[found.answerable] <= cut).mean() == pytest.approx(measured.values[f"r@{cut}"])
 
 
 def test_a_copy_with_another_label_counts_against() -> None:

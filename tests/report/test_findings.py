@@ -18,6 +18,8 @@ from shortlist.report.findings import (
     confusions,
     duplicates,
     first_rank_histogram,
+    near,
+    near_duplicates,
     recall_by_class_size,
     separation,
 )
@@ -136,3 +138,14 @@ class TestDuplicates:
     def test_what_is_not_compared_is_counted(self, copies: Catalog, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(findings, "MAX_COMPARED", 1)
         assert duplicates(analyse(torch.ones(6, 1), copies), copies).num_unchecked == 7  # 2 x 4 pairs
+
+
+def test_training_images_that_are_almost_test_images() -> None:
+    trained, tested = on_a_circle([0, 50, 100]), on_a_circle([300, 108, 70, 1, 52])
+    assert near(trained, tested) == [(0, 3), (1, 4), (2, 1)]
+
+
+def test_almost_equal_vectors_in_two_classes() -> None:
+    which = catalog([0, 1, 0, 1, 2])
+    found = analyse(on_a_circle([0, 8, 9, 90, 180]), which)
+    assert near_duplicates(found, which) == [(1, 2), (0, 1)]  # 1 and 8 degrees; 0 and 2 have the same label

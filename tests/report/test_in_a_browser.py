@@ -129,7 +129,7 @@ class TestReport:
         page.goto(pages["report"].as_uri())
         page.get_by_role("link", name="What was run").click()
         page.get_by_role("heading", name="What was run").wait_for()
-        assert page.url.endswith("#section-5")
+        assert page.url.endswith("#section-6")
         page.emulate_media(media="print", color_scheme="dark")
         assert page.evaluate("getComputedStyle(document.body).backgroundColor") == "rgb(255, 255, 255)"
         assert not page.locator(".chooser").first.is_visible()

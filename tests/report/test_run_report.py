@@ -7,6 +7,7 @@ import re
 import shutil
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from shortlist.errors import RunError
@@ -14,8 +15,8 @@ from shortlist.model import Embedder
 from shortlist.report import run_report
 from shortlist.report.analysis import EmbeddedTest
 from shortlist.report.pages import Thumbnails
-from shortlist.report.run_report import report_after_training, result_sections, write_report
-from shortlist.training import Display, RunFolder, run_evaluation
+from shortlist.report.run_report import look_alikes, report_after_training, result_sections, write_report
+from shortlist.training import Display, RunFolder, make_plan, run_evaluation
 from tests.evaluation.test_evaluate import catalog, points
 from tests.report.runs import NASTY, CopyRun, change_config, read, remove_class, trained
 
@@ -67,6 +68,32 @@ class TestPage:
             assert f"[{low:.1f}, {high:.1f}]" in text
             assert f"{value:.1f}" in text
         assert f"before training it was {100 * before['metrics']['r@1']['value']:.1f} %" in text
+
+    def test_the_recommended_minimum_score(self, page: Path, finished: RunFolder) -> None:
+        text, _ = read(page)
+        score = finished.recommended_min_score()
+        assert f"With a minimum score of {score:.3f} , a query whose class is not in the gallery" in text
+        assert json.loads(finished.min_score_file.read_text())["false_match_rate"] == 0.05  # of 36 queries
+
+    def test_images_that_look_the_same(self, page: Path, finished: RunFolder, monkeypatch: pytest.MonkeyPatch) -> None:
+        assert "None: no image for validation or test looks like a training image." in read(page)[0]
+        plan = make_plan(finished.config(), Listener(), finished)
+        train, test = (np.flatnonzero(plan.catalog.splits == split) for split in ("train", "test"))
+        pairs = [((int(test[0]), int(train[0])), True), ((int(test[1]), int(test[-1])), False)] * 30
+        monkeypatch.setattr(run_report, "find_look_alikes", lambda *_, **__: pairs)
+        thumbnails = Thumbnails()
+        found = look_alikes(thumbnails, plan.catalog, Listener())
+        assert (found.num_leaks, found.num_classes, len(found.leaks), len(found.classes)) == (30, 30, 24, 24)
+        assert [each.path for each in found.leaks[0]] == [plan.catalog.paths[train[0]], plan.catalog.paths[test[0]]]
+        assert len(thumbnails.images) == 4
+        monkeypatch.setattr(run_report, "MAX_COMPARED_IMAGES", 10)
+        assert look_alikes(thumbnails, plan.catalog, Listener()) is None
+
+    def test_training_images_with_almost_the_same_vector(self, finished: RunFolder, tmp_path: Path) -> None:
+        text, _ = read(write_report(finished.path, tmp_path / "page.html", training_images=True))
+        vectors = [np.load(finished.path / "vectors" / f"images{each}.npy") for each in ("", "-train")]
+        expected = int(((vectors[0] @ vectors[1].T).max(1) >= 0.98).sum())
+        assert re.search(rf"{expected} test images? ha(s|ve) a similarity of at least 0.98 to a training image", text)
 
     def test_every_curve_is_drawn(self, page: Path) -> None:
         _, found = read(page)

@@ -78,7 +78,13 @@ def test_pages_of_items(client: TestClient) -> None:
 
 
 def test_one_item(client: TestClient, gallery: Gallery) -> None:
-    assert client.get("/api/items/13").json() == {"id": 13, "label": "class 01", "file": "class 01/1.png"}
+    assert client.get("/api/items/13").json() == {
+        "id": 13,
+        "label": "class 01",
+        "labels": ["class 01"],
+        "fields": {},
+        "file": "class 01/1.png",
+    }
     assert gallery.item(13).path.name == "1.png"
 
 
@@ -102,6 +108,22 @@ def test_an_image_of_the_gallery_finds_itself(client: TestClient, gallery: Galle
     assert len(answer["results"]) == 3
     only = client.post("/api/search", files={"image": content}, data={"label": "class 00"}).json()["results"]
     assert [hit["label"] for hit in only] == ["class 00"] * 10
+
+
+def test_results_below_the_minimum_score_are_left_out(client: TestClient, gallery: Gallery) -> None:
+    scores = [hit["score"] for hit in client.get("/api/items/5/similar", params={"k": 20}).json()["results"]]
+    gallery.set_min_score(scores[4])
+    try:
+        assert client.get("/api/gallery").json()["min_score"] == scores[4]
+        for options, number in (({}, 5), ({"min_score": scores[2]}, 3), ({"min_score": -1}, 20)):
+            found = client.get("/api/items/5/similar", params={"k": 20, **options}).json()["results"]
+            assert [hit["score"] for hit in found] == scores[:number]
+        image = {"image": gallery.item(20).path.read_bytes()}
+        assert len(client.post("/api/search", files=image, data={"min_score": 0.99999, "k": 9}).json()["results"]) == 1
+        refused = client.post("/api/search", files=image, data={"min_score": "2"})
+        assert (refused.status_code, "min_score" in refused.json()["detail"]) == (422, True)
+    finally:
+        gallery.set_min_score(None)
 
 
 @pytest.mark.parametrize("kind", ["JPEG", "PNG", "WEBP", "GIF", "BMP", "TIFF"])

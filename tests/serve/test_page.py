@@ -257,6 +257,29 @@ def test_the_number_of_results(open_page: Open) -> None:
     expect_found(page, 31)
 
 
+def test_nothing_is_similar_enough(open_page: Open, gallery: Gallery) -> None:
+    scores = [hit.score for hit in gallery.similar(3, 20)]
+    gallery.set_min_score(round((scores[4] + scores[5]) / 2, 6))
+    try:
+        page = open_page("/?item=3")
+        expect_found(page)
+        expect(page.locator("#heading")).to_have_text("Most similar")
+        expect(page.locator(".card.weak")).to_have_count(15)
+        expect(page.locator("#status")).to_have_text(f"20 results, 15 below the minimum score {gallery.min_score}")
+        expect(page.locator("#verdict")).to_contain_text("of 5 have the same label")
+        page.locator("#min-score").fill("1")
+        page.locator("#min-score").press("Enter")
+        expect(page.locator("#heading")).to_have_text("Nothing similar enough")
+        expect(page.locator(".card.weak")).to_have_count(20)
+        assert "not similar enough" in (cards(page).first.get_attribute("aria-label") or "")
+        expect(page).to_have_url(re.compile("min_score=1$"))
+        page.locator("#min-score").fill("")
+        page.locator("#min-score").press("Enter")
+        expect(page.locator(".card.weak")).to_have_count(0)
+    finally:
+        gallery.set_min_score(None)
+
+
 def test_results_of_one_label(open_page: Open) -> None:
     page = open_page("/?item=3")
     expect_found(page)
@@ -423,11 +446,13 @@ def test_labels_are_escaped_and_missing_files_are_marked(open_page: Open, tmp_pa
     gallery = small_gallery(tmp_path, 3)
     label = '<img src=x onerror=alert(1)> "quoted" & 50 %'
     gallery.store.change(labels={item.id: label for item in gallery.items(limit=25)})
+    gallery.store.change(labels={0: f"\nred\n{label}\n"}, fields={0: '{"price": 9.5, "note": "<b>", "none": null}'})
     gallery.item(1).path.unlink()
     with serving_here(gallery) as address:
         page = open_page("/", address)
         expect(page.locator(".frame.gone")).to_have_count(1)
-        expect(page.locator(".card .label").first).to_have_text(label)
+        expect(page.locator(".card .label").first).to_have_text(f"red, {label}")
+        expect(page.locator(".card .fields").first).to_have_text("price: 9.5 note: <b>")
         page.locator("#label").fill(label)
         expect(cards(page)).to_have_count(25)
         cards(page).nth(1).click()  # the vector of the missing file still exists
@@ -435,6 +460,10 @@ def test_labels_are_escaped_and_missing_files_are_marked(open_page: Open, tmp_pa
         expect(page.locator("#query-label")).to_have_text(label)
         page.reload()
         expect_found(page)
+        assert "same label" in (page.locator('.card[data-id="0"]').get_attribute("aria-label") or "")
+        page.locator('.card[data-id="0"]').click()
+        expect(page.locator("#query-fields")).to_have_text("price: 9.5 · note: <b>")
+        expect(page.locator("#verdict")).to_contain_text("share a label")
         page.goto("about:blank")
 
 

@@ -101,6 +101,10 @@ Source = Annotated[
 Root = Annotated[
     Path | None, typer.Option(help="Folder of the benchmark, or folder that the paths in a table are relative to.")
 ]
+LabelSeparator = Annotated[
+    str | None,
+    typer.Option(help='Text between the labels of an image in a table, such as "|". Default: a text is one label.'),
+]
 ShardOption = Annotated[
     str | None,
     typer.Option(

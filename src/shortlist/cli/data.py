@@ -11,8 +11,10 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
-from shortlist.cli.app import AsJson, AsJsonWithProgress, Root, Source, app, untruncated_column
+from shortlist.cli.app import AsJson, AsJsonWithProgress, LabelSeparator, Root, Source, app, untruncated_column
 from shortlist.errors import ConfigError, did_you_mean, shorten_list
+
+SHOWN_LOOK_ALIKES = 50  # pairs
 
 data_app = typer.Typer(help="Inspect images and benchmarks before training.", no_args_is_help=True)
 app.add_typer(data_app, name="data")
@@ -56,13 +58,16 @@ def show(
     classes: Annotated[
         bool, typer.Option("--classes", help="Also print the names of the classes that are trained and tested on.")
     ] = False,
+    label_separator: LabelSeparator = None,
     as_json: AsJson = False,
 ) -> None:
     """Print the number of images and classes, which of them `shortlist train folder` trains and tests on, and sizes."""
     from shortlist.data import open_catalog
     from shortlist.data.inspection import class_names, describe_splits, format_spread, split_as_training, summary
 
-    catalog = split_as_training(open_catalog(source, root=root, on_missing="skip", split_seed=split_seed))
+    catalog = split_as_training(
+        open_catalog(source, root=root, on_missing="skip", split_seed=split_seed, label_separator=label_separator)
+    )
     facts = summary(catalog) | ({"class_names": class_names(catalog)} if classes else {})
     if as_json:
         print(json.dumps(facts, indent=2, ensure_ascii=False))
@@ -94,14 +99,20 @@ def show(
 
 
 @data_app.command()
-def check(source: Source, root: Root = None, as_json: AsJsonWithProgress = False) -> None:
-    """Decode all images, and list missing files, unreadable files and duplicates. Exits with 1 if there are any."""
+def check(
+    source: Source, root: Root = None, label_separator: LabelSeparator = None, as_json: AsJsonWithProgress = False
+) -> None:
+    """Decode all images, and list missing files, unreadable files and duplicates. Exits with 1 if there are any.
+
+    Images that look the same although their files differ are listed, too, if they are in two classes, or if one is a
+    training image and the other is not: results on such test images look better than they are.
+    """
     from shortlist.data import inspection, open_catalog
     from shortlist.progress import display_for
 
     display = display_for(sys.stderr, as_json=as_json)
     with display.task("unpacking", "images", later=True) as progress:
-        catalog = open_catalog(source, root=root, on_missing="skip", progress=progress)
+        catalog = open_catalog(source, root=root, on_missing="skip", label_separator=label_separator, progress=progress)
     report = inspection.check(catalog, display=display)
     if as_json:
         print(json.dumps({**dataclasses.asdict(report), "ok": report.ok}, indent=2))
@@ -112,8 +123,14 @@ def check(source: Source, root: Root = None, as_json: AsJsonWithProgress = False
             print(f"unreadable: {path}: {reason}")
         for one, other in report.duplicates:
             print(f"the same image in two classes: {one} and {other}")
+        for pair in report.look_alikes[:SHOWN_LOOK_ALIKES]:
+            where = "in the training images and in others" if pair.leak else "in two classes"
+            print(f"looks the same, {where}: {pair.one} and {pair.other}")
+        if len(report.look_alikes) > SHOWN_LOOK_ALIKES:
+            print(f"{len(report.look_alikes) - SHOWN_LOOK_ALIKES:,} more pairs look the same: --json lists all")
         print(
             f"{report.images:,} images checked: {len(report.missing)} missing, {len(report.unreadable)} unreadable, "
-            f"{len(report.duplicates)} duplicates across classes, {report.copies} duplicates within a class"
+            f"{len(report.duplicates)} duplicates across classes, {report.copies} duplicates within a class, "
+            f"{len(report.look_alikes)} pairs that look the same"
         )
     raise typer.Exit(0 if report.ok else 1)

@@ -35,13 +35,16 @@ def rebuild(
     """
     from shortlist import gallery as galleries
     from shortlist.progress import display_for
-    from shortlist.training import open_encoder
+    from shortlist.training import RunFolder, open_encoder
 
     display = display_for(sys.stderr, as_json=as_json)
     with closing(galleries.Gallery.open(place)) as gallery:
         encoder = open_encoder(model)
         new, added = galleries.rebuild(gallery, encoder, out, model=model, kind=kind, workers=workers, display=display)
     with closing(new):
+        recommended = None if new.min_score is not None else RunFolder(Path(model)).recommended_min_score()
+        if recommended is not None:
+            new.set_min_score(recommended)
         report_added(display, as_json, new, added)
 
 

@@ -24,6 +24,12 @@ def report(
         typer.Option("--out", "-o", help="HTML file to write. Default: RUN/report.html; with IMAGES, report.html."),
     ] = None,
     root: Root = None,
+    training_images: Annotated[
+        bool,
+        typer.Option(
+            "--training-images", help="Embed the training images, and list test images with almost the same vector."
+        ),
+    ] = False,
     as_json: AsJsonLines = False,
 ) -> None:
     """Write an HTML report of a run: metrics, training curves, queries with their results, and failures.
@@ -39,7 +45,7 @@ def report(
     if images is not None:
         file = write_model_report(run, images, out or Path("report.html"), display, root=root)
     else:
-        file = write_report(run, out, display)
+        file = write_report(run, out, display, training_images=training_images)
     display.message(f"The report is {file}.", report=str(file))
 
 

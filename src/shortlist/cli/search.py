@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import csv
 import dataclasses
 import json
 import sys
@@ -15,6 +16,7 @@ from rich.table import Table
 from shortlist.cli.app import (
     AsJson,
     AsJsonWithProgress,
+    LabelSeparator,
     Merge,
     Model,
     ModelCommand,
@@ -49,6 +51,10 @@ _PLACE: dict[str, Any] = {
     "name, see `shortlist gallery switch`.",
 }
 Place = Annotated[str, typer.Argument(**_PLACE)]
+MinScore = Annotated[
+    float | None,
+    typer.Option(min=-1, max=1, help="Lowest score of a result that is similar enough. Default: that of the gallery."),
+]
 Split = Annotated[str | None, typer.Option(help="Split to use: train, validation or test. Default: all images.")]
 Workers = Annotated[
     int | None,
@@ -124,8 +130,17 @@ def index(
             help="Index type: flat (exact), hnsw or ivfpq (approximate), or auto (by number of images and memory)."
         ),
     ] = "auto",
+    min_score: Annotated[
+        float | None,
+        typer.Option(
+            min=-1,
+            max=1,
+            help="Lowest score of a result, which is stored. Default: as recommended by the run's report.",
+        ),
+    ] = None,
     root: Root = None,
     split: Split = None,
+    label_separator: LabelSeparator = None,
     workers: Workers = None,
     shard: ShardOption = None,
     merge: Merge = False,
@@ -149,7 +164,7 @@ def index(
     from shortlist.gallery.store import GALLERY_FILE
     from shortlist.gallery.switching import current_location
     from shortlist.progress import display_for
-    from shortlist.training import open_encoder
+    from shortlist.training import RunFolder, open_encoder
 
     display = display_for(sys.stderr, as_json=as_json)
     chosen, folder, merged = choose_parts(
@@ -157,7 +172,7 @@ def index(
     )
     if not is_milvus(current := current_location(out)):
         check_writable(Path(current) / GALLERY_FILE)
-    catalog = open_collection(images, root=root, split=split)
+    catalog = open_collection(images, root=root, split=split, label_separator=label_separator)
     encoder = open_encoder(run)
     if chosen is not None:
         _embed_shard(encoder, whole_images(catalog), chosen, folder, workers, display, as_json)
@@ -174,6 +189,10 @@ def index(
         log=log,
         display=display,
     )
+    if min_score is None and gallery.min_score is None:
+        min_score = RunFolder(Path(run)).recommended_min_score()
+    if min_score is not None:
+        gallery.set_min_score(min_score)
     report_added(display, as_json, gallery, added)
     gallery.close()
 
@@ -184,32 +203,49 @@ def search(
     images: Annotated[list[Path], typer.Argument(metavar="IMAGE...", help="Image files to use as queries.")],
     k: Annotated[int, typer.Option("-k", min=1, help="Number of results per query.")] = 10,
     label: Annotated[str | None, typer.Option(help="Return only images with this label.")] = None,
+    min_score: MinScore = None,
     sheet: Annotated[
         Path | None, typer.Option(metavar="FILE.png", help="Draw a contact sheet of the results to this file.")
     ] = None,
     model: Model = None,
+    as_csv: Annotated[bool, typer.Option("--csv", help="Print the result as CSV, one line per result.")] = False,
     as_json: AsJson = False,
 ) -> None:
-    """Search a gallery for the images most similar to the given images."""
+    """Search a gallery for the images most similar to the given images.
+
+    Results with a lower score than --min-score are weak, and --json and --csv leave them out. A gallery stores a
+    default, which the report of a run recommends.
+    """
     from shortlist.files import check_writable
     from shortlist.gallery import Gallery
 
+    if as_csv and as_json:
+        raise ConfigError("--csv and --json exclude each other: give one of them.")
     if sheet is not None:
         check_writable(sheet)
         from shortlist.report.contact_sheet import draw_hits  # fails before the search if an extra is missing
     gallery = Gallery.open(place, model)
-    found = list(zip(images, gallery.search(images, k, label=label), strict=True))
+    lowest = gallery.min_score if min_score is None else min_score
+    found = list(zip(images, gallery.search(images, k, label=label, min_score=-1), strict=True))
     if label is not None and not any(hits for _, hits in found):
         known = gallery.labels()
         hint = did_you_mean(label, known) if known else "and no labels at all"
         raise DataError(f"the gallery {gallery.name} has no image with the label {label!r}, {hint}")
     if sheet is not None:
-        draw_hits(found, sheet, title=f"{gallery.name}: the most similar of {len(gallery):,} images")
+        title = f"{gallery.name}: the most similar of {len(gallery):,} images"
+        draw_hits(found, sheet, title=title, min_score=lowest)
+    similar = [(query, [hit for hit in hits if lowest is None or hit.score >= lowest]) for query, hits in found]
     if as_json:
-        results = [{"query": str(query), "hits": [_hit_facts(hit) for hit in hits]} for query, hits in found]
-        print(json.dumps({"gallery": gallery.facts(), "results": results}, indent=2, ensure_ascii=False))
+        results = [{"query": str(query), "hits": [_hit_facts(hit) for hit in hits]} for query, hits in similar]
+        facts = {"gallery": gallery.facts(), "min_score": lowest, "results": results}
+        print(json.dumps(facts, indent=2, ensure_ascii=False))
+    elif as_csv:
+        _print_csv(similar)
     else:
-        _print_hits(found)
+        for (query, hits), (_, enough) in zip(found, similar, strict=True):
+            _print_hits(query, hits, len(enough))
+        if found != similar:
+            print(f"(weak): below the minimum score {lowest:g}, which --min-score replaces.")
         if sheet is not None:
             print(f"The contact sheet is {sheet}.")
     gallery.close()
@@ -226,11 +262,28 @@ def show_gallery(place: Place, as_json: AsJson = False) -> None:
     if as_json:
         print(json.dumps({**facts, "labels": labels}, indent=2, ensure_ascii=False))
         return
+    facts["minimum score"] = "none" if facts["min_score"] is None else f"{facts['min_score']:g}"
     facts |= {"labels": f"{len(labels):,}", "images": f"{facts['images']:,}", "search": _search_type(facts)}
     table = Table(show_header=False, box=None, pad_edge=False)
-    for name in ("name", "place", "images", "labels", "search", "dim", "fingerprint"):
+    for name in ("name", "place", "images", "labels", "search", "minimum score", "dim", "fingerprint"):
         table.add_row(name, str(facts[name]))
     _print_untruncated(table)
+
+
+@gallery_app.command("set")
+def set_gallery(
+    place: Place,
+    min_score: Annotated[
+        float, typer.Option(min=-1, max=1, help="Lowest score of a result, which searches use by default; -1: any.")
+    ],
+) -> None:
+    """Set the lowest score of a result, below which images are not similar enough."""
+    from shortlist.gallery import Gallery
+
+    gallery = Gallery.open(place)
+    gallery.set_min_score(min_score)
+    print(f"Searches of {gallery.name} leave out results with a score below {min_score:g}.")
+    gallery.close()
 
 
 @gallery_app.command("check")
@@ -258,6 +311,7 @@ def add(
     images: Images,
     root: Root = None,
     split: Split = None,
+    label_separator: LabelSeparator = None,
     workers: Workers = None,
     model: Model = None,
     prune: Prune = False,
@@ -270,7 +324,7 @@ def add(
     from shortlist.progress import display_for
 
     display = display_for(sys.stderr, as_json=as_json)
-    catalog = open_collection(images, root=root, split=split)
+    catalog = open_collection(images, root=root, split=split, label_separator=label_separator)
     gallery = Gallery.open(place, model)
     pruned = _pruned(catalog, images) if prune else None
     added = gallery.add(catalog, workers=workers, prune=pruned, log=log, display=display)
@@ -369,18 +423,43 @@ def _report_unreadable(display: Display, unreadable: dict[str, str]) -> None:
 def _hit_facts(hit: Hit) -> dict[str, object]:
     from shortlist.locations import as_url
 
-    return {"id": hit.item.id, "score": hit.score, "label": hit.item.label, "path": as_url(hit.item.path)}
+    item = hit.item
+    return {
+        "id": item.id,
+        "score": hit.score,
+        "label": item.label,
+        "labels": list(item.labels),
+        "path": as_url(item.path),
+        "fields": dict(item.fields),
+    }
 
 
-def _print_hits(found: list[tuple[Path, list[Hit]]]) -> None:
+def _print_csv(found: list[tuple[Path, list[Hit]]]) -> None:
     from shortlist.locations import as_url
 
+    fields = list(dict.fromkeys(name for _, hits in found for hit in hits for name in hit.item.fields))
+    writer = csv.writer(sys.stdout, lineterminator="\n")
+    writer.writerow(["query", "rank", "id", "score", "label", "path", *fields])
     for query, hits in found:
-        print(f"{query}:" if hits else f"{query}: nothing found")
-        table = Table("", "score", "label", "image", box=None)
         for rank, hit in enumerate(hits, start=1):
-            table.add_row(str(rank), f"{hit.score:.4f}", hit.item.label or "-", as_url(_relative(hit.item.path)))
-        _print_untruncated(table)
+            item = hit.item
+            values = (query, rank, item.id, f"{hit.score:.6f}", item.label, as_url(item.path))
+            writer.writerow([*values, *(item.fields.get(name) for name in fields)])
+
+
+def _print_hits(query: Path, hits: list[Hit], enough: int) -> None:
+    """Print the hits of a query, of which the first ones are similar enough."""
+    from shortlist.locations import as_url
+
+    remark = "" if enough else " nothing similar enough" if hits else " nothing found"
+    print(f"{query}:{remark}")
+    fields = list(dict.fromkeys(name for hit in hits for name in hit.item.fields))
+    table = Table("", "score", "label", "image", *fields, box=None)
+    for rank, hit in enumerate(hits, start=1):
+        score = f"{hit.score:.4f}{' (weak)' if rank > enough else ''}"
+        values = (str(hit.item.fields.get(name) or "") for name in fields)
+        table.add_row(str(rank), score, hit.item.label or "-", as_url(_relative(hit.item.path)), *values)
+    _print_untruncated(table)
 
 
 def _relative(path: Path) -> Path:

@@ -111,6 +111,7 @@ class DataConfig(Section):
     on_missing: Literal["error", "skip"] = "error"  # what to do about missing and unreadable images
     train_share: Fraction = 0.5  # fraction of the classes to train on, if the source defines no split
     split_seed: int | None = None  # None: classes are split in the order of their names; a number: in random order
+    label_separator: str | None = None  # text between the labels of an image in a table, such as "|"; None: one label
     validation: Literal["none", "half"] = "none"  # half: hold out the second half of the training classes, as the paper
     withhold_test: bool = False  # leave out all test images, as a sweep does
     validation_source: TestConfig | None = None  # validate on other images, such as sfm120k-val, by their first metric

@@ -6,6 +6,7 @@ import hashlib
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from functools import cached_property
 from math import isnan
 from pathlib import Path
 from typing import Any
@@ -52,6 +53,9 @@ class Catalog:
             NaN for a whole image. None if all images are used whole.
         judgements: Ground truth of each query. None if the positives of a query are the images of its class.
         protocol: Name of the evaluation protocol, if roles and judgements do not determine it.
+        label_sets: (n,) tuples of all labels of each image, of which the first is that in `labels`. Images that share
+            any label are positives of each other. None if every image has one label.
+        fields: Other values of the images, such as prices, by the name of their column: (n,) each.
         missing: Files that the source lists but that do not exist, and that were skipped on request.
         ignored: Files found next to the images whose extension is not that of an image.
         remarks: Notes for the user, such as counts that differ from those of the benchmark.
@@ -70,6 +74,8 @@ class Catalog:
     boxes: NDArray[np.float64] | None = None
     judgements: Judgements | None = None
     protocol: str | None = None
+    label_sets: NDArray[np.object_] | None = None
+    fields: Mapping[str, NDArray[np.object_]] | None = None
     missing: tuple[str, ...] = ()
     ignored: tuple[str, ...] = ()
     remarks: tuple[str, ...] = ()
@@ -84,6 +90,8 @@ class Catalog:
             fields["roles"] = np.array(self.roles, dtype=np.str_)
         if self.boxes is not None:
             fields["boxes"] = np.array(self.boxes, dtype=np.float64)
+        if self.label_sets is not None:
+            fields["label_sets"] = self.label_sets
         for field, values in fields.items():
             if values.shape != (len(fields["paths"]), *((4,) if field == "boxes" else ())):
                 raise ValueError(f"{field} has shape {values.shape}, but there are {len(fields['paths'])} paths")
@@ -91,6 +99,11 @@ class Catalog:
             object.__setattr__(self, field, values)
         object.__setattr__(self, "root", Path(self.root))
         object.__setattr__(self, "class_names", tuple(self.class_names))
+        self._check_values()
+
+    def _check_values(self) -> None:
+        if any(len(values) != len(self) for values in (self.fields or {}).values()):
+            raise ValueError(f"each of the fields needs {len(self)} values, one per path")
         if len(set(self.class_names)) < len(self.class_names):
             raise ValueError("two classes have the same name")
         if len(self.labels) and not 0 <= self.labels.min() <= self.labels.max() < len(self.class_names):
@@ -100,6 +113,14 @@ class Catalog:
             _check_values("roles", self.roles, ROLES)
         if self.judgements is not None:
             self._check_judgements(self.judgements)
+        if self.label_sets is not None:
+            self._check_label_sets(self.label_sets)
+
+    def _check_label_sets(self, label_sets: NDArray[np.object_]) -> None:
+        known = range(len(self.class_names))
+        for first, each in zip(self.labels.tolist(), label_sets, strict=True):
+            if each[0] != first or len(set(each)) < len(each) or min(each) not in known or max(each) not in known:
+                raise ValueError("label_sets must hold different labels of each image, of which the first is in labels")
 
     def _check_judgements(self, judgements: Judgements) -> None:
         queries = 0 if self.roles is None else int((self.roles == "query").sum())
@@ -125,6 +146,28 @@ class Catalog:
         box: list[float] | None = None if self.boxes is None else self.boxes[index].tolist()
         return None if box is None or isnan(box[0]) else box
 
+    def label_names(self, index: int) -> tuple[str, ...]:
+        """Return the names of all labels of image `index`."""
+        labels = (int(self.labels[index]),) if self.label_sets is None else self.label_sets[index]
+        return tuple(self.class_names[label] for label in labels)
+
+    @cached_property
+    def relevance_labels(self) -> NDArray[np.int64]:
+        """What losses and metrics compare: labels (n,) or, if images have several, (n, L) padded with -1."""
+        if self.label_sets is None:
+            return self.labels
+        width = max(map(len, self.label_sets), default=1)
+        if width == 1:
+            return self.labels
+        return np.array([(*each, *(-1,) * (width - len(each))) for each in self.label_sets]).reshape(-1, width)
+
+    def share_label(self, one: ArrayLike, other: ArrayLike) -> NDArray[np.bool_]:
+        """Return whether images in the same places of two arrays of rows (m,) share a label, (m,)."""
+        labels = self.relevance_labels.reshape(len(self), -1)
+        left, right = labels[np.asarray(one)], labels[np.asarray(other)]
+        shared: NDArray[np.bool_] = ((left[:, :, None] == right[:, None]) & (left[:, :, None] >= 0)).any((1, 2))
+        return shared
+
     def subset(self, which: ArrayLike) -> Catalog:
         """Return the selected images as a catalog. Labels remain indices into the same class names.
 
@@ -141,6 +184,8 @@ class Catalog:
             splits=self.splits[chosen],
             roles=None if self.roles is None else self.roles[chosen],
             boxes=None if self.boxes is None else self.boxes[chosen],
+            label_sets=None if self.label_sets is None else self.label_sets[chosen],
+            fields=None if self.fields is None else {name: each[chosen] for name, each in self.fields.items()},
             judgements=None if self.judgements is None else self._judgements_of(np.arange(len(self))[chosen]),
         )
 
@@ -195,6 +240,8 @@ class Catalog:
             digest.update(json.dumps(None if part is None else part.tolist()).encode())
         if self.boxes is not None:
             digest.update(self.boxes.tobytes())
+        if self.label_sets is not None:
+            digest.update(json.dumps(self.label_sets.tolist()).encode())
         for setup, per_query in (self.judgements or {}).items():
             judged = [(judgement.positives.tolist(), judgement.junk.tolist()) for judgement in per_query]
             digest.update(json.dumps([setup, judged]).encode())

@@ -7,7 +7,7 @@ import io
 import os
 import warnings
 from collections import deque
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from itertools import islice
@@ -18,7 +18,8 @@ import numpy as np
 
 from shortlist.data.benchmarks import BENCHMARKS
 from shortlist.data.catalog import ROLES, SPLITS, Catalog
-from shortlist.data.images import ImageError, open_image, upright_rgb, upright_size
+from shortlist.data.images import ImageError, load_image, open_image, upright_rgb, upright_size
+from shortlist.data.near_duplicates import LOOK_SIDE, Look, look_of, near_duplicates, suspicious
 from shortlist.data.splits import half_validation
 from shortlist.locations import as_url, open_binary
 from shortlist.progress import Display, Progress, default_display
@@ -95,6 +96,21 @@ def format_spread(values: Mapping[str, float] | None) -> str:
 
 
 @dataclass(frozen=True)
+class LookAlikes:
+    """Two images that look the same.
+
+    Args:
+        one: Path of an image.
+        other: Path of another one.
+        leak: Whether one of them is a training image, and the other is for validation or test.
+    """
+
+    one: str
+    other: str
+    leak: bool
+
+
+@dataclass(frozen=True)
 class CheckReport:
     """Result of `check`.
 
@@ -104,6 +120,8 @@ class CheckReport:
         unreadable: (path, reason) of files that cannot be decoded.
         duplicates: Pairs of paths with equal bytes and different classes: at least one of the labels is wrong.
         copies: Number of files that equal another file of the same class; harmless, but they count twice.
+        look_alikes: Near-duplicates with different bytes that are in different classes, or of which one is a training
+            image and the other is not; see `near_duplicates`. They may have good reasons, and are not problems.
     """
 
     images: int
@@ -111,6 +129,7 @@ class CheckReport:
     unreadable: tuple[Unreadable, ...]
     duplicates: tuple[tuple[str, str], ...]
     copies: int
+    look_alikes: tuple[LookAlikes, ...] = ()
 
     @property
     def ok(self) -> bool:
@@ -119,7 +138,7 @@ class CheckReport:
 
 
 def check(catalog: Catalog, workers: int | None = None, display: Display | None = None) -> CheckReport:
-    """Decode every image and compare the bytes of all files.
+    """Decode every image, compare the bytes of all files, and find images that look the same.
 
     Args:
         catalog: Catalog opened with `on_missing="skip"`, so that missing files are reported with the other problems.
@@ -128,9 +147,12 @@ def check(catalog: Catalog, workers: int | None = None, display: Display | None 
     """
     missing, unreadable = list(catalog.missing), []
     indices_by_digest: dict[bytes, list[int]] = {}
+    looks: dict[int, Look] = {}
     with (display or default_display()).task(f"opening {catalog.name}", "images") as progress:
-        for index, (digest, reason) in enumerate(_decode_all(catalog, workers, progress)):
+        for index, (digest, reason, look) in enumerate(_decode_all(catalog, workers, progress)):
             path = str(catalog.paths[index])
+            if look is not None:
+                looks[index] = look
             if digest is None:
                 missing.append(path)
             elif reason is None:
@@ -138,7 +160,61 @@ def check(catalog: Catalog, workers: int | None = None, display: Display | None 
             else:
                 unreadable.append((path, reason))
     duplicates, copies = _duplicates(catalog, indices_by_digest)
-    return CheckReport(len(catalog), tuple(missing), tuple(unreadable), tuple(duplicates), copies)
+    alike = tuple(
+        LookAlikes(str(catalog.paths[one]), str(catalog.paths[other]), leak)
+        for (one, other), leak in look_alikes(catalog, looks, indices_by_digest.values())
+    )
+    return CheckReport(len(catalog), tuple(missing), tuple(unreadable), tuple(duplicates), copies, alike)
+
+
+def find_look_alikes(
+    catalog: Catalog, workers: int | None = None, progress: Progress | None = None
+) -> list[tuple[tuple[int, int], bool]]:
+    """Decode every image, JPEG at a fraction of its size, and find those that look the same; see `look_alikes`."""
+
+    def look(index: int) -> Look | None:
+        try:
+            return look_of(load_image(catalog.file(index), at_least=LOOK_SIDE))
+        except ImageError:
+            return None
+
+    found: dict[int, Look] = {}
+    with ThreadPoolExecutor(workers or os.cpu_count() or 1) as pool:
+        for index, each in enumerate(pool.map(look, range(len(catalog)))):
+            if each is not None:
+                found[index] = each
+            if progress is not None:
+                progress(index + 1, len(catalog))
+    return look_alikes(catalog, found)
+
+
+def look_alikes(
+    catalog: Catalog, looks: Mapping[int, Look], copies: Iterable[Sequence[int]] = ()
+) -> list[tuple[tuple[int, int], bool]]:
+    """Find images that look the same, in different classes or across the border of the training split.
+
+    Args:
+        catalog: The images.
+        looks: Looks of images, by their row.
+        copies: Rows of images with equal bytes. Of these, only the first one of each class and split is compared, and
+            pairs in different classes are left out.
+
+    Returns:
+        Pairs of rows, and whether exactly one of the two is a training image; those come first.
+    """
+    group = {row: number for number, rows in enumerate(copies) for row in rows if len(rows) > 1}
+    seen, rows = set(), []
+    for row in looks:
+        key = group.get(row, -1 - row), int(catalog.labels[row]), str(catalog.splits[row])
+        if key not in seen:
+            rows.append(row)
+        seen.add(key)
+    found, leaks = suspicious(catalog, np.array(rows, dtype=np.int64)[near_duplicates([looks[row] for row in rows])])
+    return [
+        ((one, other), leak)
+        for (one, other), leak in zip(found.tolist(), leaks.tolist(), strict=True)
+        if group.get(one, -1) != group.get(other, -2) or catalog.labels[one] == catalog.labels[other]
+    ]
 
 
 def drop_unreadable(
@@ -156,7 +232,7 @@ def drop_unreadable(
     """
     bad = [
         (index, reason)
-        for index, (_, reason) in enumerate(_decode_all(catalog, workers, progress, compare=False))
+        for index, (_, reason, _) in enumerate(_decode_all(catalog, workers, progress, compare=False))
         if reason is not None
     ]
     if not bad:
@@ -167,7 +243,8 @@ def drop_unreadable(
     return replace(catalog.subset(keep), missing=missing), unreadable
 
 
-_Decoded = tuple[bytes | None, str | None]  # SHA-256 of the file, None if it does not exist; the problem, if any
+# SHA-256 of the file, None if it does not exist; the problem, if any; what the image looks like
+_Decoded = tuple[bytes | None, str | None, Look | None]
 
 
 def _decode_all(
@@ -181,16 +258,16 @@ def _decode_all(
             with open_binary(file) as stream:
                 content = stream.read()
         except FileNotFoundError:
-            return None, "there is no such file"
+            return None, "there is no such file", None
         except OSError as error:
-            return b"", error.strerror or str(error)
+            return b"", error.strerror or str(error), None
         digest = hashlib.sha256(content).digest() if compare else b""
         try:
             with open_image(file, io.BytesIO(content)) as image:
-                upright_rgb(image)
+                rgb = upright_rgb(image)
         except ImageError as error:
-            return digest, error.reason
-        return digest, None
+            return digest, error.reason, None
+        return digest, None, look_of(rgb) if compare else None
 
     workers = workers or os.cpu_count() or 1
     with warnings.catch_warnings(), ThreadPoolExecutor(workers) as pool:

@@ -31,6 +31,7 @@ def open_catalog(
     on_missing: str = "error",
     train_share: float = 0.5,
     split_seed: int | None = None,
+    label_separator: str | None = None,
     progress: Callable[[int, int], None] | None = None,
 ) -> Catalog:
     """Open a benchmark, a folder, or a CSV or Parquet file as a catalog.
@@ -47,6 +48,7 @@ def open_catalog(
         on_missing: "error", or "skip" to leave out files that do not exist and record them in `Catalog.missing`.
         train_share: Share of the classes that are used for training, if the source has no splits.
         split_seed: None assigns classes to the training split in order of their names; an integer shuffles them first.
+        label_separator: Text between the labels of an image in a table, such as "|". None: a text is one label.
         progress: Callback that is called with (done, total) while a benchmark is unpacked or rendered.
 
     Raises:
@@ -62,8 +64,8 @@ def open_catalog(
         exists, is_dir, is_file = _kind(path)
         if path.suffix.lower() in TABLE_EXTENSIONS and is_file:
             if labels == "optional":
-                return table_catalog(path, folder, unlabelled=UNLABELLED)
-            catalog = without_missing(table_catalog(path, folder), on_missing)
+                return table_catalog(path, folder, unlabelled=UNLABELLED, label_separator=label_separator)
+            catalog = without_missing(table_catalog(path, folder, label_separator=label_separator), on_missing)
         elif exists and folder is not None:
             raise ConfigError(f"`root` has no meaning for {path}: use it with a benchmark's name or a table")
         elif labels == "optional" and exists:
@@ -82,6 +84,7 @@ def open_collection(
     *,
     root: str | Path | None = None,
     split: str | None = None,
+    label_separator: str | None = None,
     progress: Callable[[int, int], None] | None = None,
 ) -> Catalog:
     """Open images to embed or search, with or without labels: `open_catalog(source, labels="optional")`.
@@ -90,6 +93,7 @@ def open_collection(
         source: Name of a benchmark, a folder of any depth, a CSV or Parquet file, or an image file.
         root: As in `open_catalog`.
         split: Return only the images of this split.
+        label_separator: As in `open_catalog`.
         progress: As in `open_catalog`.
 
     Raises:
@@ -98,7 +102,9 @@ def open_collection(
     """
     if split is not None and split not in SPLITS:
         raise ConfigError(f"there is no split {split!r}, {did_you_mean(split, SPLITS)}")
-    catalog = open_catalog(source, root=root, labels="optional", on_missing="skip", progress=progress)
+    catalog = open_catalog(
+        source, root=root, labels="optional", on_missing="skip", label_separator=label_separator, progress=progress
+    )
     return catalog if split is None else catalog.split(split)
 
 

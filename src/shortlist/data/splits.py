@@ -7,6 +7,7 @@ import math
 from dataclasses import replace
 
 import numpy as np
+from numpy.typing import NDArray
 
 from shortlist.data.catalog import Catalog
 from shortlist.errors import ConfigError, DataError
@@ -14,6 +15,9 @@ from shortlist.errors import ConfigError, DataError
 
 def open_set_split(catalog: Catalog, train_share: float = 0.5, seed: int | None = None) -> Catalog:
     """Return the catalog with whole classes assigned to train and test.
+
+    If images have several labels, those that share a label are on the same side: labels that occur together, directly
+    or by other labels, count as one class, which has the name of the first of them.
 
     Args:
         catalog: Catalog whose splits are replaced.
@@ -28,18 +32,21 @@ def open_set_split(catalog: Catalog, train_share: float = 0.5, seed: int | None 
     """
     if not 0 <= train_share <= 1:
         raise ConfigError(f"`train_share` is the share of classes used for training, from 0 to 1, not {train_share}")
-    present = [(catalog.class_names[label], int(label)) for label in catalog.classes()]
+    groups = _groups(catalog)
+    present = [(catalog.class_names[label], label) for label in np.unique(groups).tolist()]
     if len(present) < 2 and 0 < train_share < 1:
+        linked = "" if catalog.label_sets is None else " (all labels are linked by images that have several)"
+        choice = "Add classes" if catalog.label_sets is None else "Add a column split"
         raise DataError(
-            f"{catalog.name} has {_count_classes(len(present))}, but at least two are needed to train on some and test "
-            "on others. Add classes, or train on all of them with `train_share=1`"
+            f"{catalog.name} has {_count_classes(len(present))}{linked}, but at least two are needed to train on some "
+            f"and test on others. {choice}, or train on all of them with `train_share=1`"
         )
     order = sorted(present, key=lambda item: item[0] if seed is None else _seeded_key(seed, item[0]))
     number = math.ceil(len(order) * train_share - 1e-9)  # 0.7 * 10 is slightly more than 7 in floating point
     if train_share < 1:
         number = min(number, len(order) - 1)
     training = [label for _, label in order[:number]]
-    return replace(catalog, splits=np.where(np.isin(catalog.labels, training), "train", "test"))
+    return replace(catalog, splits=np.where(np.isin(groups, training), "train", "test"))
 
 
 def half_validation(catalog: Catalog) -> Catalog:
@@ -53,13 +60,30 @@ def half_validation(catalog: Catalog) -> Catalog:
     """
     if (catalog.splits == "validation").any():
         raise DataError(f"{catalog.name} already has a validation split; use it, or remove it")
-    classes = catalog.split("train").classes()
+    groups = _groups(catalog)
+    classes = np.unique(groups[catalog.splits == "train"])
     if len(classes) < 2:
         raise DataError(
             f"{catalog.name} has {_count_classes(len(classes), 'training ')}: too few to validate on half of them"
         )
-    validation = np.isin(catalog.labels, classes[math.ceil(len(classes) / 2) :]) & (catalog.splits == "train")
+    validation = np.isin(groups, classes[math.ceil(len(classes) / 2) :]) & (catalog.splits == "train")
     return replace(catalog, splits=np.where(validation, "validation", catalog.splits))
+
+
+def _groups(catalog: Catalog) -> NDArray[np.int64]:
+    """Return the class of each image, (n,): the smallest label of those that are linked by images with several."""
+    if catalog.label_sets is None:
+        return catalog.labels
+    first = [each[0] for each in catalog.label_sets for _ in each[1:]]
+    further = [label for each in catalog.label_sets for label in each[1:]]
+    group, before = np.arange(len(catalog.class_names)), None
+    while before is None or not np.array_equal(group, before):
+        before = group.copy()
+        np.minimum.at(group, first, group[further])
+        np.minimum.at(group, further, group[first])
+        group = group[group]
+    groups: NDArray[np.int64] = group[catalog.labels]
+    return groups
 
 
 def _seeded_key(seed: int, name: str) -> str:

@@ -1,15 +1,18 @@
-"""Catalogs of CSV and Parquet files with the columns path and label, and optionally split and role."""
+"""Catalogs of CSV and Parquet files with the columns path and label, and optionally split, role and others."""
 
 from __future__ import annotations
 
 import csv
 import io
+import math
 import posixpath
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from shortlist.data.catalog import ROLES, SPLITS, Catalog
 from shortlist.errors import DataError, did_you_mean, shorten_list
@@ -27,6 +30,8 @@ class _Table:
 
     file: Path
     columns: dict[str, list[str]]
+    label_lists: list[list[str]] | None  # the labels of each row, if a row can have several
+    fields: dict[str, list[Any]]  # other columns
     row_numbers: Sequence[int]  # number of each row, as messages give it
     row_word: str  # "line" or "row"
 
@@ -34,15 +39,19 @@ class _Table:
         return DataError(f"{self.file}, {self.row_word} {self.row_numbers[index]}: {problem}")
 
 
-def table_catalog(file: Path, root: Path | None = None, *, unlabelled: str | None = None) -> Catalog:
+def table_catalog(
+    file: Path, root: Path | None = None, *, unlabelled: str | None = None, label_separator: str | None = None
+) -> Catalog:
     """Return the catalog of the images that a table lists, in the table's order.
 
-    Other columns are ignored. The function does not check that the images exist.
+    Other columns with numbers or texts are the `fields` of the catalog. An image has several labels if the column is a
+    list in a Parquet file, or with a separator. The function does not check that the images exist.
 
     Args:
         file: CSV file with a header, or Parquet file.
         root: Folder that the paths are relative to. None means the folder of the table.
         unlabelled: Class name of images without a label. None means that every image needs a label.
+        label_separator: Text between the labels of an image, such as "|". None means that a text is one label.
 
     Raises:
         DataError: If the table cannot be read, lacks a column or has an invalid value; the message names the row.
@@ -50,6 +59,8 @@ def table_catalog(file: Path, root: Path | None = None, *, unlabelled: str | Non
     required = REQUIRED if unlabelled is None else ("path",)
     size_and_mtime(file)  # removes an outdated copy of a remote table from the cache
     table = (_read_parquet if file.suffix.lower() == ".parquet" else _read_csv)(file, required)
+    if label_separator and table.label_lists is None and "label" in table.columns:
+        table = replace(table, label_lists=[each.split(label_separator) for each in table.columns["label"]])
     if not table.row_numbers:
         raise DataError(f"{file} has no rows; add one row per image")
     columns = table.columns
@@ -64,17 +75,48 @@ def table_catalog(file: Path, root: Path | None = None, *, unlabelled: str | Non
             if first.setdefault(path, index) != index:
                 earlier = table.row_numbers[first[path]]
                 raise table.error(index, f"{path} is already listed in {table.row_word} {earlier}")
-    labelled = [label or unlabelled for label in columns.get("label", [""] * len(paths))]
-    names, labels = np.unique(np.array(labelled, dtype=object), return_inverse=True)
+    names, labels, label_sets = _labels(table, unlabelled)
     return Catalog(
         name=file.stem,
         root=file.parent if root is None else root,
         paths=np.array(paths, dtype=object),
         labels=labels,
-        class_names=tuple(names.tolist()),
+        class_names=names,
         splits=np.array(_splits(table)),
         roles=np.array(_roles(table)) if "role" in columns else None,
+        label_sets=label_sets,
+        fields={name: _objects(values) for name, values in table.fields.items()} or None,
     )
+
+
+def _labels(
+    table: _Table, unlabelled: str | None
+) -> tuple[tuple[str, ...], NDArray[np.int64], NDArray[np.object_] | None]:
+    """Return the class names, the first label of each row, and all labels of each row if one has several."""
+    if table.label_lists is None:
+        labelled = [label or unlabelled for label in table.columns.get("label", [""] * len(table.row_numbers))]
+        names, labels = np.unique(np.array(labelled, dtype=object), return_inverse=True)
+        return tuple(names.tolist()), labels, None
+    lists = []
+    for index, given in enumerate(table.label_lists):
+        distinct = list(dict.fromkeys(label for each in given if (label := each.strip())))
+        if not distinct and unlabelled is None:
+            raise table.error(index, "the label is empty")
+        if any("\n" in label for label in distinct):
+            raise table.error(index, "one of several labels has a line break; remove it")
+        lists.append(distinct or [unlabelled or ""])
+    known = sorted({label for each in lists for label in each})
+    number = {label: place for place, label in enumerate(known)}
+    label_sets = _objects([tuple(number[label] for label in each) for each in lists])
+    several = any(len(each) > 1 for each in lists)
+    return tuple(known), np.array([each[0] for each in label_sets]), label_sets if several else None
+
+
+def _objects(values: Sequence[Any]) -> NDArray[np.object_]:
+    """Return an array of objects, which may be tuples."""
+    array = np.empty(len(values), dtype=object)
+    array[:] = values
+    return array
 
 
 def write_table(catalog: Catalog, file: Path) -> None:
@@ -94,7 +136,9 @@ def write_table(catalog: Catalog, file: Path) -> None:
     files = [absolute_path(catalog.file(index)) for index in range(len(catalog))]
     columns = {
         "path": [each.removeprefix(f"{folder}/") for each in files],
-        "label": [catalog.class_names[label] for label in catalog.labels],
+        "label": [catalog.class_names[label] for label in catalog.labels]
+        if catalog.label_sets is None
+        else [list(catalog.label_names(index)) for index in range(len(catalog))],
         "split": catalog.splits.tolist(),
         **({} if catalog.roles is None else {"role": catalog.roles.tolist()}),
     }
@@ -140,7 +184,8 @@ def _read_csv(file: Path, required: tuple[str, ...]) -> _Table:
             reader = csv.reader(lines)
             header = [name.strip() for name in next(reader, [])]
             positions = _column_positions(file, header, required)
-            columns: dict[str, list[str]] = {name: [] for name in positions}
+            others = {name: place for place, name in enumerate(header) if name and name not in positions}
+            columns: dict[str, list[str]] = {name: [] for name in (*positions, *others)}
             line_numbers: list[int] = []
             for values in reader:
                 if not values:
@@ -148,11 +193,12 @@ def _read_csv(file: Path, required: tuple[str, ...]) -> _Table:
                 if len(values) != len(header):
                     raise DataError(f"{file}, line {reader.line_num}: {len(values)} values for {len(header)} columns")
                 line_numbers.append(reader.line_num)
-                for name, position in positions.items():
+                for name, position in (*positions.items(), *others.items()):
                     columns[name].append(values[position].strip())
     except (OSError, UnicodeDecodeError, csv.Error) as error:
         raise DataError(f"cannot read {file} as a CSV file in UTF-8: {error}") from error
-    return _Table(file, columns, line_numbers, "line")
+    fields = {name: columns.pop(name) for name in others}
+    return _Table(file, columns, None, fields, line_numbers, "line")
 
 
 def _read_parquet(file: Path, required: tuple[str, ...]) -> _Table:
@@ -163,11 +209,32 @@ def _read_parquet(file: Path, required: tuple[str, ...]) -> _Table:
         with open_binary(file) as opened:
             content = pq.ParquetFile(opened)
             positions = _column_positions(file, content.schema_arrow.names, required)
-            table = content.read(columns=list(positions))
-        columns = {name: ["" if v is None else str(v) for v in table.column(name).to_pylist()] for name in positions}
+            others = [
+                each.name
+                for each in content.schema_arrow
+                if each.name not in positions and not pa.types.is_nested(each.type) and not _is_binary(each.type)
+            ]
+            table = content.read(columns=[*positions, *others])
+        values = {name: table.column(name).to_pylist() for name in (*positions, *others)}
     except (OSError, pa.ArrowException) as error:
         raise DataError(f"cannot read {file} as a Parquet file: {error}") from error
-    return _Table(file, columns, range(1, table.num_rows + 1), "row")
+    fields = {name: [_plain(each) for each in values.pop(name)] for name in others}
+    label_lists = None
+    if "label" in values and pa.types.is_nested(table.schema.field("label").type):
+        label_lists = [["" if each is None else str(each) for each in given or ()] for given in values["label"]]
+    columns = {name: ["" if each is None else str(each) for each in column] for name, column in values.items()}
+    return _Table(file, columns, label_lists, fields, range(1, table.num_rows + 1), "row")
+
+
+def _is_binary(kind: Any) -> bool:
+    return str(kind).endswith("binary") or str(kind).startswith("fixed_size_binary")
+
+
+def _plain(value: Any) -> Any:
+    """Return a value that JSON can represent: numbers and texts as they are, others as text."""
+    if isinstance(value, float) and not math.isfinite(value):
+        return None
+    return value if value is None or isinstance(value, (bool, int, float, str)) else str(value)
 
 
 def _column_positions(file: Path, header: list[str], required: tuple[str, ...]) -> dict[str, int]:

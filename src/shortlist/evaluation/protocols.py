@@ -142,10 +142,10 @@ def leave_one_out(catalog: Catalog) -> bool:
 
 
 def _score_labelled(embeddings: Vectors, catalog: Catalog, k: Sequence[int], progress: Progress | None) -> QueryTable:
-    """Score queries whose positives are the images of their class."""
+    """Score queries whose positives are the images of their class, or those that share a label."""
     if not isinstance(embeddings, Tensor):
         embeddings = torch.from_numpy(np.array(embeddings))
-    labels = torch.from_numpy(catalog.labels.copy()).to(embeddings.device)
+    labels = torch.from_numpy(catalog.relevance_labels.copy()).to(embeddings.device)
     if leave_one_out(catalog):
         scores = query_scores(embeddings, labels, k, progress=progress)
     else:

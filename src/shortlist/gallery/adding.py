@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterable, Mapping, Sequence, Set
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -17,7 +18,7 @@ from shortlist.encoding.shards import Parts, encode_to_file
 from shortlist.encoding.vector_file import NO_FILE, left_out_images, with_absolute_paths
 from shortlist.errors import DataError
 from shortlist.gallery.change_log import ChangeLog
-from shortlist.gallery.store import GalleryError, Row, Store, StoredRow
+from shortlist.gallery.store import GalleryError, Row, Store, StoredRow, joined
 from shortlist.locations import absolute_path, as_url, join, size_and_mtime
 from shortlist.progress import Progress
 from shortlist.search.vectors import open_vectors
@@ -31,7 +32,7 @@ class Added:
         added: New images, and images whose files have changed.
         replaced: Those of the added images whose files have changed.
         unchanged: Images that the gallery already had.
-        relabelled: Those of the unchanged images that have a new label.
+        relabelled: Those of the unchanged images that have new labels or other fields.
         removed: Images that the source does not list any more.
         unreadable: Paths of images that are missing or cannot be read, and the reasons.
     """
@@ -51,6 +52,7 @@ class _Plan:
     rows: dict[int, Row] = field(default_factory=dict)  # images to embed, by their index in the catalog
     replaced: dict[str, list[int]] = field(default_factory=dict)  # ids of outdated images, by path
     labels: dict[int, str | None] = field(default_factory=dict)  # new labels, by id
+    fields: dict[int, str | None] = field(default_factory=dict)  # new fields, by id
     leftover: list[int] = field(default_factory=list)  # ids of duplicates that a killed process did not remove
     relabelled: list[str] = field(default_factory=list)  # paths of the images with new labels
     unlisted: dict[int, str] = field(default_factory=dict)  # images that are not in the catalog any more: path by id
@@ -86,9 +88,9 @@ class ImageAdder:
             for start in range(0, len(indices), step):
                 progress = _shifted(embedding, start, len(indices))
                 self._add(plan, indices[start : start + step], work, workers, progress, indexing)
-            if plan.labels or plan.leftover or plan.unlisted:
+            if plan.labels or plan.fields or plan.leftover or plan.unlisted:
                 removed = [*plan.leftover, *plan.unlisted]
-                self.store.change(removed=removed, labels=plan.labels, progress=indexing)
+                self.store.change(removed=removed, labels=plan.labels, fields=plan.fields, progress=indexing)
                 self.result.removed = len(plan.unlisted)
                 self.log.write("relabelled", plan.relabelled)
                 self.log.write("removed", plan.unlisted.values())
@@ -104,15 +106,19 @@ class ImageAdder:
         stored_rows = self.store.stored_rows([row.path for row in rows.values()])
         for index, row in rows.items():
             stored: Sequence[StoredRow] = stored_rows.get(row.path, ())
-            same = [each for each in stored if each.row[2:] == row[2:]]  # size and modification time
+            same = [each for each in stored if each.row[2:4] == row[2:4]]  # size and modification time
             others = [each.id for each in stored if each not in same[:1]]
             if not same:
                 plan.rows[index], plan.replaced[row.path] = row, others
                 continue
             plan.leftover += others
             self.result.unchanged += 1
-            if row.label not in (None, same[0].row.label):
-                plan.labels[same[0].id] = row.label
+            known = same[0]
+            if row.label not in (None, known.row.label):
+                plan.labels[known.id] = row.label
+            if row.fields not in (None, known.row.fields):
+                plan.fields[known.id] = row.fields
+            if known.id in plan.labels or known.id in plan.fields:
                 plan.relabelled.append(row.path)
                 self.result.relabelled += 1
         if self.prune is not None:
@@ -169,7 +175,14 @@ def rows_of(catalog: Catalog, missing: dict[str, str]) -> Iterable[tuple[int, Ro
         if stamp is None:
             missing[path] = NO_FILE
         else:
-            yield index, Row(path, catalog.class_names[catalog.labels[index]] or None, *stamp)
+            yield index, Row(path, joined(catalog.label_names(index)), *stamp, _fields(catalog, index))
+
+
+def _fields(catalog: Catalog, index: int) -> str | None:
+    """Return the fields of an image as JSON."""
+    if not catalog.fields:
+        return None
+    return json.dumps({name: values[index] for name, values in catalog.fields.items()}, ensure_ascii=False)
 
 
 def whole_images(catalog: Catalog) -> Catalog:

@@ -107,6 +107,15 @@ class FolderStore:
     def requested_kind(self) -> str:
         return self.now.manifest.requested_kind
 
+    @property
+    def min_score(self) -> float | None:
+        return self.now.manifest.min_score
+
+    def set_min_score(self, score: float | None) -> None:
+        with self.changing():
+            self.now = replace(self.now, manifest=self.now.manifest.model_copy(update={"min_score": score}))
+            write_manifest(self.folder, self.now.manifest)
+
     def encoder(self, model: Path | None) -> Encoder:
         own = self.folder / MODEL
         if model is None:
@@ -157,7 +166,7 @@ class FolderStore:
         chosen = pc.is_in(table["path"], value_set=pa.array(paths, pa.string()))
         found: dict[str, list[StoredRow]] = {}
         for each in table.filter(pc.and_not(chosen, table["removed"])).to_pylist():
-            row = Row(each["path"], each["label"], each["size"], each["modified"])
+            row = Row(*(each[name] for name in Row._fields))
             found.setdefault(row.path, []).append(StoredRow(each["id"], row))
         return found
 
@@ -185,10 +194,11 @@ class FolderStore:
         ids: Sequence[int] | None = None,
         removed: Sequence[int] = (),
         labels: Mapping[int, str | None] | None = None,
+        fields: Mapping[int, str | None] | None = None,
         progress: Progress | None = None,
     ) -> None:
         now = self.now
-        updates = _updates(now, removed, labels or {})
+        updates = _updates(now, removed, {"label": labels or {}, "fields": fields or {}})
         added = new_rows(rows, free_ids(len(rows), now.manifest.next_id, ids))
         table = with_updates(pa.concat_tables([now.table, added]).combine_chunks(), updates)
         new = Segment(new_number(), np.empty((0, self.dim), np.float32), updates["id"].to_numpy())
@@ -274,13 +284,14 @@ class FolderStore:
         return replace(after, manifest=manifest.model_copy(update=facts), index=index)
 
 
-def _updates(now: Generation, removed: Sequence[int], labels: Mapping[int, str | None]) -> pa.Table:
-    """Return new records of images to remove or relabel."""
-    ids = list(dict.fromkeys([*removed, *labels]))
+def _updates(now: Generation, removed: Sequence[int], changes: Mapping[str, Mapping[int, str | None]]) -> pa.Table:
+    """Return new records of images to remove or change; the changes are new values by column and id."""
+    ids = list(dict.fromkeys([*removed, *(each for values in changes.values() for each in values)]))
     found = now.table.take(now.rows_of(ids))
     is_removed = np.isin(ids, np.asarray(removed, dtype=np.int64))
-    new_labels = [labels.get(each, label) for each, label in zip(ids, found["label"].to_pylist(), strict=True)]
-    found = with_column(found, "label", pa.array(new_labels, pa.string()))
+    for name, values in changes.items():
+        new = [values.get(each, value) for each, value in zip(ids, found[name].to_pylist(), strict=True)]
+        found = with_column(found, name, pa.array(new, pa.string()))
     return with_column(found, "removed", pa.array(is_removed, pa.bool_()))
 
 

@@ -245,8 +245,26 @@ class Gallery:
             "images": len(self),
             "dim": store.dim,
             "fingerprint": store.fingerprint,
+            "min_score": store.min_score,
             **store.facts(),
         }
+
+    @property
+    def min_score(self) -> float | None:
+        """Lowest score of a result, unless a search sets another one; None: any."""
+        return self.store.min_score
+
+    def set_min_score(self, score: float | None) -> None:
+        """Store the lowest score of a result, which searches use by default.
+
+        Args:
+            score: Cosine similarity from -1 to 1, such as the one that a report recommends for the model; None: any.
+
+        Raises:
+            ConfigError: It is not a number from -1 to 1.
+            GalleryError: Another process is changing the gallery.
+        """
+        self.store.set_min_score(check_min_score(score))
 
     def __len__(self) -> int:
         return len(self.store)
@@ -268,12 +286,21 @@ class Gallery:
         return self.store.labels()
 
     @overload  # a string is also a sequence of strings
-    def search(self, images: ImageLike, k: int = 10, *, label: str | None = None) -> list[Hit]: ...  # type: ignore[overload-overlap]
+    def search(  # type: ignore[overload-overlap]
+        self, images: ImageLike, k: int = 10, *, label: str | None = None, min_score: float | None = None
+    ) -> list[Hit]: ...
     @overload
-    def search(self, images: Sequence[ImageLike], k: int = 10, *, label: str | None = None) -> list[list[Hit]]: ...
+    def search(
+        self, images: Sequence[ImageLike], k: int = 10, *, label: str | None = None, min_score: float | None = None
+    ) -> list[list[Hit]]: ...
 
     def search(
-        self, images: ImageLike | Sequence[ImageLike], k: int = 10, *, label: str | None = None
+        self,
+        images: ImageLike | Sequence[ImageLike],
+        k: int = 10,
+        *,
+        label: str | None = None,
+        min_score: float | None = None,
     ) -> list[Hit] | list[list[Hit]]:
         """Find the k images that are most similar to an image, or to each image of a list.
 
@@ -281,6 +308,7 @@ class Gallery:
             images: One image, as a path, file contents, PIL image, tensor or array (see `Encoder.encode`), or a list.
             k: Number of results. If the gallery has fewer images, all are returned.
             label: Find only images with this label.
+            min_score: Leave out results with a lower score. Default: `Gallery.min_score`; -1 returns all.
 
         Returns:
             Hits in descending order of their scores; for a list, one list of hits per image.
@@ -288,16 +316,21 @@ class Gallery:
         Raises:
             ImageError: An image cannot be read.
         """
-        found = self._of_one_gallery(lambda: self.search_vectors(self.encoder.encode(images), k, label=label))
+        found = self._of_one_gallery(
+            lambda: self.search_vectors(self.encoder.encode(images), k, label=label, min_score=min_score)
+        )
         return found[0] if is_single(images) else found
 
-    def search_vectors(self, vectors: Vectors, k: int = 10, *, label: str | None = None) -> list[list[Hit]]:
+    def search_vectors(
+        self, vectors: Vectors, k: int = 10, *, label: str | None = None, min_score: float | None = None
+    ) -> list[list[Hit]]:
         """Find the k nearest images of each vector.
 
         Args:
             vectors: Unit vectors, (q, d).
             k: Number of results per vector. If the gallery has fewer images, all are returned.
             label: Find only images with this label.
+            min_score: See `search`.
 
         Returns:
             Hits per vector, in descending order of their scores.
@@ -307,15 +340,26 @@ class Gallery:
             raise DataError(f"vectors to search {self.name} must have shape (q, {self.store.dim}), not {queries.shape}")
         if k < 1:
             raise ConfigError(f"`k`, the number of results, must be at least 1, not {k}")
-        return self.store.search(queries, k, label) if len(queries) else []
+        lowest = self.min_score if min_score is None else check_min_score(min_score)
+        found = self.store.search(queries, k, label) if len(queries) else []
+        return found if lowest is None else [[hit for hit in hits if hit.score >= lowest] for hits in found]
 
-    def similar(self, id: int, k: int = 10, *, label: str | None = None) -> list[Hit]:  # noqa: A002
+    def similar(
+        self,
+        id: int,  # noqa: A002
+        k: int = 10,
+        *,
+        label: str | None = None,
+        min_score: float | None = None,
+    ) -> list[Hit]:
         """Find the k images that are most similar to an image of the gallery, without that image itself.
 
         Raises:
             NoSuchItem: There is no image with this id.
         """
-        (found,) = self._of_one_gallery(lambda: self.search_vectors(self.store.vectors([id]), k + 1, label=label))
+        (found,) = self._of_one_gallery(
+            lambda: self.search_vectors(self.store.vectors([id]), k + 1, label=label, min_score=min_score)
+        )
         return [hit for hit in found if hit.item.id != id][:k]
 
     def _of_one_gallery(self, search: Callable[[], list[list[Hit]]]) -> list[list[Hit]]:
@@ -453,6 +497,13 @@ def index(
     gallery.encoder = encoder  # already loaded
     added = gallery.add(catalog, workers=workers, parts=parts, ids=ids, prune=prune, log=log, display=display)
     return gallery, added
+
+
+def check_min_score(score: float | None) -> float | None:
+    """Return a minimum score, or raise a ConfigError if it is not a number from -1 to 1."""
+    if score is not None and not -1 <= score <= 1:  # also if it is not a number
+        raise ConfigError(f"`min_score`, the lowest cosine similarity of a result, is from -1 to 1, not {score}")
+    return score
 
 
 def _open_store(location: Path | str) -> Store:

@@ -18,7 +18,7 @@ from shortlist.errors import DataError
 from shortlist.files import file_digest
 from shortlist.gallery.manifest import INDEX, Manifest, read_manifest
 from shortlist.gallery.segment import SCHEMA, Segment, check_digest, read_segment, with_updates
-from shortlist.gallery.store import GalleryError, Ids, Item, NoSuchItem
+from shortlist.gallery.store import GalleryError, Ids, Item, NoSuchItem, count_labels, labels_of
 from shortlist.search import faiss_index
 from shortlist.search.vectors import StackedVectors
 
@@ -61,23 +61,25 @@ class Generation:
         return np.flatnonzero(self.alive)
 
     @cached_property
-    def _label_codes(self) -> tuple[list[str], NDArray[np.int64]]:
-        """All labels, and the position of each row's label among them, (n,); -1 for no label."""
+    def _label_codes(self) -> tuple[list[tuple[str, ...]], NDArray[np.int64]]:
+        """All sets of labels, and the position of each row's labels among them, (n,); -1 for no label."""
         coded = pc.dictionary_encode(self.table["label"].combine_chunks())
-        return coded.dictionary.to_pylist(), coded.indices.fill_null(-1).to_numpy(zero_copy_only=False)
+        sets = [labels_of(each) for each in coded.dictionary.to_pylist()]
+        return sets, coded.indices.fill_null(-1).to_numpy(zero_copy_only=False)
 
     def labelled(self, label: str | None) -> Ids:
         """Return the rows of the images with a label, or of all images if it is None."""
         if label is None:
             return self.rows
-        names, codes = self._label_codes
-        return np.flatnonzero((codes == names.index(label)) & self.alive) if label in names else np.empty(0, np.int64)
+        sets, codes = self._label_codes
+        having = [number for number, each in enumerate(sets) if label in each]
+        return np.flatnonzero(np.isin(codes, having) & self.alive)
 
     def labels(self) -> dict[str, int]:
         """Return the number of images per label, sorted by label."""
-        names, codes = self._label_codes
-        counts = np.bincount(codes[(codes >= 0) & self.alive], minlength=len(names)).tolist()
-        return {name: count for name, count in sorted(zip(names, counts, strict=True)) if count}
+        sets, codes = self._label_codes
+        counts = np.bincount(codes[(codes >= 0) & self.alive], minlength=len(sets)).tolist()
+        return count_labels(dict(zip(sets, counts, strict=True)))
 
     def rows_of(self, ids: Sequence[int]) -> Ids:
         """Return the rows of images, or raise NoSuchItem."""
@@ -90,9 +92,9 @@ class Generation:
         return rows
 
     def items(self, rows: Sequence[int] | Ids) -> list[Item]:
-        found = self.table.select(["id", "path", "label"]).take(np.asarray(rows, dtype=np.int64))
-        columns = (found[name].to_pylist() for name in ("id", "path", "label"))
-        return [Item(number, Path(path), label) for number, path, label in zip(*columns, strict=True)]
+        names = ["id", "path", "label", "fields"]
+        found = self.table.select(names).take(np.asarray(rows, dtype=np.int64))
+        return [Item.of(*each) for each in zip(*(found[name].to_pylist() for name in names), strict=True)]
 
 
 def empty(manifest: Manifest) -> Generation:

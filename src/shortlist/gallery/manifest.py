@@ -14,7 +14,7 @@ from shortlist.errors import RunError
 from shortlist.files import read_json, validated, verified, with_checksum, write_json
 from shortlist.gallery.store import GALLERY_FILE, GalleryError
 
-FORMAT, WITHOUT_DIGESTS = 3, 2
+FORMAT, WITHOUT_DIGESTS = 4, 2
 RECORDS, VECTORS, INDEX = "items-{}.parquet", "vectors-{}.npy", "index-{}.faiss"  # by the number of the change
 
 
@@ -65,6 +65,7 @@ class Manifest(_Model):
     index: IndexFacts | None = None  # None: search is exact
     recall: Recall | None = None  # when the index was built or extended last
     built_of: int = 0  # images, when the index was built
+    min_score: float | None = None  # default of searches
 
     def file_names(self) -> set[str]:
         """Return the names of the gallery's files, without the model."""

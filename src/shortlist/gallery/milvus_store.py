@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import tempfile
 import time
 import uuid
@@ -22,7 +23,18 @@ from shortlist.errors import ConfigError
 from shortlist.gallery.milvus_address import MilvusAddress
 from shortlist.gallery.milvus_connection import MilvusConnection
 from shortlist.gallery.milvus_lock import SUFFIX, writer_lock
-from shortlist.gallery.store import Floats, GalleryError, Hit, Item, NoSuchItem, Row, StoredRow, free_ids
+from shortlist.gallery.store import (
+    Floats,
+    GalleryError,
+    Hit,
+    Item,
+    NoSuchItem,
+    Row,
+    StoredRow,
+    count_labels,
+    free_ids,
+    labels_of,
+)
 from shortlist.progress import Progress
 from shortlist.ranking.top_k import BLOCK_SIZE
 from shortlist.search.exact import nearest
@@ -40,7 +52,7 @@ from shortlist.search.faiss_index import (
     lowest_effort,
 )
 
-FORMAT = 1
+FORMAT, WITHOUT_FIELDS = 2, 1
 FACTS, NEXT_ID, TUNING = "shortlist.facts", "shortlist.next_id", "shortlist.tuning"  # properties of the collection
 MAX_ROWS_PER_QUERY = 16_384  # a limit of Milvus
 ROWS_PER_REQUEST = 1_000  # stays below the 64 MB of a message with 4,096 dimensions
@@ -178,6 +190,16 @@ class MilvusStore:
     def requested_kind(self) -> str:
         return str(self._facts["kind"])
 
+    @property
+    def min_score(self) -> float | None:
+        score: float | None = self._facts.get("min_score")
+        return score
+
+    def set_min_score(self, score: float | None) -> None:
+        with self.changing():
+            self._facts = {**self._facts, "min_score": score}
+            self.client.alter_collection_properties(self._collection, {FACTS: json.dumps(self._facts)})
+
     def encoder(self, model: Path | None) -> Encoder:
         folder = Path(self._facts["model"]) if model is None else model
         if is_pretrained(folder):
@@ -197,18 +219,16 @@ class MilvusStore:
         return int(found["count(*)"])
 
     def item(self, id: int) -> Item:  # noqa: A002
-        return _item(self._get([id], ["path", "label"])[0])
+        return _item(self._get([id], self._columns)[0])
 
     def items(self, label: str | None, offset: int, limit: int) -> list[Item]:
-        found = self._scan(
-            _label_filter(label), ["path", "label"], batch=min(MAX_ROWS_PER_QUERY, max(1, offset + limit))
-        )
+        batch = min(MAX_ROWS_PER_QUERY, max(1, offset + limit))
+        found = self._scan(_label_filter(label), self._columns, batch=batch)
         return [_item(each) for each in islice(found, offset, offset + limit)]
 
     def labels(self) -> dict[str, int]:
         if self._labels is None:
-            counts = Counter(each["label"] for each in self._scan("", ["label"]) if each["label"])
-            self._labels = dict(sorted(counts.items()))
+            self._labels = count_labels(Counter(labels_of(each["label"]) for each in self._scan("", ["label"])))
         return dict(self._labels)
 
     def vectors(self, ids: Sequence[int]) -> Floats:
@@ -228,7 +248,7 @@ class MilvusStore:
                 list(vectors[start : start + per_request]),
                 filter=_label_filter(label),
                 limit=candidates,
-                output_fields=["path", "label", *(["vector"] if reranks else [])],
+                output_fields=[*self._columns, *(["vector"] if reranks else [])],
                 search_params={"metric_type": "IP", "params": params},
             )
             hits += [_hits(query, each)[:limit] for query, each in zip(vectors[start:], found, strict=False)]
@@ -239,8 +259,10 @@ class MilvusStore:
         found: dict[str, list[StoredRow]] = {}
         for start in range(0, len(paths), ROWS_PER_REQUEST):
             group = list(paths[start : start + ROWS_PER_REQUEST])
-            for each in self._scan(f"path in {json.dumps(group, ensure_ascii=False)}", list(Row._fields)):
-                row = Row(each["path"], each["label"] or None, each["size"], each["modified"])
+            columns = [*self._columns, "size", "modified"]
+            for each in self._scan(f"path in {json.dumps(group, ensure_ascii=False)}", columns):
+                fields = each.get("fields") or None
+                row = Row(each["path"], each["label"] or None, each["size"], each["modified"], fields)
                 found.setdefault(row.path, []).append(StoredRow(each["id"], row))
         return found
 
@@ -276,6 +298,7 @@ class MilvusStore:
         ids: Sequence[int] | None = None,
         removed: Sequence[int] = (),
         labels: Mapping[int, str | None] | None = None,
+        fields: Mapping[int, str | None] | None = None,
         progress: Progress | None = None,
     ) -> None:
         self._labels = None
@@ -283,10 +306,13 @@ class MilvusStore:
             self._check_lock()
         if rows and vectors is not None:
             self._insert(rows, vectors, ids, progress)
-        for start in range(0, len(labels or {}), ROWS_PER_REQUEST):
-            group = dict(islice((labels or {}).items(), start, start + ROWS_PER_REQUEST))
-            entities = self._get(list(group), ["vector", *Row._fields])
-            self.client.upsert(self._collection, [{**each, "label": group[each["id"]] or ""} for each in entities])
+        changes = {"label": labels or {}, "fields": (fields or {}) if "fields" in self._columns else {}}
+        changed = list(dict.fromkeys(each for values in changes.values() for each in values))
+        for start in range(0, len(changed), ROWS_PER_REQUEST):
+            group = self._get(changed[start : start + ROWS_PER_REQUEST], ["vector", *self._columns, "size", "modified"])
+            for each in group:
+                each |= {name: values[each["id"]] or "" for name, values in changes.items() if each["id"] in values}
+            self.client.upsert(self._collection, group)
         for start in range(0, len(removed), ROWS_PER_REQUEST):
             self.client.delete(self._collection, ids=list(removed[start : start + ROWS_PER_REQUEST]))
 
@@ -299,11 +325,21 @@ class MilvusStore:
         self.client.alter_collection_properties(self._collection, {NEXT_ID: str(self._next_id)})
         for start in range(0, len(rows), ROWS_PER_REQUEST):
             group = enumerate(rows[start : start + ROWS_PER_REQUEST], start)
-            data = [_entity(ids[i], vectors[i], row) for i, row in group]
+            data = [self._entity(ids[i], vectors[i], row) for i, row in group]
             # Unlike an insert, an upsert may be repeated if the server is restarted before it has answered.
             self.client.upsert(self._collection, data)
             if progress is not None:
                 progress(start + len(data), len(rows))
+
+    @property
+    def _columns(self) -> list[str]:
+        """The columns of an item. Collections of earlier versions store no fields."""
+        return ["path", "label", *(["fields"] if self._facts["format"] > WITHOUT_FIELDS else [])]
+
+    def _entity(self, id: int, vector: Floats, row: Row) -> dict[str, Any]:  # noqa: A002
+        """Return a row as Milvus stores it: what an image does not have is empty, since old servers have no null."""
+        values = {name: value or "" for name, value in row._asdict().items() if name in self._columns}
+        return {"id": id, "vector": vector, "size": row.size, "modified": row.modified, **values}
 
     def _first_free_id(self) -> int:
         """Return the next id. For some time after a restart, a server may return an outdated property."""
@@ -413,6 +449,7 @@ def _schema(client: MilvusConnection, dim: int, kind: str) -> tuple[Any, Any]:
     schema.add_field("label", DataType.VARCHAR, max_length=1024)
     schema.add_field("size", DataType.INT64)
     schema.add_field("modified", DataType.INT64)
+    schema.add_field("fields", DataType.VARCHAR, max_length=65535)
     name, params = INDEXES[kind].name, INDEXES[kind].build
     if "m" in params:
         params = {**params, "m": next(size for size in range(min(params["m"], dim), 0, -1) if dim % size == 0)}
@@ -422,7 +459,10 @@ def _schema(client: MilvusConnection, dim: int, kind: str) -> tuple[Any, Any]:
 
 
 def _label_filter(label: str | None) -> str:
-    return "" if label is None else f"label == {_quoted(label)}"
+    if label is None:
+        return ""
+    part = re.sub(r"([\\%_])", r"\\\1", label)
+    return f"(label == {_quoted(label)} or label like {_quoted(f'%{chr(10)}{part}{chr(10)}%')})"
 
 
 def _quoted(text: str) -> str:
@@ -440,9 +480,4 @@ def _hits(query: Floats, results: Sequence[Mapping[str, Any]]) -> list[Hit]:
 
 
 def _item(found: Mapping[str, Any]) -> Item:
-    return Item(int(found["id"]), Path(found["path"]), found["label"] or None)
-
-
-def _entity(id: int, vector: Floats, row: Row) -> dict[str, Any]:  # noqa: A002
-    """Return a row as Milvus stores it: an image without a label has the empty one, since old servers have no null."""
-    return {"id": id, "vector": vector, **row._asdict(), "label": row.label or ""}
+    return Item.of(int(found["id"]), found["path"], found["label"], found.get("fields"))

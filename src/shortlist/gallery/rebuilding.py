@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from shortlist.data import Catalog
 from shortlist.encoding.encoder import Encoder
@@ -24,7 +28,8 @@ def rebuild(
     workers: int | None = None,
     display: Display | None = None,
 ) -> tuple[Gallery, Added]:
-    """Embed all images of a gallery with another model, as another gallery, in which they have the same ids and labels.
+    """Embed all images of a gallery with another model, as another gallery, in which they have the same ids, labels
+    and fields.
 
     If the process is killed, the next call continues. Called again when the gallery has changed, it makes the same
     changes to the other gallery: only images that are new or have changed are embedded.
@@ -61,15 +66,32 @@ def rebuild(
     )
 
 
-def catalog_of(name: str, items: list[Item]) -> Catalog:
-    """Return images of a gallery as a catalog. The class name "" means that an image has no label."""
-    classes = sorted({item.label or "" for item in items})
+def catalog_of(name: str, items: Sequence[Item]) -> Catalog:
+    """Return images of a gallery as a catalog, with their labels and fields."""
+    columns = dict.fromkeys(column for item in items for column in item.fields)
+    fields = {column: _objects([item.fields.get(column) for item in items]) for column in columns}
+    catalog = labelled_catalog(name, [as_url(item.path) for item in items], [item.labels for item in items])
+    return replace(catalog, fields=fields or None)
+
+
+def labelled_catalog(name: str, paths: Sequence[str], labels: Sequence[Sequence[str]]) -> Catalog:
+    """Return images with any number of labels as a catalog. The class name "" means that an image has no label."""
+    labels = [each or ("",) for each in labels]
+    classes = tuple(sorted({label for each in labels for label in each}))
     numbers = {each: number for number, each in enumerate(classes)}
+    sets = [tuple(numbers[label] for label in each) for each in labels]
     return Catalog(
         name=name,
         root=Path(),
-        paths=np.array([as_url(item.path) for item in items], dtype=object),
-        labels=np.array([numbers[item.label or ""] for item in items], dtype=np.int64),
-        class_names=tuple(classes),
-        splits=np.full(len(items), ""),
+        paths=_objects(paths),
+        labels=np.array([each[0] for each in sets], dtype=np.int64),
+        class_names=classes,
+        splits=np.full(len(paths), ""),
+        label_sets=_objects(sets) if any(len(each) > 1 for each in sets) else None,
     )
+
+
+def _objects(values: Sequence[Any]) -> NDArray[np.object_]:
+    found = np.empty(len(values), dtype=object)
+    found[:] = values
+    return found

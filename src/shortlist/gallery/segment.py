@@ -27,6 +27,7 @@ SCHEMA = pa.schema(
         ("label", pa.string()),
         ("size", pa.int64()),
         ("modified", pa.int64()),
+        ("fields", pa.string()),  # JSON object; absent in files of earlier versions
         ("removed", pa.bool_()),  # the row is still in the vectors and in the index
     ]
 )
@@ -80,7 +81,7 @@ def new_rows(rows: Sequence[Row], ids: Sequence[int]) -> pa.Table:
 
 
 def with_updates(rows: pa.Table, updates: pa.Table) -> pa.Table:
-    """Return records with the labels of newer records of the same images, and without what these remove.
+    """Return records with the labels and fields of newer records of the same images, and without what these remove.
 
     Args:
         rows: Records in the order of their ids, in one chunk.
@@ -92,14 +93,16 @@ def with_updates(rows: pa.Table, updates: pa.Table) -> pa.Table:
     removed: NDArray[np.bool_] = rows["removed"].to_numpy().copy()
     removed[at] |= updates["removed"].to_numpy()
     rows = with_column(rows, "removed", pa.array(removed))
-    relabelled = np.flatnonzero(~updates["removed"].to_numpy())[::-1]
-    if not len(relabelled):
+    changed = np.flatnonzero(~updates["removed"].to_numpy())[::-1]
+    if not len(changed):
         return rows
-    at, last = np.unique(at[relabelled], return_index=True)
+    at, last = np.unique(at[changed], return_index=True)
     is_new = np.zeros(len(rows), dtype=np.bool_)
     is_new[at] = True
-    labels = updates["label"].combine_chunks().take(pa.array(relabelled[last]))
-    return with_column(rows, "label", pc.replace_with_mask(rows["label"].combine_chunks(), is_new, labels))
+    for name in ("label", "fields"):
+        values = updates[name].combine_chunks().take(pa.array(changed[last]))
+        rows = with_column(rows, name, pc.replace_with_mask(rows[name].combine_chunks(), is_new, values))
+    return rows
 
 
 def with_column(table: pa.Table, name: str, values: pa.Array) -> pa.Table:

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import json
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol
 
@@ -36,12 +38,22 @@ class Item:
     Args:
         id: Identifier that never changes and is never reused.
         path: Absolute path of the file, which may have been deleted since.
-        label: Label, or None if it is unknown.
+        label: Label, or None if it is unknown. Several labels are separated by commas.
+        labels: All labels.
+        fields: Other columns of the table that listed the image, such as its price.
     """
 
     id: int
     path: Path
     label: str | None
+    labels: tuple[str, ...] = ()
+    fields: Mapping[str, Any] = field(default_factory=dict, hash=False)
+
+    @classmethod
+    def of(cls, id: int, path: str, label: str | None, fields: str | None) -> Item:  # noqa: A002
+        """Return the item of a record; see `Row`."""
+        labels = labels_of(label)
+        return cls(id, Path(path), ", ".join(labels) or None, labels, json.loads(fields or "{}"))
 
 
 @dataclass(frozen=True)
@@ -56,9 +68,30 @@ class Row(NamedTuple):
     """An image to add. Its size and modification time tell later whether the file has changed."""
 
     path: str
-    label: str | None
+    label: str | None  # see `labels_of`
     size: int  # bytes
     modified: int  # nanoseconds
+    fields: str | None = None  # JSON object
+
+
+def labels_of(label: str | None) -> tuple[str, ...]:
+    """Return the labels in a record: none, one, or several lines between two line breaks."""
+    if not label:
+        return ()
+    return tuple(label[1:-1].split("\n")) if label.startswith("\n") else (label,)
+
+
+def joined(labels: Sequence[str]) -> str | None:
+    """Return labels as a record has them; the inverse of `labels_of`."""
+    return "\n".join(("", *labels, "")) if len(labels) > 1 else "".join(labels) or None
+
+
+def count_labels(counts: Mapping[tuple[str, ...], int]) -> dict[str, int]:
+    """Return the number of images per label, sorted by label, from that per set of labels."""
+    found = Counter[str]()
+    for labels, number in counts.items():
+        found.update(dict.fromkeys(labels, number))
+    return {label: number for label, number in sorted(found.items()) if number}
 
 
 class StoredRow(NamedTuple):
@@ -92,6 +125,10 @@ class Store(Protocol):
         """Kind of index that was requested when the gallery was created; may be auto."""
 
     @property
+    def min_score(self) -> float | None:
+        """Lowest score of a result, by default; None: any."""
+
+    @property
     def images_per_change(self) -> int | None:
         """Number of images to embed between two calls of `change`; None: all of them."""
 
@@ -106,6 +143,9 @@ class Store(Protocol):
 
     def facts(self) -> dict[str, Any]:
         """Return the location, the kind of index and its recall, as JSON-serializable values."""
+
+    def set_min_score(self, score: float | None) -> None:
+        """Store another `min_score`."""
 
     def __len__(self) -> int:
         """Number of images."""
@@ -142,16 +182,18 @@ class Store(Protocol):
         ids: Sequence[int] | None = None,
         removed: Sequence[int] = (),
         labels: Mapping[int, str | None] | None = None,
+        fields: Mapping[int, str | None] | None = None,
         progress: Progress | None = None,
     ) -> None:
-        """Add, remove and relabel images, within the context of `changing`.
+        """Add, remove and change images, within the context of `changing`.
 
         Args:
             rows: Images to add.
             vectors: Vectors of the added images, (len(rows), dim).
             ids: Their ids, in ascending order; see `free_ids`. Default: the next ones.
             removed: Ids of images to remove.
-            labels: New labels by id.
+            labels: New labels by id; see `labels_of`.
+            fields: New fields by id, as JSON.
             progress: Called with the number of vectors indexed and the total number.
         """
 

@@ -13,13 +13,13 @@ from shortlist.ranking.precision import computed_dtype
 
 
 def check_vectors(vectors: Tensor, labels: Tensor, what: str = "embeddings") -> None:
-    """Require a finite floating-point matrix with one integer label per row, both on the same device.
+    """Require a finite floating-point matrix with integer labels of each row, both on the same device.
 
     The dot product of any two rows must be finite as well.
 
     Args:
         vectors: Matrix of shape (N, d).
-        labels: Labels of shape (N,).
+        labels: Labels of shape (N,), or (N, L) if a row can have several.
         what: Name of the vectors in error messages.
     """
     if not isinstance(vectors, Tensor):
@@ -33,7 +33,7 @@ def check_vectors(vectors: Tensor, labels: Tensor, what: str = "embeddings") -> 
         raise ValueError(f"{what} must be a matrix (items, dimensions), got shape {tuple(vectors.shape)}")
     if not vectors.is_floating_point():
         raise TypeError(f"{what} must be floating point, got {vectors.dtype}; convert them with .float()")
-    check_labels(labels, f"labels of {what}")
+    check_labels(labels, f"labels of {what}", several=True)
     if len(labels) != len(vectors):
         raise ValueError(f"{len(vectors)} {what} but {len(labels)} labels: each row needs one label")
     if labels.device != vectors.device:
@@ -51,14 +51,22 @@ def check_vectors(vectors: Tensor, labels: Tensor, what: str = "embeddings") -> 
     raise ValueError(f"{what} hold {fault} in {len(bad)} of {len(vectors)} rows, first in row {bad[0].item()}")
 
 
-def check_labels(labels: Tensor, what: str = "labels") -> None:
-    """Require a one-dimensional tensor of integers."""
+def check_labels(labels: Tensor, what: str = "labels", several: bool = False) -> None:
+    """Require integers of shape (N,); with `several`, also (N, L) with L > 1 and different labels in each row."""
     if not isinstance(labels, Tensor):
         raise TypeError(f"{what} must be a torch.Tensor, got {type(labels).__name__}")
-    if labels.ndim != 1:
+    if labels.ndim != 1 and not (several and labels.ndim == 2 and labels.shape[1] > 1):
         raise ValueError(f"{what} must be a vector with one integer per item, got shape {tuple(labels.shape)}")
     if labels.is_floating_point() or labels.is_complex() or labels.dtype == torch.bool:
         raise TypeError(f"{what} must be integers, got {labels.dtype}")
+    if labels.ndim == 2:
+        ordered = labels.sort(dim=1).values
+        repeated = ((ordered[:, 1:] == ordered[:, :-1]) & (ordered[:, 1:] >= 0)).any(1).nonzero()
+        if len(repeated):
+            raise ValueError(
+                f"{what} must be different in each row, padded with -1, but row {repeated[0].item()} repeats one; of a "
+                "one-hot matrix, use argmax(1)"
+            )
 
 
 def check_database(queries: Tensor, database: Tensor | None, labels: Tensor | None, what: str) -> None:

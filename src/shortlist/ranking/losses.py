@@ -13,7 +13,7 @@ from shortlist.ranking.batch_warnings import warn_if_not_normalised, warn_withou
 from shortlist.ranking.embedding_memory import EmbeddingMemory
 from shortlist.ranking.inputs import check_database, check_temperature, check_vectors
 from shortlist.ranking.precision import computed_dtype, full_precision
-from shortlist.ranking.relevance import CountQuery, ListedPairs, Relevance, SameLabel
+from shortlist.ranking.relevance import CountQuery, ListedPairs, Relevance, SameLabel, SharedLabel, label_relevance
 from shortlist.ranking.schedules import Schedule, check_setting, current_value
 from shortlist.ranking.sharing import current_sharing
 from shortlist.ranking.similarities import DotProducts, MixedProducts, Similarities
@@ -61,7 +61,8 @@ def ranking_loss(
         head: Loss as a function of ranks.
         embeddings: Queries of shape (B, d). They are not normalised here. The loss is computed in float64 for float64
             embeddings and in float32 for all others.
-        labels: Integer labels of shape (B,). Items with equal labels are positives of each other.
+        labels: Integer labels of shape (B,). Items with equal labels are positives of each other. If items have several
+            labels, of shape (B, L), padded with -1: items that share a label are positives of each other.
         similarity_temperature: Temperature tau_2 of the sigmoid on similarity differences.
         virtual: SiMix's virtual examples, which are added to the batch as queries and as database items.
         count_query: Whether a query competes in its own ranking, as in the authors' released code. "positive": it is
@@ -113,6 +114,8 @@ def streamed_loss(
             raise ValueError(
                 "a memory enlarges the batch's own database: do not use it with ref_emb, mined pairs or SiMix"
             )
+        if labels.ndim > 1:
+            raise ValueError("a memory needs items with one label each: do not use it with labels of shape (B, L)")
         check_database(embeddings, *memory, "memory")
     warn_if_not_normalised(embeddings)
     relevance: Relevance
@@ -122,15 +125,14 @@ def streamed_loss(
             raise ValueError("SiMix needs the batch to be its own database: do not pass ref_emb or indices_tuple")
         virtual.check(labels)
         virtual = virtual._replace(pairs=virtual.pairs.long())
-        labels, ignored = _extended_labels(labels, virtual)
-        relevance = SameLabel(labels, None, count_query, ignored=ignored)
+        relevance = _relevance_with_virtual(labels, virtual, count_query)
     elif memory is not None and len(memory[1]):
         relevance = SameLabel(labels, None, count_query, further_labels=memory[1].long())
         further = memory[0].detach()
     elif indices_tuple is not None:
         relevance = ListedPairs(indices_tuple, embeddings, embeddings if ref_emb is None else ref_emb)
     else:
-        relevance = SameLabel(labels, None if ref_labels is None else ref_labels.long(), count_query)
+        relevance = label_relevance(labels, None if ref_labels is None else ref_labels.long(), count_query)
     if not relevance.counts and indices_tuple is None:  # pairs that a miner lists may well be none
         warn_without_positives()
     backward = torch.is_grad_enabled() and any(
@@ -139,6 +141,13 @@ def streamed_loss(
     bound_run = partial(run, relevance=relevance, backward=backward)
     loss: Tensor = _StreamedLoss.apply(embeddings, ref_emb, further, virtual, bound_run, backward)
     return loss
+
+
+def _relevance_with_virtual(labels: Tensor, virtual: VirtualBatch, count_query: CountQuery) -> Relevance:
+    if labels.ndim > 1:
+        return SharedLabel(torch.cat((labels, virtual.shared_labels(labels))), None, count_query)
+    extended, ignored = _extended_labels(labels, virtual)
+    return SameLabel(extended, None, count_query, ignored=ignored)
 
 
 def _extended_labels(labels: Tensor, virtual: VirtualBatch) -> tuple[Tensor, tuple[Tensor, Tensor] | None]:

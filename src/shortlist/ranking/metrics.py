@@ -18,7 +18,7 @@ from shortlist.ranking.count_at_least import count_at_least
 from shortlist.ranking.inputs import check_database, check_k, check_tile_size, check_vectors
 from shortlist.ranking.precision import computed_dtype
 from shortlist.ranking.ranker import Ranker, TensorSource, Tile, rounding
-from shortlist.ranking.relevance import HIDDEN, SameLabel
+from shortlist.ranking.relevance import HIDDEN, Relevance, label_relevance
 
 
 class QueryScores(NamedTuple):
@@ -45,7 +45,8 @@ def query_scores(
 
     Args:
         embeddings: Queries of shape (B, d). They are not normalised here.
-        labels: Integer labels of shape (B,). Items with equal labels are positives of each other.
+        labels: Integer labels of shape (B,). Items with equal labels are positives of each other. If items have several
+            labels, of shape (B, L), padded with -1: items that share a label are positives of each other.
         k: One or several cut-offs.
         gallery: Gallery of shape (N, d). Default: the queries are the gallery, and each query is excluded from its own
             results by its index.
@@ -62,7 +63,7 @@ def query_scores(
     check_tile_size(tile_size)
     check_vectors(embeddings, labels)
     check_database(embeddings, gallery, gallery_labels, "gallery")
-    relevance = SameLabel(labels.long(), None if gallery_labels is None else gallery_labels.long())
+    relevance = label_relevance(labels.long(), None if gallery_labels is None else gallery_labels.long())
     dtype = computed_dtype(embeddings, gallery)
     queries = embeddings.detach().to(dtype)
     database = queries if gallery is None else gallery.detach().to(dtype)
@@ -113,7 +114,7 @@ def retrieval_metrics(
     return named | dict(zip(("mAP", "mAP@R", "R-precision"), others, strict=True))
 
 
-def _exact_ranks(tile: Tile, relevance: SameLabel, lengths: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+def _exact_ranks(tile: Tile, relevance: Relevance, lengths: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     """Rank the positives of a tile's queries. Return the arguments of `_scores`, (T, P) each.
 
     `lengths` are those of all items.

@@ -96,6 +96,54 @@ class SameLabel:
             similarities[tile_row, items[same._by_label[place]]] = HIDDEN
 
 
+class SharedLabel:
+    """Items that share any label are positives of each other; all other items are negatives.
+
+    Args:
+        labels: Labels of the queries, of shape (Q, L). Negative numbers are padding.
+        database_labels: Labels of a separate database, of shape (N, M). If None, the queries are the database, and a
+            query is not a positive of itself.
+        count_query: See `SameLabel`.
+    """
+
+    def __init__(self, labels: Tensor, database_labels: Tensor | None = None, count_query: CountQuery = False):
+        self._hide_query = database_labels is None and not count_query
+        without_itself = database_labels is None and count_query != "positive"
+        database_labels = labels if database_labels is None else database_labels
+        query, place = (labels >= 0).nonzero(as_tuple=True)
+        item, column = (database_labels >= 0).nonzero(as_tuple=True)
+        own, others = labels[query, place], database_labels[item, column]
+        by_label = others.argsort(stable=True)
+        first, end = (torch.searchsorted(others[by_label], own, right=right) for right in (False, True))
+        occurrence, position = _enumerate(first, end - first)
+        anchors, positives = query[occurrence], item[by_label[position]]
+        if without_itself:
+            anchors, positives = (each[anchors != positives] for each in (anchors, positives))
+        shape = len(labels), len(database_labels)
+        self._positive, self._first, self._count = _group_by_anchor(anchors, positives, shape)
+        self.queries, self.counts = few_positives_first(torch.arange(len(labels), device=labels.device), self._count)
+
+    def positives(self, rows: Tensor, width: int) -> tuple[Tensor, Tensor]:
+        offsets = torch.arange(width, device=rows.device)
+        present = offsets < self._count[rows, None]
+        return self._positive[self._first[rows, None] + offsets * present], present
+
+    def hide(self, similarities: Tensor, rows: Tensor, positives: Tensor) -> None:
+        similarities.scatter_(1, positives, HIDDEN)
+        if self._hide_query:
+            similarities.scatter_(1, rows[:, None], HIDDEN)
+
+
+def label_relevance(
+    labels: Tensor, database_labels: Tensor | None = None, count_query: CountQuery = False
+) -> SameLabel | SharedLabel:
+    """Return the relevance of labels of shape (Q,), or (Q, L) for items with several labels; see `SharedLabel`."""
+    if labels.ndim == 1 and (database_labels is None or database_labels.ndim == 1):
+        return SameLabel(labels, database_labels, count_query)
+    database = None if database_labels is None else database_labels.reshape(len(database_labels), -1)
+    return SharedLabel(labels.reshape(len(labels), -1), database, count_query)
+
+
 class ListedPairs:
     """Positive and negative pairs as returned by a miner. Pairs that are not listed are ignored.
 

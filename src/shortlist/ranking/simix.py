@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from shortlist.ranking.inputs import check_count, check_labels
+from shortlist.ranking.relevance import SharedLabel
 
 
 class VirtualBatch(NamedTuple):
@@ -20,11 +21,23 @@ class VirtualBatch(NamedTuple):
     pairs: Tensor  # (V, 2) indices of items of the batch
     alphas: Tensor  # (V,) mixing weights from 0 to 1
 
-    def check(self, labels: Tensor) -> None:
-        """Require valid shapes, dtypes, devices and values, and pairs of items with equal labels.
+    def shared_labels(self, labels: Tensor) -> Tensor:
+        """Return the labels of each virtual example: those that both of its items have.
 
         Args:
-            labels: Integer labels of the batch, of shape (B,).
+            labels: Labels of the batch, of shape (B, L), padded with negative numbers.
+
+        Returns:
+            Labels of shape (V, L), padded with -1.
+        """
+        left, right = labels[self.pairs].unbind(1)
+        return left.masked_fill((left[:, :, None] != right[:, None]).all(2), -1)
+
+    def check(self, labels: Tensor) -> None:
+        """Require valid shapes, dtypes, devices and values, and pairs of items with equal labels, or a shared one.
+
+        Args:
+            labels: Integer labels of the batch, of shape (B,), or (B, L) for items with several labels.
         """
         pairs, alphas = self
         if pairs.ndim != 2 or pairs.shape[1] != 2 or alphas.shape != pairs.shape[:1]:
@@ -40,7 +53,11 @@ class VirtualBatch(NamedTuple):
             raise ValueError(f"virtual pairs contain an index outside the batch 0..{len(labels) - 1}")
         if not ((alphas >= 0) & (alphas <= 1)).all():
             raise ValueError("virtual alphas must lie between 0 and 1")
-        self._check_labels(*labels[pairs.long()].unbind(1))
+        if labels.ndim > 1:
+            left = self._replace(pairs=pairs.long()).shared_labels(labels).amax(1)
+            self._check_labels(left, left.clamp(min=0))
+        else:
+            self._check_labels(*labels[pairs.long()].unbind(1))
 
     def _check_labels(self, left: Tensor, right: Tensor) -> None:
         mixed = (left != right).nonzero()
@@ -61,11 +78,16 @@ class VirtualBatchWithNegatives(VirtualBatch):
     def _check_labels(self, left: Tensor, right: Tensor) -> None:
         """Accept all pairs."""
 
+    def shared_labels(self, labels: Tensor) -> Tensor:
+        """Raise a ValueError: it is not defined which queries would ignore an example."""
+        raise ValueError("virtual negatives need items with one label each: do not use them with labels of (B, L)")
+
 
 class SiMix:
     """Generator of virtual batches: virtual examples for each unordered pair of positives, with random alphas.
 
-    The alphas are uniform in (0, 1). A class with m items yields m (m - 1) / 2 virtual examples per alpha.
+    The alphas are uniform in (0, 1). A class with m items yields m (m - 1) / 2 virtual examples per alpha. If items
+    have several labels, each pair that shares a label is mixed, and the virtual example has the labels that they share.
 
     Args:
         generator: Random number generator of the alphas, on any device. Default: torch's default generator of the
@@ -85,9 +107,11 @@ class SiMix:
         self.negatives = check_count(negatives, "negatives", least=0)
 
     def __call__(self, labels: Tensor) -> VirtualBatch:
-        """Generate the virtual batch for integer labels of shape (B,)."""
-        check_labels(labels)
+        """Generate the virtual batch for integer labels of shape (B,), or (B, L) for items with several labels."""
+        check_labels(labels, several=True)
         labels = labels.long()
+        if labels.ndim > 1:
+            return self._of_several_labels(labels)
         members = labels.argsort(stable=True)
         position = torch.arange(len(labels), device=labels.device)
         by_label = labels[members]
@@ -101,6 +125,16 @@ class SiMix:
         start = torch.searchsorted(by_label, by_label)
         mixed = torch.cat((pairs, self._negative_pairs(start, end)))
         return VirtualBatchWithNegatives(members[mixed], self._random(len(mixed), labels.device))
+
+    def _of_several_labels(self, labels: Tensor) -> VirtualBatch:
+        if self.negatives:
+            raise ValueError("virtual negatives need items with one label each: do not use them with labels of (B, L)")
+        relevance = SharedLabel(labels)
+        rows = relevance.queries.sort().values
+        others, present = relevance.positives(rows, max(relevance.counts, default=0))
+        row, column = (present & (others > rows[:, None])).nonzero(as_tuple=True)
+        pairs = torch.stack((rows[row], others[row, column]), dim=1).repeat_interleave(self.alphas, dim=0)
+        return VirtualBatch(pairs, self._random(len(pairs), labels.device))
 
     def _negative_pairs(self, start: Tensor, end: Tensor) -> Tensor:
         """Pair every item with random items of other classes, given where its class starts and ends."""

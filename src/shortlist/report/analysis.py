@@ -57,7 +57,8 @@ class Analysis:
         correct: Whether a result is a positive of the query, (Q, 10).
         num_positives: Number of positives in the gallery, (Q,). Queries with 0 count in no metric.
         first_rank: Rank of the first positive, starting at 1, (Q,); 0 without a positive.
-        margin: Similarity of the best positive minus that of the best negative, (Q,); 0 if either is missing.
+        best_positive: Similarity of the most similar positive, (Q,); -inf without a positive.
+        best_negative: Similarity of the most similar negative, (Q,); -inf without a negative.
         positive_pairs: Histogram of the similarities of queries and positives from -1 to 1, (100,).
         negative_pairs: Histogram of the similarities of queries and negatives from -1 to 1, (100,).
     """
@@ -68,7 +69,8 @@ class Analysis:
     correct: NDArray[np.bool_]
     num_positives: NDArray[np.int64]
     first_rank: NDArray[np.int64]
-    margin: NDArray[np.float32]
+    best_positive: NDArray[np.float32]
+    best_negative: NDArray[np.float32]
     positive_pairs: NDArray[np.int64]
     negative_pairs: NDArray[np.int64]
 
@@ -76,6 +78,12 @@ class Analysis:
     def answerable(self) -> NDArray[np.int64]:
         """Indices of the queries that have a positive."""
         return np.flatnonzero(self.num_positives)
+
+    @property
+    def margin(self) -> NDArray[np.float32]:
+        """Similarity of the best positive minus that of the best negative, (Q,); 0 if either is missing."""
+        exists = np.isfinite(self.best_positive) & np.isfinite(self.best_negative)
+        return np.subtract(self.best_positive, self.best_negative, out=np.zeros_like(self.best_positive), where=exists)
 
 
 def open_finished_run(path: Path | str, model: nn.Module | None = None) -> tuple[RunFolder, RunConfig, Encoder]:
@@ -111,9 +119,9 @@ def open_test(
 def analyse(vectors: Tensor, catalog: Catalog, progress: Callable[[int, int], None] | None = None) -> Analysis:
     """Rank the gallery for every query of a catalog. Memory is needed for the vectors and one tile of similarities.
 
-    Positives are images of the same class. For judged queries, they are the positives of any setup; images that are
-    junk in a setup and positive in none are ignored. Ties count against the query, as in the metrics, so that
-    `first_rank <= k` is the query's r@k.
+    Positives are images of the same class or, if images have several labels, that share one. For judged queries, they
+    are the positives of any setup; images that are junk in a setup and positive in none are ignored. Ties count against
+    the query, as in the metrics, so that `first_rank <= k` is the query's r@k.
 
     Args:
         vectors: Vectors in the order of the catalog, (n, d) on any device.
@@ -162,10 +170,21 @@ def _relevance(catalog: Catalog, queries: Rows, gallery: Rows) -> tuple[list[Row
         junk = [np.concatenate([each.junk for each in setup]) for setup in setups]
         junk = [np.setdiff1d(*each) for each in zip(junk, positives, strict=True)]
         return [position[rows] for rows in positives], [position[rows] for rows in junk]
+    if catalog.label_sets is not None:
+        return _sharing_a_label(catalog.label_sets, queries, gallery), list(position[queries, None])
     labels = catalog.labels[gallery]
     by_class = np.argsort(labels, kind="stable")
     bounds = (np.searchsorted(labels[by_class], catalog.labels[queries], side) for side in ("left", "right"))
     return [by_class[first:last] for first, last in zip(*bounds, strict=True)], list(position[queries, None])
+
+
+def _sharing_a_label(label_sets: NDArray[np.object_], queries: Rows, gallery: Rows) -> list[Rows]:
+    """Return the gallery positions of the images that share a label with each query."""
+    having: dict[int, list[int]] = {}
+    for place, row in enumerate(gallery.tolist()):
+        for label in label_sets[row]:
+            having.setdefault(label, []).append(place)
+    return [np.unique([each for label in label_sets[row] for each in having.get(label, ())]) for row in queries]
 
 
 def _analyse_tile(similarities: Tensor, positives: tuple[Tensor, Tensor], scratch: Scratch) -> dict[str, Tensor]:
@@ -177,7 +196,6 @@ def _analyse_tile(similarities: Tensor, positives: tuple[Tensor, Tensor], scratc
     similarities[positives] = HIDDEN  # only negatives are left
     correct = similarities.gather(1, top.indices) < top.values  # those that have just been hidden
     exists = top.values > HIDDEN
-    margin = best - similarities.amax(1)
     first_rank = 1 + count_at_least(similarities, best[:, None])[:, 0]
     return {
         "results": top.indices.masked_fill(~exists, -1),
@@ -185,7 +203,8 @@ def _analyse_tile(similarities: Tensor, positives: tuple[Tensor, Tensor], scratc
         "correct": correct & exists,
         "num_positives": num_positives,
         "first_rank": first_rank.masked_fill(num_positives == 0, 0),
-        "margin": margin.masked_fill(~margin.isfinite(), 0),
+        "best_positive": best,
+        "best_negative": similarities.amax(1),
         "positive_pairs": _histogram(of_positives, scratch),
         "negative_pairs": _histogram(similarities, scratch),
     }

@@ -86,7 +86,7 @@ def draw_rankings(
             for rank, row in enumerate(found):
                 corner = (left + rank * cell, header + line * (cell + gap))
                 _paste(sheet, catalog.file(row), corner, side)
-                _mark(draw, corner, side, bool(catalog.labels[row] == catalog.labels[query]))
+                _mark(draw, corner, side, bool(catalog.share_label([row], [query])[0]))
     for line, query in enumerate(queries):
         _paste(sheet, catalog.file(query), (margin, header + line * (cell + gap)), side)
     with atomic_replace(path) as temporary:
@@ -98,13 +98,16 @@ HIT_SIDE, HIT_GAP, HIT_MARGIN, TEXT_LINE = 144, 14, 28, 17
 HITS_PER_LINE = 5
 
 
-def draw_hits(found: Sequence[tuple[Path, Sequence[Hit]]], path: Path | str, *, title: str = "") -> Path:
+def draw_hits(
+    found: Sequence[tuple[Path, Sequence[Hit]]], path: Path | str, *, title: str = "", min_score: float | None = None
+) -> Path:
     """Draw what a gallery returned: each query at the left, and its hits with score, label and file name.
 
     Args:
         found: Image files used as queries, each with its hits.
         path: PNG file to write. Its folder is created.
         title: Title of the sheet.
+        min_score: Hits with a lower score are greyed out.
 
     Returns:
         `path`.
@@ -130,8 +133,11 @@ def draw_hits(found: Sequence[tuple[Path, Sequence[Hit]]], path: Path | str, *, 
         for rank, hit in enumerate(hits):
             corner = (left + rank % columns * cell, top + rank // columns * height)
             _paste(sheet, hit.item.path, corner, HIT_SIDE)
+            weak = min_score is not None and hit.score < min_score
+            if weak:
+                _fade(sheet, corner, HIT_SIDE)
             label = "" if hit.item.label is None else f"  {hit.item.label}"
-            _caption(draw, corner, f"{hit.score:.3f}{label}", hit.item.path.name)
+            _caption(draw, corner, f"{hit.score:.3f}{' (weak)' if weak else ''}{label}", hit.item.path.name)
         top += number * height
     with atomic_replace(path) as temporary:
         sheet.save(temporary, format="PNG", optimize=True)
@@ -149,6 +155,13 @@ def _paste(sheet: Image.Image, file: Path, corner: Corner, side: int) -> None:
         draw.text((left + side // 2, top + side // 2), "cannot be read", GREY, _font(13), anchor="mm")
         return
     sheet.paste(image, (left + (side - image.width) // 2, top + (side - image.height) // 2))
+
+
+def _fade(sheet: Image.Image, corner: Corner, side: int) -> None:
+    """Grey out a square."""
+    box = (*corner, corner[0] + side, corner[1] + side)
+    grey = ImageOps.grayscale(sheet.crop(box)).convert("RGB")
+    sheet.paste(Image.blend(grey, Image.new("RGB", grey.size, PAPER), 0.6), box)
 
 
 def _mark(draw: ImageDraw.ImageDraw, corner: Corner, side: int, correct: bool) -> None:

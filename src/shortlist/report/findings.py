@@ -7,13 +7,16 @@ from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
+from torch import Tensor
 
 from shortlist.data import Catalog
 from shortlist.data.images import ImageError
 from shortlist.report.analysis import Analysis
 from shortlist.report.pages import load_pixels
+from shortlist.search import nearest
 
 MIN_SIMILARITY = 1 - 1e-4  # of two images with equal pixels: their vectors are equal except for rounding
+NEAR_SIMILARITY = 0.98  # of two images that a model hardly distinguishes
 MAX_COMPARED = 2000  # pairs of images whose pixels are compared; only collapsed embeddings have more
 
 
@@ -186,7 +189,7 @@ def duplicates(analysis: Analysis, catalog: Catalog, progress: Callable[[int, in
         return Duplicates([], 0)
     query, rank = np.nonzero((analysis.similarities >= MIN_SIMILARITY) & (analysis.results >= 0))
     pairs = np.column_stack((analysis.queries[query], analysis.results[query, rank]))
-    pairs = np.unique(np.sort(pairs[catalog.labels[pairs[:, 0]] != catalog.labels[pairs[:, 1]]], axis=1), axis=0)
+    pairs = np.unique(np.sort(pairs[~catalog.share_label(pairs[:, 0], pairs[:, 1])], axis=1), axis=0)
     found = []
     for number, (one, other) in enumerate(pairs[:MAX_COMPARED].tolist()):
         if _have_equal_pixels(catalog, one, other):
@@ -194,6 +197,36 @@ def duplicates(analysis: Analysis, catalog: Catalog, progress: Callable[[int, in
         if progress is not None:
             progress(number + 1, min(len(pairs), MAX_COMPARED))
     return Duplicates(found, max(0, len(pairs) - MAX_COMPARED))
+
+
+def near_duplicates(analysis: Analysis, catalog: Catalog) -> list[tuple[int, int]]:
+    """Find wrong results whose vector is nearly that of the query: pairs of rows, the most similar first.
+
+    Judged queries have none. Only the first results of each query are compared.
+    """
+    if catalog.judgements:
+        return []
+    near = (analysis.similarities >= NEAR_SIMILARITY) & ~analysis.correct & (analysis.results >= 0)
+    query, rank = np.nonzero(near)
+    pairs = np.sort(np.column_stack((analysis.queries[query], analysis.results[query, rank])), axis=1)
+    pairs = pairs[np.argsort(-analysis.similarities[query, rank], kind="stable")]
+    return list(dict.fromkeys((one, other) for one, other in pairs.tolist()))
+
+
+def near(trained: Tensor, tested: Tensor) -> list[tuple[int, int]]:
+    """Find test images whose vector is nearly that of a training image: the nearest training image, and the test image.
+
+    Args:
+        trained: Vectors of the training images, (n, d).
+        tested: Vectors of the test images, (m, d).
+
+    Returns:
+        Pairs of rows, the most similar first.
+    """
+    scores, rows = (each[:, 0].numpy() for each in nearest(tested.cpu(), trained.cpu(), 1))
+    order = np.argsort(-scores, kind="stable")
+    order = order[scores[order] >= NEAR_SIMILARITY]
+    return list(zip(rows[order].tolist(), order.tolist(), strict=True))
 
 
 def _have_equal_pixels(catalog: Catalog, one: int, other: int) -> bool:

@@ -15,7 +15,8 @@ from shortlist.data import Catalog, open_collection
 from shortlist.data.loader import decoding_workers
 from shortlist.errors import DataError
 from shortlist.gallery import Gallery
-from shortlist.gallery.rebuilding import catalog_of
+from shortlist.gallery.rebuilding import catalog_of, labelled_catalog
+from shortlist.locations import absolute_path
 from shortlist.progress import Display
 from shortlist.report.analysis import EmbeddedTest
 from shortlist.training.run_evaluation import embed_test
@@ -62,18 +63,11 @@ def _embedded(queries: Catalog, gallery: Gallery, display: Display) -> Tensor:
 
 def _with_queries(test: EmbeddedTest, queries: Catalog, vectors: Tensor) -> EmbeddedTest:
     """Return a test in which these images are the queries, and all others are what is searched."""
-    known, own = test.catalog, {name: number for number, name in enumerate(test.catalog.class_names)}
-    if not set(queries.class_names) & set(own):
+    known = test.catalog
+    if not set(queries.class_names) & set(known.class_names):
         raise DataError(f"no label of {queries.name} is one of {known.name}: the queries need the same labels.")
-    names = (*known.class_names, *(name for name in queries.class_names if name not in own))
-    numbers = np.array([names.index(name) for name in queries.class_names], dtype=np.int64)
-    catalog = replace(
-        known,
-        name=f"{len(queries):,} queries of {queries.name}",
-        paths=np.array([*known.paths, *(str(queries.file(each)) for each in range(len(queries)))], dtype=object),
-        labels=np.concatenate([known.labels, numbers[queries.labels]]),
-        class_names=names,
-        splits=np.full(len(known) + len(queries), ""),
-        roles=np.array(["gallery"] * len(known) + ["query"] * len(queries)),
-    )
+    paths = [*known.paths, *(absolute_path(queries.file(each)) for each in range(len(queries)))]
+    labels = [each.label_names(row) for each in (known, queries) for row in range(len(each))]
+    roles = np.array(["gallery"] * len(known) + ["query"] * len(queries))
+    catalog = replace(labelled_catalog(f"{len(queries):,} queries of {queries.name}", paths, labels), roles=roles)
     return EmbeddedTest(catalog, test.k, torch.cat([test.vectors, vectors.float()]))

@@ -15,7 +15,7 @@ from shortlist.files import check_writable
 from shortlist.progress import Display, default_display
 from shortlist.report.analysis import EmbeddedTest
 from shortlist.report.pages import Thumbnails, write_page
-from shortlist.report.run_report import catalog_counts, result_sections
+from shortlist.report.run_report import MAX_COMPARED_IMAGES, catalog_counts, look_alikes, result_sections
 from shortlist.report.terminal_tables import counts
 from shortlist.training.run_evaluation import embed_labelled
 
@@ -67,7 +67,10 @@ def write_model_report(
         "report.html",
         thumbnails,
         title=Path(name).absolute().name.removeprefix(TIMM),
-        sections=["Numbers", "Results", "Failures", "What was run"],
+        sections=["Numbers", "Results", "Failures", "Look-alikes", "What was run"],
+        alike=look_alikes(thumbnails, eval_set.catalog, display),
+        compared=MAX_COMPARED_IMAGES,
+        near_training=None,
         evaluations=[(measured, None)],
         counts=counts,
         reductions={},

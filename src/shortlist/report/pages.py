@@ -85,7 +85,7 @@ class Picture:
     def of(cls, thumbnails: Thumbnails, catalog: Catalog, row: int) -> Picture:
         """Create a picture of row `row` of a catalog."""
         path = str(catalog.paths[row])
-        name = path if catalog.judgements else catalog.class_names[int(catalog.labels[row])]
+        name = path if catalog.judgements else ", ".join(catalog.label_names(row))
         return cls(thumbnails.add(catalog, row), name, path)
 
 

@@ -4,16 +4,18 @@ from __future__ import annotations
 
 import shlex
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-from torch import nn
+from torch import Tensor, nn
 
 from shortlist.config import RunConfig
 from shortlist.data import Catalog
+from shortlist.data.inspection import find_look_alikes
 from shortlist.errors import MAX_NAMES, DataError, shorten_list
+from shortlist.evaluation.protocols import gallery_rows
 from shortlist.files import check_writable
 from shortlist.progress import Display, default_display, format_duration
 from shortlist.report import findings
@@ -22,12 +24,16 @@ from shortlist.report.pages import Picture, QueryBrowser, Thumbnails, browse_que
 from shortlist.report.paper_tables import landmark_means, percentages, reductions_to_previous_best
 from shortlist.report.plots import Plot, bar_plot, distributions_plot, training_curves
 from shortlist.report.terminal_tables import counts
+from shortlist.report.thresholds import Threshold, thresholds
 from shortlist.training import Plan, RunFolder, make_plan
 from shortlist.training.baseline import baseline_name
 from shortlist.training.folder import ImagesChangedError
+from shortlist.training.plan import decoding_workers
+from shortlist.training.run_evaluation import embed_test
 
 MAX_CLASSES = 150  # that are shown with a query, over all tests: together with the other groups a few MB of thumbnails
 MAX_DUPLICATES = 24  # pairs that are shown
+MAX_COMPARED_IMAGES = 50_000  # by their looks: decoding them takes a few minutes
 
 
 @dataclass(frozen=True)
@@ -39,12 +45,33 @@ class ResultSections:
     queries: QueryBrowser
     plots: list[Plot]
     separation: float | None
+    thresholds: list[Threshold]
+    images: int
     k: tuple[int, ...]
     sizes: list[findings.Bin]
     confusions: list[tuple[findings.Confusion, list[tuple[Picture, Picture]]]]
     duplicates: list[tuple[Picture, Picture]]
     num_duplicates: int
     num_unchecked: int
+    near: list[tuple[Picture, Picture]]
+    num_near: int
+
+
+@dataclass(frozen=True)
+class LookAlikes:
+    """Images of a run that look the same, although their files differ.
+
+    Args:
+        leaks: Pairs of a training image and a validation or test image, some of them.
+        num_leaks: Number of all such pairs.
+        classes: Other pairs of images of different classes, some of them.
+        num_classes: Number of all such pairs.
+    """
+
+    leaks: list[tuple[Picture, Picture]]
+    num_leaks: int
+    classes: list[tuple[Picture, Picture]]
+    num_classes: int
 
 
 def write_report(
@@ -53,6 +80,7 @@ def write_report(
     display: Display | None = None,
     *,
     model: nn.Module | None = None,
+    training_images: bool = False,
 ) -> Path:
     """Write the report of a finished run.
 
@@ -63,6 +91,7 @@ def write_report(
         out: File to write; report.html in the run's folder by default.
         display: Where progress is shown.
         model: The model, if it was given in Python; see `Encoder.from_run`.
+        training_images: Whether to embed the training images, and to list test images with almost the same vector.
 
     Returns:
         The file.
@@ -91,6 +120,16 @@ def write_report(
     evaluations = [(each, before.get(each.data)) for each in tested]
     measured = percentages([after for after, _ in evaluations])
     thumbnails, records = Thumbnails(), folder.metrics()
+    near_training = None
+    if plan is not None and training_images:
+        with display.task("embedding the training images", "images") as progress:
+            train = replace(plan.train, name=f"{plan.train.name}-train")
+            trained = embed_test(encoder, train, decoding_workers(config), folder, progress)
+        near_training = _near_training(thumbnails, train, trained, tests)
+    alike = None if plan is None or not tests else look_alikes(thumbnails, plan.catalog, display)
+    sections = [result_sections(thumbnails, test, len(tests), display) for test in tests]
+    if sections and sections[0].thresholds:
+        folder.recommend_min_score(sections[0].thresholds[0].min_score, sections[0].thresholds[0].rate)
     suffixes = [f": {test.catalog.name}" if len(tests) > 1 else "" for test in tests]
     results = [f"{part}{suffix}" for suffix in suffixes for part in ("Results", "Failures")] or ["Results"]
     return write_page(
@@ -98,7 +137,10 @@ def write_report(
         "report.html",
         thumbnails,
         title=folder.path.absolute().name,
-        sections=["Numbers", "Curves", *results, "What was run"],
+        sections=["Numbers", "Curves", *results, "Look-alikes", "What was run"],
+        alike=alike,
+        near_training=near_training,
+        compared=MAX_COMPARED_IMAGES,
         recipe=config.name,
         evaluations=evaluations,
         counts=counts,
@@ -108,7 +150,7 @@ def write_report(
         paper_means=landmark_means(config.paper),
         curves=training_curves(records),
         validated=any(record["kind"] == "validation" for record in records),
-        tests=[result_sections(thumbnails, test, len(tests), display) for test in tests],
+        tests=sections,
         problem=problem,
         facts=_run_facts(folder, config, plan, records),
         command=f"shortlist train {shlex.quote(str(folder.config_file.absolute()))} --run NEW",
@@ -147,6 +189,9 @@ def result_sections(thumbnails: Thumbnails, test: EmbeddedTest, num_tests: int, 
     with display.task("comparing images with equal vectors", "pairs") as progress:
         duplicates = findings.duplicates(analysis, catalog, progress)
 
+    equal = set(duplicates.pairs)
+    near = [pair for pair in findings.near_duplicates(analysis, catalog) if pair not in equal]
+
     def picture(row: int) -> Picture:
         return Picture.of(thumbnails, catalog, int(row))
 
@@ -160,13 +205,45 @@ def result_sections(thumbnails: Thumbnails, test: EmbeddedTest, num_tests: int, 
         queries,
         [_rank_plot(analysis), _similarity_plot(analysis)],
         findings.separation(analysis),
+        thresholds(analysis),
+        len(gallery_rows(catalog)),
         test.k,
         findings.recall_by_class_size(analysis, test.k),
         confusions,
         [(picture(one), picture(other)) for one, other in duplicates.pairs[:MAX_DUPLICATES]],
         len(duplicates.pairs),
         duplicates.num_unchecked,
+        [(picture(one), picture(other)) for one, other in near[:MAX_DUPLICATES]],
+        len(near),
     )
+
+
+def look_alikes(thumbnails: Thumbnails, catalog: Catalog, display: Display) -> LookAlikes | None:
+    """Compare the looks of all images of a run; None if there are too many."""
+    if len(catalog) > MAX_COMPARED_IMAGES:
+        return None
+    with display.task("comparing the looks of all images", "images") as progress:
+        found = find_look_alikes(catalog, progress=progress)
+    by_kind: dict[bool, list[tuple[Picture, Picture]]] = {True: [], False: []}
+    for (one, other), leak in found:
+        if len(by_kind[leak]) < MAX_DUPLICATES:
+            pair = sorted((one, other), key=lambda row: catalog.splits[row] != "train")
+            first, second = (Picture.of(thumbnails, catalog, row) for row in pair)
+            by_kind[leak].append((first, second))
+    num_leaks = sum(leak for _, leak in found)
+    return LookAlikes(by_kind[True], num_leaks, by_kind[False], len(found) - num_leaks)
+
+
+def _near_training(
+    thumbnails: Thumbnails, train: Catalog, trained: Tensor, tests: Sequence[EmbeddedTest]
+) -> tuple[list[tuple[Picture, Picture]], int]:
+    """Return pictures of training and test images with almost the same vector, of some pairs, and the number of all."""
+    pairs = [(row, test.catalog, other) for test in tests for row, other in findings.near(trained, test.vectors)]
+    shown = [
+        (Picture.of(thumbnails, train, row), Picture.of(thumbnails, catalog, other))
+        for row, catalog, other in pairs[:MAX_DUPLICATES]
+    ]
+    return shown, len(pairs)
 
 
 def _class_group_label(catalog: Catalog, analysis: Analysis, shown: int) -> str:

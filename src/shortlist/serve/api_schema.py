@@ -17,6 +17,8 @@ Label = Annotated[
     Query(max_length=1000, description="Return only images with this label. If empty, return all."),
     AfterValidator(lambda label: label or None),
 ]
+MIN_SCORE = "Leave out results with a lower score. Default: min_score of the gallery; -1 returns all results."
+MinScore = Annotated[float | None, Query(ge=-1, le=1, description=MIN_SCORE)]
 Offset = Annotated[int, Query(ge=0, le=MAX_ID, description="Number of items to skip.")]
 PageLength = Annotated[int, Query(ge=1, le=MAX_RESULTS, description="Maximum number of items.")]
 
@@ -26,6 +28,7 @@ class SearchOptions(BaseModel):
 
     k: int = Field(default=10, ge=1, le=MAX_RESULTS)
     label: str | None = Field(default=None, max_length=1000)
+    min_score: float | None = Field(default=None, ge=-1, le=1)
 
 
 class Problem(BaseModel):
@@ -51,7 +54,11 @@ class ItemFacts(BaseModel):
     """An image of the gallery."""
 
     id: int
-    label: str | None = Field(description="Null if the image has no label.")
+    label: str | None = Field(description="Null if the image has no label. Several are separated by commas.")
+    labels: list[str] = Field(description="All labels.")
+    fields: dict[str, str | float | int | bool | None] = Field(
+        description="Other columns of the table that listed the image."
+    )
     file: str = Field(description="Name of the file and of its folder.")
 
     @classmethod
@@ -125,12 +132,16 @@ class GalleryFacts(BaseModel):
     name: str
     images: int
     labels: list[LabelFacts] = Field(description="Sorted by label.")
+    min_score: float | None = Field(
+        description="Lowest score of a result, unless a search sets another one; null: any."
+    )
     limits: Bounds
     index: IndexFacts
 
 
 def _facts(item: Item) -> dict[str, Any]:
-    return {"id": item.id, "label": item.label, "file": "/".join(item.path.parts[-2:]).lstrip("/")}
+    file = "/".join(item.path.parts[-2:]).lstrip("/")
+    return {"id": item.id, "label": item.label, "labels": item.labels, "fields": item.fields, "file": file}
 
 
 def responses(*statuses: int) -> dict[int | str, dict[str, Any]]:
@@ -171,6 +182,7 @@ SEARCH_FORM: dict[str, Any] = {
                         "maxLength": 1000,
                         "description": "Return only images with this label.",
                     },
+                    "min_score": {"type": "number", "minimum": -1, "maximum": 1, "description": MIN_SCORE},
                 },
             }
         }

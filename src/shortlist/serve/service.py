@@ -90,9 +90,11 @@ class Service:
             upload = await read_upload(request, self.limits)
             return await self._searches.run(self._search, upload.image, upload.options)
 
-    async def similar(self, id: int, k: int, label: str | None) -> tuple[Item, list[Hit]]:  # noqa: A002
+    async def similar(self, id: int, options: SearchOptions) -> tuple[Item, list[Hit]]:  # noqa: A002
         """Return an image of the gallery and the images that are most similar to it."""
-        return await self._searches.run(lambda: (self.gallery.item(id), self.gallery.similar(id, k, label=label)))
+        return await self._searches.run(
+            lambda: (self.gallery.item(id), self.gallery.similar(id, **options.model_dump()))
+        )
 
     async def picture(self, id: int, size: int, known: str) -> Picture:  # noqa: A002
         """Return an image of the gallery as a JPEG.
@@ -122,7 +124,7 @@ class Service:
         pixels = check_image(image, self.limits.pixels)
         try:
             with self._room_for(pixels):
-                return self.gallery.search(image, options.k, label=options.label)
+                return self.gallery.search(image, **options.model_dump())
         except ImageError as error:
             raise RequestError(422, f"The image is damaged: {error.reason.rstrip('.')}.") from None
 

@@ -73,7 +73,9 @@ async def read_upload(request: Request, limits: Limits) -> Upload:
     if len(content) > limits.bytes:
         raise _too_large(limits)
     try:
-        fields = {name: value for name in ("k", "label") if (value := form.get(name))}  # empty fields are ignored
+        fields = {
+            name: value for name in ("k", "label", "min_score") if (value := form.get(name))
+        }  # empty fields are ignored
         return Upload(content, SearchOptions.model_validate(fields))
     except ValidationError as error:
         raise RequestError(422, describe_errors(error.errors())) from None

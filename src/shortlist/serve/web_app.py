@@ -128,6 +128,7 @@ def _add_information(api: APIRouter, service: Service) -> None:
             name=gallery.name,
             images=len(gallery),
             labels=[schema.LabelFacts(label=name, images=number) for name, number in gallery.labels().items()],
+            min_score=gallery.min_score,
             limits=schema.Bounds.of(service.limits),
             index=schema.IndexFacts.model_validate(gallery.facts()),
         )
@@ -153,9 +154,14 @@ def _add_information(api: APIRouter, service: Service) -> None:
 
 def _add_searches(api: APIRouter, service: Service) -> None:
     @api.get("/api/items/{id}/similar", responses=responses(404, 422))
-    async def similar(id: schema.Id, k: schema.K = 10, label: schema.Label = None) -> schema.Results:  # noqa: A002
+    async def similar(
+        id: schema.Id,  # noqa: A002
+        k: schema.K = 10,
+        label: schema.Label = None,
+        min_score: schema.MinScore = None,
+    ) -> schema.Results:
         """Find the images that are most similar to an image of the gallery, without that image itself."""
-        item, hits = await service.similar(id, k, label)
+        item, hits = await service.similar(id, schema.SearchOptions(k=k, label=label, min_score=min_score))
         return _results(hits, item)
 
     form = {"requestBody": schema.SEARCH_FORM}

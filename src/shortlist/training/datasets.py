@@ -76,6 +76,7 @@ def open_images(config: RunConfig, display: Display, folder: RunFolder | None = 
             on_missing=data.on_missing,
             train_share=data.train_share,
             split_seed=data.split_seed,
+            label_separator=data.label_separator,
             progress=progress,
         )
     if data.withhold_test:

@@ -134,7 +134,7 @@ def _seconds_per_training_image(
 
     def steps(chunks: Iterator[Images]) -> Iterator[int]:
         for step, batch in enumerate(batches()):
-            labels = torch.from_numpy(plan.train.labels[batch.numpy()])
+            labels = torch.from_numpy(plan.train.relevance_labels[batch.numpy()])
             learner.train_step(step, itertools.islice(chunks, -(-number // size)), labels, lr_factor=0.0)
             yield number
 
@@ -222,4 +222,4 @@ def seconds_per_step(learner: Learner, plan: Plan, clock: Clock = time.monotonic
 
 def _labels(plan: Plan) -> Tensor:
     """Return the labels of the first batch."""
-    return torch.from_numpy(plan.train.labels[plan.sampler.batches(0)[0].numpy()])
+    return torch.from_numpy(plan.train.relevance_labels[plan.sampler.batches(0)[0].numpy()])

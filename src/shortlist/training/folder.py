@@ -85,6 +85,7 @@ class RunFolder:
     evaluation-before.json  results of all tests with the pretrained backbone alone, or before training
     evaluation.json         results of all tests with the trained embedder
     report.html             the report that `shortlist train` and `shortlist report` write
+    min-score.json          the minimum score of results that the report recommends, which `shortlist index` uses
     failed/                 the state of a step whose loss or gradient was not finite
     """  # fmt: skip
 
@@ -96,6 +97,7 @@ class RunFolder:
         self.before_file, self.evaluation_file = path / "evaluation-before.json", path / "evaluation.json"
         self.views, self.vectors, self.lock_file = path / "views", path / "vectors", path / ".lock"
         self.tracking_file = path / "tracking.json"
+        self.min_score_file = path / "min-score.json"
         self.images_file, self.given_images = path / "images.parquet", path / "given-images"
 
     @classmethod
@@ -109,6 +111,18 @@ class RunFolder:
         if not folder.config_file.is_file():
             raise RunError(f"There is no run in {path}: it contains no {folder.config_file.name}.")
         return folder
+
+    def recommend_min_score(self, score: float, rate: float) -> None:
+        """Write the minimum score of results that has this rate of false matches, if the folder is writable."""
+        with suppress(OSError):
+            write_json(self.min_score_file, {"min_score": score, "false_match_rate": rate})
+
+    def recommended_min_score(self) -> float | None:
+        """Return the minimum score that the last report recommends; None if there is none."""
+        if not self.min_score_file.exists():
+            return None
+        score: float = read_json(self.min_score_file, dict[str, float])["min_score"]
+        return score
 
     def config(self) -> RunConfig:
         """Read the configuration of the run."""

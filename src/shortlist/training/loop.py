@@ -320,7 +320,7 @@ class Trainer:
     def _train_step(self, batch: Tensor, chunks: Iterator[Images]) -> dict[str, Any]:
         started = time.perf_counter()
         plan, learner = self.plan, self.learner
-        labels = torch.from_numpy(plan.train.labels[batch.numpy()])
+        labels = torch.from_numpy(plan.train.relevance_labels[batch.numpy()])
         factor = learning_rate_factor(self.config.schedule, self.step, plan.steps_per_epoch, plan.total_steps)
         result = learner.train_step(self.step, chunks, labels, factor, progress=self.step / plan.total_steps)
         if not result.finite:
@@ -484,7 +484,7 @@ class Trainer:
         state, train = self.learner.state(self.step), self.plan.train
         tensors = {
             "batch.embeddings": result.output.embeddings,
-            "batch.labels": torch.from_numpy(train.labels[batch.numpy()]),
+            "batch.labels": torch.from_numpy(train.relevance_labels[batch.numpy()]),
         }
         file = save_state(self.folder.failed, replace(state, tensors={**state.tensors, **tensors}))
         loss, norm = result.output.loss.item(), result.gradient_norm.item()

@@ -14,7 +14,8 @@ from torch import Tensor
 from shortlist.batches.sampler import ClassBalancedSampler
 from shortlist.config import CONFIG_KEYS, RunConfig
 from shortlist.data import Catalog, loader
-from shortlist.errors import translate_arguments
+from shortlist.errors import ConfigError, translate_arguments
+from shortlist.imports import is_reference
 from shortlist.progress import Display
 from shortlist.training.datasets import EvalSet, open_eval_sets, open_run_images, open_validation
 from shortlist.training.folder import RunFolder
@@ -148,10 +149,21 @@ def make_plan(config: RunConfig, display: Display, folder: RunFolder | None = No
     validation = open_validation(config, display, catalog)
     batch = config.batch
     train = catalog.split("train")
+    if train.label_sets is not None:
+        _check_loss_of_several_labels(config)
     size, remarks = _batch_size(config, catalog)
     sampler = ClassBalancedSampler(train.labels.tolist(), size, batch.per_class, config.training.seed, batch.epoch)
     eval_sets = open_eval_sets(config, display, lambda: catalog)
     return Plan(config, catalog, train, validation, eval_sets, sampler, unreadable, remarks)
+
+
+def _check_loss_of_several_labels(config: RunConfig) -> None:
+    for loss in (config.loss, *config.loss.plus):
+        if loss.pml_class or is_reference(loss.name):
+            raise ConfigError(f"loss.name={loss.name} needs images with one label each, and some have several")
+    for name, used in {"memory": config.loss.memory, "simix_negatives": config.loss.simix_negatives}.items():
+        if used:
+            raise ConfigError(f"loss.{name} needs images with one label each, and some have several: remove it")
 
 
 def _batch_size(config: RunConfig, catalog: Catalog) -> tuple[int, tuple[str, ...]]:

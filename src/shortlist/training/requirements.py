@@ -359,7 +359,7 @@ def _reduced_precision(config: RunConfig) -> torch.dtype | None:
 
 def _trace_loss(loss: nn.Module, plan: Plan, dim: int, batch: int) -> Trace:
     """Trace the loss with random vectors; a loss that refuses these is counted as the vectors' gradient."""
-    labels = torch.from_numpy(plan.train.labels[plan.sampler.batches(0)[0].numpy()])[:batch]
+    labels = torch.from_numpy(plan.train.relevance_labels[plan.sampler.batches(0)[0].numpy()])[:batch]
     traced = Trace(4 * batch * dim, 0, 0)
     with seeded(0), suppress(Exception):  # a loss of the user
         copied, vectors = copy.deepcopy(loss).cpu(), normalize(torch.randn(batch, dim)).requires_grad_()

@@ -54,6 +54,8 @@ class ForeignLoss(nn.Module):
         return value.reshape(())
 
     def _class_indices(self, labels: Tensor) -> Tensor:
+        if labels.ndim > 1:
+            raise ConfigError("this loss needs images with one label each: set loss.name to recall_at_k, for example")
         indices = torch.searchsorted(self.classes, labels).clamp_(max=len(self.classes) - 1)
         if not torch.equal(self.classes[indices], labels):
             raise ValueError("a batch contains labels that are not among the training classes")

@@ -1,4 +1,4 @@
-// The search page. Its state is in the URL (?item, ?upload, ?k, ?label), so that the Back button works.
+// The search page. Its state is in the URL (?item, ?upload, ?k, ?label, ?min_score), so that the Back button works.
 
 import { get, upload } from "./api.js";
 import * as cards from "./cards.js";
@@ -26,12 +26,13 @@ function currentState() {
   const parameters = new URLSearchParams(location.search);
   const number = (name) => (/^\d+$/.test(parameters.get(name) ?? "") ? Number(parameters.get(name)) : null);
   const k = Math.min(MAX_RESULTS, Math.max(1, number("k") ?? 20));
-  return { item: number("item"), upload: number("upload"), k, label: parameters.get("label") || null };
+  const minScore = parameters.has("min_score") ? Number(parameters.get("min_score")) || 0 : null;
+  return { item: number("item"), upload: number("upload"), k, label: parameters.get("label") || null, minScore };
 }
 
 function urlWith(change) {
-  const { item, upload: key, k, label } = { ...currentState(), ...change };
-  const entries = Object.entries({ item, upload: key, k: k === 20 ? null : k, label });
+  const { item, upload: key, k, label, minScore } = { ...currentState(), ...change };
+  const entries = Object.entries({ item, upload: key, k: k === 20 ? null : k, label, min_score: minScore });
   const query = new URLSearchParams(entries.filter(([, value]) => value !== null)).toString();
   return query ? `/?${query}` : "/";
 }
@@ -69,6 +70,9 @@ async function render({ focus = true } = {}) {
   }
 }
 
+// The lowest score of a result that is similar enough; -1: any.
+const lowestScore = ({ minScore }) => minScore ?? gallery.min_score ?? -1;
+
 const isSearch = ({ item, upload: key }) => item !== null || key !== null;
 
 async function showResults(state, signal) {
@@ -81,16 +85,18 @@ async function showResults(state, signal) {
   const response = await request(state, signal);
   const query = response.query;
   const hits = response.results.slice(0, state.k);
-  const queryLabel = query?.label != null && hits.every((hit) => hit.label !== null) ? query.label : null;
+  const queryLabels = hits.every((hit) => hit.labels.length) ? query?.labels ?? [] : [];
   showQuery(state, query);
-  showAgreement(hits, queryLabel);
+  const strong = hits.filter((hit) => hit.score >= lowestScore(state)).length; // hits are sorted by their scores
+  showAgreement(hits.slice(0, strong), queryLabels);
   const links = hits.map((hit, index) =>
-    cards.card(hit, { href: urlWith({ item: hit.id, upload: null }), rank: index + 1, queryLabel }));
+    cards.card(hit, { href: urlWith({ item: hit.id, upload: null }), rank: index + 1, queryLabels, weak: index >= strong }));
   cards.show(links);
   byId("more").hidden = true;
-  byId("heading").textContent = "Most similar";
+  byId("heading").textContent = strong || !hits.length ? "Most similar" : "Nothing similar enough";
   showEmpty(hits.length ? "" : "No images found.");
-  setStatus(`${count(hits.length, "result")}${state.label === null ? "" : ` with the label ${state.label}`}`);
+  const weak = strong < hits.length ? `, ${hits.length - strong} below the minimum score ${lowestScore(state)}` : "";
+  setStatus(`${count(hits.length, "result")}${state.label === null ? "" : ` with the label ${state.label}`}${weak}`);
   document.title = `${query?.label ?? query?.file ?? uploads.get(state.upload).file.name} · shortlist`;
   return true;
 }
@@ -101,8 +107,8 @@ async function request({ item, upload: key, label }, signal) {
   if (!cache.has(query)) {
     const k = Math.min(MAX_RESULTS, gallery.limits.results);
     const response = item !== null
-      ? await get(`/api/items/${item}/similar`, { k, label }, signal)
-      : await upload(uploads.get(key).file, { k, label }, showUpload, signal);
+      ? await get(`/api/items/${item}/similar`, { k, label, min_score: -1 }, signal)
+      : await upload(uploads.get(key).file, { k, label, min_score: -1 }, showUpload, signal);
     if (cache.size >= 50) cache.delete(cache.keys().next().value);
     cache.set(query, response);
   }
@@ -155,6 +161,7 @@ function showQuery({ upload: key }, query) {
   byId("query-name").textContent = query ? query.file : uploaded.file.name || "Pasted image";
   byId("query-label").hidden = query?.label == null;
   byId("query-label").textContent = query?.label ?? "";
+  byId("query-fields").textContent = query ? cards.fieldTexts(query).join(" · ") : "";
   for (const each of [byId("query-name"), byId("query-label")]) each.title = each.textContent; // long texts are truncated
   byId("query-link").href = query ? `/api/items/${query.id}/image` : uploaded.url;
   image.alt = query ? `${query.label ?? ""} ${query.file}` : "Your image";
@@ -162,14 +169,16 @@ function showQuery({ upload: key }, query) {
   byId("close").href = urlWith({ item: null, upload: null });
 }
 
-function showAgreement(hits, queryLabel) {
-  const same = hits.filter((hit) => hit.label === queryLabel).length;
-  byId("verdict").hidden = queryLabel === null || !hits.length;
+function showAgreement(hits, queryLabels) {
+  const same = hits.filter((hit) => cards.shareLabel(hit.labels, queryLabels)).length;
+  byId("verdict").hidden = !queryLabels.length || !hits.length;
   byId("verdict").replaceChildren(
-    Object.assign(document.createElement("b"), { textContent: `✓ ${same} of ${hits.length}` }), " have the same label");
+    Object.assign(document.createElement("b"), { textContent: `✓ ${same} of ${hits.length}` }), queryLabels.length > 1 ? " share a label" : " have the same label");
 }
 
-function showControls({ k, label, item, upload: key }) {
+function showControls({ k, label, item, upload: key, minScore }) {
+  byId("min-score-field").hidden = !isSearch({ item, upload: key });
+  byId("min-score").value = lowestScore({ minScore }) === -1 ? "" : lowestScore({ minScore });
   byId("k-field").hidden = !isSearch({ item, upload: key });
   byId("k").value = k;
   byId("k-shown").textContent = k;
@@ -247,6 +256,12 @@ byId("k").addEventListener("input", ({ target }) => {
 });
 byId("k").addEventListener("change", ({ target }) => {
   history.replaceState(history.state, "", urlWith({ k: Number(target.value) }));
+  render({ focus: false });
+});
+
+byId("min-score").addEventListener("change", ({ target }) => {
+  const minScore = target.value === "" ? -1 : Math.min(1, Math.max(-1, Number(target.value)));
+  history.replaceState(history.state, "", urlWith({ minScore }));
   render({ focus: false });
 });
 

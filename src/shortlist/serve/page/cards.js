@@ -5,21 +5,31 @@ const template = document.getElementById("card");
 
 export const thumbnail = (item) => `/api/items/${item.id}/thumbnail`;
 
-// `rank`: position among the results, or null. `queryLabel`: items with this label are marked; null marks none.
-export function card(item, { href, rank = null, queryLabel = null }) {
+export const shareLabel = (labels, others) => labels.some((label) => others.includes(label));
+
+// The other columns of the table that listed an item, as texts.
+export const fieldTexts = ({ fields }) =>
+  Object.entries(fields).filter(([, value]) => value !== null && value !== "").map(([name, value]) => `${name}: ${value}`);
+
+// `rank`: position among the results, or null. `queryLabels`: items that share one of these labels are marked.
+// `weak`: whether the score is below the minimum.
+export function card(item, { href, rank = null, queryLabels = [], weak = false }) {
   const element = template.content.firstElementChild.cloneNode(true);
   const link = element.querySelector("a");
   const part = (name) => link.querySelector(`.${name}`);
-  const same = queryLabel !== null && item.label === queryLabel;
+  link.classList.toggle("weak", weak);
+  const same = !weak && shareLabel(item.labels, queryLabels);
   link.href = href;
   link.dataset.id = item.id;
-  link.title = `${item.file}${item.label === null ? "" : `\n${item.label}`}`;
+  const fields = fieldTexts(item);
+  link.title = [item.file, item.label, ...fields].filter(Boolean).join("\n");
   const image = link.querySelector("img");
   image.addEventListener("error", () => part("frame").classList.add("gone"));
   image.src = thumbnail(item);
   part("label").textContent = item.label ?? "";
+  part("fields").textContent = fields.join("\n");
   part("file").textContent = item.file.split("/").pop();
-  const description = [item.label, item.file];
+  const description = [item.label, item.file, ...fields];
   if (rank !== null) {
     part("rank").textContent = rank;
     part("score").textContent = item.score.toFixed(3);
@@ -33,6 +43,7 @@ export function card(item, { href, rank = null, queryLabel = null }) {
     part("mark").textContent = "✓";
     description.push("same label");
   }
+  if (weak) description.push("not similar enough");
   link.setAttribute("aria-label", `${rank === null ? "" : `${rank}: `}${description.filter(Boolean).join(", ")}`);
   return element;
 }
