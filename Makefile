@@ -40,6 +40,8 @@ check: $(READY)
 	$(BIN)/mypy
 	$(BIN)/lint-imports
 	$(BIN)/check-jsonschema --builtin-schema vendor.github-workflows .github/workflows/*.yml
+	$(BIN)/check-jsonschema --builtin-schema vendor.compose-spec docs/deploy/compose.yaml
+	if [ -x $(BIN)/hadolint ]; then $(BIN)/hadolint docs/deploy/Dockerfile; fi
 	$(BIN)/shellcheck docs/cluster/*.sh
 	$(BIN)/zizmor --offline --strict-collection --quiet .github
 

@@ -1,11 +1,14 @@
-"""Requests a second and how long they take, of `shortlist serve` on this computer.
+"""Requests per second and latencies of `shortlist serve` on this computer.
 
-    python benchmarks/serve.py
+    python benchmarks/serve.py              # the model in PyTorch and in ONNX Runtime, with one process
+    python benchmarks/serve.py --processes 2 --backends torch
+    python benchmarks/serve.py --quick      # only to try the script
 
-Makes a gallery of random pictures, starts the server on a free port of the loopback interface, and asks it with 1, 8
-and 64 at a time: for health, for the neighbours of an image of the gallery, for a thumbnail, and with an upload, a JPEG
-of a photograph's size. Who asks is this process, on the same cores. Any answer but 200 ends it. The peak of memory is
-the server's. Writes results/serve.json.
+Makes a gallery of random pictures, starts the server on a free port of the loopback interface, and sends requests with
+1, 8 and 64 clients: for health, for the neighbours of an image of the gallery, for a thumbnail, and with an upload, a
+JPEG of a photograph's size. The clients are threads of this process, on the same cores. Any answer but 200 ends it.
+With ONNX Runtime, which always has one process, only uploads are measured: nothing else uses the model. The peak of
+memory is that of the server's first process. Writes results/serve.json.
 """
 
 from __future__ import annotations
@@ -40,29 +43,67 @@ Ask = Callable[[httpx.Client, int], httpx.Response]
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--images", type=int, default=2000, help="of the gallery")
-    parser.add_argument("--requests", type=int, default=512, help="of each kind, at each number at a time")
+    parser.add_argument("--requests", type=int, default=512, help="of each kind, for each number of clients")
     parser.add_argument("--backbone", default="resnet18")
     parser.add_argument("--size", type=int, default=224, help="of the image that the backbone sees")
     parser.add_argument("--megapixels", type=float, default=2.0, help="of the upload")
-    parser.add_argument("--out", type=Path, default=RESULTS)
+    parser.add_argument("--processes", type=int, default=1, help="of the server")
+    parser.add_argument("--backends", nargs="+", choices=["torch", "onnx"], default=["torch", "onnx"])
+    parser.add_argument("--quick", action="store_true", help="few images and requests, and a tiny model")
+    parser.add_argument("--out", type=Path, help="default: results/serve.json; with --quick, nothing is written")
+    parser.add_argument("--serve-onnx", type=Path, help=argparse.SUPPRESS)  # as the server
     options = parser.parse_args()
+    if options.serve_onnx is not None:
+        serve_onnx(options.serve_onnx)
+        return
+    if options.quick:
+        options.images, options.requests, options.backbone, options.size = 40, 64, "test_resnet", 64
+    rows: list[dict[str, Any]] = []
+    memory: dict[str, int] = {}
     with tempfile.TemporaryDirectory() as folder:
         gallery = make_gallery(Path(folder), options.images, options.backbone, options.size)
-        command = [sys.executable, "-m", "shortlist", "serve", str(gallery), "--port", "0"]
-        server = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
-        assert server.stdout is not None
-        found = re.search(r"http://\S+", server.stdout.readline())
-        if found is None:
-            sys.exit("it does not serve")
-        rows = measure(found.group(), options.images, options.requests, photograph(options.megapixels))
-        memory = peak_memory(server.pid)
-        server.send_signal(signal.SIGINT)
-        server.wait()
-    print(f"\npeak memory of the server: {memory / 2**20:,.0f} MB")
-    settings = {name: value for name, value in vars(options).items() if name != "out"}
+        for backend in options.backends:
+            found, memory[backend] = measure_backend(backend, gallery, options)
+            rows += found
+    for backend, peak in memory.items():
+        print(f"peak memory of the server, {backend}: {peak / 2**20:,.0f} MB")
+    settings = {name: value for name, value in vars(options).items() if name not in ("out", "serve_onnx", "quick")}
     where = {"machine": platform.machine(), "cores": os.cpu_count(), "torch": torch.__version__}
     result = {"command": "python benchmarks/serve.py", **settings, **where, "peak_memory": memory, "cases": rows}
-    options.out.write_text(json.dumps(result, indent=2) + "\n")
+    if options.out is not None or not options.quick:
+        (options.out or RESULTS).write_text(json.dumps(result, indent=2) + "\n")
+
+
+def measure_backend(backend: str, gallery: Path, options: argparse.Namespace) -> tuple[list[dict[str, Any]], int]:
+    """Start a server, and measure it. Returns the cases, and the peak of memory."""
+    command = [sys.executable, "-m", "shortlist", "serve", gallery, "--port", "0", "--processes", options.processes]
+    if backend == "onnx":
+        command = [sys.executable, __file__, "--serve-onnx", gallery]
+    server = subprocess.Popen([str(each) for each in command], stdout=subprocess.PIPE, text=True)
+    assert server.stdout is not None
+    found = re.search(r"http://\S+", server.stdout.readline())
+    if found is None:
+        sys.exit("it does not serve")
+    upload, only = photograph(options.megapixels), "search" if backend == "onnx" else ""
+    rows = measure(found.group(), options.images, options.requests, upload, only)
+    memory = peak_memory(server.pid)
+    server.send_signal(signal.SIGTERM)
+    server.wait()
+    return [{"backend": backend, **row} for row in rows], memory
+
+
+def serve_onnx(folder: Path) -> None:
+    """Serve a gallery whose model runs in ONNX Runtime, with the same number of threads as PyTorch has."""
+    from shortlist.export.formats import OnnxFormat, plain_network
+    from shortlist.gallery.gallery import Gallery
+    from shortlist.serve import serve
+
+    gallery = Gallery.open(folder)
+    encoder = gallery.encoder
+    file = folder.with_suffix(".onnx")
+    OnnxFormat(encoder, plain_network(encoder)).save(file, {})
+    vars(encoder)["network"] = OnnxFormat.open(file)
+    serve(gallery, port=0, ready=lambda address, _: print(address, flush=True))
 
 
 def make_gallery(folder: Path, images: int, backbone: str, size: int) -> Path:
@@ -92,7 +133,7 @@ def photograph(megapixels: float) -> bytes:
     return out.getvalue()
 
 
-def measure(address: str, images: int, requests: int, upload: bytes) -> list[dict[str, Any]]:
+def measure(address: str, images: int, requests: int, upload: bytes, only: str) -> list[dict[str, Any]]:
     kinds: dict[str, Ask] = {
         "health": lambda client, _: client.get("/api/health"),
         "similar": lambda client, number: client.get(f"/api/items/{number % images}/similar"),
@@ -100,8 +141,8 @@ def measure(address: str, images: int, requests: int, upload: bytes) -> list[dic
         f"search, {len(upload) / 1e6:.1f} MB": lambda client, _: client.post("/api/search", files={"image": upload}),
     }
     rows = []
-    print("| request | at a time | a second | p50 ms | p95 ms | p99 ms |\n|---|---|---|---|---|---|")
-    for name, ask in kinds.items():
+    print("| request | clients | requests per second | p50 ms | p95 ms | p99 ms |\n|---|---|---|---|---|---|")
+    for name, ask in ((name, ask) for name, ask in kinds.items() if name.startswith(only)):
         for at_once in AT_ONCE:
             row = {"request": name, "at_once": at_once, **timed(address, ask, at_once, requests)}
             rows.append(row)

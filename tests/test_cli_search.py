@@ -129,6 +129,60 @@ def test_gallery(call: Call, folders: Path, place: str) -> None:
     assert (code, "exact (flat)" in out) == (0, True)
 
 
+def test_daily_updates(call: Call, folders: Path, tmp_path: Path) -> None:
+    """Only what has changed is embedded, and the log says what it was."""
+    images = tmp_path / "images"
+    shutil.copytree(folders / "images", images)
+    update = ("index", folders / "run", "images", "-o", "gallery", "--prune", "--log", "changes.jsonl", "--json")
+    assert call(*update)[0] == 0
+    Path("changes.jsonl").unlink()
+    (images / "class 00" / "0.png").unlink()
+    (images / "class 01" / "0.png").rename(images / "class 01" / "new.png")
+    shutil.copy(images / "class 03" / "1.png", images / "class 02" / "1.png")
+    (images / "class 04" / "bad.png").write_text("words")
+    found = json.loads(call(*update)[1])
+    assert {name: found[name] for name in ("added", "replaced", "unchanged", "removed")} == {
+        "added": 2,
+        "replaced": 1,
+        "unchanged": NUMBER - 3,
+        "removed": 2,
+    }
+    changes = [json.loads(line) for line in Path("changes.jsonl").read_text().splitlines()]
+    assert {(each["change"], str(Path(each["path"]).relative_to(images))) for each in changes} == {
+        ("added", "class 01/new.png"),
+        ("replaced", "class 02/1.png"),
+        ("removed", "class 00/0.png"),
+        ("removed", "class 01/0.png"),
+        ("unreadable", "class 04/bad.png"),
+    }
+    assert {each["gallery"] for each in changes} == {"gallery"}
+    call("gallery", "remove", "gallery", images / "class 05" / "0.png", "--log", "changes.jsonl")
+    last = json.loads(Path("changes.jsonl").read_text().splitlines()[-1])
+    assert (last["change"], last["path"]) == ("removed", str(images / "class 05" / "0.png"))
+    one = ("gallery", "add", "gallery", images / "class 05" / "0.png", "--prune")
+    assert_error(call(*one), "--prune is for folders and tables")
+
+
+def test_a_new_model(call: Call, folders: Path) -> None:
+    """Rebuild a gallery, compare the two, switch, and switch back."""
+    call("index", folders / "run", folders / "images", "-o", "one")
+    assert call("gallery", "switch", "live", "one")[:2] == (0, "live is one now.\n")
+    code, out, err = call("gallery", "rebuild", "live", "--model", folders / "run", "-o", "two", "--json")
+    assert (code, json.loads(out)["added"], json.loads(out)["name"]) == (0, NUMBER, "two")
+    assert "embedding one" in err
+    code, out, _ = call("gallery", "rebuild", "live", "--model", folders / "run", "-o", "two", "--json")
+    assert (json.loads(out)["added"], json.loads(out)["unchanged"]) == (0, NUMBER)
+    code, out, _ = call("compare", "live", "two", "--queries", folders / "images", "--json")
+    assert (code, json.loads(out)["tests"][0]["queries"]["r@1"]) == (0, NUMBER)
+    code, out, _ = call("gallery", "switch", "live", "two")
+    assert out == "live is two now. To undo this: shortlist gallery switch live --back\n"
+    assert json.loads(call("gallery", "show", "live", "--json")[1])["name"] == "two"
+    assert json.loads(call("gallery", "switch", "live", "--back", "--json")[1])["gallery"] == "one"
+    assert json.loads(call("gallery", "show", "live", "--json")[1])["name"] == "one"
+    for arguments in (("live",), ("live", "two", "--back")):
+        assert_error(call("gallery", "switch", *arguments), "give either the gallery to switch to, or --back")
+
+
 def test_gallery_check(call: Call, folders: Path) -> None:
     call("index", folders / "run", folders / "images" / "class 00", "-o", "gallery")
     assert call("gallery", "check", "gallery")[:2] == (0, "3 files and the model checked: 0 problems\n")

@@ -24,6 +24,7 @@ def main() -> None:
             from shortlist.cli import (  # noqa: F401
                 data,
                 export,
+                operations,
                 planning,
                 recipes,
                 reports,

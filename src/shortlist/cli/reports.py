@@ -11,7 +11,6 @@ import typer
 from typer.core import TyperCommand
 
 from shortlist.cli.app import AsJsonLines, AsJsonWithProgress, ModelCommand, ModelName, Root, app
-from shortlist.files import check_writable
 
 
 @app.command(cls=ModelCommand)
@@ -72,7 +71,7 @@ def compare(
         typer.Argument(
             metavar="RUN_A RUN_B...",
             help="Folders of finished runs, glob patterns, or pretrained models (timm:NAME), which are tested on the "
-            "images of the runs; the others are compared with the first.",
+            "images of the runs; or galleries. The others are compared with the first.",
         ),
     ],
     groups: Annotated[
@@ -81,6 +80,14 @@ def compare(
             "--with",
             metavar="RUN...",
             help="Folders of another group of runs. Groups are compared with the first group, paired by seed.",
+        ),
+    ] = None,
+    queries: Annotated[
+        str | None,
+        typer.Option(
+            metavar="IMAGES",
+            help="Labelled images to search galleries with: a folder with one sub-folder per label, or a table. "
+            "Default: their own labelled images, each of which searches for the others.",
         ),
     ] = None,
     out: Annotated[
@@ -95,7 +102,12 @@ def compare(
     of runs that differ in their seed:
 
         shortlist compare runs/rsk-* --with runs/sap-*
+
+    To decide whether a gallery that was rebuilt with a new model should replace the present one:
+
+        shortlist compare live gallery-2 --queries my-queries
     """
+    from shortlist.files import check_writable
     from shortlist.progress import display_for
     from shortlist.report import compare_groups, compare_runs, write_comparison
     from shortlist.report.terminal_tables import print_comparison
@@ -106,7 +118,7 @@ def compare(
     if groups:
         comparison = compare_groups([runs, *(group.split("\n") for group in groups)], display)
     else:
-        comparison = compare_runs(runs, display)
+        comparison = compare_runs(runs, display, queries=queries)
     if as_json:
         print(json.dumps(comparison.to_dict(), indent=2))
     else:

@@ -30,8 +30,6 @@ from shortlist.cli.app import (
     quiet_milvus,
 )
 from shortlist.errors import ConfigError, DataError, did_you_mean
-from shortlist.files import check_writable
-from shortlist.locations import as_url
 
 if TYPE_CHECKING:
     from shortlist.data import Catalog
@@ -49,7 +47,8 @@ Images = Annotated[
 _PLACE: dict[str, Any] = {
     "metavar": "GALLERY",
     "callback": quiet_milvus,
-    "help": "Folder of the gallery, or a Milvus collection: milvus:FILE.db or http://HOST:19530/COLLECTION.",
+    "help": "Folder of the gallery, or a Milvus collection: milvus:FILE.db or http://HOST:19530/COLLECTION; or its "
+    "name, see `shortlist gallery switch`.",
 }
 Place = Annotated[str, typer.Argument(**_PLACE)]
 MinScore = Annotated[
@@ -64,7 +63,17 @@ Workers = Annotated[
     ),
 ]
 
-gallery_app = typer.Typer(help="Show or check a gallery, add images to it or remove images.", no_args_is_help=True)
+Prune = Annotated[
+    bool,
+    typer.Option("--prune", help="Remove images from the gallery that are not in the folder or table any more."),
+]
+Log = Annotated[
+    Path | None, typer.Option(metavar="FILE", help="Append one JSON object per changed image to this file.")
+]
+
+gallery_app = typer.Typer(
+    help="Show or check a gallery, add or remove images, or replace it by one of another model.", no_args_is_help=True
+)
 app.add_typer(gallery_app, name="gallery")
 
 
@@ -91,6 +100,7 @@ def embed(
     """
     from shortlist.data import open_collection
     from shortlist.encoding.parquet import embed_to_table
+    from shortlist.files import check_writable
     from shortlist.progress import display_for
     from shortlist.training import open_encoder
 
@@ -135,6 +145,8 @@ def index(
     shard: ShardOption = None,
     merge: Merge = False,
     parts: PartsFolder = None,
+    prune: Prune = False,
+    log: Log = None,
     as_json: AsJsonWithProgress = False,
 ) -> None:
     """Build a gallery of images that can be searched by image, or add images to an existing gallery.
@@ -146,9 +158,11 @@ def index(
     """
     from shortlist import gallery as galleries
     from shortlist.data import open_collection
+    from shortlist.files import check_writable
     from shortlist.gallery.adding import whole_images
     from shortlist.gallery.milvus_address import is_milvus
     from shortlist.gallery.store import GALLERY_FILE
+    from shortlist.gallery.switching import current_location
     from shortlist.progress import display_for
     from shortlist.training import RunFolder, open_encoder
 
@@ -156,21 +170,30 @@ def index(
     chosen, folder, merged = choose_parts(
         shard, merge, parts, None if is_milvus(out) else Path(f"{out.rstrip('/')}.parts")
     )
-    if not is_milvus(out):
-        check_writable(Path(out) / GALLERY_FILE)
+    if not is_milvus(current := current_location(out)):
+        check_writable(Path(current) / GALLERY_FILE)
     catalog = open_collection(images, root=root, split=split, label_separator=label_separator)
     encoder = open_encoder(run)
     if chosen is not None:
         _embed_shard(encoder, whole_images(catalog), chosen, folder, workers, display, as_json)
         return
     gallery, added = galleries.index(
-        encoder, catalog, out, model=run, kind=kind, workers=workers, parts=merged, display=display
+        encoder,
+        catalog,
+        out,
+        model=run,
+        kind=kind,
+        workers=workers,
+        parts=merged,
+        prune=_pruned(catalog, images) if prune else None,
+        log=log,
+        display=display,
     )
     if min_score is None and gallery.min_score is None:
         min_score = RunFolder(Path(run)).recommended_min_score()
     if min_score is not None:
         gallery.set_min_score(min_score)
-    _report_added(display, as_json, gallery, added)
+    report_added(display, as_json, gallery, added)
     gallery.close()
 
 
@@ -193,6 +216,7 @@ def search(
     Results with a lower score than --min-score are weak, and --json and --csv leave them out. A gallery stores a
     default, which the report of a run recommends.
     """
+    from shortlist.files import check_writable
     from shortlist.gallery import Gallery
 
     if as_csv and as_json:
@@ -290,6 +314,8 @@ def add(
     label_separator: LabelSeparator = None,
     workers: Workers = None,
     model: Model = None,
+    prune: Prune = False,
+    log: Log = None,
     as_json: AsJsonWithProgress = False,
 ) -> None:
     """Add images to a gallery. Files that have changed since they were added are embedded again."""
@@ -300,8 +326,9 @@ def add(
     display = display_for(sys.stderr, as_json=as_json)
     catalog = open_collection(images, root=root, split=split, label_separator=label_separator)
     gallery = Gallery.open(place, model)
-    added = gallery.add(catalog, workers=workers, display=display)
-    _report_added(display, as_json, gallery, added)
+    pruned = _pruned(catalog, images) if prune else None
+    added = gallery.add(catalog, workers=workers, prune=pruned, log=log, display=display)
+    report_added(display, as_json, gallery, added)
     gallery.close()
 
 
@@ -311,6 +338,7 @@ def remove(
     paths: Annotated[
         list[Path], typer.Argument(metavar="PATH...", help="Image files, or folders with all images in them.")
     ],
+    log: Log = None,
     as_json: AsJsonWithProgress = False,
 ) -> None:
     """Remove images from a gallery. The image files are not touched, and need not exist."""
@@ -318,11 +346,20 @@ def remove(
     from shortlist.progress import display_for
 
     display, gallery = display_for(sys.stderr, as_json=as_json), Gallery.open(place)
-    removed = gallery.remove(paths, display=display)
+    removed = gallery.remove(paths, log=log, display=display)
     left = len(gallery)
     text = f"Images removed: {removed:,}, remaining: {left:,}."
     _report_result(display, as_json, text, {"removed": removed, "images": left})
     gallery.close()
+
+
+def _pruned(catalog: Catalog, images: str) -> str:
+    """Return the folder from which images are removed that the source does not list."""
+    from shortlist.locations import absolute_path
+
+    if len(catalog) == 1 and absolute_path(catalog.file(0)) == absolute_path(images):
+        raise ConfigError("--prune is for folders and tables, not for a single image.")
+    return absolute_path(catalog.root)
 
 
 def _embed_shard(
@@ -350,10 +387,13 @@ def _embed_shard(
     _report_result(display, as_json, f"{text} When all shards are done, use --merge instead of --shard.", facts)
 
 
-def _report_added(display: Display, as_json: bool, gallery: Gallery, added: Added) -> None:
+def report_added(display: Display, as_json: bool, gallery: Gallery, added: Added) -> None:
+    """Print what was done with the images, and describe the gallery."""
     _report_unreadable(display, added.unreadable)
     facts = gallery.facts()
-    text = f"Images added: {added.added:,}, unchanged: {added.unchanged:,}, unreadable: {len(added.unreadable):,}."
+    removed = f", removed: {added.removed:,}" if added.removed else ""
+    text = f"Images added: {added.added:,}, unchanged: {added.unchanged:,}{removed}"
+    text = f"{text}, unreadable: {len(added.unreadable):,}."
     text = f"{text} The gallery {facts['place']} has {facts['images']:,} images; search is {_search_type(facts)}."
     _report_result(display, as_json, text, {**facts, **dataclasses.asdict(added)})
 
@@ -381,6 +421,8 @@ def _report_unreadable(display: Display, unreadable: dict[str, str]) -> None:
 
 
 def _hit_facts(hit: Hit) -> dict[str, object]:
+    from shortlist.locations import as_url
+
     item = hit.item
     return {
         "id": item.id,
@@ -393,6 +435,8 @@ def _hit_facts(hit: Hit) -> dict[str, object]:
 
 
 def _print_csv(found: list[tuple[Path, list[Hit]]]) -> None:
+    from shortlist.locations import as_url
+
     fields = list(dict.fromkeys(name for _, hits in found for hit in hits for name in hit.item.fields))
     writer = csv.writer(sys.stdout, lineterminator="\n")
     writer.writerow(["query", "rank", "id", "score", "label", "path", *fields])
@@ -405,6 +449,8 @@ def _print_csv(found: list[tuple[Path, list[Hit]]]) -> None:
 
 def _print_hits(query: Path, hits: list[Hit], enough: int) -> None:
     """Print the hits of a query, of which the first ones are similar enough."""
+    from shortlist.locations import as_url
+
     remark = "" if enough else " nothing similar enough" if hits else " nothing found"
     print(f"{query}:{remark}")
     fields = list(dict.fromkeys(name for hit in hits for name in hit.item.fields))

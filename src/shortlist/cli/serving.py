@@ -35,12 +35,20 @@ def serve(
         ),
     ] = None,
     token_file: Annotated[Path | None, typer.Option(help="File with the token.")] = None,
+    processes: Annotated[
+        int, typer.Option(min=1, help="Number of processes that answer requests; each loads the model.")
+    ] = 1,
+    access_log: Annotated[
+        str | None,
+        typer.Option(metavar="FILE", help="Append one JSON object per request to this file; - is standard output."),
+    ] = None,
 ) -> None:
     """Serve a web page and a JSON API to search a gallery.
 
     The API is documented at /docs. By default, only this computer can connect; see --host. Uploaded images are
     decoded in memory and never stored. With a token, the page asks for it, and other clients send the header
-    "Authorization: Bearer TOKEN".
+    "Authorization: Bearer TOKEN". /metrics has measurements for Prometheus; /api/health and /api/ready are for health
+    checks.
     """
     from shortlist.serve import Limits, read_token, serve  # fails before the gallery is opened if an extra is missing
 
@@ -63,4 +71,4 @@ def serve(
                 advice = " To require a token, use --token-file." if token is None else ""
                 print(f"Everyone who can connect to this computer{condition} can see the images.{advice}", flush=True)
 
-        serve(opened, host, port, limits, token=token, ready=ready)
+        serve(opened, host, port, limits, token=token, processes=processes, access_log=access_log, ready=ready)

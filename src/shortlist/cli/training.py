@@ -6,7 +6,7 @@ import json
 import re
 import sys
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich.console import Console
@@ -27,9 +27,11 @@ from shortlist.cli.app import (
     choose_parts,
     embedding_command,
 )
-from shortlist.config import RunConfig
 from shortlist.errors import ConfigError
 from shortlist.launch import is_main_process, launched
+
+if TYPE_CHECKING:
+    from shortlist.config import RunConfig
 
 
 @app.command()

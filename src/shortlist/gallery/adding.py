@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence, Set
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -17,8 +17,9 @@ from shortlist.encoding.encoder import Encoder
 from shortlist.encoding.shards import Parts, encode_to_file
 from shortlist.encoding.vector_file import NO_FILE, left_out_images, with_absolute_paths
 from shortlist.errors import DataError
+from shortlist.gallery.change_log import ChangeLog
 from shortlist.gallery.store import GalleryError, Row, Store, StoredRow, joined
-from shortlist.locations import absolute_path, join, size_and_mtime
+from shortlist.locations import absolute_path, as_url, join, size_and_mtime
 from shortlist.progress import Progress
 from shortlist.search.vectors import open_vectors
 
@@ -32,6 +33,7 @@ class Added:
         replaced: Those of the added images whose files have changed.
         unchanged: Images that the gallery already had.
         relabelled: Those of the unchanged images that have new labels or other fields.
+        removed: Images that the source does not list any more.
         unreadable: Paths of images that are missing or cannot be read, and the reasons.
     """
 
@@ -39,6 +41,7 @@ class Added:
     replaced: int = 0
     unchanged: int = 0
     relabelled: int = 0
+    removed: int = 0
     unreadable: dict[str, str] = field(default_factory=dict)
 
 
@@ -51,13 +54,26 @@ class _Plan:
     labels: dict[int, str | None] = field(default_factory=dict)  # new labels, by id
     fields: dict[int, str | None] = field(default_factory=dict)  # new fields, by id
     leftover: list[int] = field(default_factory=list)  # ids of duplicates that a killed process did not remove
+    relabelled: list[str] = field(default_factory=list)  # paths of the images with new labels
+    unlisted: dict[int, str] = field(default_factory=dict)  # images that are not in the catalog any more: path by id
 
 
 class ImageAdder:
-    """Adds the images of a catalog to a store; with a folder of parts, those that it contains, and deletes them."""
+    """Adds the images of a catalog to a store; see `Gallery.add`."""
 
-    def __init__(self, store: Store, encoder: Encoder, catalog: Catalog, parts: Path | None = None) -> None:
-        self.store, self.encoder = store, encoder
+    def __init__(
+        self,
+        store: Store,
+        encoder: Encoder,
+        catalog: Catalog,
+        *,
+        parts: Path | None = None,
+        ids: Mapping[str, int] | None = None,
+        prune: str | None = None,
+        log: Path | str | None = None,
+    ) -> None:
+        self.store, self.encoder, self.ids, self.prune = store, encoder, ids, prune
+        self.log = ChangeLog(log, store.name)
         self.catalog = whole_images(catalog)
         self.parts = None if parts is None else Parts(parts, encoder, self.catalog)
         self.result = Added(unreadable={absolute_path(join(catalog.root, path)): NO_FILE for path in catalog.missing})
@@ -72,8 +88,13 @@ class ImageAdder:
             for start in range(0, len(indices), step):
                 progress = _shifted(embedding, start, len(indices))
                 self._add(plan, indices[start : start + step], work, workers, progress, indexing)
-            if plan.labels or plan.fields or plan.leftover:
-                self.store.change(removed=plan.leftover, labels=plan.labels, fields=plan.fields, progress=indexing)
+            if plan.labels or plan.fields or plan.leftover or plan.unlisted:
+                removed = [*plan.leftover, *plan.unlisted]
+                self.store.change(removed=removed, labels=plan.labels, fields=plan.fields, progress=indexing)
+                self.result.removed = len(plan.unlisted)
+                self.log.write("relabelled", plan.relabelled)
+                self.log.write("removed", plan.unlisted.values())
+            self.log.write("unreadable", self.result.unreadable)
         if not self.result.added and not self.result.unchanged:
             raise NoReadableImageError(self.catalog.name, self.result.unreadable)
         if self.parts is not None:
@@ -97,8 +118,16 @@ class ImageAdder:
                 plan.labels[known.id] = row.label
             if row.fields not in (None, known.row.fields):
                 plan.fields[known.id] = row.fields
-            self.result.relabelled += known.id in plan.labels or known.id in plan.fields
+            if known.id in plan.labels or known.id in plan.fields:
+                plan.relabelled.append(row.path)
+                self.result.relabelled += 1
+        if self.prune is not None:
+            plan.unlisted = self._unlisted(self.prune, {row.path for row in rows.values()})
         return plan
+
+    def _unlisted(self, folder: str, listed: Set[str]) -> dict[int, str]:
+        items = self.store.items(None, 0, len(self.store))
+        return {item.id: path for item in items if _is_in(path := as_url(item.path), folder) and path not in listed}
 
     def _add(
         self,
@@ -120,10 +149,13 @@ class ImageAdder:
         unreadable = with_absolute_paths(left_out_images(file))
         rows = [plan.rows[index] for index in indices if plan.rows[index].path not in unreadable]
         replaced = [each for row in rows for each in plan.replaced[row.path]]
-        self.store.change(rows, open_vectors(file), removed=replaced, progress=indexing)
+        ids = None if self.ids is None else [self.ids[row.path] for row in rows]
+        self.store.change(rows, open_vectors(file), ids=ids, removed=replaced, progress=indexing)
         self.result.unreadable |= unreadable
         self.result.added += len(rows)
         self.result.replaced += sum(bool(plan.replaced[row.path]) for row in rows)
+        for change, is_new in (("added", True), ("replaced", False)):
+            self.log.write(change, (row.path for row in rows if is_new != bool(plan.replaced[row.path])))
 
 
 def rows_of(catalog: Catalog, missing: dict[str, str]) -> Iterable[tuple[int, Row]]:
@@ -162,6 +194,15 @@ def whole_images(catalog: Catalog) -> Catalog:
         first = catalog.file(int(boxed.argmax()))
         raise DataError(f"a gallery holds whole images, but {catalog.name} crops {first} to a box")
     return catalog
+
+
+def _is_in(path: str, folder: str) -> bool:
+    """Return whether a path is in a folder, at any depth. Every path is in "".
+
+    >>> _is_in("/a/b/c.png", "/a"), _is_in("/ab/c.png", "/a"), _is_in("s3://a/c.png", "")
+    (True, False, True)
+    """
+    return not folder or path.startswith(folder.rstrip("/") + "/")
 
 
 def _shifted(progress: Progress, start: int, total: int) -> Progress:

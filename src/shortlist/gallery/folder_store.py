@@ -37,7 +37,7 @@ from shortlist.gallery.manifest import (
     write_manifest,
 )
 from shortlist.gallery.segment import Segment, first_to_merge, new_rows, with_column, with_updates, write_segment
-from shortlist.gallery.store import MODEL, Floats, GalleryError, Hit, Ids, Item, Row, StoredRow
+from shortlist.gallery.store import MODEL, Floats, GalleryError, Hit, Ids, Item, Row, StoredRow, free_ids
 from shortlist.locations import absolute_path
 from shortlist.progress import Progress
 from shortlist.search import faiss_index
@@ -191,6 +191,7 @@ class FolderStore:
         rows: Sequence[Row] = (),
         vectors: Floats | None = None,
         *,
+        ids: Sequence[int] | None = None,
         removed: Sequence[int] = (),
         labels: Mapping[int, str | None] | None = None,
         fields: Mapping[int, str | None] | None = None,
@@ -198,7 +199,7 @@ class FolderStore:
     ) -> None:
         now = self.now
         updates = _updates(now, removed, {"label": labels or {}, "fields": fields or {}})
-        added = new_rows(rows, now.manifest.next_id)
+        added = new_rows(rows, free_ids(len(rows), now.manifest.next_id, ids))
         table = with_updates(pa.concat_tables([now.table, added]).combine_chunks(), updates)
         new = Segment(new_number(), np.empty((0, self.dim), np.float32), updates["id"].to_numpy())
         if vectors is not None:
@@ -214,6 +215,7 @@ class FolderStore:
             progress: See `change`.
         """
         now, alive = self.now, ~table["removed"].to_numpy()
+        next_id = table["id"][-1].as_py() + 1 if len(new.vectors) else now.manifest.next_id
         images = int(alive.sum())
         kind = faiss_index.choose_kind(self.requested_kind, images, self.dim)
         many_removed = len(table) - images > MAX_REMOVED_SHARE * len(table)
@@ -227,7 +229,7 @@ class FolderStore:
         manifest = now.manifest.model_copy(
             update={
                 "generation": now.manifest.generation + 1,
-                "next_id": now.manifest.next_id + len(new.vectors),
+                "next_id": next_id,
                 "images": images,
                 "segments": tuple(each.facts for each in segments if each.facts is not None),
                 "kind": kind,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, overload
 
@@ -15,12 +15,14 @@ from shortlist.data.loader import decoding_workers
 from shortlist.distributed import current_processes
 from shortlist.encoding.encoder import Encoder, ImageLike, is_single
 from shortlist.encoding.pretrained import is_pretrained
-from shortlist.errors import ConfigError, DataError
+from shortlist.errors import ConfigError, DataError, ShortlistError
 from shortlist.extras import extra
 from shortlist.gallery.adding import Added, ImageAdder
+from shortlist.gallery.change_log import ChangeLog
 from shortlist.gallery.milvus_address import MilvusAddress, is_milvus
 from shortlist.gallery.store import GALLERY_FILE, GalleryError, Hit, Item, NoSuchItem, Store
-from shortlist.locations import absolute_path
+from shortlist.gallery.switching import current_location
+from shortlist.locations import absolute_path, as_url
 from shortlist.progress import Display, default_display
 from shortlist.search.faiss_index import check_kind
 from shortlist.search.vectors import Vectors
@@ -42,14 +44,18 @@ class Gallery:
     def __init__(self, store: Store, model: Path | None = None) -> None:
         self.store, self._model = store, model
         self._encoder: Encoder | None = None
-        self._loading = threading.Lock()
+        self._loading, self._following = threading.Lock(), threading.Lock()
+        self._followed: tuple[Path, Path | str] | None = None  # the name that was opened, and what it stood for
+        self._former: list[Store] = []  # which searches may still use
+        self.opened_as: tuple[str, str | None] | None = None  # arguments with which another process can open it
 
     @classmethod
     def open(cls, location: Path | str, model: Path | str | Encoder | None = None) -> Gallery:
         """Open an existing gallery.
 
         Args:
-            location: Folder, or Milvus collection: milvus:FILE.db or http://HOST:19530/COLLECTION.
+            location: Folder, or Milvus collection: milvus:FILE.db or http://HOST:19530/COLLECTION; or the name of a
+                gallery, see `switch`.
             model: Folder of a run whose model to use instead of the gallery's own, an encoder, or a name for
                 `Encoder.from_pretrained`. It must be the same model. Required if the model was given in Python.
 
@@ -57,7 +63,12 @@ class Gallery:
             GalleryError: There is no gallery, it is damaged, or the model is not the gallery's.
         """
         folder = None if model is None or isinstance(model, Encoder) else Path(model)
-        gallery = cls(_open_store(location), folder)
+        current = current_location(location)
+        gallery = cls(_open_store(current), folder)
+        if current != location:
+            gallery._followed = Path(location), current
+        alone = isinstance(model, Encoder) or str(current).startswith("milvus:")  # one process opens a Milvus Lite file
+        gallery.opened_as = None if alone else (str(location), None if folder is None else str(folder))
         if folder is not None and is_pretrained(folder):
             model = Encoder.from_pretrained(folder)
         if isinstance(model, Encoder):
@@ -133,6 +144,7 @@ class Gallery:
         Raises:
             GalleryError: The Milvus server does not answer, or the Milvus Lite file cannot be opened.
         """
+        location = current_location(location)
         if not is_milvus(location):
             return (Path(location) / GALLERY_FILE).is_file()
         from shortlist.gallery.milvus_store import exists
@@ -152,6 +164,7 @@ class Gallery:
         Raises:
             GalleryError: There is no gallery, gallery.json is damaged, or it is a Milvus collection.
         """
+        location = current_location(location)
         if is_milvus(location):
             raise GalleryError(f"{location} is a Milvus collection, whose files Milvus checks itself")
         with extra("search", "A gallery in a folder"):
@@ -161,19 +174,38 @@ class Gallery:
 
     def close(self) -> None:
         """Release files and connections, so that another process can open a Milvus Lite file."""
-        self.store.close()
+        for store in (self.store, *self._former):
+            store.close()
 
     def refresh(self) -> None:
         """Load the changes that other processes have made. Until then, searches use the state that was opened.
 
-        If the gallery was replaced by one of another model, that model is loaded.
+        If the gallery was opened by its name, and this stands for another one now, that one is loaded. If that fails,
+        searches continue to use the previous one. If the gallery was replaced by one of another model, that model is
+        loaded.
 
         Raises:
             GalleryError: The gallery cannot be read any more, or its model is missing.
         """
+        if self._followed is not None and self._following.acquire(blocking=False):  # only one thread loads a gallery
+            try:
+                self._follow(*self._followed)
+            finally:
+                self._following.release()
         self.store.refresh()
         if self._encoder is not None:
             _ = self.encoder
+
+    def _follow(self, name: Path, before: Path | str) -> None:
+        current = current_location(name)
+        if current == before:
+            return
+        new = Gallery.open(current)
+        if self._encoder is not None:
+            _ = new.encoder  # loaded before any search uses it
+        with self._loading:
+            self._former.append(self.store)
+            self.store, self._encoder, self._model, self._followed = new.store, new._encoder, None, (name, current)
 
     @property
     def encoder(self) -> Encoder:
@@ -334,7 +366,12 @@ class Gallery:
         """Search again if the gallery was replaced meanwhile: the query may be a vector of the other one."""
         while True:
             identity = self.store.identity
-            found = search()
+            try:
+                found = search()
+            except ShortlistError:  # for example, the vectors of the other one have another dimension
+                if self.store.identity == identity:
+                    raise
+                continue
             if self.store.identity == identity:
                 return found
 
@@ -344,6 +381,9 @@ class Gallery:
         *,
         workers: int | None = None,
         parts: Path | str | None = None,
+        ids: Mapping[str, int] | None = None,
+        prune: str | None = None,
+        log: Path | str | None = None,
         display: Display | None = None,
     ) -> Added:
         """Add images. Those that the gallery has, and whose files have not changed, are not embedded again.
@@ -355,6 +395,11 @@ class Gallery:
             catalog: The images. The class name "" means that an image has no label, as in `open_collection`.
             workers: Number of processes that decode images. Default: chosen by the number of cores and images.
             parts: Folder of the parts that shards have embedded, which are merged and then deleted.
+            ids: Ids of the images by absolute path, in ascending order. They are used if they are larger than all that
+                the gallery has ever used. Default: the next ones.
+            prune: Folder. Images of the gallery in it, at any depth, that the catalog does not list are removed; with
+                "", wherever they are. Default: none are removed.
+            log: File to which a JSON object per changed image is appended.
             display: Shows the progress.
 
         Raises:
@@ -370,13 +415,21 @@ class Gallery:
             display.task(f"embedding {catalog.name}", "images") as embedding,
             display.task("building the index", "vectors", later=True) as indexing,
         ):
-            return ImageAdder(self.store, self.encoder, catalog, folder).run(workers, embedding, indexing)
+            adder = ImageAdder(self.store, self.encoder, catalog, parts=folder, ids=ids, prune=prune, log=log)
+            return adder.run(workers, embedding, indexing)
 
-    def remove(self, which: Iterable[int | Path | str], *, display: Display | None = None) -> int:
+    def remove(
+        self,
+        which: Iterable[int | Path | str],
+        *,
+        log: Path | str | None = None,
+        display: Display | None = None,
+    ) -> int:
         """Remove images by id, by path, or all images in a folder. Their files are not deleted.
 
         Args:
             which: Ids, or paths of files and folders.
+            log: File to which a JSON object per removed image is appended.
             display: Shows the progress.
 
         Returns:
@@ -396,7 +449,9 @@ class Gallery:
                 found = [self.store.item(each).id] if isinstance(each, int) else self._ids_under(each)
                 ids.update(dict.fromkeys(found))
             if ids:
+                paths = [] if log is None else [as_url(self.store.item(each).path) for each in ids]
                 self.store.change(removed=list(ids), progress=indexing)
+                ChangeLog(log, self.name).write("removed", paths)
         return len(ids)
 
     def _ids_under(self, path: Path | str) -> list[int]:
@@ -415,6 +470,9 @@ def index(
     kind: str = "auto",
     workers: int | None = None,
     parts: Path | str | None = None,
+    ids: Mapping[str, int] | None = None,
+    prune: str | None = None,
+    log: Path | str | None = None,
     display: Display | None = None,
 ) -> tuple[Gallery, Added]:
     """Add images to a gallery, which is created if it does not exist; see `Gallery.create`, `open` and `add`.
@@ -437,7 +495,8 @@ def index(
                 f"choose another location for {kind}"
             )
     gallery.encoder = encoder  # already loaded
-    return gallery, gallery.add(catalog, workers=workers, parts=parts, display=display)
+    added = gallery.add(catalog, workers=workers, parts=parts, ids=ids, prune=prune, log=log, display=display)
+    return gallery, added
 
 
 def check_min_score(score: float | None) -> float | None:

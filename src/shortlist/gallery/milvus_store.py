@@ -23,7 +23,18 @@ from shortlist.errors import ConfigError
 from shortlist.gallery.milvus_address import MilvusAddress
 from shortlist.gallery.milvus_connection import MilvusConnection
 from shortlist.gallery.milvus_lock import SUFFIX, writer_lock
-from shortlist.gallery.store import Floats, GalleryError, Hit, Item, NoSuchItem, Row, StoredRow, count_labels, labels_of
+from shortlist.gallery.store import (
+    Floats,
+    GalleryError,
+    Hit,
+    Item,
+    NoSuchItem,
+    Row,
+    StoredRow,
+    count_labels,
+    free_ids,
+    labels_of,
+)
 from shortlist.progress import Progress
 from shortlist.ranking.top_k import BLOCK_SIZE
 from shortlist.search.exact import nearest
@@ -284,6 +295,7 @@ class MilvusStore:
         rows: Sequence[Row] = (),
         vectors: Floats | None = None,
         *,
+        ids: Sequence[int] | None = None,
         removed: Sequence[int] = (),
         labels: Mapping[int, str | None] | None = None,
         fields: Mapping[int, str | None] | None = None,
@@ -293,7 +305,7 @@ class MilvusStore:
         if self._check_lock is not None:
             self._check_lock()
         if rows and vectors is not None:
-            self._insert(rows, vectors, progress)
+            self._insert(rows, vectors, ids, progress)
         changes = {"label": labels or {}, "fields": (fields or {}) if "fields" in self._columns else {}}
         changed = list(dict.fromkeys(each for values in changes.values() for each in values))
         for start in range(0, len(changed), ROWS_PER_REQUEST):
@@ -304,14 +316,16 @@ class MilvusStore:
         for start in range(0, len(removed), ROWS_PER_REQUEST):
             self.client.delete(self._collection, ids=list(removed[start : start + ROWS_PER_REQUEST]))
 
-    def _insert(self, rows: Sequence[Row], vectors: Floats, progress: Progress | None) -> None:
-        first = self._first_free_id()
+    def _insert(
+        self, rows: Sequence[Row], vectors: Floats, wanted: Sequence[int] | None, progress: Progress | None
+    ) -> None:
+        ids = free_ids(len(rows), self._first_free_id(), wanted)
         # Before the rows are inserted: a killed process may waste ids, but no id is ever used twice.
-        self._next_id = first + len(rows)
+        self._next_id = ids[-1] + 1
         self.client.alter_collection_properties(self._collection, {NEXT_ID: str(self._next_id)})
         for start in range(0, len(rows), ROWS_PER_REQUEST):
             group = enumerate(rows[start : start + ROWS_PER_REQUEST], start)
-            data = [self._entity(first + i, vectors[i], row) for i, row in group]
+            data = [self._entity(ids[i], vectors[i], row) for i, row in group]
             # Unlike an insert, an upsert may be repeated if the server is restarted before it has answered.
             self.client.upsert(self._collection, data)
             if progress is not None:

@@ -73,10 +73,9 @@ def first_to_merge(sizes: Sequence[int]) -> int:
     return len(sizes) - 1
 
 
-def new_rows(rows: Sequence[Row], first_id: int) -> pa.Table:
-    """Return a table of images to add, with ids from `first_id` on."""
+def new_rows(rows: Sequence[Row], ids: Sequence[int]) -> pa.Table:
+    """Return a table of images to add, with these ids."""
     columns = list(zip(*rows, strict=True)) if rows else [()] * len(Row._fields)
-    ids = range(first_id, first_id + len(rows))
     values = [ids, *columns, [False] * len(rows)]
     return pa.table([pa.array(each, kind) for each, kind in zip(values, SCHEMA.types, strict=True)], schema=SCHEMA)
 

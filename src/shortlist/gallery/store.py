@@ -179,6 +179,7 @@ class Store(Protocol):
         rows: Sequence[Row] = (),
         vectors: Floats | None = None,
         *,
+        ids: Sequence[int] | None = None,
         removed: Sequence[int] = (),
         labels: Mapping[int, str | None] | None = None,
         fields: Mapping[int, str | None] | None = None,
@@ -187,10 +188,25 @@ class Store(Protocol):
         """Add, remove and change images, within the context of `changing`.
 
         Args:
-            rows: Images to add, which get new ids.
+            rows: Images to add.
             vectors: Vectors of the added images, (len(rows), dim).
+            ids: Their ids, in ascending order; see `free_ids`. Default: the next ones.
             removed: Ids of images to remove.
             labels: New labels by id; see `labels_of`.
             fields: New fields by id, as JSON.
             progress: Called with the number of vectors indexed and the total number.
         """
+
+
+def free_ids(number: int, first: int, wanted: Sequence[int] | None = None) -> Sequence[int]:
+    """Return ids for new images: those that are wanted or, if one of them may have been used before, the next ones.
+
+    Args:
+        number: Number of images.
+        first: Smallest id that has never been used.
+        wanted: Ids in ascending order.
+
+    >>> free_ids(2, 5), free_ids(2, 5, [7, 9]), free_ids(2, 8, [7, 9])
+    (range(5, 7), [7, 9], range(8, 10))
+    """
+    return wanted if wanted and wanted[0] >= first else range(first, first + number)

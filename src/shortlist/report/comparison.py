@@ -135,16 +135,20 @@ def format_p(difference: Difference) -> str:
     return f"< {1.01 * smallest:.4f}" if p <= smallest else f"{p:.4f}" if p < 0.01 else f"{p:.2f}"
 
 
-def compare_runs(paths: Sequence[Path | str], display: Display | None = None) -> Comparison:
-    """Compare finished runs on the same queries, each with the first run, by a paired bootstrap.
+def compare_runs(
+    paths: Sequence[Path | str], display: Display | None = None, *, queries: Path | str | None = None
+) -> Comparison:
+    """Compare finished runs, or galleries, on the same queries, each with the first one, by a paired bootstrap.
 
     The cut-offs k are those of the first run. Tests that not all runs have in common, with the same images in the same
     order and the same labels, are ignored.
 
     Args:
         paths: Folders of the runs, or glob patterns that match them. At least one is a run; others may be pretrained
-            models, as in `open_encoder`, which are tested on its images.
+            models, as in `open_encoder`, which are tested on its images. Or folders or names of galleries.
         display: Where progress is shown.
+        queries: Labelled images that galleries are searched with. None: each labelled image searches for the others of
+            its label.
 
     Raises:
         ConfigError: Fewer than two runs, the same run twice, or no run.
@@ -152,7 +156,23 @@ def compare_runs(paths: Sequence[Path | str], display: Display | None = None) ->
     """
     display = display or default_display()
     runs = _name_runs(find_runs(paths))
-    return Comparison(runs, [_compare_test(tests, display) for tests in open_common_tests(runs, display)])
+    if _are_galleries(runs):
+        from shortlist.report.gallery_tests import open_gallery_test  # needs the extra search
+
+        opened = [open_gallery_test(runs, queries, display)]
+    elif queries is not None:
+        raise ConfigError("`queries` are for galleries: runs are compared on the images that they were tested on.")
+    else:
+        opened = open_common_tests(runs, display)
+    return Comparison(runs, [_compare_test(tests, display) for tests in opened])
+
+
+def _are_galleries(paths: Mapping[str, Path]) -> bool:
+    found = {name: path.is_file() or (path / "gallery.json").is_file() for name, path in paths.items()}
+    if any(found.values()) and not all(found.values()):
+        other = next(name for name, each in found.items() if not each)
+        raise ConfigError(f"{other} is not a gallery, unlike others: compare galleries, or runs.")
+    return all(found.values())
 
 
 def find_runs(patterns: Sequence[Path | str]) -> list[Path]:

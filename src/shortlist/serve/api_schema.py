@@ -44,6 +44,12 @@ class Health(BaseModel):
     version: str = Field(description="Version of shortlist.")
 
 
+class Readiness(BaseModel):
+    """Whether searches can be answered."""
+
+    status: str = Field(description="Always 'ready'; otherwise, the HTTP status is 503.")
+
+
 class ItemFacts(BaseModel):
     """An image of the gallery."""
 

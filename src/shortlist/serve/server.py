@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 import ipaddress
 import signal
 import socket
+import tempfile
 import threading
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Collection, Iterator
+from contextlib import ExitStack, closing, contextmanager
+from dataclasses import dataclass
+from pathlib import Path
 
 import torch
 import uvicorn
@@ -19,8 +23,11 @@ from shortlist.gallery.gallery import Gallery
 from shortlist.process import threads
 from shortlist.serve.draining import Draining
 from shortlist.serve.limits import Limits
+from shortlist.serve.observer import AccessLog
+from shortlist.serve.prometheus import Metrics
 from shortlist.serve.service import WORKERS
 from shortlist.serve.web_app import create_app
+from shortlist.supervisor import supervise
 
 LOCAL_NAMES = ("localhost", "127.0.0.1", "[::1]")
 SHUTDOWN_SECONDS = 3  # after which requests in progress when the server is stopped are answered with 503
@@ -34,6 +41,8 @@ def serve(
     limits: Limits | None = None,
     *,
     token: str | None = None,
+    processes: int = 1,
+    access_log: Path | str | None = None,
     ready: Callable[[str, bool], None] | None = None,
 ) -> None:
     """Serve the search page and its JSON API until interrupted (Ctrl-C) or terminated (SIGTERM).
@@ -46,20 +55,63 @@ def serve(
         port: Port to listen on; 0 chooses a free one.
         limits: Limits of requests.
         token: Token that requests must carry; see `create_app`.
+        processes: Number of processes that answer requests. They map the same files of the gallery into memory; each
+            has its own model.
+        access_log: File to which a JSON object per request is appended, or - for standard output.
         ready: Called with the URL, and whether other computers can reach it, when connections are accepted.
 
     Raises:
-        ConfigError: The server cannot listen on this host and port, or the token is too short.
+        ConfigError: The server cannot listen on this host and port, or the token is too short; or there are to be
+            several processes, and the gallery is one that only this process can open.
         KeyboardInterrupt: The server was interrupted, not terminated.
     """
-    cores = max(1, torch.get_num_threads() // WORKERS)  # workers share cores
-    with _listen(host, port) as listening, threads(cores), _returning_when_terminated():
+    if processes > 1 and gallery.opened_as is None:
+        raise ConfigError(f"only this process can open the gallery {gallery.name}: use 1 for `processes`")
+    with _listen(host, port) as listening:
         address, port = listening.getsockname()[:2]
         local = ipaddress.ip_address(address).is_loopback
         hosts = {*LOCAL_NAMES, _url_host(host).lower()} if local else None
-        server = _Server(create_app(gallery, limits, hosts, token=token))
-        if ready is not None:
-            ready(f"http://{_url_host(host)}:{port}", not local)
+        settings = _Settings(limits or Limits(), hosts, token, access_log, max(1, torch.get_num_threads() // processes))
+
+        def announce() -> None:
+            if ready is not None:
+                ready(f"http://{_url_host(host)}:{port}", not local)
+
+        if processes == 1:
+            _answer(announce, gallery, listening, settings)
+            return
+        with tempfile.TemporaryDirectory() as folder:
+            arguments = (gallery.opened_as, listening, dataclasses.replace(settings, metrics=Path(folder)))
+            supervise(processes, _open_and_answer, arguments, announce)
+
+
+@dataclass(frozen=True)
+class _Settings:
+    limits: Limits
+    hosts: Collection[str] | None
+    token: str | None
+    access_log: Path | str | None
+    cores: int  # for this process
+    metrics: Path | None = None  # folder that the processes share
+
+
+def _open_and_answer(
+    ready: Callable[[], None], opened_as: tuple[str, str | None], listening: socket.socket, settings: _Settings
+) -> None:
+    with closing(Gallery.open(*opened_as)) as gallery:
+        _answer(ready, gallery, listening, settings)
+
+
+def _answer(ready: Callable[[], None], gallery: Gallery, listening: socket.socket, settings: _Settings) -> None:
+    """Answer requests in this process."""
+    with threads(max(1, settings.cores // WORKERS)), _returning_when_terminated(), ExitStack() as stack:
+        log = None if settings.access_log is None else stack.enter_context(closing(AccessLog(settings.access_log)))
+        metrics = Metrics(settings.metrics)
+        app = create_app(
+            gallery, settings.limits, settings.hosts, token=settings.token, metrics=metrics, access_log=log
+        )
+        server = _Server(app)
+        ready()
         server.run(sockets=[listening])
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import functools
 import io
+import logging
 import threading
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
@@ -14,6 +15,7 @@ from typing import NamedTuple, TypeVar
 from fastapi import Request
 
 from shortlist.data.images import ImageError, open_image, upright_rgb
+from shortlist.errors import ShortlistError
 from shortlist.gallery.gallery import Gallery, Hit, Item
 from shortlist.locations import size_and_mtime
 from shortlist.serve.api_schema import SearchOptions
@@ -23,6 +25,8 @@ from shortlist.serve.uploads import check_image, declared_bytes, max_form_bytes,
 from shortlist.serve.workers import Workers
 
 WORKERS = 2  # threads that decode and embed, and as many that encode JPEGs: they bound the memory
+REFRESH_SECONDS = 2  # between two looks for changes of the gallery
+LOADING_SECONDS = 600  # for another gallery and its model
 CLOSE_SECONDS = 5  # for the work in progress when the server ends
 LARGE_IMAGE = 12_000_000  # pixels, of up to 24 bytes each while decoding: only one such image is decoded at a time
 CACHED_THUMBNAILS = 2000  # of about 15 kB each
@@ -44,20 +48,36 @@ class Service:
     Args:
         gallery: The gallery to search.
         limits: Limits of requests.
+        waiting: See `Workers`.
     """
 
-    def __init__(self, gallery: Gallery, limits: Limits) -> None:
+    def __init__(self, gallery: Gallery, limits: Limits, waiting: Callable[[int], None]) -> None:
         self.gallery, self.limits = gallery, limits
         _ = gallery.encoder  # load the model now, not on the first request
         size = max_form_bytes(limits)
         self._upload_memory = UploadMemory(limits.uploads * size, max(1, limits.uploads // 2) * size)
         self._large_image_lock = threading.Lock()
-        self._searches, self._pictures, self._lookups = (Workers(WORKERS, limits.work_seconds) for _ in range(3))
+        self._searches, self._pictures, self._lookups = (
+            Workers(WORKERS, limits.work_seconds, waiting) for _ in range(3)
+        )
+        self._refreshing = Workers(1, LOADING_SECONDS)
         self._cached_thumbnail = functools.lru_cache(CACHED_THUMBNAILS)(self._encode_jpeg)
 
     async def close(self) -> None:
         """Wait a short time for the work in progress."""
         await asyncio.gather(*(each.close(CLOSE_SECONDS) for each in (self._searches, self._pictures, self._lookups)))
+
+    async def keep_up(self) -> None:
+        """Load the changes of the gallery, or another one that its name stands for, every few seconds for ever."""
+        said = ""
+        while True:
+            await asyncio.sleep(REFRESH_SECONDS)
+            try:
+                await self._refreshing.run(self.gallery.refresh)
+                said = ""
+            except (ShortlistError, RequestError, OSError) as error:  # the server continues with what it has
+                if said != (said := str(error)):
+                    logging.getLogger(__name__).error("%s", error)
 
     async def look_up(self, find: Callable[[], Result]) -> Result:
         """Return what a function finds in the gallery."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
 from collections.abc import AsyncIterator, Collection
 from contextlib import asynccontextmanager
@@ -10,7 +11,7 @@ from typing import Any
 
 from fastapi import APIRouter, Depends, FastAPI, Request
 from fastapi.exceptions import RequestValidationError
-from fastapi.responses import FileResponse, JSONResponse, Response
+from fastapi.responses import FileResponse, JSONResponse, PlainTextResponse, Response
 from fastapi.staticfiles import StaticFiles
 from starlette.exceptions import HTTPException
 
@@ -22,6 +23,8 @@ from shortlist.serve.access_token import AccessToken
 from shortlist.serve.api_schema import responses
 from shortlist.serve.guard import Guard
 from shortlist.serve.limits import Limits, RequestError, describe_errors
+from shortlist.serve.observer import AccessLog, Observer
+from shortlist.serve.prometheus import Metrics
 from shortlist.serve.service import THUMBNAIL_SIZE, VIEW_SIZE, Service
 
 PAGE = Path(__file__).parent / "page"
@@ -37,6 +40,8 @@ def create_app(
     hosts: Collection[str] | None = None,
     *,
     token: str | None = None,
+    metrics: Metrics | None = None,
+    access_log: AccessLog | None = None,
 ) -> FastAPI:
     """Create the search page and its JSON API as an ASGI application.
 
@@ -46,16 +51,21 @@ def create_app(
         hosts: Host names that requests may use, such as localhost; None: any.
         token: Token that requests must carry as `Authorization: Bearer TOKEN`; the page asks for it. None: everyone who
             can connect may search.
+        metrics: Where requests are counted. Default: a new object.
+        access_log: Where requests are logged. Default: nowhere.
 
     Raises:
         ConfigError: The token has fewer than 16 characters, or others than ASCII.
     """
     access = None if token is None else AccessToken(token)
-    service = Service(gallery, limits or Limits())
+    metrics = metrics or Metrics()
+    service = Service(gallery, limits or Limits(), lambda by: metrics.change("requests_waiting", by))
 
     @asynccontextmanager
     async def lifespan(_: FastAPI) -> AsyncIterator[None]:
+        following = asyncio.create_task(service.keep_up())
         yield
+        following.cancel()
         await service.close()
 
     app = FastAPI(
@@ -68,24 +78,45 @@ def create_app(
     )
     api = APIRouter() if access is None else APIRouter(dependencies=[Depends(access.require)], responses=responses(401))
     _add_information(api, service)
+    _add_metrics(api, service, metrics)
     _add_searches(api, service)
     _add_pictures(api, service)
     if access is not None:
         _add_sign_in(api, access)
     app.include_router(api)
-    _add_health(app)
+    _add_health(app, service)
     _add_page(app)
     _add_error_handlers(app)
     app.add_middleware(Guard, hosts=hosts)
+    app.add_middleware(Observer, metrics=metrics, log=access_log)
     return app
 
 
-def _add_health(app: FastAPI) -> None:
+def _add_health(app: FastAPI, service: Service) -> None:
     @app.head("/api/health", include_in_schema=False)  # some health checks use HEAD
     @app.get("/api/health", responses=responses())
     async def health() -> schema.Health:
         """Check that the server is running. It answers also while searches are in progress."""
         return schema.Health(status="ok", version=app.version)
+
+    @app.head("/api/ready", include_in_schema=False)
+    @app.get("/api/ready", responses=responses())
+    async def ready() -> schema.Readiness:
+        """Check that the gallery can be searched: its model is loaded, and a Milvus server answers."""
+        await service.look_up(lambda: len(service.gallery))
+        return schema.Readiness(status="ready")
+
+
+def _add_metrics(api: APIRouter, service: Service, metrics: Metrics) -> None:
+    @api.get("/metrics", responses=responses(), response_class=PlainTextResponse)
+    async def measured() -> PlainTextResponse:
+        """Return counts and durations of requests, and facts of the gallery, in the text format of Prometheus."""
+        facts = await service.look_up(service.gallery.facts)
+        labels = {"name": str(facts["name"]), "gallery": service.gallery.store.identity, "model": facts["fingerprint"]}
+        text = metrics.text(
+            {"gallery_images": facts["images"]}, {"gallery_info": labels, "info": {"version": __version__}}
+        )
+        return PlainTextResponse(text, media_type="text/plain; version=0.0.4; charset=utf-8")
 
 
 def _add_information(api: APIRouter, service: Service) -> None:

@@ -5,8 +5,9 @@ from __future__ import annotations
 import asyncio
 import functools
 import threading
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Callable
 from concurrent.futures import Future
+from contextlib import asynccontextmanager
 from queue import SimpleQueue
 from typing import Any, ParamSpec, TypeVar
 
@@ -26,10 +27,11 @@ class Workers:
     Args:
         number: Number of jobs at a time; further jobs wait.
         seconds: Maximum duration of a job, from its start.
+        waiting: Called with 1 for a job that has to wait, and with -1 when it has waited.
     """
 
-    def __init__(self, number: int, seconds: float) -> None:
-        self.number, self.seconds = number, seconds
+    def __init__(self, number: int, seconds: float, waiting: Callable[[int], None] = lambda _: None) -> None:
+        self.number, self.seconds, self.waiting = number, seconds, waiting
         self._slots = asyncio.Semaphore(number)
         self._idle: list[Jobs] = []  # one queue per thread that waits for work
         self._threads = 0
@@ -41,7 +43,7 @@ class Workers:
         Raises:
             RequestError: It takes too long, or too many others do.
         """
-        async with self._slots:
+        async with self._slot():
             jobs, job = self._thread(), Future[Result]()
             self._unfinished.add(job)
             job.add_done_callback(self._unfinished.discard)
@@ -50,6 +52,18 @@ class Workers:
             if not await _finished([job], self.seconds):
                 raise RequestError(503, f"This took longer than {self.seconds:g} seconds. Try again later.")
             return job.result()
+
+    @asynccontextmanager
+    async def _slot(self) -> AsyncIterator[None]:
+        self.waiting(1)
+        try:
+            await self._slots.acquire()
+        finally:
+            self.waiting(-1)
+        try:
+            yield
+        finally:
+            self._slots.release()
 
     async def close(self, seconds: float) -> None:
         """Wait for the jobs in progress, but not longer than this."""

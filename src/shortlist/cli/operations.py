@@ -1,0 +1,74 @@
+"""The commands `shortlist gallery rebuild` and `shortlist gallery switch`, which replace a gallery in use."""
+
+from __future__ import annotations
+
+import json
+import sys
+from contextlib import closing
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from shortlist.cli.app import AsJson, AsJsonWithProgress, embedding_command, quiet_milvus
+from shortlist.cli.search import Place, Workers, gallery_app, report_added
+from shortlist.errors import ConfigError
+
+
+@gallery_app.command()
+@embedding_command
+def rebuild(
+    place: Place,
+    model: Annotated[str, typer.Option(metavar="MODEL", help="Run or other model to embed with; see `index`.")],
+    out: Annotated[
+        str,
+        typer.Option("--out", "-o", metavar="NEW", callback=quiet_milvus, help="Folder or collection to write."),
+    ],
+    kind: Annotated[str | None, typer.Option(help="Index type, see `index`. Default: that of the gallery.")] = None,
+    workers: Workers = None,
+    as_json: AsJsonWithProgress = False,
+) -> None:
+    """Embed all images of a gallery again, with another model, as another gallery.
+
+    The gallery is not changed, and the images keep their ids and labels. If the command is interrupted, running it
+    again resumes it. Running it again later makes the changes that have been made to the gallery since.
+    """
+    from shortlist import gallery as galleries
+    from shortlist.progress import display_for
+    from shortlist.training import RunFolder, open_encoder
+
+    display = display_for(sys.stderr, as_json=as_json)
+    with closing(galleries.Gallery.open(place)) as gallery:
+        encoder = open_encoder(model)
+        new, added = galleries.rebuild(gallery, encoder, out, model=model, kind=kind, workers=workers, display=display)
+    with closing(new):
+        recommended = None if new.min_score is not None else RunFolder(Path(model)).recommended_min_score()
+        if recommended is not None:
+            new.set_min_score(recommended)
+        report_added(display, as_json, new, added)
+
+
+@gallery_app.command()
+def switch(
+    name: Annotated[Path, typer.Argument(metavar="NAME", help="File that says which gallery is the current one.")],
+    new: Annotated[
+        str | None, typer.Argument(metavar="GALLERY", callback=quiet_milvus, help="Gallery to use from now on.")
+    ] = None,
+    back: Annotated[bool, typer.Option("--back", help="Use the previous gallery again.")] = False,
+    as_json: AsJson = False,
+) -> None:
+    """Let a name stand for another gallery. Servers that were started with the name load it within seconds.
+
+    Until the new gallery and its model are loaded, they answer requests with the previous one. All commands accept the
+    name in place of the gallery.
+    """
+    from shortlist import gallery as galleries
+
+    if (new is None) != back:
+        raise ConfigError("give either the gallery to switch to, or --back")
+    now = galleries.switch_back(name) if new is None else galleries.switch(name, new)
+    if as_json:
+        print(json.dumps({"name": str(name), **now.model_dump()}, indent=2))
+        return
+    undo = "" if now.previous is None else f" To undo this: shortlist gallery switch {name} --back"
+    print(f"{name} is {now.gallery} now.{undo}")

@@ -1,0 +1,34 @@
+"""A log of what has changed in a gallery: one JSON object per image and line."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable
+from datetime import UTC, datetime
+from pathlib import Path
+
+
+class ChangeLog:
+    """Appends to a file.
+
+    Args:
+        file: The file, which is created if necessary. None: nothing is written.
+        gallery: Name of the gallery.
+    """
+
+    def __init__(self, file: Path | str | None, gallery: str) -> None:
+        self.file, self.gallery = None if file is None else Path(file), gallery
+
+    def write(self, change: str, paths: Iterable[str]) -> None:
+        """Append a line per image.
+
+        Args:
+            change: added, replaced, relabelled, removed or unreadable.
+            paths: Absolute paths or URLs of the images.
+        """
+        if self.file is None:
+            return
+        facts = {"time": datetime.now(UTC).isoformat(timespec="seconds"), "gallery": self.gallery, "change": change}
+        lines = [json.dumps({**facts, "path": path}, ensure_ascii=False) + "\n" for path in paths]
+        with self.file.open("a", encoding="utf-8") as stream:
+            stream.writelines(lines)

@@ -1,0 +1,97 @@
+"""Rebuilding a gallery with another model."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from shortlist.data import Catalog
+from shortlist.encoding.encoder import Encoder
+from shortlist.gallery.gallery import Added, Gallery, index
+from shortlist.gallery.store import GalleryError, Item
+from shortlist.locations import as_url
+from shortlist.progress import Display
+
+
+def rebuild(
+    gallery: Gallery,
+    encoder: Encoder,
+    location: Path | str,
+    *,
+    model: Path | str | None = None,
+    kind: str | None = None,
+    workers: int | None = None,
+    display: Display | None = None,
+) -> tuple[Gallery, Added]:
+    """Embed all images of a gallery with another model, as another gallery, in which they have the same ids, labels
+    and fields.
+
+    If the process is killed, the next call continues. Called again when the gallery has changed, it makes the same
+    changes to the other gallery: only images that are new or have changed are embedded.
+
+    Args:
+        gallery: The gallery, which is not changed.
+        encoder: Encoder that computes the vectors.
+        location: Where the new gallery is; see `Gallery.open`.
+        model: See `Gallery.create`.
+        kind: Kind of index; see `Gallery.create`. Default: as was requested for the gallery.
+        workers: Number of processes that decode images. Default: chosen by the number of cores and images.
+        display: Shows the progress.
+
+    Returns:
+        The new gallery, and the number of images by what was done with them.
+
+    Raises:
+        GalleryError: The gallery is empty, or the location is in use by a gallery of another model.
+    """
+    items = gallery.items(limit=len(gallery))
+    if not items:
+        raise GalleryError(f"the gallery {gallery.name} has no images")
+    ids = {as_url(item.path): item.id for item in reversed(items)}
+    return index(
+        encoder,
+        catalog_of(gallery.name, items),
+        location,
+        model=model,
+        kind=kind or gallery.store.requested_kind,
+        workers=workers,
+        ids=ids,
+        prune="",
+        display=display,
+    )
+
+
+def catalog_of(name: str, items: Sequence[Item]) -> Catalog:
+    """Return images of a gallery as a catalog, with their labels and fields."""
+    columns = dict.fromkeys(column for item in items for column in item.fields)
+    fields = {column: _objects([item.fields.get(column) for item in items]) for column in columns}
+    catalog = labelled_catalog(name, [as_url(item.path) for item in items], [item.labels for item in items])
+    return replace(catalog, fields=fields or None)
+
+
+def labelled_catalog(name: str, paths: Sequence[str], labels: Sequence[Sequence[str]]) -> Catalog:
+    """Return images with any number of labels as a catalog. The class name "" means that an image has no label."""
+    labels = [each or ("",) for each in labels]
+    classes = tuple(sorted({label for each in labels for label in each}))
+    numbers = {each: number for number, each in enumerate(classes)}
+    sets = [tuple(numbers[label] for label in each) for each in labels]
+    return Catalog(
+        name=name,
+        root=Path(),
+        paths=_objects(paths),
+        labels=np.array([each[0] for each in sets], dtype=np.int64),
+        class_names=classes,
+        splits=np.full(len(paths), ""),
+        label_sets=_objects(sets) if any(len(each) > 1 for each in sets) else None,
+    )
+
+
+def _objects(values: Sequence[Any]) -> NDArray[np.object_]:
+    found = np.empty(len(values), dtype=object)
+    found[:] = values
+    return found

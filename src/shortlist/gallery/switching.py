@@ -1,0 +1,116 @@
+"""Names of galleries: small files that say which gallery is the current one, so that another one can take its place.
+
+Every function and command that opens a gallery also takes the path of such a file. Replacing the file is atomic, and a
+process that has the gallery open under its name loads the other one with `Gallery.refresh`.
+"""
+
+from __future__ import annotations
+
+import os
+from contextlib import closing
+from pathlib import Path
+
+from pydantic import BaseModel, ConfigDict
+
+from shortlist.errors import RunError
+from shortlist.files import exclusive_write, read_json, write_json
+from shortlist.gallery.milvus_address import is_milvus
+from shortlist.gallery.store import GALLERY_FILE, GalleryError
+
+
+class GalleryName(BaseModel):
+    """The contents of the file. Relative paths of folders are relative to the folder of the file."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    gallery: str
+    previous: str | None = None
+
+
+def is_name(location: Path | str) -> bool:
+    """Return whether a location is a file, and therefore a name, and not a gallery itself."""
+    return not is_milvus(location) and Path(location).is_file()
+
+
+def current_location(location: Path | str) -> Path | str:
+    """Return the location of the gallery that a name stands for; any other location is returned unchanged.
+
+    Raises:
+        GalleryError: The file was not written by `switch`.
+    """
+    return _located(Path(location), _read(Path(location)).gallery) if is_name(location) else location
+
+
+def switch(name: Path | str, location: Path | str) -> GalleryName:
+    """Let a name stand for a gallery from now on. Servers that follow the name load the gallery within seconds.
+
+    The gallery is opened and its model is loaded before that, so that a name never stands for one that is unusable.
+
+    Args:
+        name: File to write.
+        location: Folder of the gallery, or Milvus collection.
+
+    Raises:
+        GalleryError: There is no gallery, it is damaged or without its model, or the name is not one.
+    """
+    from shortlist.gallery.gallery import Gallery  # which uses this module
+
+    file = Path(name)
+    if is_milvus(name) or file.is_dir():
+        raise GalleryError(f"{name} is a gallery or a folder, and not a name: give the path of a file")
+    if is_name(location):
+        raise GalleryError(f"{location} is itself the name of a gallery: give the gallery")
+    with closing(Gallery.open(location)) as gallery:
+        _ = gallery.encoder
+    target = str(location) if is_milvus(location) else _relative(Path(location), file.parent)
+    with exclusive_write(file):
+        before = _read(file) if file.exists() else None
+        if before is not None and before.gallery == target:
+            return before
+        return _write(file, GalleryName(gallery=target, previous=None if before is None else before.gallery))
+
+
+def switch_back(name: Path | str) -> GalleryName:
+    """Let a name stand for the previous gallery again. A second call undoes this.
+
+    Args:
+        name: File that `switch` has written.
+
+    Raises:
+        GalleryError: There is no such name, no previous gallery, or it does not exist any more.
+    """
+    file = Path(name)
+    if not is_name(name):
+        raise GalleryError(f"there is no name {name}: create it with shortlist gallery switch {name} GALLERY")
+    with exclusive_write(file):
+        now = _read(file)
+        if now.previous is None:
+            raise GalleryError(f"{name} has stood for {now.gallery} only: there is no previous gallery")
+        previous = _located(file, now.previous)
+        if not is_milvus(previous) and not (Path(previous) / GALLERY_FILE).is_file():
+            raise GalleryError(f"the previous gallery of {name}, {previous}, does not exist any more")
+        return _write(file, GalleryName(gallery=now.previous, previous=now.gallery))
+
+
+def _read(file: Path) -> GalleryName:
+    try:
+        found: GalleryName = read_json(file, GalleryName)
+    except RunError:
+        raise GalleryError(
+            f"{file} is a file, but neither a gallery nor a name of one: create a name with shortlist gallery switch"
+        ) from None
+    return found
+
+
+def _write(file: Path, name: GalleryName) -> GalleryName:
+    write_json(file, name.model_dump())
+    return name
+
+
+def _relative(folder: Path, start: Path) -> str:
+    """Return a path relative to another folder, unless it was given as an absolute path."""
+    return str(folder) if folder.is_absolute() else os.path.relpath(folder, start)
+
+
+def _located(file: Path, gallery: str) -> Path | str:
+    return gallery if is_milvus(gallery) else file.parent / gallery

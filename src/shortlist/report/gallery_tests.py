@@ -1,0 +1,73 @@
+"""Galleries as tests that can be compared: the same queries, with the vectors and the model of each gallery."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from contextlib import closing
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from shortlist.data import Catalog, open_collection
+from shortlist.data.loader import decoding_workers
+from shortlist.errors import DataError
+from shortlist.gallery import Gallery
+from shortlist.gallery.rebuilding import catalog_of, labelled_catalog
+from shortlist.locations import absolute_path
+from shortlist.progress import Display
+from shortlist.report.analysis import EmbeddedTest
+from shortlist.training.run_evaluation import embed_test
+
+CUT_OFFS = (1, 5, 10)
+
+
+def open_gallery_test(
+    paths: Mapping[str, Path], queries: Path | str | None, display: Display
+) -> dict[str, EmbeddedTest]:
+    """Return what galleries find for the same queries among the labelled images that all of them have.
+
+    Args:
+        paths: Folders or names of the galleries.
+        queries: Labelled images, as in `open_collection`. None: each labelled image of the galleries searches for the
+            others of its label.
+        display: Where progress is shown.
+
+    Raises:
+        DataError: The galleries have no labelled images in common, or the queries have none of their labels.
+    """
+    galleries = {name: Gallery.open(path) for name, path in paths.items()}
+    items = {name: {i.path: i for i in each.items(limit=len(each)) if i.label} for name, each in galleries.items()}
+    first = next(iter(items.values()))
+    common = [path for path in first if all(path in each for each in items.values())]
+    if not common:
+        raise DataError(f"{' and '.join(paths)} have no labelled images in common, so they cannot be compared.")
+    catalog = catalog_of(f"{len(common):,} images of {next(iter(paths))}", [first[path] for path in common])
+    asked = None if queries is None else open_collection(queries)
+    tests: dict[str, EmbeddedTest] = {}
+    for name, gallery in galleries.items():
+        with closing(gallery):
+            vectors = torch.from_numpy(np.array(gallery.store.vectors([items[name][path].id for path in common])))
+            tests[name] = EmbeddedTest(catalog, CUT_OFFS, vectors)
+            if asked is not None:
+                tests[name] = _with_queries(tests[name], asked, _embedded(asked, gallery, display))
+    return tests
+
+
+def _embedded(queries: Catalog, gallery: Gallery, display: Display) -> Tensor:
+    with display.task(f"embedding {queries.name} with {gallery.name}", "images") as progress:
+        return embed_test(gallery.encoder, queries, decoding_workers(len(queries)), None, progress).cpu()
+
+
+def _with_queries(test: EmbeddedTest, queries: Catalog, vectors: Tensor) -> EmbeddedTest:
+    """Return a test in which these images are the queries, and all others are what is searched."""
+    known = test.catalog
+    if not set(queries.class_names) & set(known.class_names):
+        raise DataError(f"no label of {queries.name} is one of {known.name}: the queries need the same labels.")
+    paths = [*known.paths, *(absolute_path(queries.file(each)) for each in range(len(queries)))]
+    labels = [each.label_names(row) for each in (known, queries) for row in range(len(each))]
+    roles = np.array(["gallery"] * len(known) + ["query"] * len(queries))
+    catalog = replace(labelled_catalog(f"{len(queries):,} queries of {queries.name}", paths, labels), roles=roles)
+    return EmbeddedTest(catalog, test.k, torch.cat([test.vectors, vectors.float()]))

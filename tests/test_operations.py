@@ -1,0 +1,36 @@
+"""The commands of docs/operations.md, and that it names all metrics."""
+
+# ruff: noqa: F811 - fixtures of test_cli
+
+from __future__ import annotations
+
+import re
+import shlex
+from pathlib import Path
+
+from shortlist.serve.prometheus import GAUGES
+from tests.test_cli import Call, assert_error, call, folders  # noqa: F401
+
+PAGE = Path(__file__).parents[1] / "docs" / "operations.md"
+
+
+def test_the_commands(call: Call, folders: Path, tmp_path: Path) -> None:
+    """Servers are started with a gallery that does not exist: only their options are checked."""
+    (tmp_path / "runs").mkdir()
+    for name, target in (("runs/first", "run"), ("runs/second", "run"), ("photos", "images"), ("queries", "images")):
+        (tmp_path / name).symlink_to(folders / target)
+    blocks = re.findall(r"^```sh\n(.*?)^```$", PAGE.read_text(encoding="utf-8"), re.DOTALL | re.MULTILINE)
+    commands = [shlex.split(line)[1:] for block in blocks for line in block.splitlines()]
+    assert len(commands) == 9
+    for command in commands:
+        if command[0] == "serve":
+            assert_error(call("serve", "missing", *command[2:]), "there is no gallery in missing")
+        else:
+            code, _, error = call(*command)
+            assert code == 0, (command, error)
+    assert (tmp_path / "comparison.html").is_file()
+
+
+def test_all_metrics_are_described() -> None:
+    text = PAGE.read_text(encoding="utf-8")
+    assert [name for name in GAUGES if f"`shortlist_{name}`" not in text] == []
