@@ -289,6 +289,8 @@ def test_the_openapi_description_is_complete(client: TestClient) -> None:
     described = client.get("/openapi.json").json()
     assert set(described["paths"]) == {
         "/api/health",
+        "/api/ready",
+        "/metrics",
         "/api/gallery",
         "/api/search",
         "/api/items",

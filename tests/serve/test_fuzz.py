@@ -15,8 +15,10 @@ if TYPE_CHECKING:  # importing it is slow, so only the tests do
     from schemathesis import BaseSchema, Case
 
 ENDPOINTS = [
+    ("GET", "/api/ready"),
+    ("GET", "/metrics"),
     ("GET", "/api/health"),
-    ("GET", "/api/gallery"),  # these two have no parameters, so that no request is invalid
+    ("GET", "/api/gallery"),  # these have no parameters, so that no request is invalid
     ("POST", "/api/search"),
     ("GET", "/api/items"),
     ("GET", "/api/items/{id}"),
@@ -24,7 +26,7 @@ ENDPOINTS = [
     ("GET", "/api/items/{id}/image"),
     ("GET", "/api/items/{id}/thumbnail"),
 ]
-CASES = [(*each, "positive") for each in ENDPOINTS] + [(*each, "negative") for each in ENDPOINTS[2:]]
+CASES = [(*each, "positive") for each in ENDPOINTS] + [(*each, "negative") for each in ENDPOINTS[4:]]
 FEW = settings(max_examples=12, deadline=None, derandomize=True, database=None, suppress_health_check=list(HealthCheck))
 
 

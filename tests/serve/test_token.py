@@ -20,7 +20,7 @@ from tests.serve.servers import TOKEN
 from tests.serve.test_command import run
 
 RIGHT = {"Authorization": f"Bearer {TOKEN}"}
-OPEN = ["/", "/app.js", "/docs", "/openapi.json", "/api/health"]
+OPEN = ["/", "/app.js", "/docs", "/openapi.json", "/api/health", "/api/ready"]
 
 
 @pytest.fixture
@@ -32,8 +32,8 @@ def client(gallery: Gallery) -> Iterator[TestClient]:
 def test_every_endpoint_needs_it(client: TestClient) -> None:
     described = client.get("/openapi.json").json()
     endpoints = {(method, path) for path, each in described["paths"].items() for method in each}
-    endpoints = endpoints - {("get", "/api/health")} | {("post", "/api/sign-in")}
-    assert len(endpoints) == 8
+    endpoints = endpoints - {("get", "/api/health"), ("get", "/api/ready")} | {("post", "/api/sign-in")}
+    assert len(endpoints) == 9
     for method, path in endpoints:
         refused = client.request(method, path.replace("{id}", "0"))
         assert refused.status_code == 401, path

@@ -51,7 +51,7 @@ class Service:
         waiting: See `Workers`.
     """
 
-    def __init__(self, gallery: Gallery, limits: Limits, waiting: Callable[[int], None]) -> None:
+    def __init__(self, gallery: Gallery, limits: Limits, waiting: Callable[[int], None] = lambda _: None) -> None:
         self.gallery, self.limits = gallery, limits
         _ = gallery.encoder  # load the model now, not on the first request
         size = max_form_bytes(limits)

@@ -11,7 +11,7 @@ from typing import Any
 
 from fastapi import APIRouter, Depends, FastAPI, Request
 from fastapi.exceptions import RequestValidationError
-from fastapi.responses import FileResponse, JSONResponse, PlainTextResponse, Response
+from fastapi.responses import FileResponse, JSONResponse, Response
 from fastapi.staticfiles import StaticFiles
 from starlette.exceptions import HTTPException
 
@@ -108,15 +108,17 @@ def _add_health(app: FastAPI, service: Service) -> None:
 
 
 def _add_metrics(api: APIRouter, service: Service, metrics: Metrics) -> None:
-    @api.get("/metrics", responses=responses(), response_class=PlainTextResponse)
-    async def measured() -> PlainTextResponse:
+    described: dict[int | str, dict[str, Any]] = {200: {"content": {"text/plain": {}}}}
+
+    @api.get("/metrics", responses=described | responses(), response_class=Response)
+    async def measured() -> Response:
         """Return counts and durations of requests, and facts of the gallery, in the text format of Prometheus."""
         facts = await service.look_up(service.gallery.facts)
         labels = {"name": str(facts["name"]), "gallery": service.gallery.store.identity, "model": facts["fingerprint"]}
         text = metrics.text(
             {"gallery_images": facts["images"]}, {"gallery_info": labels, "info": {"version": __version__}}
         )
-        return PlainTextResponse(text, media_type="text/plain; version=0.0.4; charset=utf-8")
+        return Response(text, media_type="text/plain; version=0.0.4; charset=utf-8")
 
 
 def _add_information(api: APIRouter, service: Service) -> None:
