@@ -485,7 +485,7 @@ def test_a_server_that_does_not_answer(open_page: Open) -> None:
 
 def test_the_documentation_of_the_api(open_page: Open) -> None:
     page = open_page("/docs#get/api/items/{id}/thumbnail")
-    expect(page.locator(".endpoint")).to_have_count(8)
+    expect(page.locator(".endpoint")).to_have_count(10)
     expect(page.get_by_role("heading", name="/api/items/{id}/thumbnail")).to_be_in_viewport()
     expect(page.locator(".endpoint", has_text="/api/search")).to_contain_text("curl -F image=@photo.jpg")
 

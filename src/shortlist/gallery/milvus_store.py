@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import re
 import tempfile
 import time
 import uuid
@@ -112,6 +111,7 @@ class MilvusStore:
             self.close()
             raise
         self._labels: dict[str, int] | None = None
+        self._label_sets: set[str] | None = None  # those of images with several labels, as they are stored
         self._next_id = 0  # after the last image that this process has added
 
     @classmethod
@@ -168,7 +168,8 @@ class MilvusStore:
 
     def refresh(self) -> None:
         self._read_facts()
-        self._labels, self._tuning = None, _tuning(self._properties())
+        self._labels = self._label_sets = None
+        self._tuning = _tuning(self._properties())
 
     @property
     def name(self) -> str:
@@ -223,13 +224,23 @@ class MilvusStore:
 
     def items(self, label: str | None, offset: int, limit: int) -> list[Item]:
         batch = min(MAX_ROWS_PER_QUERY, max(1, offset + limit))
-        found = self._scan(_label_filter(label), self._columns, batch=batch)
+        found = self._scan(self._label_filter(label), self._columns, batch=batch)
         return [_item(each) for each in islice(found, offset, offset + limit)]
 
     def labels(self) -> dict[str, int]:
         if self._labels is None:
             self._labels = count_labels(Counter(labels_of(each["label"]) for each in self._scan("", ["label"])))
         return dict(self._labels)
+
+    def _label_filter(self, label: str | None) -> str:
+        """Return the expression for images with a label. Servers of version 2.3 match only prefixes of texts."""
+        if label is None:
+            return ""
+        if self._label_sets is None:
+            several = self._scan(f"label like {_quoted(chr(10) + '%')}", ["label"])
+            self._label_sets = {each["label"] for each in several}
+        stored = [label, *sorted(each for each in self._label_sets if label in labels_of(each))]
+        return f"label in [{', '.join(map(_quoted, stored))}]"
 
     def vectors(self, ids: Sequence[int]) -> Floats:
         found = self._get(ids, ["vector"])
@@ -242,11 +253,12 @@ class MilvusStore:
         per_request = max(1, BYTES_PER_RESPONSE // (candidates * 4 * self.dim)) if reranks else ROWS_PER_REQUEST
         params = INDEXES[kind].search_parameters((self._tuning or {}).get("effort"), limit)
         hits: list[list[Hit]] = []
+        expression = self._label_filter(label)
         for start in range(0, len(vectors), per_request):
             found = self.client.search(
                 self._collection,
                 list(vectors[start : start + per_request]),
-                filter=_label_filter(label),
+                filter=expression,
                 limit=candidates,
                 output_fields=[*self._columns, *(["vector"] if reranks else [])],
                 search_params={"metric_type": "IP", "params": params},
@@ -301,7 +313,7 @@ class MilvusStore:
         fields: Mapping[int, str | None] | None = None,
         progress: Progress | None = None,
     ) -> None:
-        self._labels = None
+        self._labels = self._label_sets = None
         if self._check_lock is not None:
             self._check_lock()
         if rows and vectors is not None:
@@ -456,13 +468,6 @@ def _schema(client: MilvusConnection, dim: int, kind: str) -> tuple[Any, Any]:
     indexes = client.prepare_index_params()
     indexes.add_index("vector", index_type=name, metric_type="IP", params=params)
     return schema, indexes
-
-
-def _label_filter(label: str | None) -> str:
-    if label is None:
-        return ""
-    part = re.sub(r"([\\%_])", r"\\\1", label)
-    return f"(label == {_quoted(label)} or label like {_quoted(f'%{chr(10)}{part}{chr(10)}%')})"
 
 
 def _quoted(text: str) -> str:
