@@ -75,16 +75,24 @@ def atomic_replace(path: Path) -> Iterator[Path]:
     """Yield a temporary path to write to, which replaces `path` at the end unless an exception is raised."""
     temporary = path.with_name(f".{path.name}.{os.getpid()}")
     try:
-        yield temporary
-        with temporary.open("rb+") as file:
-            os.fsync(file.fileno())
-        temporary.replace(path)
-    except OSError as error:
-        if error.filename in (None, str(temporary)):  # there is no name if the disk is full
-            error.filename = str(path)
-        raise
+        with naming(path, temporary):
+            yield temporary
+            with temporary.open("rb+") as file:
+                os.fsync(file.fileno())
+            temporary.replace(path)
     finally:
         temporary.unlink(missing_ok=True)
+
+
+@contextmanager
+def naming(path: Path, temporary: Path | None = None) -> Iterator[None]:
+    """Let an OSError name `path` instead of a temporary file, or if it has no name, as on a full disk."""
+    try:
+        yield
+    except OSError as error:
+        if error.filename in (None, str(temporary)):
+            error.filename = str(path)
+        raise
 
 
 def remove_unfinished(path: Path) -> None:

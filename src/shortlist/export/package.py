@@ -18,7 +18,7 @@ from shortlist.errors import ModelError, RunError
 from shortlist.export.metadata import describe, preprocess
 from shortlist.export.model_card import model_card
 from shortlist.export.source import ExportSource, Model, Samples, verify
-from shortlist.files import check_writable, file_digest, read_json, with_checksum, write_json
+from shortlist.files import check_writable, file_digest, naming, read_json, with_checksum, write_json
 from shortlist.model import Embedder, GeM, MultiScale
 
 TOLERANCE = 1e-5
@@ -48,7 +48,7 @@ def write_package(
         name = encoder.embedder.config.backbone
         raise ModelError(f"a package is loaded with timm, which does not have {name}: use another format")
     folder.parent.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory(prefix=f".{folder.name}.", dir=folder.parent) as temporary:
+    with tempfile.TemporaryDirectory(prefix=f".{folder.name}.", dir=folder.parent) as temporary, naming(folder):
         new = Path(temporary) / "package"
         new.mkdir()
         _write_model(new, encoder, None)
