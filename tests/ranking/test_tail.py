@@ -23,6 +23,7 @@ from shortlist.ranking import (
 )
 from shortlist.ranking.counting import PositiveCounts
 from shortlist.ranking.pruning import similarity_out_of_reach
+from shortlist.ranking.scratch import Scratch
 from tests import reference
 from tests.ranking.losses import assert_same, clusters, unit, value_and_gradient
 from tests.ranking.test_counting import counts
@@ -125,7 +126,7 @@ def test_each_way_is_the_sum_of_the_steps(
 def test_positives_have_exact_ranks_among_each_other() -> None:
     positives = torch.tensor([[0.5, 0.5, 0.9, 0.1], [0.2, 0.3, 0.9, 0.9]])
     present = torch.tensor([[True, True, True, True], [True, True, False, False]])
-    found = PositiveCounts(positives, present, 100.0, exact=True)
+    found = PositiveCounts(positives, present, 100.0, Scratch(positives.device, positives.dtype), exact=True)
     assert (found.counts * present).tolist() == [[2, 2, 0, 3], [1, 0, 0, 0]]
     assert not found.gradient(torch.ones_like(positives)).any()
 

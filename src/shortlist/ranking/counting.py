@@ -33,7 +33,7 @@ from shortlist.ranking.tail import LinearTail
 
 Steps = Callable[[Tensor, Tensor, float, Tensor, LinearTail | None], tuple[Tensor, Tensor]]
 
-_CACHE_ELEMENTS = 2**19  # number of elements that a CPU processes at a time
+_CACHE_ELEMENTS = 2**20  # number of elements that a CPU processes at a time
 
 
 class RankCounts(Protocol):
@@ -380,9 +380,10 @@ class PositiveCounts:
         exact: Whether to count exactly, ties included. There is no gradient then.
     """
 
-    def __init__(self, positives: Tensor, present: Tensor, scale: float, exact: bool = False):
+    def __init__(self, positives: Tensor, present: Tensor, scale: float, scratch: Scratch, exact: bool = False):
         items = positives.masked_fill(~present, -torch.inf)
-        gap = (items.unsqueeze(1) - positives.unsqueeze(2)).mul_(scale)
+        gap = scratch("positive pairs", *positives.shape, positives.shape[1])
+        torch.sub(items.unsqueeze(1), positives.unsqueeze(2), out=gap).mul_(scale)
         soft = (gap >= 0).to(gap.dtype) if exact else sigmoid_or_zero(gap, positives.shape[1])
         soft.diagonal(dim1=1, dim2=2).zero_()
         self.counts = soft.sum(2)

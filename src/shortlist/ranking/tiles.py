@@ -41,7 +41,7 @@ from shortlist.ranking.counting import (
 from shortlist.ranking.inputs import check_tile_size
 from shortlist.ranking.pruning import flat_from, series, similarity_out_of_reach, sparse_thresholds
 from shortlist.ranking.relevance import Relevance
-from shortlist.ranking.scratch import Scratch
+from shortlist.ranking.scratch import Scratch, kept_scratch
 from shortlist.ranking.sharing import current_sharing
 from shortlist.ranking.similarities import Gradients, Rows, Similarities
 from shortlist.ranking.tail import LinearTail
@@ -122,26 +122,27 @@ class Engine:
         sigmoids = sum(counts) * similarities.size
         fused = not on_cpu and sigmoids >= _COMPILE_FROM if self.compile is None else self.compile
         prune = on_cpu and not self.compile and sigmoids >= _PRUNE_FROM if self.prune is None else self.prune
-        stream = _Stream(
-            head,
-            temperature,
-            queries=len(relevance.queries),
-            steps=compiled_steps if fused else soft_steps,
-            prune=prune,
-            backward=backward,
-            scratch=Scratch(similarities.device, similarities.dtype),
-            tail=tail,
-        )
         losses = torch.empty(len(queries), device=similarities.device, dtype=similarities.dtype)
-        for part, width in self._tiles(counts, similarities.size, on_cpu, prune):
-            rows = queries[part]
-            competitors, pull_back = similarities.tile(rows, stream.scratch)
-            columns, present = relevance.positives(rows, width)
-            positives = competitors.gather(1, columns)
-            relevance.hide(competitors, rows, columns)
-            losses[part], gradients = stream.tile(_Tile(competitors, columns, positives, present, active=present))
-            if backward:
-                pull_back(gradients)
+        with kept_scratch(similarities.device, similarities.dtype) as scratch:
+            stream = _Stream(
+                head,
+                temperature,
+                queries=len(relevance.queries),
+                steps=compiled_steps if fused else soft_steps,
+                prune=prune,
+                backward=backward,
+                scratch=scratch,
+                tail=tail,
+            )
+            for part, width in self._tiles(counts, similarities.size, on_cpu, prune):
+                rows = queries[part]
+                competitors, pull_back = similarities.tile(rows, scratch)
+                columns, present = relevance.positives(rows, width)
+                positives = competitors.gather(1, columns)
+                relevance.hide(competitors, rows, columns)
+                losses[part], gradients = stream.tile(_Tile(competitors, columns, positives, present, active=present))
+                if backward:
+                    pull_back(gradients)
         return losses.sum() / max(len(relevance.queries), 1)
 
     def _tiles(self, counts: list[int], size: int, on_cpu: bool, prune: bool) -> Iterator[tuple[slice, int]]:
@@ -192,7 +193,9 @@ class _Stream:
             in_reach = tile.positives > similarity_out_of_reach(tile.competitors, reach, least)
             tile = tile._replace(active=tile.active & in_reach)
         counted = list(self._count(tile))
-        among = PositiveCounts(tile.positives, tile.present, 1 / self.temperature, exact=self.tail is not None)
+        among = PositiveCounts(
+            tile.positives, tile.present, 1 / self.temperature, self.scratch, exact=self.tail is not None
+        )
         overall = 1 + among.counts
         for rows, ahead in counted:
             overall[rows] += ahead.counts
