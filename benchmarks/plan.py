@@ -30,21 +30,36 @@ CASES = {  # recipe and overrides; DATA is the folder of the data sets, and IMAG
     "omniglot": ("omniglot", ["data.root=DATA/omniglot", "training.epochs=2"]),
     "cars196-lite0-cpu": (
         "cars196-lite0-cpu",
-        ["data.root=DATA/cars196", "training.epochs=null", "training.steps=12", "evaluation.before=false"],
+        [
+            "data.root=DATA/cars196",
+            "data.on_missing=skip",
+            "training.epochs=null",
+            "training.steps=12",
+            "evaluation.before=false",
+        ],
     ),
     "cars196-lite0-cpu, no graphs kept": (
         "cars196-lite0-cpu",
         [
-            *("data.root=DATA/cars196", "training.epochs=null", "training.steps=6", "evaluation.before=false"),
+            *(
+                "data.root=DATA/cars196",
+                "data.on_missing=skip",
+                "training.epochs=null",
+                "training.steps=6",
+                "evaluation.before=false",
+            ),
             *("batch.keep_graphs=false", "data.withhold_test=true"),
         ],
     ),
-    "cars196-lite0-frozen": ("cars196-lite0-frozen", ["data.root=DATA/cars196", "data.views=2", "training.epochs=20"]),
+    "cars196-lite0-frozen": (
+        "cars196-lite0-frozen",
+        ["data.root=DATA/cars196", "data.on_missing=skip", "data.views=2", "training.epochs=20"],
+    ),
     "folder": (
         "folder",
         [
             *("data.source=IMAGES", "model.weights=none", "model.freeze_batch_norm=true", "data.validation=none"),
-            *("batch.size=64", "training.epochs=null", "training.steps=6", "evaluation.before=false"),
+            *("batch.size=48", "training.epochs=null", "training.steps=6", "evaluation.before=false"),
         ],
     ),
 }

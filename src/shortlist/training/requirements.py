@@ -32,6 +32,9 @@ LOADED_AHEAD = 2  # chunks per decoding process
 GPU_LOSS = 2 * 4 * 2**24  # bytes of the loss's tiles on a GPU: similarities of queries, and pairs with positives
 GPU_CONTEXT = 2**30  # bytes that CUDA and its libraries take
 RANKING = 4 * 2**24  # bytes of the tiles with which an evaluation ranks
+# Memory of activations in relation to their size: kernels of the CPU have temporaries of their own, and gaps remain in
+# the heap. Chosen such that plans agree with runs (benchmarks/plan.py).
+ALLOCATED = {"cpu": 1.25, "cuda": 1.0}
 LARGEST_TRACED_LOSS = 8192  # batch size; the memory of larger batches is extrapolated
 
 
@@ -124,7 +127,9 @@ class Requirements:
     @property
     def largest_chunk(self) -> int:
         """Number of images of the largest chunk that fits into memory, if no graphs are kept; 0 if none fits."""
-        return max(0, int((self._free - self.training.once - self._pixels) / self.training.each))
+        return max(
+            0, int((self._free - self._activations(0) - self._pixels) / (self._activations(1) - self._activations(0)))
+        )
 
     @property
     def memory(self) -> dict[str, float]:
@@ -136,7 +141,7 @@ class Requirements:
             "optimizer": self.states,
             "pixels": self._pixels,
             "embeddings": self._embeddings,
-            "chunk": self.training(self.chunk),
+            "chunk": self._activations(self.chunk),
             "kept_graphs": self.graph * self.kept,
             "loss": self._loss_memory,
             "evaluation": self._evaluation,
@@ -147,7 +152,7 @@ class Requirements:
         """Largest memory of the process at any time."""
         kept = self.graph * self.kept
         first = self.graph * min(self.chunk, self.kept)  # the first kept graph is the one that is backpropagated
-        step = max(kept - first + self.training(self.chunk), kept + self._loss_memory)
+        step = max(kept - first + self._activations(self.chunk), kept + self._loss_memory)
         return self.device.process + self._state + max(self._pixels + self._embeddings + step, self._evaluation)
 
     @property
@@ -191,6 +196,10 @@ class Requirements:
     def _free(self) -> float:
         return max(0.0, self.device.room - self._state - self._loss_memory)
 
+    def _activations(self, images: int) -> float:
+        """Memory that a chunk of this many images takes, forward and backward."""
+        return ALLOCATED[self.device.kind] * self.training(images)
+
     @property
     def _pixels(self) -> int:
         """Pixels of this process's share of a batch, and of the chunks that are decoded in advance."""
@@ -209,7 +218,8 @@ class Requirements:
 
     @property
     def _evaluation(self) -> float:
-        return self.inference * self.inference_batch + self.evaluated + RANKING
+        activations = ALLOCATED[self.device.kind] * self.inference * self.inference_batch
+        return activations + self.evaluated + RANKING
 
 
 def find_requirements(
