@@ -67,7 +67,8 @@ def _seconds_per_view(config: RunConfig, clock: Clock = time.process_time) -> fl
 
     This is processor time, and the fastest of several passes: other work on this machine does not count.
     """
-    embedder, side, times = build_embedder(config, weights=False).eval(), config.images.size, list[float]()
+    embedder, times = build_embedder(config, weights=False).eval(), list[float]()
+    side = config.images.size or embedder.data_config.input_size[-1]
     images = torch.zeros(MEASURED_VIEWS, 3, side, side, dtype=torch.uint8)
     cores = torch.get_num_threads()
     with threads(1), torch.inference_mode():
