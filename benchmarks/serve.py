@@ -7,8 +7,8 @@
 Makes a gallery of random pictures, starts the server on a free port of the loopback interface, and sends requests with
 1, 8 and 64 clients: for health, for the neighbours of an image of the gallery, for a thumbnail, and with an upload, a
 JPEG of a photograph's size. The clients are threads of this process, on the same cores. Any answer but 200 ends it.
-With ONNX Runtime, which always has one process, only uploads are measured: nothing else uses the model. The peak of
-memory is that of the server's first process. Writes results/serve.json.
+With ONNX Runtime, only uploads are measured: nothing else uses the model. The peak of memory is that of the server's
+first process, and includes the conversion to ONNX. Writes results/serve.json.
 """
 
 from __future__ import annotations
@@ -51,11 +51,7 @@ def main() -> None:
     parser.add_argument("--backends", nargs="+", choices=["torch", "onnx"], default=["torch", "onnx"])
     parser.add_argument("--quick", action="store_true", help="few images and requests, and a tiny model")
     parser.add_argument("--out", type=Path, help="default: results/serve.json; with --quick, nothing is written")
-    parser.add_argument("--serve-onnx", type=Path, help=argparse.SUPPRESS)  # as the server
     options = parser.parse_args()
-    if options.serve_onnx is not None:
-        serve_onnx(options.serve_onnx)
-        return
     if options.quick:
         options.images, options.requests, options.backbone, options.size = 40, 64, "test_resnet", 64
     rows: list[dict[str, Any]] = []
@@ -67,7 +63,7 @@ def main() -> None:
             rows += found
     for backend, peak in memory.items():
         print(f"peak memory of the server, {backend}: {peak / 2**20:,.0f} MB")
-    settings = {name: value for name, value in vars(options).items() if name not in ("out", "serve_onnx", "quick")}
+    settings = {name: value for name, value in vars(options).items() if name not in ("out", "quick")}
     where = {"machine": platform.machine(), "cores": os.cpu_count(), "torch": torch.__version__}
     result = {"command": "python benchmarks/serve.py", **settings, **where, "peak_memory": memory, "cases": rows}
     if options.out is not None or not options.quick:
@@ -76,9 +72,8 @@ def main() -> None:
 
 def measure_backend(backend: str, gallery: Path, options: argparse.Namespace) -> tuple[list[dict[str, Any]], int]:
     """Start a server, and measure it. Returns the cases, and the peak of memory."""
-    command = [sys.executable, "-m", "shortlist", "serve", gallery, "--port", "0", "--processes", options.processes]
-    if backend == "onnx":
-        command = [sys.executable, __file__, "--serve-onnx", gallery]
+    command = [sys.executable, "-m", "shortlist", "serve", gallery, "--port", "0", "--backend", backend]
+    command += ["--processes", options.processes]
     server = subprocess.Popen([str(each) for each in command], stdout=subprocess.PIPE, text=True)
     assert server.stdout is not None
     found = re.search(r"http://\S+", server.stdout.readline())
@@ -90,20 +85,6 @@ def measure_backend(backend: str, gallery: Path, options: argparse.Namespace) ->
     server.send_signal(signal.SIGTERM)
     server.wait()
     return [{"backend": backend, **row} for row in rows], memory
-
-
-def serve_onnx(folder: Path) -> None:
-    """Serve a gallery whose model runs in ONNX Runtime, with the same number of threads as PyTorch has."""
-    from shortlist.export.formats import OnnxFormat, plain_network
-    from shortlist.gallery.gallery import Gallery
-    from shortlist.serve import serve
-
-    gallery = Gallery.open(folder)
-    encoder = gallery.encoder
-    file = folder.with_suffix(".onnx")
-    OnnxFormat(encoder, plain_network(encoder)).save(file, {})
-    vars(encoder)["network"] = OnnxFormat.open(file)
-    serve(gallery, port=0, ready=lambda address, _: print(address, flush=True))
 
 
 def make_gallery(folder: Path, images: int, backbone: str, size: int) -> Path:

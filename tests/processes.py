@@ -180,7 +180,7 @@ def serve(listener: socket.socket, owner: int) -> None:
     pages = importlib.import_module("shortlist.report.pages")._environment()
     for template in pages.list_templates(extensions=["html"]):
         pages.get_template(template)
-    fork_the_fork_server()
+    fork_processes_of_multiprocessing()
     gc.enable()
     gc.collect()
     gc.freeze()  # what has been imported is shared, and stays: collections in the commands need not look at it
@@ -238,20 +238,22 @@ def _become(order: dict[str, Any]) -> None:
         os._exit(code)
 
 
-def fork_the_fork_server() -> None:
-    """Let multiprocessing fork its fork server from a command, which has imported torch, instead of starting it.
+def fork_processes_of_multiprocessing() -> None:
+    """Let multiprocessing fork its fork server, and what it spawns, from a command, which has imported torch.
 
-    Tests of the processes that decode images start a real one, from the process of pytest.
+    Tests of the processes that decode images, and of the supervisor, start real ones, from the process of pytest.
     """
     start = util.spawnv_passfds
 
     def fork_or_start(path: bytes, args: Sequence[str], descriptors: Sequence[int]) -> int:
-        if "forkserver" not in args[-1]:
+        code, *others = args[args.index("-c") + 1 :]
+        if "forkserver" not in code and "spawn_main" not in code:
             return start(path, args, descriptors)
         sys.stdout.flush()
         pid = os.fork()
         if pid == 0:
-            _run_alone(args[-1], descriptors)
+            sys.argv = ["-c", *others]
+            _run_alone(code, descriptors)
         return pid
 
     util.spawnv_passfds = fork_or_start
@@ -260,6 +262,7 @@ def fork_the_fork_server() -> None:
 def _run_alone(code: str, descriptors: Sequence[int]) -> None:
     """Run code as in `python -c`, with no other files open than these, and exit."""
     try:
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)
         for opened in {int(file.name) for file in Path("/proc/self/fd").iterdir()} - {0, 1, 2, *descriptors}:
             with contextlib.suppress(OSError):
                 os.close(opened)

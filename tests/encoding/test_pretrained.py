@@ -14,9 +14,10 @@ import torch
 
 from shortlist import Encoder
 from shortlist.encoding import pretrained
+from shortlist.encoding.conversion import Samples
 from shortlist.errors import ConfigError, ModelError
 from shortlist.export.package import write_package
-from shortlist.export.source import ExportSource, Samples
+from shortlist.export.source import ExportSource
 from shortlist.progress import Display
 from tests.data.pictures import picture
 from tests.export.encoders import SCALES, WHOLE, encoder, pictures

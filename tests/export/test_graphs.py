@@ -15,9 +15,9 @@ from PIL import Image
 from torch import Tensor
 
 from shortlist.encoding import Encoder
+from shortlist.encoding.conversion import plain_network
 from shortlist.errors import ConfigError, ModelError, RunError, ShortlistError
 from shortlist.export import Exported, export, exporter
-from shortlist.export.formats import plain_network
 from shortlist.export.metadata import preprocess
 from shortlist.extras import MissingExtraError
 from tests.export.encoders import SCALES, WHOLE, encoder, pictures
@@ -185,7 +185,7 @@ class TestMistakes:
 
     def test_too_large_for_one_file(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         model = encoder().save(tmp_path / "model")
-        monkeypatch.setattr("shortlist.export.formats.MAX_ONNX_BYTES", 1000)
+        monkeypatch.setattr("shortlist.encoding.onnx_network.MAX_BYTES", 1000)
         with pytest.raises(ModelError, match="at most 2 GB"):
             export(model, onnx=tmp_path / "model.onnx")
 

@@ -6,6 +6,7 @@ import json
 import os
 import shutil
 from contextlib import closing
+from dataclasses import replace
 from pathlib import Path
 
 import pyarrow as pa
@@ -137,6 +138,33 @@ class TestSwitching:
             gallery.refresh()
         assert gallery.search(gallery.item(3).path, 1)[0].item.id == 3
         assert gallery.encoder.fingerprint == encoder.fingerprint
+
+    def test_encoders_are_prepared(self, named: Path, encoder: Encoder, other: Encoder) -> None:
+        """Also that of the gallery that the name stands for later. Afterwards, all is as before."""
+        gallery = Gallery.open(named)
+        query, before = gallery.item(3).path, gallery.encoder
+        used: list[Encoder] = []
+
+        def prepare(loaded: Encoder) -> Encoder:
+            def runtime(images: torch.Tensor) -> torch.Tensor:
+                used.append(loaded)
+                return loaded.network(images)
+
+            return replace(loaded, runtime=runtime)
+
+        with gallery.preparing_encoders(prepare):
+            assert gallery.search(query, 1)[0].item.id == 3
+            switch(named, named.with_name("two"))
+            gallery.refresh()
+            assert gallery.search(query, 1)[0].item.id == 3
+            assert [each.fingerprint for each in used] == [encoder.fingerprint, other.fingerprint]
+            switch_back(named)
+            gallery.refresh()
+        assert gallery.encoder is before
+        switch(named, named.with_name("two"))
+        gallery.refresh()
+        assert gallery.search(query, 1)[0].item.id == 3
+        assert len(used) == 2
 
     def test_a_gallery_without_its_model_is_refused(self, named: Path) -> None:
         before = named.read_text()

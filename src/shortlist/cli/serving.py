@@ -38,6 +38,13 @@ def serve(
     processes: Annotated[
         int, typer.Option(min=1, help="Number of processes that answer requests; each loads the model.")
     ] = 1,
+    backend: Annotated[
+        str,
+        typer.Option(
+            metavar="torch|onnx",
+            help="What embeds uploads: PyTorch, or ONNX Runtime, which needs the extra export and uses only the CPU.",
+        ),
+    ] = "torch",
     access_log: Annotated[
         str | None,
         typer.Option(metavar="FILE", help="Append one JSON object per request to this file; - is standard output."),
@@ -71,4 +78,14 @@ def serve(
                 advice = " To require a token, use --token-file." if token is None else ""
                 print(f"Everyone who can connect to this computer{condition} can see the images.{advice}", flush=True)
 
-        serve(opened, host, port, limits, token=token, processes=processes, access_log=access_log, ready=ready)
+        serve(
+            opened,
+            host,
+            port,
+            limits,
+            token=token,
+            processes=processes,
+            backend=backend,
+            access_log=access_log,
+            ready=ready,
+        )

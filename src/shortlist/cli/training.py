@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -78,8 +79,8 @@ def train(
             if recipe is not None:
                 from shortlist.runs import new_folder, suited_recipe
 
-                chosen, advice = suited_recipe(recipe, settings or [])
-                config = open_recipe(chosen, settings, context)
+                suited = suited_recipe(recipe, settings or [], run)
+                config, advice = open_recipe(suited.recipe, suited.settings, context), suited.advice
                 run = run or (new_folder(recipe) if advice else None)
             if final is not None:
                 from shortlist.runs import final_config
@@ -251,7 +252,7 @@ def demo(
     run_demo(recipes.open_recipe("glyphs"), run or new_folder("demo"), display_for(sys.stdout, as_json=as_json))
 
 
-def open_recipe(recipe: str, settings: list[str] | None, context: typer.Context) -> RunConfig:
+def open_recipe(recipe: str, settings: Sequence[str] | None, context: typer.Context) -> RunConfig:
     """Open a recipe; the modules of --import become part of the configuration."""
     from shortlist import recipes
 

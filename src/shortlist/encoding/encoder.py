@@ -5,8 +5,8 @@ from __future__ import annotations
 import hashlib
 import io
 import json
-from collections.abc import Iterable, Mapping
-from dataclasses import asdict, dataclass
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import asdict, dataclass, field
 from functools import cached_property
 from pathlib import Path
 from random import Random
@@ -44,6 +44,8 @@ class Encoder:
         transform: Deterministic preprocessing of an image.
         scales: Resolutions at which an image is embedded; see `MultiScale`.
         batch_size: Number of images per forward pass.
+        runtime: Function that computes the vectors of uint8 images (B, 3, H, W) in place of `network`, on the CPU; see
+            `in_onnx_runtime`. It is not saved. Default: PyTorch computes them.
 
     Example:
         >>> encoder = Encoder.from_pretrained("test_resnet", pretrained=False)
@@ -55,6 +57,7 @@ class Encoder:
     transform: Transform
     scales: tuple[float, ...] = (1.0,)
     batch_size: int = 64
+    runtime: Callable[[Tensor], Tensor] | None = field(default=None, repr=False)
 
     @cached_property
     def network(self) -> nn.Module:
@@ -171,8 +174,9 @@ class Encoder:
     def _encode_batch(self, images: list[ImageLike]) -> Tensor:
         device = next(self.embedder.parameters()).device
         pixels = [self._pixels(image).to(device) for image in images]
+        embed = self.runtime or self.network
         with torch.inference_mode():
-            found = by_size(self.network, pixels if self.transform.size is None else torch.stack(pixels))
+            found = by_size(embed, pixels if self.transform.size is None else torch.stack(pixels))
         return found.float().cpu()
 
     def _pixels(self, image: ImageLike) -> Tensor:

@@ -10,12 +10,13 @@ from typing import Any
 from torch import nn
 
 from shortlist.encoding import Encoder
-from shortlist.errors import ConfigError, ModelError, ShortlistError
-from shortlist.export.formats import FORMATS, plain_network
+from shortlist.encoding.conversion import Samples, converting, plain_network, verify
+from shortlist.errors import ConfigError
+from shortlist.export.formats import FORMATS
 from shortlist.export.metadata import describe
 from shortlist.export.package import check_package_folder, write_package
 from shortlist.export.push import check_push, push
-from shortlist.export.source import ExportSource, Samples, verify
+from shortlist.export.source import ExportSource
 from shortlist.files import atomic_replace, check_writable
 from shortlist.progress import Display, default_display
 from shortlist.training import open_encoder
@@ -126,17 +127,8 @@ def _check_package_options(
 
 
 def _write_file(kind: str, path: Path, encoder: Encoder, network: nn.Module, samples: Samples) -> Exported:
-    try:
+    with converting(encoder, kind, "use another format, or `package`"):
         converted = FORMATS[kind](encoder, network)
-    except ShortlistError:
-        raise
-    except Exception as error:  # exporters raise any kind of exception
-        reason = str(error).strip().partition("\n")[0]
-        shapes = " for images of any shape" if encoder.transform.size is None else ""
-        raise ModelError(
-            f"{encoder.embedder.config.backbone!r}{shapes} cannot be exported as {kind} ({reason}): use another "
-            "format, or `package`"
-        ) from error
     path.parent.mkdir(parents=True, exist_ok=True)
     with atomic_replace(path) as temporary:
         converted.save(temporary, describe(encoder))

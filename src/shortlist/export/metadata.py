@@ -12,10 +12,9 @@ from PIL import Image, ImageOps
 from shortlist import __version__
 from shortlist.data.transforms import REDUCING_GAP
 from shortlist.encoding import Encoder
+from shortlist.encoding.conversion import INPUT, OUTPUT
 
 FORMAT = 1
-INPUT, OUTPUT = "images", "vectors"
-KEY = "shortlist"  # key in the metadata of an ONNX file; TorchScript and torch.export files contain shortlist.json
 
 
 def describe(encoder: Encoder, check: dict[str, Any] | None = None) -> dict[str, Any]:

@@ -14,10 +14,11 @@ import torch
 from torch import Tensor
 
 from shortlist.encoding import Encoder
+from shortlist.encoding.conversion import Model, Samples, verify
 from shortlist.errors import ModelError, RunError
 from shortlist.export.metadata import describe, preprocess
 from shortlist.export.model_card import model_card
-from shortlist.export.source import ExportSource, Model, Samples, verify
+from shortlist.export.source import ExportSource
 from shortlist.files import check_writable, file_digest, naming, read_json, with_checksum, write_json
 from shortlist.model import Embedder, GeM, MultiScale
 

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, overload
 
@@ -44,6 +45,7 @@ class Gallery:
     def __init__(self, store: Store, model: Path | None = None) -> None:
         self.store, self._model = store, model
         self._encoder: Encoder | None = None
+        self._prepare: Callable[[Encoder], Encoder] = Encoder.to  # moves it to the GPU, if there is one
         self._loading, self._following = threading.Lock(), threading.Lock()
         self._followed: tuple[Path, Path | str] | None = None  # the name that was opened, and what it stood for
         self._former: list[Store] = []  # which searches may still use
@@ -201,6 +203,7 @@ class Gallery:
         if current == before:
             return
         new = Gallery.open(current)
+        new._prepare = self._prepare
         if self._encoder is not None:
             _ = new.encoder  # loaded before any search uses it
         with self._loading:
@@ -217,12 +220,26 @@ class Gallery:
         """
         with self._loading:
             if self._encoder is None or self._encoder.fingerprint != self.store.fingerprint:
-                self._encoder = self._checked(self.store.encoder(self._model)).to()
+                self._encoder = self._prepare(self._checked(self.store.encoder(self._model)))
             return self._encoder
 
     @encoder.setter
     def encoder(self, encoder: Encoder) -> None:
         self._encoder = self._checked(encoder)
+
+    @contextmanager
+    def preparing_encoders(self, prepare: Callable[[Encoder], Encoder]) -> Iterator[None]:
+        """Inside a `with` block, use what a function returns for the encoder, and for every other one that is loaded.
+
+        Args:
+            prepare: Function that returns an encoder with the same vectors, such as one in another runtime.
+        """
+        before = self._prepare, self._encoder
+        self._prepare, self._encoder = prepare, None if self._encoder is None else prepare(self._encoder)
+        try:
+            yield
+        finally:
+            self._prepare, self._encoder = before
 
     def _checked(self, found: Encoder) -> Encoder:
         if found.fingerprint != self.store.fingerprint:

@@ -45,7 +45,7 @@ def load_pretrained(backbone: nn.Module, name: str, source: bool | str | Path) -
     Raises:
         ModelError: The weights are not available, damaged, or do not fit the backbone.
     """
-    packaged = name.partition(".")[0] == LITE0_BACKBONE and find_spec(LITE0_PACKAGE) is not None
+    packaged = name.partition(".")[0] == LITE0_BACKBONE and has_lite0_package()
     if source == LITE0_PACKAGE or (source is True and packaged):
         load_completely(backbone, _lite0_tensors(name), f"the weights of {LITE0_PACKAGE} do not fit")
         return
@@ -71,6 +71,11 @@ def load_pretrained(backbone: nn.Module, name: str, source: bool | str | Path) -
         converted = _without(_converted(backbone, tensors), classifier)
         fitting = fitting if differences(backbone.state_dict(), converted) else converted
     load_completely(backbone, fitting, f"the weights in {file} are not those of {name!r}")
+
+
+def has_lite0_package() -> bool:
+    """Return whether the package with the weights of EfficientNet-Lite0 is installed."""
+    return find_spec(LITE0_PACKAGE) is not None
 
 
 def _without(tensors: Tensors, classifier: Set[str]) -> Tensors:

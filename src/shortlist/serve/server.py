@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import dataclasses
+import functools
 import ipaddress
 import signal
 import socket
@@ -18,7 +19,7 @@ import torch
 import uvicorn
 from starlette.types import ASGIApp
 
-from shortlist.errors import ConfigError
+from shortlist.errors import ConfigError, did_you_mean
 from shortlist.gallery.gallery import Gallery
 from shortlist.process import threads
 from shortlist.serve.draining import Draining
@@ -32,6 +33,7 @@ from shortlist.supervisor import supervise
 LOCAL_NAMES = ("localhost", "127.0.0.1", "[::1]")
 SHUTDOWN_SECONDS = 3  # after which requests in progress when the server is stopped are answered with 503
 SENDING_SECONDS = 1  # to send these answers
+BACKENDS = ("torch", "onnx")
 
 
 def serve(
@@ -42,6 +44,7 @@ def serve(
     *,
     token: str | None = None,
     processes: int = 1,
+    backend: str = "torch",
     access_log: Path | str | None = None,
     ready: Callable[[str, bool], None] | None = None,
 ) -> None:
@@ -57,21 +60,27 @@ def serve(
         token: Token that requests must carry; see `create_app`.
         processes: Number of processes that answer requests. They map the same files of the gallery into memory; each
             has its own model.
+        backend: What computes the vectors of uploads: torch, or onnx for ONNX Runtime on the CPU, which needs the extra
+            `export`. Every model is converted, and compared with PyTorch, before it is used.
         access_log: File to which a JSON object per request is appended, or - for standard output.
         ready: Called with the URL, and whether other computers can reach it, when connections are accepted.
 
     Raises:
-        ConfigError: The server cannot listen on this host and port, or the token is too short; or there are to be
-            several processes, and the gallery is one that only this process can open.
+        ConfigError: The server cannot listen on this host and port, or the token is too short; there is no such
+            backend; or there are to be several processes, and the gallery is one that only this process can open.
+        ModelError: The model cannot be converted, or gives other vectors in ONNX Runtime.
         KeyboardInterrupt: The server was interrupted, not terminated.
     """
+    _check_backend(backend)
     if processes > 1 and gallery.opened_as is None:
         raise ConfigError(f"only this process can open the gallery {gallery.name}: use 1 for `processes`")
-    with _listen(host, port) as listening:
+    with _listen(host, port) as listening, tempfile.TemporaryDirectory() as temporary:
         address, port = listening.getsockname()[:2]
         local = ipaddress.ip_address(address).is_loopback
         hosts = {*LOCAL_NAMES, _url_host(host).lower()} if local else None
-        settings = _Settings(limits or Limits(), hosts, token, access_log, max(1, torch.get_num_threads() // processes))
+        cores = max(1, torch.get_num_threads() // processes)
+        models = Path(temporary, "models") if backend == "onnx" else None
+        settings = _Settings(limits or Limits(), hosts, token, access_log, cores, models)
 
         def announce() -> None:
             if ready is not None:
@@ -80,9 +89,20 @@ def serve(
         if processes == 1:
             _answer(announce, gallery, listening, settings)
             return
-        with tempfile.TemporaryDirectory() as folder:
-            arguments = (gallery.opened_as, listening, dataclasses.replace(settings, metrics=Path(folder)))
-            supervise(processes, _open_and_answer, arguments, announce)
+        metrics = Path(temporary, "metrics")
+        metrics.mkdir()
+        arguments = (gallery.opened_as, listening, dataclasses.replace(settings, metrics=metrics))
+        supervise(processes, _open_and_answer, arguments, announce)
+
+
+def _check_backend(backend: str) -> None:
+    """Check that there is such a backend, and that its packages are installed."""
+    if backend not in BACKENDS:
+        raise ConfigError(f"there is no `backend` {backend!r}; {did_you_mean(backend, BACKENDS)}")
+    if backend == "onnx":
+        from shortlist.encoding.onnx_network import require_onnx
+
+        require_onnx('`backend="onnx"`')
 
 
 @dataclass(frozen=True)
@@ -92,6 +112,7 @@ class _Settings:
     token: str | None
     access_log: Path | str | None
     cores: int  # for this process
+    models: Path | None = None  # folder for models in ONNX Runtime, which the processes share; None: PyTorch
     metrics: Path | None = None  # folder that the processes share
 
 
@@ -104,13 +125,19 @@ def _open_and_answer(
 
 def _answer(ready: Callable[[], None], gallery: Gallery, listening: socket.socket, settings: _Settings) -> None:
     """Answer requests in this process."""
-    with threads(max(1, settings.cores // WORKERS)), _returning_when_terminated(), ExitStack() as stack:
+    with threads(max(1, settings.cores // WORKERS)), ExitStack() as stack:
         log = None if settings.access_log is None else stack.enter_context(closing(AccessLog(settings.access_log)))
+        if settings.models is not None:
+            from shortlist.encoding.onnx_network import in_onnx_runtime
+
+            prepare = functools.partial(in_onnx_runtime, folder=settings.models, threads=settings.cores)
+            stack.enter_context(gallery.preparing_encoders(prepare))
         metrics = Metrics(settings.metrics)
         app = create_app(
             gallery, settings.limits, settings.hosts, token=settings.token, metrics=metrics, access_log=log
         )
         server = _Server(app)
+        stack.enter_context(_returning_when_terminated())  # a process that loads its model is not to ignore signals
         ready()
         server.run(sockets=[listening])
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 
-from shortlist.config import RunConfig
+from shortlist.config import CONFIG_KEYS, RunConfig
 from shortlist.config.schema import DataConfig, TestConfig
 from shortlist.data import BENCHMARKS, Catalog, half_validation, open_catalog
 from shortlist.data.inspection import drop_unreadable
@@ -68,19 +68,7 @@ def open_images(config: RunConfig, display: Display, folder: RunFolder | None = 
         display: Display for progress.
         folder: Folder of the run, where the list of unreadable images is kept so that it is determined only once.
     """
-    data = config.data
-    with display.task(f"opening {data.source}", "images") as progress:
-        catalog = open_catalog(
-            data.source,
-            root=data.root,
-            on_missing=data.on_missing,
-            train_share=data.train_share,
-            split_seed=data.split_seed,
-            label_separator=data.label_separator,
-            progress=progress,
-        )
-    if data.withhold_test:
-        catalog = catalog.subset(catalog.splits != "test")
+    data, catalog = config.data, _list_images(config, display)
     if data.on_missing == "error":
         return OpenedImages(catalog, [])
     missing = len(catalog.missing)
@@ -92,6 +80,22 @@ def open_images(config: RunConfig, display: Display, folder: RunFolder | None = 
     left_out = {path for path, _ in unreadable}
     left = catalog.subset([path not in left_out for path in catalog.paths])
     return OpenedImages(_with_remark(left, missing, len(unreadable)), unreadable)
+
+
+def _list_images(config: RunConfig, display: Display) -> Catalog:
+    """Open the catalog that `data` names, with unreadable images."""
+    data = config.data
+    with display.task(f"opening {data.source}", "images") as progress:
+        catalog = open_catalog(
+            data.source,
+            root=data.root,
+            on_missing=data.on_missing,
+            train_share=data.train_share,
+            split_seed=data.split_seed,
+            label_separator=data.label_separator,
+            progress=progress,
+        )
+    return catalog.subset(catalog.splits != "test") if data.withhold_test else catalog
 
 
 def _find_unreadable(catalog: Catalog, lists: list[Path], display: Display) -> list[tuple[str, str]]:
@@ -115,12 +119,24 @@ def open_run_images(config: RunConfig, display: Display, folder: RunFolder | Non
     Raises:
         ImagesChangedError: The images are not those that the run in `folder` started with.
     """
-    catalog, unreadable = open_images(config, display, folder)
-    if config.data.validation == "half":
-        catalog = half_validation(catalog)
+    opened, unreadable = open_images(config, display, folder)
+    catalog = _split(config, opened)
     if folder is not None:
         folder.check_images(catalog.fingerprint())
     return OpenedImages(catalog, unreadable)
+
+
+@translate_arguments(CONFIG_KEYS)
+def count_images(config: RunConfig, display: Display) -> tuple[int, int]:
+    """Return the number of training images, and of validation and test images, some of which may be unreadable."""
+    catalog = _split(config, _list_images(config, display))
+    trained = int((catalog.splits == "train").sum())
+    return trained, len(catalog) - trained
+
+
+def _split(config: RunConfig, catalog: Catalog) -> Catalog:
+    """Hold out classes for validation, if the configuration says so."""
+    return half_validation(catalog) if config.data.validation == "half" else catalog
 
 
 def _with_remark(catalog: Catalog, missing: int, unreadable: int = 0) -> Catalog:

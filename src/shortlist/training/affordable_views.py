@@ -1,0 +1,105 @@
+"""How many views of each image the recipe folder-fast encodes, so that it takes minutes on this machine."""
+
+from __future__ import annotations
+
+import shutil
+import time
+from pathlib import Path
+from typing import NamedTuple
+
+import torch
+
+from shortlist.batches.memory import available_memory
+from shortlist.config import RunConfig
+from shortlist.process import threads
+from shortlist.progress import Clock
+from shortlist.training.components import build_embedder
+
+CHANNELS = 1280  # of EfficientNet-Lite0
+ENCODING_SECONDS = 600.0  # that all views may take
+FREE_SHARE = 0.5  # of the free memory, and of the free disk space, that cached features may take
+MEASURED_VIEWS, MEASURED_SECONDS = 4, 1.5
+
+
+class Machine(NamedTuple):
+    """What a machine without a GPU has.
+
+    Args:
+        seconds: Time that it takes to encode a view.
+        memory: Free memory in bytes.
+        disk: Free space on the disk of the run, in bytes.
+    """
+
+    seconds: float
+    memory: int
+    disk: int
+
+
+class AffordableViews(NamedTuple):
+    """A number of views.
+
+    Args:
+        number: Number of views of each training image.
+        seconds: Estimated duration of encoding them, and all other images once.
+        limit: What the wanted number of views would take, in words; None if this is the wanted number.
+    """
+
+    number: int
+    seconds: float
+    limit: str | None
+
+
+def this_machine(config: RunConfig, folder: Path) -> Machine:
+    """Return what this machine has.
+
+    Args:
+        config: Configuration whose backbone encodes the views. Its speed is measured for a second or two.
+        folder: Folder of the features, which need not exist.
+    """
+    path = folder.absolute()
+    existing = next(each for each in (path, *path.parents) if each.exists())
+    memory = available_memory(torch.device("cpu"))
+    return Machine(_seconds_per_view(config), memory, shutil.disk_usage(existing).free)
+
+
+def _seconds_per_view(config: RunConfig, clock: Clock = time.process_time) -> float:
+    """Measure the backbone, which takes most of the time: views are decoded by other processes meanwhile.
+
+    This is processor time, and the fastest of several passes: other work on this machine does not count.
+    """
+    embedder, times = build_embedder(config, weights=False).eval(), list[float]()
+    side = config.images.size or embedder.data_config.input_size[-1]
+    images = torch.zeros(MEASURED_VIEWS, 3, side, side, dtype=torch.uint8)
+    cores = torch.get_num_threads()
+    with threads(1), torch.inference_mode():
+        while len(times) < 2 or sum(times) < MEASURED_SECONDS:
+            started = clock()
+            embedder.pool(images)
+            times.append(clock() - started)
+    return min(times) / len(images) / cores
+
+
+def affordable_views(wanted: int, trained: int, others: int, machine: Machine, at_least: int = 1) -> AffordableViews:
+    """Return a number of views that are encoded in about 10 minutes, and whose features find room.
+
+    This is the wanted number, or the largest power of two that is possible, so that it is usually the same in another
+    call. Features of views take 2 bytes per channel, and those of validation and test images, which have one view, 4.
+
+    Args:
+        wanted: Number of views, unless that is too many.
+        trained: Number of training images.
+        others: Number of validation and test images.
+        machine: The machine.
+        at_least: Number of views, even if that is too many.
+    """
+    view, once = 2 * CHANNELS * max(trained, 1), 4 * CHANNELS * others  # bytes
+    largest = {
+        "longer than 10 minutes": (ENCODING_SECONDS / machine.seconds - others) / max(trained, 1),
+        "more than half of the free memory": (FREE_SHARE * machine.memory - once) / view,
+        "more than half of the free disk space": (FREE_SHARE * machine.disk - once) / view,
+    }
+    limit = min(largest, key=lambda name: largest[name])
+    possible = max(1, int(largest[limit]))
+    number = max(at_least, wanted if possible >= wanted else 2 ** (possible.bit_length() - 1))
+    seconds = (trained * number + others) * machine.seconds
+    return AffordableViews(number, seconds, limit if number < wanted else None)

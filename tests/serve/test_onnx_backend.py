@@ -1,0 +1,138 @@
+"""Uploads that ONNX Runtime embeds in place of PyTorch."""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import httpx
+import pytest
+import torch
+
+from shortlist.data import TestTransform
+from shortlist.encoding import Encoder, onnx_network
+from shortlist.encoding.conversion import plain_network
+from shortlist.encoding.onnx_network import OnnxFormat, in_onnx_runtime
+from shortlist.errors import ModelError
+from shortlist.gallery import Gallery, rebuild, switch
+from shortlist.model import Embedder
+from shortlist.serve import serve, service
+from tests.export.conftest import no_symbol_log  # noqa: F401 - a fixture
+from tests.export.encoders import encoder, pictures
+from tests.processes import LONG
+from tests.serve.test_command import run
+
+pytestmark = pytest.mark.long
+
+
+def fails(*_: object, **__: object) -> None:
+    raise RuntimeError("an operator is not known\nand a long story")
+
+
+def test_a_network_is_converted_once_for_all_processes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    made, folder = encoder(), tmp_path / "models"
+    converted = in_onnx_runtime(made, folder, 1)
+    assert converted.runtime is not None
+    assert converted.fingerprint == made.fingerprint
+    monkeypatch.setattr(OnnxFormat, "__init__", fails)
+    again = in_onnx_runtime(encoder(), folder, 1)
+    with monkeypatch.context() as patch:
+        patch.setattr(Embedder, "forward", fails)
+        vectors = [each.encode(pictures()) for each in (converted, again)]
+    for found in vectors:
+        torch.testing.assert_close(found, made.encode(pictures()), atol=1e-4, rtol=0)
+    with pytest.raises(ModelError, match="cannot be exported as ONNX"):  # the file of another model is not used
+        in_onnx_runtime(encoder(dim=4), folder, 1)
+    assert list(folder.glob("*.onnx")) == []
+
+
+def test_it_serves_and_converts_the_model_of_another_gallery(
+    gallery: Gallery, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(service, "REFRESH_SECONDS", 0.01)
+    torch.manual_seed(3)
+    other = Encoder(Embedder("test_efficientnet", dim=24).eval(), TestTransform(32, 36))
+    rebuild(gallery, other, tmp_path / "new", workers=0)
+    switch(tmp_path / "live", gallery.store.folder)
+    opened, seen = Gallery.open(tmp_path / "live"), list[tuple[str, int, bool, bool]]()
+
+    def searched(client: httpx.Client) -> tuple[str, int, bool, bool]:
+        with monkeypatch.context() as patch:
+            patch.setattr(Embedder, "forward", fails)
+            answer = client.post("/api/search", files={"image": gallery.item(5).path.read_bytes()}, data={"k": 1})
+        used = opened.encoder
+        hit = answer.json()["results"][0]
+        return opened.name, hit["id"], hit["score"] > 0.999, used.runtime is not None
+
+    def ask(address: str) -> None:
+        try:
+            with httpx.Client(base_url=address, timeout=LONG) as client:
+                seen.append(searched(client))
+                switch(tmp_path / "live", tmp_path / "new")
+                while opened.name == "gallery":
+                    assert client.get("/api/health").status_code == 200
+                    time.sleep(0.05)  # for the conversion
+                seen.append(searched(client))
+        finally:
+            os.kill(os.getpid(), signal.SIGTERM)
+
+    asking: list[threading.Thread] = []
+
+    def ready(address: str, public: bool) -> None:
+        asking.append(threading.Thread(target=ask, args=(address,)))
+        asking[0].start()
+
+    serve(opened, port=0, backend="onnx", ready=ready)
+    asking[0].join()
+    assert seen == [("gallery", 5, True, True), ("new", 5, True, True)]
+    assert opened.encoder.runtime is None
+
+
+class TestMistakes:
+    @pytest.fixture
+    def refused(
+        self, gallery: Gallery, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    ) -> Callable[..., str]:
+        """What the command says instead of serving."""
+
+        def say(backend: str = "onnx") -> str:
+            args = (str(gallery.store.folder), "--port", "0", "--backend", backend)
+            code, err = run(*args, capsys=capsys, monkeypatch=monkeypatch)
+            assert (code, err.count("\n")) == (1, 1)
+            return err.strip()
+
+        return say
+
+    def test_no_such_backend(self, refused: Callable[..., str]) -> None:
+        assert refused("onxx") == "Error: there is no --backend 'onxx'; did you mean 'onnx'?"
+
+    @pytest.mark.parametrize("package", ["onnx", "onnxruntime", "onnxscript"])
+    def test_a_package_is_not_installed(
+        self, refused: Callable[..., str], package: str, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setitem(sys.modules, package, None)
+        problem = f"--backend onnx needs the package {package}, which is not installed"
+        assert refused() == f"Error: {problem}: pip install 'shortlist[export]'"
+
+    def test_a_model_that_cannot_be_converted(
+        self, refused: Callable[..., str], monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr(torch.export, "export", fails)
+        problem = "'test_efficientnet' cannot be exported as ONNX (an operator is not known)"
+        assert refused() == f"Error: {problem}: use --backend torch"
+
+    def test_other_vectors(self, refused: Callable[..., str], monkeypatch: pytest.MonkeyPatch) -> None:
+        def other_weights(made: Encoder) -> torch.nn.Module:
+            network = plain_network(made)
+            network.get_parameter("linear.bias").data += 0.01
+            return network
+
+        monkeypatch.setattr(onnx_network, "plain_network", other_weights)
+        said = refused()
+        assert said.startswith("Error: the ONNX file gives other vectors than PyTorch (largest difference 0.0")
+        assert said.endswith("tolerance 0.0001), so use --backend torch")
