@@ -141,7 +141,7 @@ def measure_time(bench: Bench, case: Case) -> dict[str, Any]:
         if name != "plain"
     }
     rates = {name: 1 / statistics.median(values) for name, values in seconds.items()}
-    return {"images_a_second": rates, "times_plain": ratios, "seconds_an_image": seconds}
+    return {"images_per_second": rates, "times_plain": ratios, "seconds_per_image": seconds}
 
 
 class Stopwatch:
@@ -251,7 +251,7 @@ def show(case: Case, result: dict[str, Any]) -> None:
         at = f" (plain at {case.plain_batch})" if case.plain_batch != case.batch else ""
         for name in case.ways:
             ratio = f"{result['times_plain'][name]:6.2f} x plain{at}" if name != "plain" else ""
-            print(f"time   {case.batch:5} {name:6} {result['images_a_second'][name]:9.1f} images/s {ratio}", flush=True)
+            print(f"time   {case.batch:5} {name:6} {result['images_per_second'][name]:9.1f} images/s {ratio}", flush=True)
 
 
 def show_targets(setting: Setting, results: Results) -> None:
