@@ -251,7 +251,8 @@ def show(case: Case, result: dict[str, Any]) -> None:
         at = f" (plain at {case.plain_batch})" if case.plain_batch != case.batch else ""
         for name in case.ways:
             ratio = f"{result['times_plain'][name]:6.2f} x plain{at}" if name != "plain" else ""
-            print(f"time   {case.batch:5} {name:6} {result['images_per_second'][name]:9.1f} images/s {ratio}", flush=True)
+            rate = result["images_per_second"][name]
+            print(f"time   {case.batch:5} {name:6} {rate:9.1f} images/s {ratio}", flush=True)
 
 
 def show_targets(setting: Setting, results: Results) -> None:
