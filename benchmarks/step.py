@@ -3,6 +3,7 @@
     python benchmarks/step.py                    all cases: about an hour on 2 cores; resumes an interrupted run
     python benchmarks/step.py --targets          only the cases of the targets: about 10 minutes
     python benchmarks/step.py --shares           only the shares of the stages, at batch 392 and 4,000
+    python benchmarks/step.py --busy             only kept graphs on busy cores, at batch 392
     python benchmarks/step.py --batches 128 392 --again
     python benchmarks/step.py --quick            tiny images and batches, to test the script; nothing is written
 
@@ -20,6 +21,8 @@ The shares of the stages are those of the time of a training step with SiMix, Ad
 500 x 375 pixels that worker processes decode: *input* is the time that the step waits for images, *first* and *second*
 are the passes through the network (the second with the backward pass), *loss* is the loss with its gradient, *other*
 the rest. Each result is written to results/step.json immediately.
+
+On busy cores, where one process per core multiplies matrices all the time, *kept* is compared with *twice*.
 """
 
 from __future__ import annotations
@@ -27,12 +30,16 @@ from __future__ import annotations
 import argparse
 import ctypes
 import json
+import os
 import resource
 import statistics
+import subprocess
+import sys
 import tempfile
 import time
 import warnings
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from itertools import chain
 from pathlib import Path
@@ -48,10 +55,19 @@ MEMORY_LIMIT = 14 * 2**30
 # Environment in which malloc returns freed memory to the system, for measuring memory.
 RETURN_FREED_MEMORY = {"MALLOC_MMAP_THRESHOLD_": str(2**17), "MALLOC_TRIM_THRESHOLD_": str(2**17)}
 PEAK_GROWTH, TWICE, KEPT = 1.15, 1.40, 1.05  # targets
-LOSS_SHARE, NOT_NETWORK_SHARE = 0.05, 0.10  # targets
+LOSS_SHARE, NOT_NETWORK_SHARE, BUSY_KEPT = 0.05, 0.10, 1.0  # targets
 STAGES = ["input", "first", "loss", "second", "optimiser", "other"]
 SHARES_AT = [392, 4000]
+BUSY_AT = 392
 FILES = 256  # number of JPEGs for the shares
+# Keeps a core and its caches busy, until its parent ends.
+BUSY = """
+import os, torch
+torch.set_num_threads(1)
+parent, matrix = os.getppid(), torch.randn(1024, 1024)
+while os.getppid() == parent:
+    matrix @ matrix
+"""
 
 
 @dataclass(frozen=True)
@@ -65,7 +81,7 @@ class Setting:
 
 @dataclass(frozen=True)
 class Case:
-    measure: str  # "memory", "time" or "shares"
+    measure: str  # "memory", "time", "shares" or "busy"
     batch: int
     ways: tuple[str, ...]  # methods: one for memory and shares, several for time
     plain_batch: int = 0  # batch size of the plain method, for time only
@@ -144,6 +160,36 @@ def measure_time(bench: Bench, case: Case) -> dict[str, Any]:
     return {"images_per_second": rates, "times_plain": ratios, "seconds_per_image": seconds}
 
 
+@contextmanager
+def busy_cores() -> Iterator[None]:
+    others = [subprocess.Popen([sys.executable, "-c", BUSY]) for _ in range(os.cpu_count() or 1)]
+    try:
+        time.sleep(10)  # until they have imported torch
+        yield
+    finally:
+        for other in others:
+            other.kill()
+            other.wait()
+
+
+def measure_busy(bench: Bench, case: Case) -> dict[str, Any]:
+    from shortlist.batches.memory import reuse_freed_memory
+
+    reuse_freed_memory()
+    runs = {name: bench.method(name, case.batch) for name in case.ways}
+    seconds: dict[str, list[float]] = {name: [] for name in case.ways}
+    with busy_cores():
+        for turn in range(bench.setting.repeats + 1):
+            for name, run in runs.items():
+                bench.model.zero_grad(set_to_none=True)
+                start = time.perf_counter()
+                run()
+                if turn > 0:  # the first turn is a warm-up
+                    seconds[name].append(time.perf_counter() - start)
+    ratios = [kept / twice for kept, twice in zip(seconds["kept"], seconds["twice"], strict=True)]
+    return {"kept_by_twice": statistics.median(ratios), "worst": max(ratios), "seconds": seconds}
+
+
 class Stopwatch:
     """The seconds that named calls have taken."""
 
@@ -204,7 +250,8 @@ def measure(setting: Setting, case: Case) -> dict[str, Any]:
     limit = _status("VmSize") + min(MEMORY_LIMIT, psutil.virtual_memory().available * 9 // 10)
     resource.setrlimit(resource.RLIMIT_AS, (limit, limit))
     try:
-        return {"memory": measure_memory, "time": measure_time, "shares": measure_shares}[case.measure](bench, case)
+        measures = {"memory": measure_memory, "time": measure_time, "shares": measure_shares, "busy": measure_busy}
+        return measures[case.measure](bench, case)
     except Exception as error:
         if not is_out_of_memory(error) and not str(error).startswith("Out of memory"):
             raise
@@ -247,6 +294,9 @@ def show(case: Case, result: dict[str, Any]) -> None:
     elif case.measure == "shares":
         stages = "  ".join(f"{stage} {100 * result[stage]:.1f} %" for stage in STAGES)
         print(f"shares {case.batch:5} {stages}   of {result['seconds']:.1f} s", flush=True)
+    elif case.measure == "busy":
+        ratios = f"{result['kept_by_twice']:.2f} x twice, worst repeat {result['worst']:.2f}"
+        print(f"busy   {case.batch:5} kept   {ratios}", flush=True)
     else:
         at = f" (plain at {case.plain_batch})" if case.plain_batch != case.batch else ""
         for name in case.ways:
@@ -286,6 +336,8 @@ def show_targets(setting: Setting, results: Results) -> None:
                 line(f"share of the loss, batch {case.batch}", result["loss"], LOSS_SHARE)
             network = result["first"] + result["second"]
             line(f"share of all but the network, batch {case.batch}", 1 - network, NOT_NETWORK_SHARE)
+        if case.measure == "busy":
+            line(f"time on busy cores, kept / twice, batch {case.batch}", result["kept_by_twice"], BUSY_KEPT)
 
 
 def load(setting: Setting) -> Results:
@@ -303,11 +355,29 @@ def save(setting: Setting, results: Results) -> None:
     unfinished.replace(RESULTS)
 
 
+def cases(arguments: argparse.Namespace, setting: Setting, results: Results) -> Iterator[Case]:
+    """Yield the cases to measure. Which methods are timed depends on the results for memory."""
+    smallest, batches = 4 * setting.chunk, [16, 40] if arguments.quick else arguments.batches
+    everything = not arguments.shares and not arguments.busy
+    if everything and arguments.targets:
+        yield from (Case("memory", batch, ("twice",)) for batch in (smallest, batches[-1]))
+        batches = [batch for batch in (smallest, 392) if batch < batches[-1]]
+    elif everything:
+        yield from memory_cases(batches)
+    if everything:
+        yield from (time_case(batch, results) for batch in batches)
+    if everything or arguments.shares:
+        yield from (Case("shares", batch, ("twice",)) for batch in (batches[-1:] if arguments.quick else SHARES_AT))
+    if everything or arguments.busy:
+        yield Case("busy", batches[-1] if arguments.quick else BUSY_AT, ("twice", "kept"))
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--batches", type=int, nargs="+", default=BATCHES, help="batch sizes")
     parser.add_argument("--targets", action="store_true", help="measure only the cases of the targets")
     parser.add_argument("--shares", action="store_true", help="measure only the shares of the stages")
+    parser.add_argument("--busy", action="store_true", help="measure only kept graphs on busy cores")
     parser.add_argument("--quick", action="store_true", help="use tiny sizes and write nothing")
     parser.add_argument("--again", action="store_true", help="repeat measurements whose results exist")
     parser.add_argument("--case", help=argparse.SUPPRESS)
@@ -317,10 +387,8 @@ def main() -> None:
         print(json.dumps(measure(Setting(**setting), Case(**case))))
         return
     setting = QUICK if arguments.quick else Setting()
-    smallest, batches = 4 * setting.chunk, [16, 40] if arguments.quick else arguments.batches
     results = {} if arguments.quick else load(setting)
-
-    def run(case: Case) -> None:
+    for case in cases(arguments, setting, results):
         if arguments.again or case not in results:
             results[case] = run_alone(
                 __file__, [asdict(setting), asdict(case)], RETURN_FREED_MEMORY if case.measure == "memory" else None
@@ -328,15 +396,6 @@ def main() -> None:
             if not arguments.quick:
                 save(setting, results)
         show(case, results[case])
-
-    target_cases = [Case("memory", batch, ("twice",)) for batch in (smallest, batches[-1])]
-    if not arguments.shares:
-        for case in target_cases if arguments.targets else memory_cases(batches):
-            run(case)
-        for batch in [batch for batch in (smallest, 392) if batch < batches[-1]] if arguments.targets else batches:
-            run(time_case(batch, results))
-    for batch in batches[-1:] if arguments.quick else SHARES_AT:
-        run(Case("shares", batch, ("twice",)))
     show_targets(setting, results)
     if arguments.quick:
         print("(These sizes are too small for the targets to be meaningful.)")
