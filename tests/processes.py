@@ -53,9 +53,9 @@ class Running:
 
     code: int | None = None  # once it has been waited for
 
-    def wait(self) -> int:
+    def wait(self, seconds: float = LONG) -> int:
         """Return its exit code, or the negative number of the signal that ended it."""
-        self._poll(self.ended)
+        self._poll(self.ended, seconds)
         if self.code is None:
             self.code = int(self.owner.ask({"wait": self.pid}))
         return self.code
@@ -71,8 +71,8 @@ class Running:
         self._poll(lambda: self.ended() or when())
         assert when(), f"it ended before that:\n{self.out}\n{self.err}"
 
-    def _poll(self, when: Callable[[], bool]) -> None:
-        end = time.monotonic() + LONG
+    def _poll(self, when: Callable[[], bool], seconds: float = LONG) -> None:
+        end = time.monotonic() + seconds
         while not when():
             assert time.monotonic() < end, f"it takes too long:\n{self.out}\n{self.err}"
             time.sleep(0.002)

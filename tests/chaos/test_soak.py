@@ -6,7 +6,7 @@ import json
 from pathlib import Path
 
 from tests.chaos.extent import times
-from tests.processes import ROOT, Commands
+from tests.processes import LONG, ROOT, Commands
 from tests.serve.galleries import CLASSES, IMAGES, small_gallery
 from tests.serve.servers import serving
 
@@ -20,12 +20,13 @@ def test_load(commands: Commands, tmp_path: Path) -> None:
     found = tmp_path / "soak.json"
     with serving(commands, tmp_path / "gallery") as server:
         where = ("--address", server.address, "--pid", str(server.pid), "--out", found)
-        seconds = str(times(1, 1200))
-        code, _, error = commands.run("--seconds", seconds, *QUICK, *where, cwd=tmp_path, script=SOAK)
+        seconds = times(1, 1200)
+        running = commands.start("--seconds", str(seconds), *QUICK, *where, cwd=tmp_path, script=SOAK)
+        code = running.wait(seconds + LONG)
     result = json.loads(found.read_text())
     assert result["failures"] == []
     assert result["answers"]["slow upload: 200"] > 0
     assert result["answers"]["search: 200"] > 0
     assert result["p99"] > 0
     if times(0, 1):
-        assert code == 0, error
+        assert code == 0, running.err

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import errno
 import json
+import os
 from pathlib import Path
 
 import filelock
@@ -210,6 +212,25 @@ class TestInterrupted:
         assert rest.seen == 0
         assert np.array_equal(open_vectors(file), embed_images(dark, images, SQUARE).numpy().astype(np.float16))
         assert files(file) >= {"r1m.npy", "r1m.npy.json"}
+
+    def test_a_note_that_could_not_be_deleted(
+        self, images: Catalog, file: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        real = Path.unlink
+
+        def unlink(self: Path, missing_ok: bool = False) -> None:
+            if self.name.endswith(".part.json") and self.exists():
+                raise OSError(errno.EIO, os.strerror(errno.EIO), str(self))
+            real(self, missing_ok)
+
+        with monkeypatch.context() as patch:
+            patch.setattr(Path, "unlink", unlink)
+            with pytest.raises(OSError, match="Input/output error"):
+                embed_to_file(Corner(), images, SQUARE, file)
+        rest = Corner()
+        embed_to_file(rest, images, SQUARE, file)
+        assert rest.seen == 0
+        assert not list(file.parent.glob("*.part*"))
 
     def test_two_processes_at_once(self, images: Catalog, file: Path) -> None:
         file.parent.mkdir()

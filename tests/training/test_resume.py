@@ -395,6 +395,16 @@ class TestStates:
         assert list(state.under("model.")) == ["a.b"]
 
 
+def test_old_checkpoints_that_could_not_be_deleted_are_deleted_later(whole: dict[str, Path], tmp_path: Path) -> None:
+    """Here by a run that takes no further step, and thus saves no further checkpoint."""
+    run = Path(shutil.copytree(whole["often"], tmp_path / "run"))
+    (run / "evaluation.json").unlink()
+    shutil.copy(run / "checkpoints" / "step-00000009.safetensors", run / "checkpoints" / "step-00000001.safetensors")
+    resume(run)
+    assert checkpoints(run) == [9, 8]
+    assert (run / "evaluation.json").exists()
+
+
 def test_a_finished_run_keeps_two_checkpoints(whole: dict[str, Path]) -> None:
     assert checkpoints(whole["often"]) == [9, 8]
     assert checkpoints(whole["random"]) == [9, 6]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import pwd
@@ -24,6 +25,7 @@ from shortlist.progress import Display
 from shortlist.recipes import open_recipe
 from shortlist.training import RunFolder, SweepResult, evaluate_run, make_plan, sweep, sweeps, write_best_recipe
 from shortlist.training import train_run as train
+from shortlist.training.sweep_study import open_study
 from tests.processes import Commands
 from tests.training.runs import (
     FASTEST_MODEL,
@@ -370,6 +372,23 @@ class TestInterruptions:
         journal.write_text("nonsense\n" + journal.read_text())
         with pytest.raises(RunError, match=r"journal.log is damaged"):
             sweep(base, GRID, study)
+
+    def test_a_full_disk_does_not_damage_the_journal(
+        self, finished: SweepResult, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        study = Path(shutil.copytree(finished.path, tmp_path / "study"))
+        before = (study / "journal.log").read_bytes()
+
+        def full(_: int) -> None:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+        monkeypatch.setattr(os, "fsync", full)
+        with (
+            open_study(study, None) as opened,
+            pytest.raises(OSError, match=r"No space left on device: .*journal\.log"),
+        ):
+            opened.set_user_attr("note", "written in part")
+        assert (study / "journal.log").read_bytes() == before
 
 
 @pytest.fixture

@@ -6,7 +6,7 @@ import hashlib
 import json
 import math
 from collections.abc import Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
@@ -148,6 +148,8 @@ def embed_dataset(
     """
     path = file.path
     if file.done:
+        with suppress(OSError):
+            file.part_note.unlink()  # by now useless; deleting it failed if an earlier call ended with an error
         return path
     with exclusive_write(path), file:
         append_embeddings(embedder, dataset, file, on_missing, batch_size, workers, progress)

@@ -55,9 +55,14 @@ def save_state(folder: Path, state: TrainingState) -> Path:
             f"The checkpoint of step {state.step} cannot be written to {folder}: {error}. Earlier checkpoints are "
             "unchanged. Fix the cause, then resume with: shortlist train --resume RUN"
         ) from None
+    delete_old_states(folder)
+    return path
+
+
+def delete_old_states(folder: Path) -> None:
+    """Delete all checkpoints but the newest ones, and the incomplete files of killed processes."""
     for old in [*_checkpoints(folder)[KEPT:], *folder.glob(".step-*")]:
         old.unlink(missing_ok=True)
-    return path
 
 
 def latest_state(folder: Path) -> TrainingState | None:

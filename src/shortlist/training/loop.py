@@ -32,7 +32,7 @@ from shortlist.process import threads
 from shortlist.processor import require_bfloat16
 from shortlist.progress import Display, default_display
 from shortlist.training.baseline import baseline, baseline_name, improvement, with_baseline_name
-from shortlist.training.checkpoint import TrainingState, latest_state, save_state
+from shortlist.training.checkpoint import TrainingState, delete_old_states, latest_state, save_state
 from shortlist.training.components import Given, build_embedder, build_loss, build_transforms
 from shortlist.training.datasets import EvalSet, check_images_exist, with_absolute_paths
 from shortlist.training.durations import RemainingTime
@@ -472,6 +472,7 @@ class Trainer:
             self.learner.load(state)
             self.step, self.best = state.step, state.facts["best"]
             self.display.message(f"Resuming after step {self.step} of {self.plan.total_steps}.", step=self.step)
+            self.processes.on_main(partial(delete_old_states, self.folder.checkpoints))  # if that has failed before
         self.folder.discard_records_after(self.step or -1)  # the evaluation before step 1 is repeated
         start = self.step - self.step % self.plan.steps_per_epoch  # of the epoch
         steps = (each for each in self.folder.metrics() if each["kind"] == "step" and each["step"] > start)

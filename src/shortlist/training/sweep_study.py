@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import json
 import math
+import os
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from functools import partial
+from io import FileIO
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -14,6 +17,7 @@ import filelock
 
 from shortlist.errors import ConfigError, RunError, did_you_mean
 from shortlist.extras import extra
+from shortlist.files import naming
 from shortlist.seeds import derived_seed
 from shortlist.training.search_space import Choices, Space
 
@@ -127,6 +131,35 @@ class _JournalLock(JournalFileOpenLock):
         self._lock.release()
 
 
+class _JournalFile(JournalFileBackend):
+    """Journal that a full disk does not damage: what cannot be written as a whole is not written at all."""
+
+    def __init__(self, file: Path) -> None:
+        self._path, self._own_lock = file, _JournalLock(file)
+        super().__init__(str(file), self._own_lock)
+
+    def append_logs(self, logs: list[dict[str, Any]]) -> None:
+        lines = "".join(json.dumps(log, separators=(",", ":")) + "\n" for log in logs).encode()
+        self._own_lock.acquire()
+        try:
+            with naming(self._path), self._path.open("ab", buffering=0) as stream:
+                _write_all(stream, lines)
+        finally:
+            self._own_lock.release()
+
+
+def _write_all(stream: FileIO, content: bytes) -> None:
+    """Append to a file, which is as long as before if that fails."""
+    size = stream.tell()
+    try:
+        while content:
+            content = content[stream.write(content) :]
+        os.fsync(stream.fileno())
+    except OSError:
+        stream.truncate(size)
+        raise
+
+
 def address_without_password(storage: str) -> str:
     """Return the URL of a database without its password.
 
@@ -186,7 +219,7 @@ def open_study(
 
 def _open_journal(file: Path) -> BaseStorage:
     try:
-        return JournalStorage(JournalFileBackend(str(file), _JournalLock(file)))
+        return JournalStorage(_JournalFile(file))
     except (ValueError, KeyError) as error:
         raise RunError(f"{file} is damaged ({error}). Restore a copy, or choose another folder.") from None
 
