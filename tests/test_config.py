@@ -115,7 +115,7 @@ def test_all_problems_are_listed_at_once() -> None:
         ("data.source=5", "data.source: should be a valid string (given: 5)"),
         ("images.mean=[0.5, 0.5]", "images.mean: "),
         ("name=a b/c", "name: "),
-        ("loss.k=5", "loss.k: should be a valid tuple (given: 5)"),
+        ("loss.k=5", "loss.k: must be a list (given: 5)"),
         ("loss.k=[4, 1]", "loss.k: should be strictly increasing"),
         ("loss.k=[1, 1]", "loss.k: should be strictly increasing"),
         ("loss.k=[0, 1]", "loss.k: should be greater than or equal to 1"),

@@ -260,7 +260,7 @@ class TestWhoTrainsAndWhoTests:
         assert f"validation: {', '.join(names)}" in out
 
     def test_few_classes(self, messages: Told, run: RunFolder) -> None:
-        assert any(each.startswith("only 3 training classes") for each in messages.messages)
+        assert any(each.startswith("Only 3 training classes") for each in messages.messages)
 
     def test_few_lines_about_short_epochs(self, messages: Told, run: RunFolder) -> None:
         epochs = [each for each in messages.messages if each.startswith("epoch ")]

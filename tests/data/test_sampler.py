@@ -367,7 +367,7 @@ def test_no_class_is_large_enough(labels: list[int]) -> None:
         ([[1, 1], [1, 1]], ValueError, r"labels must be a vector with one integer per item, got shape \(2, 2\)"),
         (3, ValueError, r"labels must be a vector .* got shape \(\)"),
         ([[1, 1], [1]], TypeError, "`labels` must be integers, one per image"),
-        ([0.0, 0.0, 1.0, 1.0], TypeError, "labels must be integers, got torch.float32"),
+        ([0.0, 0.0, 1.0, 1.0], TypeError, "labels must be integers, got torch.float64"),
         (np.array([0, 0, np.nan]), TypeError, "labels must be integers, got torch.float64"),
         ([True, False, True, False], TypeError, "labels must be integers, got torch.bool"),
         (["cat", "cat", "dog", "dog"], TypeError, "`labels` must be integers, one per image"),

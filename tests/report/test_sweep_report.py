@@ -9,7 +9,7 @@ import pytest
 
 from shortlist.errors import ConfigError
 from shortlist.report import write_sweep_report
-from shortlist.report.plots import history_plot
+from shortlist.report.plots import HistoryPoint, history_plot
 from shortlist.report.sweep_report import rows
 from shortlist.report.terminal_tables import print_sweep
 from shortlist.training import SweepResult, TrialResult
@@ -61,7 +61,7 @@ def test_page(result: SweepResult) -> None:
     assert NASTY in text
     assert [name for name, _ in page.elements].count("script") == 2  # that of the page, and its pictures
     (plot,) = [each for name, each in page.elements if name == "svg"]
-    assert plot["aria-label"] == "validation r@1: the best of 2 is 50.0 %."
+    assert plot["aria-label"] == "validation r@1: the best of 2 is 50.0 % (1 not completed)."
 
 
 def test_page_with_importances(result: SweepResult, tmp_path: Path) -> None:
@@ -91,12 +91,22 @@ def test_table(result: SweepResult, capsys: pytest.CaptureFixture[str]) -> None:
 
 
 def test_history() -> None:
-    """Dots are the values; the line is the largest value so far, which never falls."""
-    plot = history_plot("r@1", [(0, 20.0, "a"), (1, 60.0, "b"), (4, 40.0, "c")], x_name="trial", unit=" %")
-    heights = [float(point.split()[1]) for point in plot.line[1:].split(" L")]
-    assert heights[0] > heights[1] == heights[2]  # SVG counts from the top
-    assert [text for _, _, text in plot.tooltips] == ["a", "b", "c"]
-    assert plot.dots[1][1] == heights[1] < plot.dots[2][1] < plot.dots[0][1]
+    """Dots are the values; the line steps to the largest complete value so far, and never falls."""
+    points = [
+        HistoryPoint(0, 20.0, "a"),
+        HistoryPoint(1, 60.0, "b"),
+        HistoryPoint(2, 70.0, "c", complete=False),
+        HistoryPoint(4, 40.0, "d"),
+    ]
+    plot = history_plot("r@1", points, x_name="trial", unit=" %")
+    (x0, y0), (x1, y1), (x2, _) = plot.dots
+    assert plot.line == f"M{x0} {y0} H{x1} V{y1} H{x2} V{y1} H{x2}"
+    assert y1 < plot.dots[2][1] < y0  # SVG counts from the top
+    ((x, y),) = plot.hollow_dots
+    assert x1 < x < x2
+    assert y < y1
+    assert [text for _, _, text in plot.tooltips] == ["a", "b", "c", "d"]
+    assert plot.summary == "r@1: the best of 3 is 60.0 % (1 not completed)."
     assert [text for _, text in plot.x_labels] == ["0", "1", "2", "3", "4"]
-    single = history_plot("r@1", [(0, 20.0, "a")], x_name="trial")
+    single = history_plot("r@1", [HistoryPoint(0, 20.0, "a")], x_name="trial")
     assert len(single.dots) == 1

@@ -68,7 +68,7 @@ class TestBatchSize:
             said = f"batch.size={size} is reduced to 9: data.validation=half leaves 3 classes with at least 3 training"
             *remarks, few = plan.remarks
             assert remarks == ([] if size == 9 else [f"{said} images"])
-            assert few.startswith("only 3 training classes")
+            assert few.startswith("Only 3 training classes")
             described = describe(plan, build_embedder(plan.config, weights=False))
             assert described["data"].get("remarks", []) == list(plan.remarks)
 

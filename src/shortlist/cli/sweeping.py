@@ -113,8 +113,10 @@ def best(
 ) -> None:
     """Write the recipe with the values of the best trial, which trains on all training classes and is tested once."""
     from shortlist.progress import display_for
+    from shortlist.recipes import open_recipe
     from shortlist.training import write_best_recipe
 
     file = write_best_recipe(study, out, storage=storage)
-    text = f"The recipe is {file}. Train and test it with: shortlist train {shlex.quote(str(file))}"
+    advice = f"The recipe is {file}. Train and test it with: shortlist train {shlex.quote(str(file))}"
+    text = f"{open_recipe(str(file)).about} {advice}"
     display_for(sys.stdout, as_json=as_json).message(text, recipe=str(file))

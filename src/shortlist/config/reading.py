@@ -169,6 +169,8 @@ def _describe(problem: dict[str, Any]) -> tuple[str, str]:
     shown = f" (given: {text if len(text) <= MAX_SHOWN else text[:MAX_SHOWN] + '...'})"
     if problem["type"] == "model_type":
         return key, f"must be a mapping with the keys {', '.join(section.model_fields)}{shown}"
+    if problem["type"] == "tuple_type":
+        return key, f"must be a list{shown}"
     given = "" if isinstance(problem["input"], Mapping | BaseModel) else shown
     return key, problem["msg"].removeprefix("Value error, ").removeprefix("Input ") + given
 

@@ -220,7 +220,7 @@ class StartConfig(Section):
 
     rank_temperature: Positive | None = None  # recall_at_k
     similarity_temperature: Positive | None = None  # recall_at_k and smooth_ap
-    k_factor: Positive | None = None  # recall_at_k: factor by which every k is multiplied; it moves to 1
+    k_factor: Annotated[Positive, Field(ge=1)] | None = None  # recall_at_k: factor of every k, which moves to 1
     until: PositiveFraction = 0.5  # share of training after which the values are those of the loss
 
 

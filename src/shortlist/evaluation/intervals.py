@@ -108,7 +108,7 @@ def group_differences(
 ) -> dict[str, Difference]:
     """Compute second - first for each column of two tables of the same seeds and queries, by a paired bootstrap.
 
-    Each resample draws clusters of queries with replacement, the same for all seeds, and independently of them seeds
+    Each resample draws clusters of queries with replacement, the same for all seeds, and, independently, seeds
     with replacement. Of S seeds, S - 1 are drawn, so that the variance of their mean has no bias, and the deviation of
     their weights from 1 / S is multiplied by the ratio of the 97.5 % quantiles of Student's distribution with S - 1
     degrees of freedom and of the normal distribution, so that the interval is not too narrow for few seeds. A single

@@ -121,7 +121,8 @@ def _verdict(first: str, run: str, test: ComparedTest, metric: str, difference: 
     value, _, interval = str(difference).partition(" ")
     details = f"{metric} {value} points, 95 % interval {interval}, p {format_p(difference)}"
     if test.seeds:
-        details += f", {len(test.seeds[run])} seeds"
+        number = len(test.seeds[run])
+        details += f", {number} seed{'s' if number > 1 else ''}"
     if test.queries[metric] < MIN_QUERIES:
         details += f"; but {test.queries[metric]} queries are too few for a reliable interval"
     if difference.significant:

@@ -6,7 +6,7 @@ import itertools
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 from shortlist.training.interim_tests import INTERIM_TEST
 
@@ -31,7 +31,8 @@ class Plot:
         y_labels: Labels of the vertical axis, with grid lines.
         tooltips: Values to show at the pointer, by position.
         line: SVG path of a line.
-        dots: Positions of dots on the line.
+        dots: Positions of dots.
+        hollow_dots: Positions of dots that are not filled.
         bars: Bars as (x, y, width, height).
         areas: SVG paths of distributions by CSS class.
         key: Names of the distributions by CSS class.
@@ -45,6 +46,7 @@ class Plot:
     tooltips: Sequence[Tooltip]
     line: str = ""
     dots: Sequence[Point] = ()
+    hollow_dots: Sequence[Point] = ()
     bars: Sequence[tuple[float, float, float, float]] = ()
     areas: Mapping[str, str] = field(default_factory=dict)
     key: Mapping[str, str] = field(default_factory=dict)
@@ -126,29 +128,41 @@ def line_plot(
     )
 
 
-def history_plot(title: str, points: Sequence[tuple[int, float, str]], *, x_name: str, unit: str = "") -> Plot:
-    """Plot values as dots, and the largest value so far as a line.
+class HistoryPoint(NamedTuple):
+    """A value in a history; one that is not complete does not count as the best."""
+
+    number: int
+    value: float
+    tooltip: str
+    complete: bool = True
+
+
+def history_plot(title: str, points: Sequence[HistoryPoint], *, x_name: str, unit: str = "") -> Plot:
+    """Plot values as dots, hollow unless they are complete, and the largest complete value so far as a stepped line.
 
     Args:
         title: Title of the plot.
-        points: Number, value and tooltip of each point, with ascending numbers.
+        points: The values, with ascending numbers; at least one is complete.
         x_name: Name of the horizontal axis.
         unit: Unit of the values.
     """
-    values = [value for _, value, _ in points]
-    best = list(itertools.accumulate(values, max))
-    marks = ticks(min(values), best[-1], 4)
-    x, x_labels = _whole_number_axis(points[0][0], points[-1][0])
+    values, complete = [point.value for point in points], [point for point in points if point.complete]
+    best = list(itertools.accumulate((point.value for point in complete), max))
+    marks = ticks(min(values), max(values), 4)
+    x, x_labels = _whole_number_axis(points[0].number, points[-1].number)
     y = Axis(marks[0], marks[-1], HEIGHT - BOTTOM, TOP)
+    steps = [f"H{x(point.number)} V{y(value)}" for point, value in zip(complete[1:], best[1:], strict=True)]
+    hollow = f" ({len(points) - len(complete)} not completed)" if len(complete) < len(points) else ""
     return Plot(
         title,
-        f"{title}: the best of {len(points)} is {best[-1]:.1f}{unit}.",
+        f"{title}: the best of {len(complete)} is {best[-1]:.1f}{unit}{hollow}.",
         x_name,
         x_labels,
         [(y(mark), text) for mark, text in zip(marks, format_ticks(marks), strict=True)],
-        [(x(number), y(value), text) for number, value, text in points],
-        line="M" + " L".join(f"{x(number)} {y(value)}" for (number, _, _), value in zip(points, best, strict=True)),
-        dots=[(x(number), y(value)) for number, value, _ in points],
+        [(x(point.number), y(point.value), point.tooltip) for point in points],
+        line=" ".join([f"M{x(complete[0].number)} {y(best[0])}", *steps, f"H{x(points[-1].number)}"]),
+        dots=[(x(point.number), y(point.value)) for point in complete],
+        hollow_dots=[(x(point.number), y(point.value)) for point in points if not point.complete],
     )
 
 

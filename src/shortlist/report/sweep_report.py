@@ -10,7 +10,7 @@ from typing import Any
 from shortlist.files import check_writable
 from shortlist.progress import format_duration
 from shortlist.report.pages import Thumbnails, write_page
-from shortlist.report.plots import Plot, history_plot
+from shortlist.report.plots import HistoryPoint, Plot, history_plot
 from shortlist.training import SweepResult, TrialResult
 from shortlist.training.sweeps import MIN_FOR_IMPORTANCES
 
@@ -81,12 +81,17 @@ def describe_best(result: SweepResult) -> str:
 
 
 def _history(result: SweepResult) -> Plot | None:
-    points = [
-        (trial.number, 100 * trial.value, f"trial {trial.number}: {100 * trial.value:.1f} %")
-        for trial in result.trials
-        if trial.state == "complete" and trial.value is not None
-    ]
-    return history_plot(f"validation {result.metric}", points, x_name="trial", unit=" %") if points else None
+    """Plot the value of each trial that is complete, and the last validation of each that was pruned."""
+    if result.best is None:
+        return None
+    points = []
+    for trial in result.trials:
+        value = list(trial.validations.values())[-1:] if trial.state == "pruned" else [trial.value]
+        if trial.state in ("complete", "pruned") and value and value[0] is not None:
+            state = ", pruned" if trial.state == "pruned" else ""
+            text = f"trial {trial.number}: {100 * value[0]:.1f} %{state}"
+            points.append(HistoryPoint(trial.number, 100 * value[0], text, trial.state == "complete"))
+    return history_plot(f"validation {result.metric}", points, x_name="trial", unit=" %")
 
 
 def _facts(result: SweepResult) -> dict[str, str]:

@@ -61,7 +61,7 @@ class Durations:
             steps = plan.total_steps * self.step
             parts = {"steps": steps, "evaluations": before + self.left(plan, 0) - steps}
         whole = sum(parts.values())
-        return {"per step": self.step, "per epoch": whole / epochs, **parts, "until the end": whole}
+        return {"per step": self.step, "per epoch": whole / max(epochs, 1), **parts, "until the end": whole}
 
 
 class RemainingTime:

@@ -65,7 +65,7 @@ class Plan:
         """Remark on a small number of training classes."""
         number = len(self.classes)
         text = (
-            f"only {number} training classes: what is learned from so few classes hardly carries over to others. Add "
+            f"Only {number} training classes: what is learned from so few classes hardly carries over to others. Add "
             "classes, or compare with a pretrained model: shortlist evaluate --model timm:NAME IMAGES"
         )
         return (text,) if number < FEW_CLASSES else ()

@@ -89,7 +89,8 @@ def describe_data(plan: Plan) -> Iterator[str]:
     if plan.config.data.source not in BENCHMARKS:
         seed = "" if plan.config.data.split_seed is None else f" --split-seed {plan.config.data.split_seed}"
         yield f"Names of the classes: shortlist data show {shlex.quote(plan.config.data.source)} --classes{seed}"
-    if plan.validation is not None and plan.config.data.validation == "half":
+    held_out = plan.validation is not None and plan.config.data.validation == "half"
+    if held_out and not plan.config.data.withhold_test:  # a trial of a sweep is not trained further
         yield "To train on all classes in the end, for as long as was best in validation: shortlist train --final RUN"
 
 

@@ -418,7 +418,8 @@ def write_best_recipe(path: Path | str, out: Path | str | None = None, *, storag
     if best is None:
         raise RunError(f"No trial of the sweep in {folder} is complete yet, so there is no best one.")
     about = (
-        f"The best of {result.done} trials of a sweep over {', '.join(keys)}: "
+        f"The best of {f'{result.done} of ' * (result.done < result.total)}{result.total} trials of a sweep over "
+        f"{', '.join(keys)}: "
         f"validation {result.metric} {100 * (best.value or 0):.1f} % in trial {best.number}."
     )
     recipe = with_values(config, best.values).with_changes(data={"validation": "none"})  # all training classes train
