@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import signal
-from copy import deepcopy
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +14,7 @@ from PIL import Image
 from safetensors.torch import load_file
 from torch import Tensor
 
-from shortlist.config import RunConfig, read_yaml, validate_config
+from shortlist.config import RunConfig, read_config
 from shortlist.training import RunFolder
 from tests.processes import Commands, Running
 
@@ -23,14 +22,17 @@ RECIPE = """
 name: tiny
 data: {source: images, workers: 0, validation: half}
 images: {size: 32}
-model: {backbone: test_efficientnet, weights: none, dim: 8}
+model:
+  backbone: test_resnet
+  backbone_args: {layers: [1, 1, 0, 0], channels: [16, 24, 24, 24]}
+  weights: none
+  dim: 8
 batch: {size: 6, per_class: 3, chunk_size: 4}
 optimizer: {lr: 1e-3}
 training: {epochs: 3}
 evaluation: {bootstrap: 20, before: false}
 tracking: []
 """
-_VALUES = read_yaml(RECIPE, "tiny")
 CLASSES, IMAGES = 12, 6  # of each
 FASTEST_MODEL = "model={backbone: test_vit, backbone_args: {depth: 1}, weights: none, dim: 8}"
 STEPS_AN_EPOCH = 3  # 6 of the classes test, 3 validate, and 3 train with two groups of 3 images each
@@ -50,7 +52,7 @@ def class_folders(root: Path, classes: int = CLASSES, images: int = IMAGES, seed
 
 
 def config(source: Path | str, *overrides: str) -> RunConfig:
-    return validate_config(deepcopy(_VALUES), "tiny", overrides, {"data.source": str(source)})
+    return read_config(RECIPE, "tiny", [f"data.source={json.dumps(str(source))}", *overrides])
 
 
 def fast_config(source: Path | str, *overrides: str) -> RunConfig:
