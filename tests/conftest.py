@@ -23,7 +23,7 @@ try:
 except ConfigError as error:
     raise pytest.UsageError(str(error)) from None
 
-gc.disable()  # until the tests are collected: imports leave nothing to collect, and looking for it takes seconds
+gc.disable()  # until the tests are collected: imports leave little to collect, and looking for it takes seconds
 
 
 def pytest_configure() -> None:
@@ -58,7 +58,6 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 def pytest_collection_finish() -> None:
     gc.enable()
-    gc.collect()
     gc.freeze()  # what has been imported stays: later collections need not look at it
 
 
@@ -90,9 +89,16 @@ def commands(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFa
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_fixture_setup(fixturedef: pytest.FixtureDef[object]) -> None:
-    torch.manual_seed(crc32(fixturedef.argname.encode()))
+    seed_torch(fixturedef.argname)
 
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_runtest_call(item: pytest.Item) -> None:
-    torch.manual_seed(crc32(item.name.encode()))
+    seed_torch(item.name)
+
+
+def seed_torch(name: str) -> None:
+    """Seed torch. Without a GPU, torch.manual_seed formats the stack three times, for errors that a GPU might have."""
+    torch.default_generator.manual_seed(crc32(name.encode()))
+    if torch.cuda.is_available():
+        torch.cuda.manual_seed_all(crc32(name.encode()))

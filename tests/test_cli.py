@@ -456,8 +456,8 @@ class TestErrors:
         run = Path(shutil.copytree(folders / "run", tmp_path / "run"))
         (run / "evaluation.json").unlink()
         text = (run / "config.yaml").read_text()
-        (run / "config.yaml").write_text(text.replace("test_efficientnet", "test_resnet"))
-        assert_error(call("train", "--resume", "run"), "does not fit the architecture test_resnet")
+        (run / "config.yaml").write_text(text.replace("test_resnet", "resnet18"))
+        assert_error(call("train", "--resume", "run"), "does not fit the architecture resnet18")
 
     def test_two_trainings_in_one_folder(self, call: Call, folders: Path, tmp_path: Path) -> None:
         run = Path(shutil.copytree(folders / "run", tmp_path / "run"))

@@ -63,7 +63,7 @@ def run(images: Path, messages: Told) -> RunFolder:
     file = images.parent / "weights.safetensors"
     torch.manual_seed(0)
     save_file(timm.create_model("test_resnet", num_classes=0).state_dict(), file)
-    chosen = (*FROZEN, *PER_STEPS, "model.backbone=test_resnet", f"model.weights={json.dumps(str(file))}")
+    chosen = (*FROZEN, *PER_STEPS, "model.backbone_args={}", f"model.weights={json.dumps(str(file))}")
     return train_run(config(images, *chosen), images.parent / "run", messages)
 
 

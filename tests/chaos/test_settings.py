@@ -77,10 +77,9 @@ def test_a_dry_run_checks_the_weights(tmp_path: Path) -> None:
     with pytest.raises(ModelError, match=r"no weights file at .*nothing\.pth; model\.weights can be a file"):
         build_embedder(config(tmp_path, f"model.weights={tmp_path / 'nothing.pth'}"), weights="local")
     torch.save({"conv.weight": torch.zeros(1)}, tmp_path / "other.pth")
-    with pytest.raises(ModelError, match="are not those of 'test_efficientnet'"):
+    with pytest.raises(ModelError, match="are not those of 'test_resnet'"):
         build_embedder(config(tmp_path, f"model.weights={tmp_path / 'other.pth'}"), weights="local")
     with pytest.raises(ModelError, match="timm has no weights for 'darknet17'"):
-        build_embedder(config(tmp_path, "model.weights=timm", "model.backbone=darknet17"), weights="local")
-    build_embedder(
-        config(tmp_path, "model.weights=timm", "model.backbone=test_efficientnet.r160_in1k"), weights="local"
-    )
+        build_embedder(config(tmp_path, "model={backbone: darknet17, weights: timm}"), weights="local")
+    published = "model={backbone: test_efficientnet.r160_in1k, weights: timm}"
+    build_embedder(config(tmp_path, published), weights="local")

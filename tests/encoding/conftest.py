@@ -9,16 +9,15 @@ import torch
 
 from shortlist.data import Catalog, TestTransform, open_collection
 from shortlist.encoding import Encoder
-from shortlist.model import Embedder
 from tests.data.pictures import class_folders
-from tests.gallery.galleries import CLASSES, DIM
+from tests.gallery.galleries import CLASSES, small_embedder
 
 
 @pytest.fixture(scope="session")
 def encoder() -> Encoder:
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)
-        return Encoder(Embedder("test_efficientnet", dim=DIM).eval(), TestTransform(32, 32))
+        return Encoder(small_embedder(), TestTransform(32, 32))
 
 
 @pytest.fixture

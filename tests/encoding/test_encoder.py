@@ -14,10 +14,11 @@ from PIL import Image
 from shortlist.data import Catalog, FitTransform, ImageError, TestTransform
 from shortlist.encoding import Encoder, ImageLike, embed_images
 from shortlist.errors import ConfigError, DataError, ModelError
-from shortlist.model import Embedder, MultiScale
+from shortlist.model import MultiScale
 from tests.data.pictures import picture, write
 from tests.displays import Told
 from tests.evaluation.test_evaluate import catalog
+from tests.gallery.galleries import small_embedder
 
 KINDS = {
     "squares": ((1.0,), TestTransform(32, 36)),
@@ -30,7 +31,7 @@ def new_encoder(kind: str) -> Encoder:
     scales, transform = KINDS[kind]
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)
-        return Encoder(Embedder("test_efficientnet", dim=8).eval(), transform, scales)
+        return Encoder(small_embedder(), transform, scales)
 
 
 @pytest.fixture(params=KINDS, scope="module")
@@ -73,7 +74,7 @@ def test_save_and_load(encoder: Encoder, images: Catalog, tmp_path: Path) -> Non
 
 
 def test_the_fingerprint_depends_on_weights_transform_and_scales(encoder: Encoder) -> None:
-    other_weights = Embedder("test_efficientnet", dim=8).eval()
+    other_weights = small_embedder()
     others = [
         replace(encoder, embedder=other_weights),
         replace(encoder, transform=TestTransform(33, 36)),

@@ -19,10 +19,9 @@ from shortlist.encoding import Encoder, embed_images, parquet
 from shortlist.encoding.parquet import embed_to_table
 from shortlist.errors import DataError, RunError
 from shortlist.locations import size_and_mtime
-from shortlist.model import Embedder
 from tests.data.pictures import picture, write
 from tests.displays import Told
-from tests.gallery.galleries import CLASSES, DIM, NUMBER
+from tests.gallery.galleries import CLASSES, DIM, NUMBER, small_embedder
 
 
 @pytest.fixture
@@ -130,7 +129,7 @@ class TestErrors:
     def test_another_model(self, encoder: Encoder, images: Catalog, file: Path) -> None:
         embed_to_table(encoder, images, file)
         before = file.read_bytes()
-        other = Encoder(Embedder("test_efficientnet", dim=DIM).eval(), TestTransform(32, 32))
+        other = Encoder(small_embedder(), TestTransform(32, 32))
         with pytest.raises(DataError, match="holds vectors of another model"):
             embed_to_table(other, images, file)
         assert file.read_bytes() == before

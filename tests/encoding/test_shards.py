@@ -20,10 +20,9 @@ from shortlist.encoding.parquet import embed_to_table
 from shortlist.encoding.vector_file import left_out_images
 from shortlist.errors import ConfigError, DataError, RunError
 from shortlist.files import exclusive_write
-from shortlist.model import Embedder
 from shortlist.search import open_vectors
 from tests.data.pictures import picture, write
-from tests.gallery.galleries import DIM, NUMBER
+from tests.gallery.galleries import NUMBER, small_embedder
 
 
 @pytest.fixture
@@ -139,7 +138,7 @@ class TestOtherParts:
         assert not (tmp_path / "merged.npy").exists()
 
     def test_of_another_model(self, parts: Parts, tmp_path: Path) -> None:
-        other = Encoder(Embedder("test_efficientnet", dim=DIM).eval(), TestTransform(32, 32), batch_size=2)
+        other = Encoder(small_embedder(), TestTransform(32, 32), batch_size=2)
         Parts(parts.folder, other, parts.catalog).embed(Shard(1, 3))
         self.fails(parts, tmp_path, r"shard 1/3 has vectors of another model\.", 1)
         embed_all(parts, 3)

@@ -32,7 +32,7 @@ from shortlist.gallery.manifest import read_manifest
 from shortlist.gallery.store import Row
 from shortlist.search import faiss_index, nearest
 from tests.data.pictures import picture, write
-from tests.gallery.galleries import CLASSES, DIM, NUMBER
+from tests.gallery.galleries import CLASSES, DIM, NUMBER, small_embedder
 from tests.processes import Commands
 
 
@@ -495,6 +495,7 @@ class TestKinds:
     ) -> None:
         vectors = more(number)
         index = faiss_index.build(kind, vectors)
+        monkeypatch.setattr(faiss_index, "RECALL_QUERIES", 300)  # find the same effort as 1,000
 
         def recall(least: int, enough: float) -> float:
             monkeypatch.setattr(faiss_index, "MIN_EFFORT", least)
@@ -650,9 +651,7 @@ class TestErrors:
                 Gallery.open(tmp_path / "gallery")
 
     def test_another_model_in_its_folder(self, gallery: Gallery, shared_images: Catalog, tmp_path: Path) -> None:
-        from shortlist.model import Embedder
-
-        Embedder("test_efficientnet", dim=DIM).save(tmp_path / "gallery" / folder_store.MODEL)
+        small_embedder().save(tmp_path / "gallery" / folder_store.MODEL)
         with pytest.raises(GalleryError, match="is not the one that computed the vectors"):
             Gallery.open(tmp_path / "gallery").search(shared_images.file(0))
 

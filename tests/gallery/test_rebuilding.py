@@ -17,14 +17,14 @@ from pyarrow import parquet
 from shortlist.data import Catalog, open_collection
 from shortlist.encoding import Encoder
 from shortlist.gallery import Gallery, GalleryError, rebuild, switch, switch_back
-from shortlist.model import Embedder
+from tests.gallery.galleries import small_embedder
 
 
 @pytest.fixture(scope="module")
 def other(encoder: Encoder) -> Encoder:
     """An encoder with other weights, whose vectors have another dimension."""
     torch.manual_seed(99)
-    return Encoder(Embedder("test_efficientnet", dim=encoder.dim + 8).eval(), encoder.transform)
+    return Encoder(small_embedder(encoder.dim + 8), encoder.transform)
 
 
 def contents(gallery: Gallery) -> dict[int, tuple[Path, str | None]]:

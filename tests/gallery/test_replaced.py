@@ -12,16 +12,14 @@ import torch
 from shortlist.data import Catalog
 from shortlist.encoding import Encoder
 from shortlist.gallery import Gallery, GalleryError
-from shortlist.model import Embedder
-
-NAME = "test_efficientnet"
+from tests.gallery.galleries import small_embedder
 
 
 @pytest.fixture(scope="module")
 def other(encoder: Encoder) -> Encoder:
     """An encoder of the same dimension with other weights."""
     torch.manual_seed(99)
-    return Encoder(Embedder(NAME, dim=encoder.dim).eval(), encoder.transform)
+    return Encoder(small_embedder(), encoder.transform)
 
 
 def replace(folder: Path, by: Path) -> None:

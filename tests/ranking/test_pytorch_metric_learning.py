@@ -374,12 +374,12 @@ def test_its_trainer_trains(loss, miner, monkeypatch):
     before = r_at_1()
     trainers.MetricLossOnly(
         models={"trunk": trunk},
-        optimizers={"trunk_optimizer": torch.optim.Adam(trunk.parameters(), lr=0.02)},
+        optimizers={"trunk_optimizer": torch.optim.Adam(trunk.parameters(), lr=0.04)},
         batch_size=40,
         loss_funcs={"metric_loss": loss},
         mining_funcs={} if miner is None else {"tuple_miner": miner},
         dataset=torch.utils.data.TensorDataset(images, labels),
-        sampler=samplers.MPerClassSampler(labels, m=4, batch_size=40, length_before_new_iter=40 * 80),
+        sampler=samplers.MPerClassSampler(labels, m=4, batch_size=40, length_before_new_iter=40 * 40),
         dataloader_num_workers=0,
         data_device=torch.device("cpu"),
     ).train(num_epochs=1)

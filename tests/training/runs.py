@@ -22,7 +22,11 @@ RECIPE = """
 name: tiny
 data: {source: images, workers: 0, validation: half}
 images: {size: 32}
-model: {backbone: test_efficientnet, weights: none, dim: 8}
+model:
+  backbone: test_resnet
+  backbone_args: {layers: [1, 1, 0, 0], channels: [16, 24, 24, 24]}
+  weights: none
+  dim: 8
 batch: {size: 6, per_class: 3, chunk_size: 4}
 optimizer: {lr: 1e-3}
 training: {epochs: 3}

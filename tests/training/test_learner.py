@@ -126,7 +126,7 @@ class TestStep:
         assert torch.equal(now, vector(list(plain.embedder.parameters())))  # training is unchanged
 
     def test_random_numbers_depend_on_seed_and_step_alone(self) -> None:
-        settings = ("model.backbone=test_vit", "model.backbone_args.proj_drop_rate=0.5")
+        settings = ("model.backbone=test_vit", "model.backbone_args={depth: 1, proj_drop_rate: 0.5}")
         norms = [
             learn(Learner(config(*settings, f"training.seed={seed}"), CPU), step)
             for seed, step in ((0, 1), (0, 1), (0, 2))

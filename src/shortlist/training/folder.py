@@ -11,6 +11,7 @@ import sys
 import time
 import warnings
 from contextlib import AbstractContextManager, suppress
+from functools import cache
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
@@ -33,6 +34,7 @@ from shortlist.files import (
 )
 
 _PASSWORD = re.compile(r"(://[^:/@\s]*:)[^@\s]+@")  # in the URL of a database
+_DUMPER = getattr(yaml, "CSafeDumper", yaml.SafeDumper)  # five times as fast
 PACKAGES = ("shortlist", "torch", "timm", "accelerate", "numpy", "pillow")
 
 
@@ -171,7 +173,7 @@ class RunFolder:
             raise RunError(
                 f"{self.path} contains a run already. Resume it with: {self.resume_command} - or choose another folder."
             )
-        text = yaml.safe_dump(config.model_dump(mode="json"), sort_keys=False, allow_unicode=True)
+        text = yaml.dump(config.model_dump(mode="json"), Dumper=_DUMPER, sort_keys=False, allow_unicode=True)
         write_text_atomically(self.config_file, text)
 
     def abandon(self) -> None:
@@ -273,7 +275,9 @@ class RunFolder:
         write_text_atomically(self.metrics_file, "".join(kept))
 
 
+@cache
 def _version(name: str) -> str | None:
+    """Return the version of an installed package; finding it means reading the package's description."""
     try:
         return version(name)
     except PackageNotFoundError:
