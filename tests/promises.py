@@ -14,6 +14,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+IMPORTED = "imported.txt"  # the modules of shortlist that a process has imported
 RECIPE = """
 name: tiny
 data: {workers: 0, validation: none}
@@ -159,13 +160,15 @@ def tracking(folder: Path) -> None:
 
 
 def everything(folder: Path) -> None:
+    """Import all modules but those that other extras have imported, whose packages `all` has, too."""
     import importlib
     import pkgutil
 
     import shortlist
 
+    imported = {name for file in folder.parent.glob(f"*/{IMPORTED}") for name in file.read_text().split()}
     for module in pkgutil.walk_packages(shortlist.__path__, "shortlist."):
-        if module.name != "shortlist.__main__":
+        if module.name not in imported | {"shortlist.__main__"}:
             importlib.import_module(module.name)
 
 
@@ -186,7 +189,8 @@ def encoder() -> Any:
     from shortlist.data import TestTransform
     from shortlist.encoding import Encoder
 
-    return Encoder(Embedder("test_resnet", dim=8).eval(), TestTransform(32, 32))
+    few_blocks = {"layers": (1, 1, 0, 0), "channels": (16, 24, 24, 24)}  # the extra `export` converts each
+    return Encoder(Embedder("test_resnet", dim=8, backbone_args=few_blocks).eval(), TestTransform(32, 32))
 
 
 def images(folder: Path) -> Path:
@@ -234,6 +238,7 @@ def keep(extra: str, links: Path, work: Path) -> bool:
         sys.path.append(str(links / extra))
         (work / extra).mkdir()
         PROMISES[extra](work / extra)
+        (work / extra / IMPORTED).write_text("\n".join(name for name in sys.modules if name.startswith("shortlist.")))
         code = 0
     except BaseException:
         traceback.print_exc()
