@@ -12,6 +12,7 @@ import importlib
 import json
 import os
 import runpy
+import select
 import selectors
 import signal
 import socket
@@ -55,8 +56,13 @@ class Running:
 
     def wait(self) -> int:
         """Return its exit code, or the negative number of the signal that ended it."""
-        self._poll(self.ended)
         if self.code is None:
+            process = os.pidfd_open(self.pid)  # its end is an event: polling would take time from the process
+            try:
+                ended, _, _ = select.select([process], [], [], LONG)
+            finally:
+                os.close(process)
+            assert ended, f"it takes too long:\n{self.out}\n{self.err}"
             self.code = int(self.owner.ask({"wait": self.pid}))
         return self.code
 
