@@ -12,6 +12,7 @@ import importlib
 import json
 import os
 import runpy
+import select
 import selectors
 import signal
 import socket
@@ -55,8 +56,13 @@ class Running:
 
     def wait(self, seconds: float = LONG) -> int:
         """Return its exit code, or the negative number of the signal that ended it."""
-        self._poll(self.ended, seconds)
         if self.code is None:
+            process = os.pidfd_open(self.pid)  # its end is an event: polling would take time from the process
+            try:
+                ended, _, _ = select.select([process], [], [], seconds)
+            finally:
+                os.close(process)
+            assert ended, f"it takes too long:\n{self.out}\n{self.err}"
             self.code = int(self.owner.ask({"wait": self.pid}))
         return self.code
 
@@ -71,8 +77,8 @@ class Running:
         self._poll(lambda: self.ended() or when())
         assert when(), f"it ended before that:\n{self.out}\n{self.err}"
 
-    def _poll(self, when: Callable[[], bool], seconds: float = LONG) -> None:
-        end = time.monotonic() + seconds
+    def _poll(self, when: Callable[[], bool]) -> None:
+        end = time.monotonic() + LONG
         while not when():
             assert time.monotonic() < end, f"it takes too long:\n{self.out}\n{self.err}"
             time.sleep(0.002)

@@ -186,7 +186,8 @@ def encoder() -> Any:
     from shortlist.data import TestTransform
     from shortlist.encoding import Encoder
 
-    return Encoder(Embedder("test_resnet", dim=8).eval(), TestTransform(32, 32))
+    few_blocks = {"layers": (1, 1, 0, 0), "channels": (16, 24, 24, 24)}  # the extra `export` converts each
+    return Encoder(Embedder("test_resnet", dim=8, backbone_args=few_blocks).eval(), TestTransform(32, 32))
 
 
 def images(folder: Path) -> Path:

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Iterator
 
 import pytest
 
 
-@pytest.fixture(autouse=True)
-def no_symbol_log(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(logging.getLogger("torch.__trace"), "disabled", True)
+@pytest.fixture(scope="module", autouse=True)
+def no_symbol_log() -> Iterator[None]:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(logging.getLogger("torch.__trace"), "disabled", True)
+        yield

@@ -14,6 +14,8 @@ from tests.data.pictures import picture
 
 SQUARE, WHOLE = TestTransform(64, 72), FitTransform(160)
 SCALES = (1.0, 2**-0.5)
+# The fewest blocks of a ResNet, for `backbone_args`: a conversion takes time in proportion to the number of layers.
+FEW_BLOCKS = {"layers": (1, 1, 0, 0), "channels": (16, 24, 24, 24)}
 
 
 def encoder(

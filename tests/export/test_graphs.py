@@ -20,7 +20,7 @@ from shortlist.errors import ConfigError, ModelError, RunError, ShortlistError
 from shortlist.export import Exported, export, exporter
 from shortlist.export.metadata import preprocess
 from shortlist.extras import MissingExtraError
-from tests.export.encoders import SCALES, WHOLE, encoder, pictures
+from tests.export.encoders import FEW_BLOCKS, SCALES, WHOLE, encoder, pictures
 from tests.state import another_state, changes
 
 pytestmark = [pytest.mark.long, pytest.mark.filterwarnings("ignore:.torch.jit.load. is deprecated:FutureWarning")]
@@ -35,7 +35,13 @@ KINDS = {
         "layer_norm": False,
         "l2_pooled": True,
     },
-    "several scales": {"transform": WHOLE, "scales": SCALES, "dim": None, "layer_norm": False},
+    "several scales": {
+        "backbone_args": FEW_BLOCKS,
+        "transform": WHOLE,
+        "scales": SCALES,
+        "dim": None,
+        "layer_norm": False,
+    },
 }
 
 
@@ -67,7 +73,7 @@ def assert_described(description: dict[str, Any], made: Encoder, done: Exported)
     assert description["output"] == {"name": "vectors", "dtype": "float32", "shape": ["batch", made.dim], "length": 1}
 
 
-@pytest.mark.parametrize("kind", ["ViT", "several scales"])  # docs/export.md has an EfficientNet
+@pytest.mark.parametrize("kind", ["ViT", "several scales"])  # docs/export.md has a ResNet, tests/serve an EfficientNet
 def test_onnx(kind: str, tmp_path: Path) -> None:
     import onnx
     import onnxruntime

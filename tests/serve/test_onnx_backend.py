@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import signal
 import sys
 import threading
@@ -11,19 +12,19 @@ from collections.abc import Callable
 from pathlib import Path
 
 import httpx
+import numpy as np
+import onnx
 import pytest
 import torch
 
-from shortlist.data import TestTransform
-from shortlist.encoding import Encoder, onnx_network
-from shortlist.encoding.conversion import plain_network
+from shortlist.encoding import Encoder
 from shortlist.encoding.onnx_network import OnnxFormat, in_onnx_runtime
 from shortlist.errors import ModelError
 from shortlist.gallery import Gallery, rebuild, switch
 from shortlist.model import Embedder
 from shortlist.serve import serve, service
 from tests.export.conftest import no_symbol_log  # noqa: F401 - a fixture
-from tests.export.encoders import encoder, pictures
+from tests.export.encoders import FEW_BLOCKS, encoder, pictures
 from tests.processes import LONG
 from tests.serve.test_command import run
 
@@ -34,16 +35,44 @@ def fails(*_: object, **__: object) -> None:
     raise RuntimeError("an operator is not known\nand a long story")
 
 
-def test_a_network_is_converted_once_for_all_processes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    made, folder = encoder(), tmp_path / "models"
-    converted = in_onnx_runtime(made, folder, 1)
-    assert converted.runtime is not None
-    assert converted.fingerprint == made.fingerprint
+@pytest.fixture(scope="module")
+def converted(gallery: Gallery, tmp_path_factory: pytest.TempPathFactory) -> tuple[Encoder, Path]:
+    """The encoder of the gallery in ONNX Runtime, and the file of its network, which takes seconds to convert."""
+    folder = tmp_path_factory.mktemp("models")
+    made = in_onnx_runtime(gallery.encoder, folder, 1)
+    (file,) = folder.glob("*.onnx")
+    return made, file
+
+
+@pytest.fixture
+def gallery_is_converted(converted: tuple[Encoder, Path], monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let a conversion of the gallery's network give the graph that it gave before; other networks are converted."""
+    made, file = converted
+    convert = OnnxFormat.__init__
+
+    def convert_others(self: OnnxFormat, given: Encoder, network: torch.nn.Module) -> None:
+        if given.fingerprint == made.fingerprint:
+            self.model = onnx.load(file)
+        else:
+            convert(self, given, network)
+
+    monkeypatch.setattr(OnnxFormat, "__init__", convert_others)
+
+
+def test_a_network_is_converted_once_for_all_processes(
+    gallery: Gallery, converted: tuple[Encoder, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made, (first, file) = gallery.encoder, converted
+    assert made.runtime is None
+    assert first.runtime is not None
+    assert first.fingerprint == made.fingerprint
+    folder = tmp_path / "models"
+    shutil.copytree(file.parent, folder)
     monkeypatch.setattr(OnnxFormat, "__init__", fails)
-    again = in_onnx_runtime(encoder(), folder, 1)
+    again = in_onnx_runtime(made, folder, 1)
     with monkeypatch.context() as patch:
         patch.setattr(Embedder, "forward", fails)
-        vectors = [each.encode(pictures()) for each in (converted, again)]
+        vectors = [each.encode(pictures()) for each in (first, again)]
     for found in vectors:
         torch.testing.assert_close(found, made.encode(pictures()), atol=1e-4, rtol=0)
     with pytest.raises(ModelError, match="cannot be exported as ONNX"):  # the file of another model is not used
@@ -51,13 +80,12 @@ def test_a_network_is_converted_once_for_all_processes(tmp_path: Path, monkeypat
     assert list(folder.glob("*.onnx")) == []
 
 
+@pytest.mark.usefixtures("gallery_is_converted")
 def test_it_serves_and_converts_the_model_of_another_gallery(
     gallery: Gallery, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(service, "REFRESH_SECONDS", 0.01)
-    torch.manual_seed(3)
-    other = Encoder(Embedder("test_efficientnet", dim=24).eval(), TestTransform(32, 36))
-    rebuild(gallery, other, tmp_path / "new", workers=0)
+    rebuild(gallery, encoder(backbone_args=FEW_BLOCKS, dim=24), tmp_path / "new", workers=0)
     switch(tmp_path / "live", gallery.store.folder)
     opened, seen = Gallery.open(tmp_path / "live"), list[tuple[str, int, bool, bool]]()
 
@@ -126,13 +154,15 @@ class TestMistakes:
         problem = "'test_efficientnet' cannot be exported as ONNX (an operator is not known)"
         assert refused() == f"Error: {problem}: use --backend torch"
 
-    def test_other_vectors(self, refused: Callable[..., str], monkeypatch: pytest.MonkeyPatch) -> None:
-        def other_weights(made: Encoder) -> torch.nn.Module:
-            network = plain_network(made)
-            network.get_parameter("linear.bias").data += 0.01
-            return network
+    def test_other_vectors(
+        self, refused: Callable[..., str], converted: tuple[Encoder, Path], monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        def other_weights(self: OnnxFormat, *_: object) -> None:
+            self.model = onnx.load(converted[1])
+            (bias,) = (each for each in self.model.graph.initializer if each.name == "linear.bias")
+            bias.raw_data = (onnx.numpy_helper.to_array(bias) + np.float32(0.01)).tobytes()
 
-        monkeypatch.setattr(onnx_network, "plain_network", other_weights)
+        monkeypatch.setattr(OnnxFormat, "__init__", other_weights)
         said = refused()
         assert said.startswith("Error: the ONNX file gives other vectors than PyTorch (largest difference 0.0")
         assert said.endswith("tolerance 0.0001), so use --backend torch")
