@@ -155,13 +155,14 @@ def explain_size_error(
 
 def _check_name(name: str) -> None:
     architecture, _, tag = name.partition(".")
-    known = timm.list_models()
     if not timm.is_model(architecture):
-        near = difflib.get_close_matches(architecture, known, n=3, cutoff=0.5)
+        near = difflib.get_close_matches(architecture, timm.list_models(), n=3, cutoff=0.5)
         hint = f"the nearest names are: {', '.join(near)}" if near else "timm.list_models() lists all names"
         raise ModelError(f"timm {timm.__version__} has no backbone {name!r}; {hint}")
+    if not tag:
+        return
     tags = [full.partition(".")[2] for full in timm.list_models(f"{architecture}.*", pretrained=True)]
-    if tag and tag not in tags:
+    if tag not in tags:
         raise ModelError(
             f"timm {timm.__version__} has no weights {tag!r} for {architecture!r}; known: {', '.join(tags) or 'none'}"
         )
