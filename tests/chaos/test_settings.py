@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 import torch
-import typer
+from typer.core import TyperGroup
 
 from shortlist import cli
 from shortlist.config import read_config
@@ -64,7 +64,7 @@ def test_nested_yaml() -> None:
 
 
 def test_memory_that_runs_out(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
-    monkeypatch.setattr(typer.Typer, "__call__", lambda self: torch.empty(2**45))
+    monkeypatch.setattr(TyperGroup, "__call__", lambda self: torch.empty(2**45))
     monkeypatch.setattr(warnings, "showwarning", warnings.showwarning)  # main() has its own
     with pytest.raises(SystemExit) as end:
         cli.main()
