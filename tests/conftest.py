@@ -8,6 +8,7 @@ import os
 import signal
 from collections.abc import Iterator
 from contextlib import closing
+from pathlib import Path
 from zlib import crc32
 
 import hypothesis
@@ -83,22 +84,35 @@ def commands(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFa
         yield opened
 
 
+@pytest.fixture(scope="session")
+def folders(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """`images`, and `run`: a finished run on them. A test that changes them needs a copy."""
+    from shortlist.training import train_run
+    from tests.training.runs import class_folders, fast_config
+
+    root = tmp_path_factory.mktemp("Bilder und Läufe")
+    images = class_folders(root / "images")
+    train_run(fast_config(images, "training.epochs=1", "data.validation=none"), root / "run")
+    return root
+
+
 # pytest-randomly seeds random and numpy. torch is seeded here, by name: neither the order of the tests, nor which of
-# them is the first to need a fixture, changes what they draw.
+# them is the first to need a fixture, changes what they draw. torch.manual_seed would also store the stack of its call
+# for each kind of GPU that there is not, which takes a millisecond.
+
+
+def _seed(name: str) -> None:
+    seed = crc32(name.encode())
+    torch.default_generator.manual_seed(seed)
+    if torch.cuda.is_available():
+        torch.cuda.manual_seed_all(seed)
 
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_fixture_setup(fixturedef: pytest.FixtureDef[object]) -> None:
-    seed_torch(fixturedef.argname)
+    _seed(fixturedef.argname)
 
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_runtest_call(item: pytest.Item) -> None:
-    seed_torch(item.name)
-
-
-def seed_torch(name: str) -> None:
-    """Seed torch. Without a GPU, torch.manual_seed formats the stack three times, for errors that a GPU might have."""
-    torch.default_generator.manual_seed(crc32(name.encode()))
-    if torch.cuda.is_available():
-        torch.cuda.manual_seed_all(crc32(name.encode()))
+    _seed(item.name)

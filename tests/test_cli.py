@@ -23,10 +23,12 @@ from shortlist.cli import main, training
 from shortlist.training import RunFolder, durations
 from tests.miniatures import miniature
 from tests.processes import SOURCES
+from tests.report.runs import change_config
 from tests.training.runs import RECIPE, class_folders
 
 Call = Callable[..., tuple[int, str, str]]
 FAST = ("training.epochs=1", "data.validation=none")
+TINY = RECIPE.replace("backbone: test_efficientnet", "backbone: test_vit, backbone_args: {depth: 1}")  # trains faster
 
 
 @pytest.fixture
@@ -37,7 +39,7 @@ def call(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tm
     monkeypatch.setattr(warnings, "showwarning", warnings.showwarning)  # main() has its own
     monkeypatch.setattr(logging.getLogger("accelerate"), "level", logging.WARNING)
     monkeypatch.setattr(durations, "MEASURED_SECONDS", 0.01)
-    (tmp_path / "tiny.yaml").write_text(RECIPE)
+    (tmp_path / "tiny.yaml").write_text(TINY)
 
     def run(*args: str | Path) -> tuple[int, str, str]:
         monkeypatch.setattr(sys, "argv", ["shortlist", *map(str, args)])
@@ -50,24 +52,6 @@ def call(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tm
         return int(end.value.code or 0), out, err
 
     return run
-
-
-@pytest.fixture(scope="module")
-def folders(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """`images`, and `run`: a finished run on them."""
-    root = tmp_path_factory.mktemp("Bilder und Läufe")
-    class_folders(root / "images")
-    (root / "tiny.yaml").write_text(RECIPE)
-    here = Path.cwd()
-    os.chdir(root)
-    try:
-        from shortlist.recipes import open_recipe
-        from shortlist.training import train_run as train
-
-        train(open_recipe("tiny.yaml", FAST), "run")
-    finally:
-        os.chdir(here)
-    return root
 
 
 def assert_error(found: tuple[int, str, str], *said: str) -> None:
@@ -123,7 +107,7 @@ class TestHelp:
         assert "Traceback" not in err
 
     def test_python_m_shortlist(self, tmp_path: Path) -> None:
-        (tmp_path / "tiny.yaml").write_text(RECIPE)
+        (tmp_path / "tiny.yaml").write_text(TINY)
         done = subprocess.run(
             [sys.executable, "-m", "shortlist", "train", "tiny.yaml", "optimizer.lrr=1"],
             capture_output=True,
@@ -384,7 +368,8 @@ class TestAllocator:
         monkeypatch.setattr(
             "shortlist.training.resume_run", lambda path, *_, **__: calls.append("trained") or RunFolder(path)
         )
-        call("train", "--resume", folders / "run")
+        shutil.copytree(folders / "run", "run")
+        call("train", "--resume", "run")
         assert calls[:2] == ["kept", "trained"]
 
     @pytest.mark.parametrize(("gpu", "expected"), [(False, ["kept"]), (True, [])])
@@ -455,9 +440,9 @@ class TestErrors:
     def test_a_checkpoint_from_another_architecture(self, call: Call, folders: Path, tmp_path: Path) -> None:
         run = Path(shutil.copytree(folders / "run", tmp_path / "run"))
         (run / "evaluation.json").unlink()
-        text = (run / "config.yaml").read_text()
-        (run / "config.yaml").write_text(text.replace("test_resnet", "resnet18"))
-        assert_error(call("train", "--resume", "run"), "does not fit the architecture resnet18")
+        change_config(RunFolder(run), "model.backbone", "test_resnet")
+        change_config(RunFolder(run), "model.backbone_args", {})
+        assert_error(call("train", "--resume", "run"), "does not fit the architecture test_resnet")
 
     def test_two_trainings_in_one_folder(self, call: Call, folders: Path, tmp_path: Path) -> None:
         run = Path(shutil.copytree(folders / "run", tmp_path / "run"))

@@ -1,6 +1,6 @@
 """Every command that can take long reports in a pipe when it starts, how far it is, and when it ends."""
 
-# ruff: noqa: F811 - fixtures of test_cli
+# ruff: noqa: F811 - a fixture of test_cli
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ import pytest
 
 from shortlist import progress
 from tests.report.runs import trained
-from tests.test_cli import FAST, Call, call, folders  # noqa: F401
+from tests.test_cli import FAST, Call, call  # noqa: F401
 
 LEFT = r" of [\d,]+ {0} \(\d+ %\)(, .+)?, [\d,.e+-]+ {0}/s, .+ left$"
 IMAGES, STEPS = LEFT.format("images"), LEFT.format("steps")
@@ -45,11 +45,14 @@ COMMANDS = {  # the task whose start and end are reported, a line in between, an
 
 
 @pytest.fixture(scope="module")
-def workshop(folders: Path) -> Path:
-    """The folder of the run, with another run, and more images."""
-    trained(folders / "images", folders / "other", "data.validation=none")
-    shutil.copytree(folders / "images" / "class 01", folders / "more")
-    return folders
+def workshop(folders: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with images, more images, and two runs."""
+    root = tmp_path_factory.mktemp("workshop")
+    (root / "images").symlink_to(folders / "images")
+    shutil.copytree(folders / "images" / "class 01", root / "more")
+    shutil.copytree(folders / "run", root / "run")
+    trained(folders / "images", root / "other", "data.validation=none")
+    return root
 
 
 @pytest.fixture

@@ -1,6 +1,6 @@
 """embed, index, search and gallery on the command line."""
 
-# ruff: noqa: F811 - fixtures of test_cli
+# ruff: noqa: F811 - a fixture of test_cli
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ import pytest
 from PIL import Image
 from pyarrow import parquet
 
-from tests.test_cli import Call, assert_error, call, folders  # noqa: F401
+from tests.test_cli import Call, assert_error, call  # noqa: F401
 
 NUMBER = 72
 

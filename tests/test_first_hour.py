@@ -376,6 +376,7 @@ class TestRecipeForThisMachine:
 
 def test_what_the_choice_of_a_recipe_depends_on(images: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    monkeypatch.setattr(affordable_views, "MEASURED_SECONDS", 0.01)
     config = open_recipe("folder-fast", [f"data.source={images}"])
     assert datasets.count_images(config, Display()) == (18, 18 + 36)
     with pytest.raises(DataError, match=r"there is no folder 'x' here"):

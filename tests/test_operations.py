@@ -1,24 +1,26 @@
 """The commands of docs/operations.md, and that it names all metrics."""
 
-# ruff: noqa: F811 - fixtures of test_cli
+# ruff: noqa: F811 - a fixture of test_cli
 
 from __future__ import annotations
 
 import re
 import shlex
+import shutil
 from pathlib import Path
 
 from shortlist.serve.prometheus import GAUGES
-from tests.test_cli import Call, assert_error, call, folders  # noqa: F401
+from tests.test_cli import Call, assert_error, call  # noqa: F401
 
 PAGE = Path(__file__).parents[1] / "docs" / "operations.md"
 
 
 def test_the_commands(call: Call, folders: Path, tmp_path: Path) -> None:
     """Servers are started with a gallery that does not exist: only their options are checked."""
-    (tmp_path / "runs").mkdir()
-    for name, target in (("runs/first", "run"), ("runs/second", "run"), ("photos", "images"), ("queries", "images")):
-        (tmp_path / name).symlink_to(folders / target)
+    for name in ("first", "second"):
+        shutil.copytree(folders / "run", tmp_path / "runs" / name)
+    for name in ("photos", "queries"):
+        (tmp_path / name).symlink_to(folders / "images")
     blocks = re.findall(r"^```sh\n(.*?)^```$", PAGE.read_text(encoding="utf-8"), re.DOTALL | re.MULTILINE)
     commands = [shlex.split(line)[1:] for block in blocks for line in block.splitlines()]
     assert len(commands) == 10

@@ -49,7 +49,8 @@ def damages(file: Path) -> Iterator[tuple[str, bytes | Path | None]]:
         flipped[position] ^= 2
         yield f"a bit flipped at the {place}", bytes(flipped)
     if file.suffix in TEXT:
-        yield "brackets", b"[" * 100_000 + b"\n"
+        nested = b"[\n" if file.suffix == ".yaml" else b"["  # in one line, YAML looks for a key at each of them
+        yield "brackets", nested * 100_000 + b"\n"
         yield "an empty object", b"{}\n"
         yield "an empty list", b"[]\n"
 

@@ -11,7 +11,7 @@ import yaml
 from shortlist.training import RunFolder
 from shortlist.training import train_run as train
 from tests.report.test_pages import Texts
-from tests.training.runs import class_folders, config
+from tests.training.runs import class_folders, fast_config
 
 NASTY = "z </script><img src=x onerror=alert(1)>"  # name of a test class
 NASTY_FILE = "javascript:alert(2) \"'><svg onload=alert(3)>.png"  # and of an image in it
@@ -38,7 +38,7 @@ def remove_class(source: Path, name: str) -> None:
 
 
 def trained(source: Path, path: Path, *overrides: str) -> RunFolder:
-    return train(config(source, "training.epochs=2", "evaluation.before=true", *overrides), path)
+    return train(fast_config(source, "training.epochs=2", "evaluation.before=true", *overrides), path)
 
 
 def change_config(run: RunFolder, key: str, value: object) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from pathlib import Path
 
 import pytest
@@ -11,12 +12,14 @@ from shortlist import report
 from shortlist.errors import RunError
 from shortlist.report import run_report
 from tests.report.runs import trained
-from tests.test_cli import FAST, Call, assert_error, call, folders  # noqa: F401 - fixtures
+from tests.test_cli import FAST, Call, assert_error, call  # noqa: F401 - a fixture
 
 
 @pytest.fixture(scope="module")
-def two(folders: Path) -> tuple[Path, Path]:  # noqa: F811
-    return folders / "run", trained(folders / "images", folders / "other", "data.validation=none").path
+def two(folders: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
+    root = tmp_path_factory.mktemp("two")
+    run = Path(shutil.copytree(folders / "run", root / "run"))
+    return run, trained(folders / "images", root / "other", "data.validation=none").path
 
 
 def messages(out: str) -> list[dict[str, object]]:
@@ -24,11 +27,11 @@ def messages(out: str) -> list[dict[str, object]]:
 
 
 class TestReport:
-    def test_path_of_the_file(self, call: Call, folders: Path, tmp_path: Path) -> None:  # noqa: F811
-        code, out, err = call("report", folders / "run", "--json")
+    def test_path_of_the_file(self, call: Call, two: tuple[Path, Path], tmp_path: Path) -> None:  # noqa: F811
+        code, out, err = call("report", two[0], "--json")
         assert (code, err) == (0, "")
-        assert messages(out)[-1]["report"] == str(folders / "run" / "report.html")
-        code, out, _ = call("report", folders / "run", "-o", "Übersicht.html")
+        assert messages(out)[-1]["report"] == str(two[0] / "report.html")
+        code, out, _ = call("report", two[0], "-o", "Übersicht.html")
         assert (code, out.splitlines()[-1]) == (0, "The report is Übersicht.html.")
         assert (tmp_path / "Übersicht.html").read_text(encoding="utf-8").startswith("<!doctype html>")
 
@@ -48,7 +51,7 @@ class TestReport:
     def test_train_succeeds_if_the_report_fails(
         self,
         call: Call,  # noqa: F811
-        folders: Path,  # noqa: F811
+        folders: Path,
         tmp_path: Path,
         monkeypatch: pytest.MonkeyPatch,
     ) -> None:

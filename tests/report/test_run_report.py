@@ -143,7 +143,7 @@ class TestPage:
         assert f"torch {facts['versions']['torch']}" in text
         assert "18 images of 3 classes, 6 per class" in text  # training, and validation
         assert "36 images of 6 classes, 6 per class" in text
-        assert "backbone: test_resnet" in text
+        assert "backbone: test_vit" in text
         assert f"shortlist train '{finished.config_file}' --run NEW" in text
 
     def test_loads_nothing_from_the_network(self, page: Path) -> None:

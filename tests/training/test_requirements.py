@@ -6,8 +6,11 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+import timm
 import torch
+from timm.layers import AttentionPoolLatent
 from torch import nn
+from torch.utils.flop_counter import FlopCounterMode
 
 from shortlist import RecallAtKLoss
 from shortlist.batches.tracing import trace
@@ -57,6 +60,21 @@ class TestTrace:
         assert (found.kept, found.flops) == (forward.kept, forward.flops)
         assert found.peak > forward.kept
         assert trace(lambda: weight.exp().exp().sum().backward()).kept == 0
+
+    @pytest.mark.parametrize("name", ["test_efficientnet", "test_vit"])
+    def test_work_is_what_torch_counts(self, name: str) -> None:
+        """Of convolutions, products and attention; the backward pass is not counted."""
+        model, images = timm.create_model(name, num_classes=0), torch.zeros(2, 3, 160, 160)
+        with FlopCounterMode(display=False) as counter:
+            model(images)
+        found = trace(lambda: model(images), lambda result: result.sum().backward())
+        assert found.flops == counter.get_total_flops() > 0
+
+    def test_attention_pooling_without_gradients(self) -> None:
+        """Its query is a parameter that needs a gradient, but has no graph."""
+        pooling = AttentionPoolLatent(8, num_heads=2, pos_embed="")
+        with torch.no_grad():
+            assert trace(lambda: pooling(torch.zeros(2, 4, 8))).flops > 0
 
     def test_sparse_tensors(self) -> None:
         """The loss has sparse gradients; what they consist of is counted."""

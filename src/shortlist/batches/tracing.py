@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_leaves
-from torch.utils.flop_counter import FlopCounterMode
+from torch.utils.flop_counter import flop_registry
 
 
 class Trace(NamedTuple):
@@ -21,25 +20,29 @@ class Trace(NamedTuple):
     flops: int  # floating-point operations of matrix products, convolutions and attention
 
 
-class LiveMemory(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """Context manager that follows the bytes in tensors that are created inside it, on any device.
+class Tracer(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """Context manager that follows the bytes in tensors that are created inside it, on any device, and counts work.
 
     It sees the results of operations, also in a backward pass on a CPU, but not memory that a kernel allocates and
-    frees internally.
+    frees internally. The work is that of torch's `FlopCounterMode`, which also attributes it to modules, and takes
+    longer than most models.
     """
 
     def __init__(self) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
-        self.bytes = self.peak = 0
+        self.bytes = self.peak = self.flops = 0
         self._alive: dict[int, weakref.ref[Any]] = {}  # storages that were created here
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
         before = {id(storage) for storage in _storages((args, kwargs))}
-        result = func(*args, **(kwargs or {}))
+        result = func(*args, **kwargs)
         for storage in _storages(result):
             if id(storage) not in before:
                 self._count(storage)
         self.peak = max(self.peak, self.bytes)
+        if count := flop_registry.get(func.overloadpacket):
+            self.flops += count(*args, **kwargs, out_val=result)
         return result
 
     def _count(self, storage: Any) -> None:
@@ -55,10 +58,14 @@ class LiveMemory(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self._alive[key] = weakref.ref(storage, freed)
 
 
-def _storages(values: object) -> list[Any]:
-    """Return the storages of dense tensors; a sparse tensor has none of its own."""
-    dense = (each for each in tree_leaves(values) if isinstance(each, Tensor) and each.layout == torch.strided)
-    return [each.untyped_storage() for each in dense]
+def _storages(values: object) -> Iterator[Any]:
+    """Yield the storages of dense tensors; a sparse tensor has none of its own."""
+    if isinstance(values, Tensor):
+        if values.layout == torch.strided:
+            yield values.untyped_storage()
+    elif isinstance(values, list | tuple | dict):
+        for each in values.values() if isinstance(values, dict) else values:
+            yield from _storages(each)
 
 
 def trace(compute: Callable[[], Any], then: Callable[[Any], object] = lambda result: None) -> Trace:
@@ -68,10 +75,8 @@ def trace(compute: Callable[[], Any], then: Callable[[Any], object] = lambda res
         compute: The computation.
         then: Called with what it returned, such as a backward pass. It contributes to the peak only.
     """
-    counter = FlopCounterMode(display=False)
-    with LiveMemory() as memory:
-        with counter:
-            result = compute()
-        kept = memory.bytes
+    with Tracer() as tracer:
+        result = compute()
+        kept, flops = tracer.bytes, tracer.flops
         then(result)
-    return Trace(memory.peak, kept, counter.get_total_flops())
+    return Trace(tracer.peak, kept, flops)

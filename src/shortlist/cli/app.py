@@ -7,7 +7,7 @@ import logging
 import shlex
 import sys
 from collections.abc import Callable, Iterable
-from functools import wraps
+from functools import cache, wraps
 from importlib import import_module
 from importlib.util import find_spec
 from pathlib import Path
@@ -147,9 +147,15 @@ def _options(
     import_modules(context.obj, "--import")
 
 
+@cache
+def whole_command() -> Any:
+    """Return the command with all of its subcommands, whose modules must have been imported. Building it takes long."""
+    return typer.main.get_command(app)
+
+
 def option_names(command: Any = None) -> dict[str, str]:
     """Map the arguments of Python functions to command-line options, such as `on_missing` to --on-missing."""
-    command = command or typer.main.get_command(app)
+    command = command or whole_command()
     names = {each.name: each.opts[0] for each in command.params if each.param_type_name == "option"}
     for inner in getattr(command, "commands", {}).values():
         names |= option_names(inner)
