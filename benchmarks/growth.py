@@ -48,7 +48,7 @@ SIZES = {
 QUICK = {name: tuple(size // 64 for size in sizes[-3:]) for name, sizes in SIZES.items()}
 OF = {"loss": "batch", "loss with SiMix": "batch", "step": "batch", "batches": "images"}  # else: gallery
 LARGEST = {"seconds": 2.0, "megabytes": 1.0}  # targets: exponents of the loss
-SECONDS = 2.0  # short measurements are repeated for so long
+REPEATS, SECONDS = 3, 2.0  # least number of repetitions, and their least duration; the first maps new memory
 
 
 # ------------------------------------------------------------------------------------------- in a separate process
@@ -126,7 +126,7 @@ def measure(name: str, size: int, what: str) -> dict[str, float]:
     run = CASES[name](size)
     if what == "seconds":
         times = []
-        while sum(times) < SECONDS:
+        while sum(times) < SECONDS or len(times) < REPEATS:
             started = time.perf_counter()
             run()
             times.append(time.perf_counter() - started)
