@@ -367,7 +367,7 @@ def test_no_class_is_large_enough(labels: list[int]) -> None:
         ([[1, 1], [1, 1]], ValueError, r"labels must be a vector with one integer per item, got shape \(2, 2\)"),
         (3, ValueError, r"labels must be a vector .* got shape \(\)"),
         ([[1, 1], [1]], TypeError, "`labels` must be integers, one per image"),
-        ([0.0, 0.0, 1.0, 1.0], TypeError, "labels must be integers, got torch.float64"),
+        ([0.0, 0.0, 1.0, 1.0], TypeError, "labels must be integers, got torch.float32"),
         (np.array([0, 0, np.nan]), TypeError, "labels must be integers, got torch.float64"),
         ([True, False, True, False], TypeError, "labels must be integers, got torch.bool"),
         (["cat", "cat", "dog", "dog"], TypeError, "`labels` must be integers, one per image"),
@@ -426,3 +426,10 @@ def test_a_derived_seed_depends_on_the_values_of_its_key_only() -> None:
     assert all(0 <= derived_seed("range", number) < 2**63 for number in range(1000))
     with pytest.raises(TypeError, match="'float' object cannot be interpreted as an integer"):
         derived_seed("augment", 0.5)
+
+
+def test_labels_of_a_read_only_array() -> None:
+    """Without a warning, which would be an error here."""
+    labels = np.arange(8) // 2
+    labels.setflags(write=False)
+    assert len(list(ClassBalancedSampler(labels, batch_size=4, per_class=2))) == 2

@@ -6,7 +6,6 @@ from collections.abc import Iterator, Sequence
 from operator import index
 from typing import Literal
 
-import numpy as np
 import torch
 from torch import Tensor
 from torch.utils.data import Sampler
@@ -205,7 +204,7 @@ def release_epoch_length(groups: Tensor, classes_per_batch: int) -> int:
 
 def _as_labels(labels: Tensor | Sequence[int]) -> Tensor:
     try:
-        tensor = labels.cpu() if isinstance(labels, Tensor) else torch.from_numpy(np.array(labels))
+        tensor = labels.cpu() if isinstance(labels, Tensor) else torch.tensor(labels)
     except (TypeError, ValueError, RuntimeError) as error:  # strings, lists of different lengths, ...
         raise TypeError(f"`labels` must be integers, one per image: {error}") from None
     if not tensor.numel():
