@@ -20,7 +20,7 @@ NAMES = (
 def test_killed_when_a_file_changes(world: World, name: str) -> None:
     operation, draw = world.operations[name], chance(name)
     events = world.whole(name).events
-    for _ in range(times(1, 5)):
+    for _ in range(times(1, 10)):
         home, event = world.copy(), draw.randint(1, events)
         print(f"{name}: killed at change {event} of {events}")
         assert world.start(operation, home, "kill", event).wait() == -signal.SIGKILL
