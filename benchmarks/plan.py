@@ -25,36 +25,22 @@ from pages import fill
 
 RESULTS = Path(__file__).parent / "results" / "plan.json"
 MEMORY, TIME = 0.15, 0.30  # targets: largest relative error
+CARS = ("data.root=DATA/cars196", "data.on_missing=skip")
 CASES = {  # recipe and overrides; DATA is the folder of the data sets, and IMAGES a folder of generated images
     "glyphs": ("glyphs", ["training.epochs=10"]),
     "omniglot": ("omniglot", ["data.root=DATA/omniglot", "training.epochs=2"]),
     "cars196-lite0-cpu": (
         "cars196-lite0-cpu",
-        [
-            "data.root=DATA/cars196",
-            "data.on_missing=skip",
-            "training.epochs=null",
-            "training.steps=12",
-            "evaluation.before=false",
-        ],
+        [*CARS, "training.epochs=null", "training.steps=12", "evaluation.before=false"],
     ),
     "cars196-lite0-cpu, no graphs kept": (
         "cars196-lite0-cpu",
         [
-            *(
-                "data.root=DATA/cars196",
-                "data.on_missing=skip",
-                "training.epochs=null",
-                "training.steps=6",
-                "evaluation.before=false",
-            ),
+            *(*CARS, "training.epochs=null", "training.steps=6", "evaluation.before=false"),
             *("batch.keep_graphs=false", "data.withhold_test=true"),
         ],
     ),
-    "cars196-lite0-frozen": (
-        "cars196-lite0-frozen",
-        ["data.root=DATA/cars196", "data.on_missing=skip", "data.views=2", "training.epochs=20"],
-    ),
+    "cars196-lite0-frozen": ("cars196-lite0-frozen", [*CARS, "data.views=2", "training.epochs=20"]),
     "folder": (
         "folder",
         [

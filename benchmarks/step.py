@@ -137,13 +137,13 @@ def measure_memory(bench: Bench, case: Case) -> dict[str, Any]:
     return {"megabytes": (_status("VmHWM") - idle) / 2**20}
 
 
-def measure_time(bench: Bench, case: Case) -> dict[str, Any]:
+def seconds_per_image(bench: Bench, images: dict[str, int]) -> dict[str, list[float]]:
+    """Measure methods alternately, each with its number of images."""
     from shortlist.batches.memory import reuse_freed_memory
 
     reuse_freed_memory()
-    images = {name: case.plain_batch if name == "plain" else case.batch for name in case.ways}
     runs = {name: bench.method(name, number) for name, number in images.items()}
-    seconds: dict[str, list[float]] = {name: [] for name in case.ways}  # per image
+    seconds: dict[str, list[float]] = {name: [] for name in images}
     for turn in range(bench.setting.repeats + 1):
         for name, run in runs.items():
             bench.model.zero_grad(set_to_none=True)
@@ -151,6 +151,12 @@ def measure_time(bench: Bench, case: Case) -> dict[str, Any]:
             run()
             if turn > 0:  # the first turn is a warm-up
                 seconds[name].append((time.perf_counter() - start) / images[name])
+    return seconds
+
+
+def measure_time(bench: Bench, case: Case) -> dict[str, Any]:
+    images = {name: case.plain_batch if name == "plain" else case.batch for name in case.ways}
+    seconds = seconds_per_image(bench, images)
     ratios = {
         name: statistics.median(ours / plain for ours, plain in zip(seconds[name], seconds["plain"], strict=True))
         for name in case.ways
@@ -173,21 +179,10 @@ def busy_cores() -> Iterator[None]:
 
 
 def measure_busy(bench: Bench, case: Case) -> dict[str, Any]:
-    from shortlist.batches.memory import reuse_freed_memory
-
-    reuse_freed_memory()
-    runs = {name: bench.method(name, case.batch) for name in case.ways}
-    seconds: dict[str, list[float]] = {name: [] for name in case.ways}
     with busy_cores():
-        for turn in range(bench.setting.repeats + 1):
-            for name, run in runs.items():
-                bench.model.zero_grad(set_to_none=True)
-                start = time.perf_counter()
-                run()
-                if turn > 0:  # the first turn is a warm-up
-                    seconds[name].append(time.perf_counter() - start)
+        seconds = seconds_per_image(bench, dict.fromkeys(case.ways, case.batch))
     ratios = [kept / twice for kept, twice in zip(seconds["kept"], seconds["twice"], strict=True)]
-    return {"kept_by_twice": statistics.median(ratios), "worst": max(ratios), "seconds": seconds}
+    return {"kept_by_twice": statistics.median(ratios), "worst": max(ratios), "seconds_per_image": seconds}
 
 
 class Stopwatch:

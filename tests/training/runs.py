@@ -35,7 +35,7 @@ tracking: []
 """
 CLASSES, IMAGES = 12, 6  # of each
 FASTEST_MODEL = "model={backbone: test_vit, backbone_args: {depth: 1}, weights: none, dim: 8}"
-STEPS_AN_EPOCH = 3  # 6 of the classes test, 3 validate, and 3 train with two groups of 3 images each
+STEPS_PER_EPOCH = 3  # 6 of the classes test, 3 validate, and 3 train with two groups of 3 images each
 
 
 def class_folders(root: Path, classes: int = CLASSES, images: int = IMAGES, seed: int = 0) -> Path:

@@ -57,6 +57,12 @@ class TestDurations:
         assert found["until the end"] == STEPS * 2.0 + evaluations
         assert found["per epoch"] == found["until the end"] / 3
 
+    def test_of_a_run_that_is_shorter_than_an_epoch(self, images: Path) -> None:
+        plan = plan_of(images, "training.epochs=null", "training.steps=1")
+        assert plan.steps_per_epoch > 1
+        found = Durations(step=2.0, image=0.5).of(plan)
+        assert found["per epoch"] == found["until the end"]
+
     def test_of_a_frozen_backbone(self, images: Path) -> None:
         plan = plan_of(images, "model.freeze=backbone", "data.views=5")
         found = Durations(step=2.0, image=0.5).of(plan)

@@ -13,8 +13,9 @@ from shortlist.training import Display, Plan, describe, make_plan
 from shortlist.training.components import build_embedder
 from shortlist.training.datasets import reported_k
 from shortlist.training.plan import decoding_workers
+from shortlist.training.plan_description import describe_data
 from tests import miniatures
-from tests.training.runs import STEPS_AN_EPOCH, class_folders, config
+from tests.training.runs import STEPS_PER_EPOCH, class_folders, config
 
 
 @pytest.fixture(scope="module")
@@ -49,7 +50,7 @@ class TestBatches:
         assert all(torch.equal(one, other) for (_, one), (_, other) in zip(whole, rest, strict=True))
 
     def test_number_of_steps(self, images: Path, plan: Plan) -> None:
-        assert (plan.steps_per_epoch, plan.total_steps) == (STEPS_AN_EPOCH, 3 * STEPS_AN_EPOCH)
+        assert (plan.steps_per_epoch, plan.total_steps) == (STEPS_PER_EPOCH, 3 * STEPS_PER_EPOCH)
         steps = make_plan(config(images, "training.epochs=null", "training.steps=4"), Display())
         assert len(list(steps.batches(0))) == steps.total_steps == 4
 
@@ -117,3 +118,11 @@ def test_workers(cores: int | None, workers: int, monkeypatch: pytest.MonkeyPatc
     monkeypatch.setattr("os.cpu_count", lambda: cores)
     assert decoding_workers(config(Path("x"), "data.workers=auto")) == workers
     assert decoding_workers(config(Path("x"), "data.workers=3")) == 3
+
+
+def test_a_trial_of_a_sweep_is_not_advised_to_train_on_all_classes(images: Path) -> None:
+    advice = "shortlist train --final RUN"
+    for withheld in (False, True):
+        chosen = config(images, "data.validation=half", f"data.withhold_test={str(withheld).lower()}")
+        lines = list(describe_data(make_plan(chosen, Display())))
+        assert any(advice in line for line in lines) is not withheld

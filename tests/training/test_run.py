@@ -40,7 +40,7 @@ from shortlist.training.checkpoint import save_state
 from tests.training.runs import (
     CLASSES,
     IMAGES,
-    STEPS_AN_EPOCH,
+    STEPS_PER_EPOCH,
     class_folders,
     config,
     fast_config,
@@ -136,7 +136,7 @@ class TestFolder:
 
     def test_metrics(self, finished: RunFolder) -> None:
         steps = records(finished)
-        assert [each["step"] for each in steps] == list(range(1, 3 * STEPS_AN_EPOCH + 1))
+        assert [each["step"] for each in steps] == list(range(1, 3 * STEPS_PER_EPOCH + 1))
         assert [each["epoch"] for each in steps] == [1, 1, 1, 2, 2, 2, 3, 3, 3]
         assert all(0 < each["loss"] < 1 and each["lr"] == 1e-3 and each["gradient_norm"] > 0 for each in steps)
         assert len({each["loss"] for each in steps}) > 6

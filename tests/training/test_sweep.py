@@ -350,6 +350,7 @@ class TestInterruptions:
         here = tmp_path / "here" / "study"
         result = sweep(base, GRID, here, storage=storage)
         assert [trial.state for trial in result.trials] == ["running", "complete", "complete", "complete"]
+        assert "The best of 3 of 4 trials" in open_recipe(str(write_best_recipe(here))).about
         result = sweep(base, GRID, here, storage=storage, take_over=True)
         assert [trial.state for trial in result.trials] == ["complete"] * 4
         assert (trained[0].optimizer.lr, trained[0].training.epochs) == tuple(result.trials[0].values.values())
