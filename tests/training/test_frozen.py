@@ -196,7 +196,7 @@ def test_the_plan(images: Path) -> None:
     described = describe(make_plan(chosen, Display()), build_embedder(chosen, weights=False))
     embedder = build_embedder(chosen)
     assert described["parameters"] == {"head": count(embedder.parts()["head"]), "all": count(embedder.parts()["head"])}
-    assert "cached features, on disk" in described["memory"]
+    assert "cached features, mapped from disk" in described["memory"]
 
 
 # Interrupted runs

@@ -130,6 +130,10 @@ class TestMemory:
         assert needs.image == 4 * channels
         assert needs.trained < needs.weights / 2
         assert needs.peak >= needs.memory["evaluation"]  # the backbone still computes the features
+        assert needs.peak - replace(needs, features=0).peak == needs.features
+        views = {number: needs_of(images, "model.freeze=backbone", f"data.views={number}") for number in (1, 2)}
+        training_images = len(make_plan(config(images), Display()).train)
+        assert views[2].features - views[1].features == 2 * channels * training_images  # in half precision
 
 
 class TestChunks:

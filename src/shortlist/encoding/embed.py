@@ -54,7 +54,7 @@ def embed_images(
     catalog: Catalog,
     transform: Transform,
     *,
-    batch_size: int = 64,
+    batch_size: int = 32,
     workers: int = 0,
     progress: Progress | None = None,
 ) -> Tensor:
@@ -90,7 +90,7 @@ def embed_to_file(
     *,
     dtype: DTypeLike = np.float16,
     on_missing: str = "error",
-    batch_size: int = 64,
+    batch_size: int = 32,
     workers: int = 0,
     progress: Progress | None = None,
 ) -> Path:
@@ -138,7 +138,7 @@ def embed_dataset(
     file: VectorFile,
     *,
     on_missing: str = "error",
-    batch_size: int = 64,
+    batch_size: int = 32,
     workers: int = 0,
     progress: Progress | None = None,
 ) -> Path:

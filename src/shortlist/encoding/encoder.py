@@ -56,7 +56,7 @@ class Encoder:
     embedder: Embedder
     transform: Transform
     scales: tuple[float, ...] = (1.0,)
-    batch_size: int = 64
+    batch_size: int = 32
     runtime: Callable[[Tensor], Tensor] | None = field(default=None, repr=False)
 
     @cached_property

@@ -119,7 +119,7 @@ class FeatureCache:
         catalog: Catalog,
         views: Views,
         *,
-        batch_size: int = 64,
+        batch_size: int = 32,
         workers: int = 0,
         progress: Progress | None = None,
     ) -> CachedFeatures:

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 RESAMPLES = 10_000  # for p-values, so that small ones can be distinguished
-_DRAWS_PER_BLOCK = 2**24  # of the bootstrap, in memory at a time
+_DRAWS_PER_BLOCK = 2**19  # of the bootstrap, in memory at a time
 
 
 @dataclass(frozen=True)
@@ -185,4 +185,5 @@ def _draws(number: int, resamples: int, random: torch.Generator) -> Iterator[Ten
 def _count_draws(number: int, draws: int, rows: int, random: torch.Generator) -> Tensor:
     """Draw items with replacement; return how often each is drawn, (rows, number)."""
     drawn = torch.randint(number, (rows, draws), generator=random)
-    return torch.zeros(rows, number, dtype=torch.float64).scatter_add_(1, drawn, torch.ones_like(drawn).double())
+    one = torch.ones((), dtype=torch.float64)
+    return torch.zeros(rows, number, dtype=torch.float64).scatter_add_(1, drawn, one.expand_as(drawn))

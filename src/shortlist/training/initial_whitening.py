@@ -32,7 +32,7 @@ def learn_whitening(
     embedder: Embedder,
     train: Catalog,
     workers: int = 0,
-    batch_size: int = 64,
+    batch_size: int = 32,
     progress: Callable[[int, int], None] | None = None,
 ) -> tuple[Tensor, Tensor]:
     """Learn the weight and bias of the linear layer from pooled features, as `config.model.whitening` specifies.

@@ -212,4 +212,4 @@ def decoding_workers(config: RunConfig, trainers: int = 1) -> int:
 def inference_batch_size(config: RunConfig) -> int:
     """Return the number of images per forward pass in evaluation, which does not exceed an explicit chunk size."""
     size = config.batch.chunk_size
-    return min(64, size) if size != "auto" else 64 if config.images.max_side is None else 8
+    return min(32, size) if size != "auto" else 32 if config.images.max_side is None else 8

@@ -76,7 +76,7 @@ def describe_memory(plan: Plan, needs: Requirements) -> dict[str, str]:
     }
     memory = {text: format_bytes(parts[name]) for name, text in names.items()}
     if plan.config.frozen:
-        memory["cached features, on disk"] = format_bytes(_cached_features(plan, needs))
+        memory["cached features, mapped from disk"] = format_bytes(parts["features"])
     return {**memory, "peak": format_bytes(needs.peak)}
 
 
@@ -171,13 +171,6 @@ def _count_parameters(plan: Plan, embedder: Embedder) -> dict[str, int]:
     if proxies := sum(p.numel() for p in loss.parameters()):
         parts["loss"] = proxies
     return {**parts, "all": sum(parts.values())}
-
-
-def _cached_features(plan: Plan, needs: Requirements) -> int:
-    """Compute the size of cached features: of views in half precision, and of test images in full precision."""
-    tested = [each for each in (plan.validation, *plan.eval_sets) if each is not None]
-    views = len(plan.train) * plan.config.data.number_of_views
-    return (views * needs.image) // 2 + sum(len(each.catalog) for each in tested) * needs.image
 
 
 def _splits(plan: Plan) -> dict[str, Catalog]:

@@ -73,6 +73,7 @@ class Requirements:
         loss: Memory and work of the loss of `loss_batch` images.
         loss_batch: See `loss`.
         evaluated: Vectors of the largest test.
+        features: Cached features of a frozen backbone, which are mapped from files.
         batch: Number of images per step, in all processes.
         chunk_size: Number of images that are embedded at once.
         keep_graphs: As in `LargeBatchStep`.
@@ -94,6 +95,7 @@ class Requirements:
     loss: Trace
     loss_batch: int
     evaluated: int
+    features: int
     batch: int
     chunk_size: int | Literal["auto"]
     keep_graphs: bool | int | Literal["auto"]
@@ -145,6 +147,7 @@ class Requirements:
             "kept_graphs": self.graph * self.kept,
             "loss": self._loss_memory,
             "evaluation": self._evaluation,
+            "features": self.features,
         }
 
     @property
@@ -153,7 +156,8 @@ class Requirements:
         kept = self.graph * self.kept
         first = self.graph * min(self.chunk, self.kept)  # the first kept graph is the one that is backpropagated
         step = max(kept - first + self._activations(self.chunk), kept + self._loss_memory)
-        return self.device.process + self._state + max(self._pixels + self._embeddings + step, self._evaluation)
+        phases = max(self._pixels + self._embeddings + step, self._evaluation)
+        return self.device.process + self._state + self.features + phases
 
     @property
     def step_work(self) -> float:
@@ -263,6 +267,7 @@ def find_requirements(
         loss=traced_loss,
         loss_batch=min(batch, LARGEST_TRACED_LOSS),
         evaluated=max((4 * len(each.catalog) * embedder.dim for each in tests), default=0),
+        features=_cached_features(plan, model["image"]) if config.frozen else 0,
         batch=batch,
         chunk_size=math.ceil(batch / processes) if config.frozen else config.batch.chunk_size,
         keep_graphs=True
@@ -341,6 +346,12 @@ def _trace_model(config: RunConfig, embedder: Embedder, trained: nn.Module) -> d
         "inference": inference.peak / 2 * side**2 / traced_side**2,
         "forward_work": two.flops / 2 * scale,
     }
+
+
+def _cached_features(plan: Plan, size: int) -> int:
+    """Compute the size of cached features: of views in half precision, and of test images in full precision."""
+    tested = sum(len(each.catalog) for each in (plan.validation, *plan.eval_sets) if each is not None)
+    return len(plan.train) * plan.config.data.number_of_views * size // 2 + tested * size
 
 
 class _AccumulatedGradients:
