@@ -2,6 +2,7 @@
 
     python benchmarks/input.py                   all comparisons: a few minutes on 2 cores
     python benchmarks/input.py --only loading    or embedding, or decoding
+    python benchmarks/input.py --many            only embedding, once, of 50,000 images at 112 pixels: about 15 minutes
     python benchmarks/input.py --quick           few images and repeats, to test the script; nothing is written
 
 *Loading*: images per second at 224 pixels (random resized crop and flip) from JPEGs of 500 x 375 pixels with the
@@ -42,9 +43,10 @@ from shortlist.encoding.embed import embed_images
 from shortlist.model import Embedder
 
 RESULTS = Path(__file__).parent / "results" / "input.json"
-SIZE, RESIZE, BATCH = 224, 256, 32
+SIZE, BATCH = 224, 32
 LOADING, EMBEDDING = 1.5, 1.0  # targets
 DISTINCT = 64  # number of different photographs
+MANY, MANY_SIZE = 50_000, 112  # images, and their size, of --many
 
 
 def photograph(seed: int, width: int = 500, height: int = 375) -> Image.Image:
@@ -99,8 +101,8 @@ def batches_of_shortlist(folder: Path, workers: int) -> Iterator[int]:
         yield len(images)
 
 
-def batches_of_plain_embedding(folder: Path, model: Embedder, workers: int) -> Iterator[int]:
-    steps = [tv.Resize(RESIZE), tv.CenterCrop(SIZE), tv.PILToTensor()]
+def batches_of_plain_embedding(folder: Path, model: Embedder, size: int, workers: int) -> Iterator[int]:
+    steps = [tv.Resize(size * 8 // 7), tv.CenterCrop(size), tv.PILToTensor()]
     vectors: list[Tensor] = []
     with torch.inference_mode():
         for images, _ in torchvision_loader(folder, steps, workers, shuffle=False):
@@ -116,13 +118,13 @@ def rate(batches: Iterator[int]) -> float:
     return images / (time.perf_counter() - start)
 
 
-def embedding_rate(folder: Path, model: Embedder, workers: int) -> float:
+def embedding_rate(folder: Path, model: Embedder, size: int, workers: int) -> float:
     """Return the number of images per second of `embed_images` after the first batch."""
     times: list[tuple[int, float]] = []
     embed_images(
         model,
         open_catalog(folder),
-        TestTransform(SIZE, RESIZE),
+        TestTransform(size, size * 8 // 7),
         batch_size=BATCH,
         workers=workers,
         progress=lambda done, total: times.append((done, time.perf_counter())),
@@ -167,11 +169,11 @@ def loading(folder: Path, workers: int, repeats: int) -> dict[str, Any]:
     return result
 
 
-def embedding(folder: Path, workers: int, repeats: int) -> dict[str, Any]:
-    model = Embedder("tf_efficientnet_lite0", dim=512, image_size=SIZE).eval()
+def embedding(folder: Path, workers: int, repeats: int, size: int = SIZE) -> dict[str, Any]:
+    model = Embedder("tf_efficientnet_lite0", dim=512, image_size=size).eval()
     methods = {
-        "shortlist": lambda: embedding_rate(folder, model, workers),
-        "plain loop": lambda: rate(batches_of_plain_embedding(folder, model, workers)),
+        "shortlist": lambda: embedding_rate(folder, model, size, workers),
+        "plain loop": lambda: rate(batches_of_plain_embedding(folder, model, size, workers)),
     }
     result = compare(methods, repeats)
     show(f"embedding, EfficientNet-Lite0, {workers} worker(s), target {EMBEDDING} x", result, EMBEDDING)
@@ -225,6 +227,19 @@ def decoding(folder: Path, repeats: int) -> dict[str, float]:
     return result
 
 
+def many(workers: int) -> None:
+    """Embed many images once."""
+    with tempfile.TemporaryDirectory() as name:
+        write_images(Path(name), MANY)
+        update({"many": {"images": MANY, "size": MANY_SIZE, **embedding(Path(name), workers, 1, MANY_SIZE)}})
+
+
+def update(result: dict[str, Any]) -> None:
+    """Write results, and keep others of the file."""
+    before = json.loads(RESULTS.read_text()) if RESULTS.exists() else {}
+    RESULTS.write_text(json.dumps({**before, **result}, indent=1) + "\n")
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--only", choices=["loading", "embedding", "decoding"], help="make only this comparison")
@@ -232,7 +247,11 @@ def main() -> None:
     parser.add_argument("--images", type=int, default=1024, help="number of images per measurement")
     parser.add_argument("--repeats", type=int, default=5, help="number of measurements")
     parser.add_argument("--quick", action="store_true", help="use few images and write nothing")
+    parser.add_argument("--many", action="store_true", help=f"embed {MANY:,} images at {MANY_SIZE} pixels, once")
     arguments = parser.parse_args()
+    if arguments.many:
+        many(arguments.workers)
+        return
     images, repeats = (128, 2) if arguments.quick else (arguments.images, arguments.repeats)
     chosen = [arguments.only] if arguments.only else ["loading", "embedding", "decoding"]
     with tempfile.TemporaryDirectory() as name:
@@ -247,7 +266,7 @@ def main() -> None:
         if "decoding" in chosen:
             result["decoding_ms"] = decoding(folder, repeats)
     if not arguments.quick and not arguments.only:
-        RESULTS.write_text(json.dumps(result, indent=1) + "\n")
+        update(result)
 
 
 if __name__ == "__main__":
