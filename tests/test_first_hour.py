@@ -355,6 +355,19 @@ class TestRecipeForThisMachine:
         assert text.startswith("This machine has a GPU, so the recipe is folder: all layers of a ResNet-50")
         assert text.endswith("shortlist train folder-fast data.source=x")
 
+    def test_settings_that_do_not_matter(self) -> None:
+        given = ("data.source=x", "name=cars", "training.seed=3", "tracking=[mlflow]", "evaluation.bootstrap=0")
+        assert suited_recipe("folder", given)[:2] == ("folder-fast", given)
+        open_recipe("folder-fast", given)
+
+    def test_settings_of_the_training_without_a_gpu(self) -> None:
+        given = ("data.source=x", "training.epochs=10")
+        recipe, settings, text = suited_recipe("folder", given)
+        assert (recipe, settings) == ("folder", given)
+        assert text is not None
+        assert "takes hours without a GPU" in text
+        assert text.endswith("in minutes: shortlist train folder-fast data.source=x")
+
     def test_no_choice(self) -> None:
         settings = ("data.source=x", "model.freeze=none")
         assert suited_recipe("folder", settings) == ("folder", settings, None)

@@ -289,6 +289,9 @@ def final_config(path: Path | str) -> RunConfig:
     return final.model_copy(update={"name": f"{config.name.removesuffix('-final')}-final"})
 
 
+NOT_ABOUT_TRAINING = ("data.", "evaluation.", "name=", "tracking=", "training.seed=")  # settings of any recipe
+
+
 class SuitedRecipe(NamedTuple):
     """A recipe for the user's own images that suits this machine.
 
@@ -313,27 +316,28 @@ def suited_recipe(recipe: str, settings: Sequence[str] = (), output: Path | str 
 
     Args:
         recipe: The recipe that was asked for. Only `folder` is replaced.
-        settings: Overrides. The recipe is replaced only if all of them are about the data.
+        settings: Overrides. The recipe is replaced only if they do not say how to train.
         output: Folder of the run. Default: a folder in `runs`.
 
     Raises:
         ConfigError: A setting is not valid.
         DataError: The images cannot be opened.
     """
-    if recipe != "folder" or not all(each.startswith("data.") for each in settings):
+    if recipe != "folder" or any(each.startswith("model.") for each in settings):
         return SuitedRecipe(recipe, tuple(settings))
     import torch
 
     from shortlist.distributed import current_processes
 
+    kept = [each for each in settings if each.startswith(NOT_ABOUT_TRAINING)]
+    command = shlex.join(["shortlist", "train", "folder-fast", *kept])
+    fast = f"To train only the last layers of an EfficientNet-Lite0, in minutes: {command}"
     if torch.cuda.is_available():
-        fast = shlex.join(["shortlist", "train", "folder-fast", *settings])
-        return SuitedRecipe(
-            recipe,
-            tuple(settings),
-            "This machine has a GPU, so the recipe is folder: all layers of a ResNet-50 are trained. To train only the "
-            f"last layers of an EfficientNet-Lite0, in minutes: {fast}",
-        )
+        reason = "This machine has a GPU, so the recipe is folder: all layers of a ResNet-50 are trained"
+        return SuitedRecipe(recipe, tuple(settings), f"{reason}. {fast}")
+    if len(kept) < len(settings):
+        reason = "All layers of a ResNet-50 are trained, which takes hours without a GPU"
+        return SuitedRecipe(recipe, tuple(settings), f"{reason}. {fast}")
     return current_processes().on_main(lambda: _suited_to_cpu(tuple(settings), Path(output or "runs")))
 
 
