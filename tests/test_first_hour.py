@@ -19,7 +19,7 @@ from torch.nn.functional import normalize
 from shortlist.data import half_validation, open_catalog
 from shortlist.encoding import Encoder
 from shortlist.encoding.pretrained import is_pretrained
-from shortlist.errors import ConfigError, DataError, ModelError, RunError
+from shortlist.errors import ConfigError, DataError, ModelError, RunError, ShortlistError
 from shortlist.evaluation import evaluate
 from shortlist.model import Embedder, weights
 from shortlist.model.weights import LITE0_BACKBONE, LITE0_PACKAGE
@@ -385,6 +385,24 @@ class TestRecipeForThisMachine:
         assert code == 0
         assert "views: 8\n" in out
         assert "This machine has no GPU, so the recipe is folder-fast" in " ".join(err.split())
+
+    @pytest.mark.parametrize(("settings", "expected"), [((), Path("runs/folder")), (("name=cars",), None)])
+    def test_the_folder_of_the_run(
+        self,
+        settings: tuple[str, ...],
+        expected: Path | None,  # None: named after the configuration
+        call: Call,  # noqa: F811
+        monkeypatch: pytest.MonkeyPatch,
+    ) -> None:
+        class Stopped(ShortlistError):
+            pass
+
+        def train(*_: object, output: Path | None, **options: object) -> None:
+            raise Stopped(f"output: {output}")
+
+        monkeypatch.setattr("shortlist.runs.train", train)
+        _, _, err = call("train", "folder", "data.source=x", *settings)
+        assert err == f"Error: output: {expected}\n"
 
 
 def test_what_the_choice_of_a_recipe_depends_on(images: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

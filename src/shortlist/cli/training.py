@@ -81,7 +81,7 @@ def train(
 
                 suited = suited_recipe(recipe, settings or [], run)
                 config, advice = open_recipe(suited.recipe, suited.settings, context), suited.advice
-                run = run or (new_folder(recipe) if advice else None)
+                run = run or (new_folder(recipe) if config.name == suited.recipe != recipe else None)
             if final is not None:
                 from shortlist.runs import final_config
 
