@@ -19,7 +19,8 @@ import pytest
 import yaml
 from PIL import Image
 
-from shortlist.cli import main, training
+from shortlist.cli import app, main
+from shortlist.errors import RunError
 from shortlist.training import RunFolder, durations
 from tests.miniatures import miniature
 from tests.processes import SOURCES
@@ -372,12 +373,32 @@ class TestAllocator:
         call("train", "--resume", "run")
         assert calls[:2] == ["kept", "trained"]
 
+    @pytest.mark.parametrize(
+        "command",
+        [
+            "embed run images -o vectors.parquet",
+            "index run images -o gallery",
+            "evaluate run",
+            "report run",
+            "compare run run",
+        ],
+    )
+    def test_commands_that_embed_keep_it(
+        self, command: str, call: Call, folders: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        def keep() -> None:
+            raise RunError("kept")
+
+        monkeypatch.setattr("shortlist.batches.memory.reuse_freed_memory", keep)
+        monkeypatch.chdir(folders)
+        assert call(*command.split()) == (1, "", "Error: kept\n")
+
     @pytest.mark.parametrize(("gpu", "expected"), [(False, ["kept"]), (True, [])])
     def test_only_on_a_cpu(self, monkeypatch: pytest.MonkeyPatch, gpu: bool, expected: list[str]) -> None:
         calls: list[str] = []
         monkeypatch.setattr("shortlist.batches.memory.reuse_freed_memory", lambda: calls.append("kept"))
         monkeypatch.setattr("torch.cuda.is_available", lambda: gpu)
-        training.keep_freed_memory()
+        app.keep_freed_memory()
         assert calls == expected
 
 

@@ -162,6 +162,16 @@ def option_names(command: Any = None) -> dict[str, str]:
     return names
 
 
+def keep_freed_memory() -> None:
+    """Configure the allocator for a network on the CPU. Only the command line does this, as it owns the process."""
+    import torch
+
+    from shortlist.batches.memory import reuse_freed_memory
+
+    if not torch.cuda.is_available():
+        reuse_freed_memory()
+
+
 def embedding_command(command: Callable[..., None]) -> Callable[..., None]:
     """Run a command in the main process of those that a launcher has started, where the others embed images for it.
 

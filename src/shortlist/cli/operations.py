@@ -10,7 +10,7 @@ from typing import Annotated
 
 import typer
 
-from shortlist.cli.app import AsJson, AsJsonWithProgress, embedding_command, quiet_milvus
+from shortlist.cli.app import AsJson, AsJsonWithProgress, embedding_command, keep_freed_memory, quiet_milvus
 from shortlist.cli.search import Place, Workers, gallery_app, report_added
 from shortlist.errors import ConfigError
 
@@ -40,6 +40,7 @@ def rebuild(
     display = display_for(sys.stderr, as_json=as_json)
     with closing(galleries.Gallery.open(place)) as gallery:
         encoder = open_encoder(model)
+        keep_freed_memory()
         new, added = galleries.rebuild(gallery, encoder, out, model=model, kind=kind, workers=workers, display=display)
     with closing(new):
         recommended = None if new.min_score is not None else RunFolder(Path(model)).recommended_min_score()

@@ -8,8 +8,8 @@ from typing import Annotated, Any
 
 import typer
 
-from shortlist.cli.app import AsJsonWithProgress, Recipe, Settings, app
-from shortlist.cli.training import keep_freed_memory, open_recipe
+from shortlist.cli.app import AsJsonWithProgress, Recipe, Settings, app, keep_freed_memory
+from shortlist.cli.training import open_recipe
 
 
 @app.command()

@@ -10,7 +10,7 @@ from typing import Annotated, Any
 import typer
 from typer.core import TyperCommand
 
-from shortlist.cli.app import AsJsonLines, AsJsonWithProgress, ModelCommand, ModelName, Root, app
+from shortlist.cli.app import AsJsonLines, AsJsonWithProgress, ModelCommand, ModelName, Root, app, keep_freed_memory
 
 
 @app.command(cls=ModelCommand)
@@ -42,6 +42,7 @@ def report(
     from shortlist.report import write_model_report, write_report
 
     display = display_for(sys.stdout, as_json=as_json)
+    keep_freed_memory()
     if images is not None:
         file = write_model_report(run, images, out or Path("report.html"), display, root=root)
     else:
@@ -115,6 +116,7 @@ def compare(
     display = display_for(sys.stderr, as_json=as_json)
     if out is not None:
         check_writable(out)
+    keep_freed_memory()
     if groups:
         comparison = compare_groups([runs, *(group.split("\n") for group in groups)], display)
     else:

@@ -27,6 +27,7 @@ from shortlist.cli.app import (
     app,
     choose_parts,
     embedding_command,
+    keep_freed_memory,
     quiet_milvus,
 )
 from shortlist.errors import ConfigError, DataError, did_you_mean
@@ -109,6 +110,7 @@ def embed(
     chosen, folder, merged = choose_parts(shard, merge, parts, out.with_name(f"{out.name}.parts"))
     catalog = open_collection(images, root=root, split=split)
     encoder = open_encoder(run)
+    keep_freed_memory()
     if chosen is not None:
         _embed_shard(encoder, catalog, chosen, folder, workers, display, as_json)
         return
@@ -174,6 +176,7 @@ def index(
         check_writable(Path(current) / GALLERY_FILE)
     catalog = open_collection(images, root=root, split=split, label_separator=label_separator)
     encoder = open_encoder(run)
+    keep_freed_memory()
     if chosen is not None:
         _embed_shard(encoder, whole_images(catalog), chosen, folder, workers, display, as_json)
         return
@@ -326,6 +329,7 @@ def add(
     display = display_for(sys.stderr, as_json=as_json)
     catalog = open_collection(images, root=root, split=split, label_separator=label_separator)
     gallery = Gallery.open(place, model)
+    keep_freed_memory()
     pruned = _pruned(catalog, images) if prune else None
     added = gallery.add(catalog, workers=workers, prune=pruned, log=log, display=display)
     report_added(display, as_json, gallery, added)

@@ -10,8 +10,8 @@ from typing import Annotated, Any
 import typer
 from typer.core import TyperGroup
 
-from shortlist.cli.app import AsJsonLines, Recipe, Settings, app
-from shortlist.cli.training import keep_freed_memory, open_recipe
+from shortlist.cli.app import AsJsonLines, Recipe, Settings, app, keep_freed_memory
+from shortlist.cli.training import open_recipe
 
 RUN = "run"  # name of the command that `shortlist sweep RECIPE` is short for
 

@@ -27,6 +27,7 @@ from shortlist.cli.app import (
     app,
     choose_parts,
     embedding_command,
+    keep_freed_memory,
 )
 from shortlist.errors import ConfigError
 from shortlist.launch import is_main_process, launched
@@ -155,6 +156,7 @@ def evaluate(
     display = display_for(sys.stderr, as_json=as_json)
     chosen, folder, merged = choose_parts(shard, merge, parts, Path(run, "vectors", "parts"))
     options: dict[str, Any] = {"root": root, "distractors": distractors, "on_missing": on_missing}
+    keep_freed_memory()
     if chosen is not None:
         written = [str(path) for path in embed_run_shard(run, chosen, folder, data, **options, display=display)]
         text = f"Shard {chosen} is embedded. When all shards are done, use --merge instead of --shard."
@@ -258,16 +260,6 @@ def open_recipe(recipe: str, settings: Sequence[str] | None, context: typer.Cont
 
     config = recipes.open_recipe(recipe, settings or [])
     return config.model_copy(update={"imports": tuple(dict.fromkeys((*config.imports, *context.obj)))})
-
-
-def keep_freed_memory() -> None:
-    """Configure the allocator for training on the CPU. Only the command line does this, as it owns the process."""
-    import torch
-
-    from shortlist.batches.memory import reuse_freed_memory
-
-    if not torch.cuda.is_available():
-        reuse_freed_memory()
 
 
 def _print_plan(config: RunConfig, as_json: bool) -> None:
