@@ -114,7 +114,7 @@ def draw_hits(
     """
     path = Path(path)
     path.parent.mkdir(parents=True, exist_ok=True)
-    cell, height = HIT_SIDE + HIT_GAP, HIT_SIDE + 2 * TEXT_LINE + HIT_GAP + 8
+    cell, height = HIT_SIDE + HIT_GAP, HIT_SIDE + 3 * TEXT_LINE + HIT_GAP + 8
     columns = max(1, min(HITS_PER_LINE, max((len(hits) for _, hits in found), default=1)))
     lines = [max(1, -(-len(hits) // columns)) for _, hits in found]
     header = HIT_MARGIN + (40 if title else 0)
@@ -136,8 +136,7 @@ def draw_hits(
             weak = min_score is not None and hit.score < min_score
             if weak:
                 _fade(sheet, corner, HIT_SIDE)
-            label = "" if hit.item.label is None else f"  {hit.item.label}"
-            _caption(draw, corner, f"{hit.score:.3f}{' (weak)' if weak else ''}{label}", hit.item.path.name)
+            _caption(draw, corner, f"{hit.score:.3f}{' (weak)' if weak else ''}", hit.item.label, hit.item.path.name)
         top += number * height
     with atomic_replace(path) as temporary:
         sheet.save(temporary, format="PNG", optimize=True)
@@ -178,10 +177,12 @@ def _mark(draw: ImageDraw.ImageDraw, corner: Corner, side: int, correct: bool) -
         draw.line((x + 11, y + 4, x + 4, y + 11), PAPER, 2)
 
 
-def _caption(draw: ImageDraw.ImageDraw, corner: Corner, first: str, second: str) -> None:
+def _caption(draw: ImageDraw.ImageDraw, corner: Corner, first: str, *others: str | None) -> None:
+    """Write lines of text below an image: the first one larger, and without those that are None."""
     left, top = corner[0], corner[1] + HIT_SIDE + 5
     draw.text((left, top), _shorten(draw, first, HIT_SIDE, _font(14)), INK, _font(14))
-    draw.text((left, top + TEXT_LINE), _shorten(draw, second, HIT_SIDE, _font(12)), GREY, _font(12))
+    for number, text in enumerate((text for text in others if text is not None), 1):
+        draw.text((left, top + number * TEXT_LINE), _shorten(draw, text, HIT_SIDE, _font(12)), GREY, _font(12))
 
 
 def _shorten(draw: ImageDraw.ImageDraw, text: str, width: int, font: Font) -> str:

@@ -86,7 +86,7 @@ def print_comparison(comparison: Comparison, console: Console | None = None) -> 
         table = Table("metric", escape(f"{first}, %"), title=escape(f"{test.catalog.name}, the same queries"))
         for run in others:
             for column in (f"{run}, %", "difference [95 %]", "p"):
-                table.add_column(escape(column), justify="right")
+                table.add_column(escape(column), justify="right", no_wrap=column != f"{run}, %")
         for metric, value in test.means[first].items():
             row = [metric, f"{100 * value:.1f}"]
             for run in others:
