@@ -69,11 +69,23 @@ class TestPage:
             assert f"{value:.1f}" in text
         assert f"before training it was {100 * before['metrics']['r@1']['value']:.1f} %" in text
 
-    def test_the_recommended_minimum_score(self, page: Path, finished: RunFolder) -> None:
-        text, _ = read(page)
-        score = finished.recommended_min_score()
-        assert f"With a minimum score of {score:.3f} , a query whose class is not in the gallery" in text
-        assert json.loads(finished.min_score_file.read_text())["false_match_rate"] == 0.05  # of 36 queries
+    def test_the_recommended_minimum_score(
+        self, page: Path, finished: RunFolder, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        assert "No minimum score is recommended" in read(page)[0]  # too few queries would find anything
+        copy = RunFolder(shutil.copytree(finished.path, tmp_path / "run"))
+        assert copy.recommended_min_score() is None
+        for enough, is_recommended in ((0.0, True), (1.1, False)):
+            monkeypatch.setattr("shortlist.report.thresholds.ENOUGH", enough)
+            text, _ = read(write_report(copy.path))
+            score = copy.recommended_min_score()
+            assert (score is not None, "No minimum score is recommended" in text) == (
+                is_recommended,
+                not is_recommended,
+            )
+            if score is not None:
+                assert f"With a minimum score of {score:.3f} , a query whose class is not in the gallery" in text
+                assert json.loads(copy.min_score_file.read_text())["false_match_rate"] == 0.05  # of 36 queries
 
     def test_images_that_look_the_same(self, page: Path, finished: RunFolder, monkeypatch: pytest.MonkeyPatch) -> None:
         assert "None: no image for validation or test looks like a training image." in read(page)[0]

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from shortlist.report.analysis import analyse
-from shortlist.report.thresholds import thresholds
+from shortlist.report.thresholds import RATES, Threshold, recommended, thresholds
 from tests import reference
 from tests.evaluation.test_evaluate import catalog, points
 
@@ -39,3 +39,13 @@ def test_a_copy_in_another_class_needs_the_highest_score() -> None:
 def test_none_without_wrong_images() -> None:
     assert thresholds(analyse(points(4), catalog([0, 0, 0, 0]))) == []
     assert thresholds(analyse(points(3), catalog([0, 1, 2]))) == []
+
+
+@pytest.mark.parametrize(
+    ("found", "rate"), [((0.7, 0.8, 0.9), 0.01), ((0.2, 0.5, 0.9), 0.05), ((0.1, 0.2, 0.4), None), ((), None)]
+)
+def test_half_of_the_queries_find_something_with_the_recommended_score(
+    found: tuple[float, ...], rate: float | None
+) -> None:
+    best = recommended([Threshold(rate, 0.9, 0.0, share) for rate, share in zip(RATES, found, strict=False)])
+    assert rate == (None if best is None else best.rate)

@@ -24,7 +24,7 @@ from shortlist.report.pages import Picture, QueryBrowser, Thumbnails, browse_que
 from shortlist.report.paper_tables import landmark_means, percentages, reductions_to_previous_best
 from shortlist.report.plots import Plot, bar_plot, distributions_plot, training_curves
 from shortlist.report.terminal_tables import counts
-from shortlist.report.thresholds import Threshold, thresholds
+from shortlist.report.thresholds import Threshold, recommended, thresholds
 from shortlist.training import Plan, RunFolder, make_plan
 from shortlist.training.baseline import baseline_name
 from shortlist.training.folder import ImagesChangedError
@@ -55,6 +55,11 @@ class ResultSections:
     num_unchecked: int
     near: list[tuple[Picture, Picture]]
     num_near: int
+
+    @property
+    def recommended(self) -> Threshold | None:
+        """The minimum score to use in a search, if there is one."""
+        return recommended(self.thresholds)
 
 
 @dataclass(frozen=True)
@@ -128,8 +133,9 @@ def write_report(
         near_training = _near_training(thumbnails, train, trained, tests)
     alike = None if plan is None or not tests else look_alikes(thumbnails, plan.catalog, display)
     sections = [result_sections(thumbnails, test, len(tests), display) for test in tests]
-    if sections and sections[0].thresholds:
-        folder.recommend_min_score(sections[0].thresholds[0].min_score, sections[0].thresholds[0].rate)
+    if sections:
+        best = sections[0].recommended
+        folder.recommend_min_score(None if best is None else (best.min_score, best.rate))
     suffixes = [f": {test.catalog.name}" if len(tests) > 1 else "" for test in tests]
     results = [f"{part}{suffix}" for suffix in suffixes for part in ("Results", "Failures")] or ["Results"]
     return write_page(

@@ -10,6 +10,7 @@ import numpy as np
 
 from shortlist.report.analysis import Analysis
 
+ENOUGH = 0.5  # share of the queries that still find a correct image with a recommended score
 RATES = (0.01, 0.05, 0.1, 0.2)
 STEPS = 1000  # per unit of similarity: a threshold has three decimals
 
@@ -33,7 +34,7 @@ class Threshold:
 
 
 def thresholds(analysis: Analysis, rates: Sequence[float] | None = None) -> list[Threshold]:
-    """Return a minimum score for each rate of false matches, of which the first is recommended.
+    """Return a minimum score for each rate of false matches.
 
     Args:
         analysis: The analysis.
@@ -56,3 +57,8 @@ def thresholds(analysis: Analysis, rates: Sequence[float] | None = None) -> list
         score = min(1.0, (math.floor(first_excluded * STEPS) + 1) / STEPS)
         found.append(Threshold(rate, score, float((wrong >= score).mean()), float((right >= score).mean())))
     return found
+
+
+def recommended(found: Sequence[Threshold]) -> Threshold | None:
+    """Return the first minimum score with which half of the queries or more still find a correct image, or None."""
+    return next((each for each in found if each.found >= ENOUGH), None)

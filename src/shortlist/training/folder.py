@@ -122,10 +122,13 @@ class RunFolder:
             raise RunError(f"There is no run in {path}: it contains no {folder.config_file.name}.")
         return folder
 
-    def recommend_min_score(self, score: float, rate: float) -> None:
-        """Write the minimum score of results that has this rate of false matches, if the folder is writable."""
+    def recommend_min_score(self, recommended: tuple[float, float] | None) -> None:
+        """Write the minimum score of results and its rate of false matches, or none, if the folder is writable."""
         with suppress(OSError):
-            write_json(self.min_score_file, {"min_score": score, "false_match_rate": rate})
+            if recommended is None:
+                self.min_score_file.unlink(missing_ok=True)
+            else:
+                write_json(self.min_score_file, dict(zip(("min_score", "false_match_rate"), recommended, strict=True)))
 
     def recommended_min_score(self) -> float | None:
         """Return the minimum score that the last report recommends; None if there is none."""
