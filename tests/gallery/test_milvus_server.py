@@ -6,16 +6,20 @@ import os
 import signal
 import socket
 import subprocess
+import tempfile
 import time
 from collections.abc import Callable, Iterator
 from contextlib import closing
 from pathlib import Path
 
 import numpy as np
+import psutil
 import pytest
 
 from shortlist.data import Catalog
 from shortlist.encoding import Encoder
+from shortlist.errors import RunError
+from shortlist.files import exclusive_lock
 from shortlist.gallery import Gallery, GalleryError, milvus_lock, milvus_store
 from shortlist.gallery.milvus_address import MilvusAddress
 from shortlist.gallery.milvus_store import MilvusStore
@@ -24,7 +28,11 @@ from shortlist.search import faiss_index
 from tests.gallery.galleries import NUMBER
 
 PROGRAM = os.environ.get("SHORTLIST_MILVUS_SERVER", "")
-pytestmark = pytest.mark.skipif(not PROGRAM, reason="SHORTLIST_MILVUS_SERVER does not name a Milvus server")
+# Started first, so that pytest-xdist does not divide them among workers, which would wait for each other's server.
+pytestmark = [
+    pytest.mark.long,
+    pytest.mark.skipif(not PROGRAM, reason="SHORTLIST_MILVUS_SERVER does not name a Milvus server"),
+]
 
 
 class Server:
@@ -60,24 +68,34 @@ class Server:
 
     def wait(self) -> None:
         """Wait until it answers, for as long as it runs."""
-        while self.process.poll() is None:
+        while self.runs():
             try:
                 Gallery.exists(self.place("none"))
             except GalleryError:
                 time.sleep(0.2)
             else:
                 return
-        raise AssertionError(f"{PROGRAM} has ended with {self.process.returncode}")
+        raise AssertionError(f"{PROGRAM} has ended. See {self.folder / 'logs'}")
+
+    def runs(self) -> bool:
+        """Whether it runs. The program does not notice that the server, which it has started, has ended."""
+        if self.process.poll() is not None:
+            return False
+        started = psutil.Process(self.process.pid).children(recursive=True)
+        return all(each.status() != psutil.STATUS_ZOMBIE for each in started)
 
 
 @pytest.fixture(scope="module")
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
-    running = Server(tmp_path_factory.mktemp("milvus"))
-    try:
-        running.wait()
-        yield running
-    finally:
-        running.stop()
+    """The only server of this machine: each would listen on port 2380, whatever its other ports are."""
+    lock = Path(tempfile.gettempdir()) / "shortlist-milvus-server.lock"
+    with exclusive_lock(lock, RunError("Other tests use the Milvus server."), timeout=600):
+        running = Server(tmp_path_factory.mktemp("milvus"))
+        try:
+            running.wait()
+            yield running
+        finally:
+            running.stop()
 
 
 @pytest.fixture
