@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 _LARGE = 2**20  # elements from which a buffer is rounded up to a power of two
-_KEPT_BYTES = 32 * 2**20  # of the buffers that a thread keeps between calls, which small batches need most
+_KEPT_BYTES = 64 * 2**20  # of the buffers that a thread keeps between calls, which small batches need most
 
 
 class Scratch:

@@ -73,8 +73,8 @@ class Head(Protocol):
 
 # Number of elements in memory at once: in a tile of similarities (queries x database), which on a CPU has at least the
 # number of rows that a fast matrix product needs, and in the pairs of positives and items that are kept.
-_CPU_TILE, _CPU_ROWS, _CPU_PAIRS, _GPU_PAIRS = 2**21, 512, 2**21, 2**24
-_PRUNE_FROM, _COMPILE_FROM = 2**22, 2**25  # sigmoids per call from which pruning and compilation save time
+_CPU_TILE, _CPU_ROWS, _CPU_PAIRS, _GPU_PAIRS = 2**21, 512, 2**23, 2**24
+_PRUNE_FROM, _COMPILE_FROM = 6 * 2**20, 2**25  # sigmoids per call from which pruning and compilation save time
 _SORT_FROM = 1500  # database size from which the best way to prune is chosen row by row
 
 
