@@ -3,11 +3,14 @@
     python benchmarks/evidence.py frozen --data DATA --work FOLDER        the frozen backbone on Cars196
     python benchmarks/evidence.py finetune --data DATA --work FOLDER      all weights, on Cars196
     python benchmarks/evidence.py omniglot --data DATA --work FOLDER      Omniglot, from random weights and from glyphs
+    python benchmarks/evidence.py remedies-frozen --data DATA --work FOLDER       remedies, after `frozen`
+    python benchmarks/evidence.py remedies-omniglot --data DATA --work FOLDER     remedies, after `omniglot`
 
 DATA is the folder of Cars196 or Omniglot. FOLDER holds cached views and unfinished runs. First, every cell of the study
 chooses its learning rate on validation classes; then it is trained on all training classes with every seed and tested
-once. Results are appended to results/evidence/STUDY.jsonl, one line per run: the settings, the phase ("validation" or
-"test"), and r@1 after the last step; for tests, also all metrics. `make results` turns them into docs/results.md.
+once. Remedies are compared on validation classes only. Results are appended to results/evidence/STUDY.jsonl, one line
+per run: the settings, the phase ("validation" or "test"), and r@1 after the last step; for tests, also all metrics.
+`make results` turns them into docs/results.md.
 """
 
 from __future__ import annotations
@@ -137,6 +140,31 @@ def omniglot_cells() -> Iterator[Cell]:
         yield Cell(f"{method}, batch {batch}, from glyphs", 1800, (*settings, "model.weights=GLYPHS"), rate_of=own)
 
 
+REMEDIES = {
+    "none": (),
+    "rank_temperature: auto": ("loss.rank_temperature=auto",),
+    "start: rank_temperature 500": ("loss.start={rank_temperature: 500}",),
+    "start: similarity_temperature 0.1": ("loss.start={similarity_temperature: 0.1}",),
+    "start: k_factor 8": ("loss.start={k_factor: 8}",),
+    "rank_temperature: auto, tail": ("loss.rank_temperature=auto", "loss.tail={}"),
+    "plus: calibration": ("loss.plus=[{name: calibration, weight: 1}]",),
+    "plus: normalised softmax": (
+        "loss.plus=[{name: pml.NormalizedSoftmaxLoss, weight: 0.1, args: {temperature: 0.05}}]",
+        PROXIES,
+    ),
+    "memory": ("loss.memory={size: 4000}",),
+    "SiMix": ("loss.simix=true",),
+    "SiMix, simix_alphas 2": ("loss.simix=true", "loss.simix_alphas=2"),
+    "SiMix, simix_negatives 1": ("loss.simix=true", "loss.simix_negatives=1"),
+}
+
+
+def remedies(batch: int, steps: int, like: str) -> Iterator[Cell]:
+    """Yield the cells of part 4 of the plan, with the learning rate of the cell `like`."""
+    for name, settings in REMEDIES.items():
+        yield Cell(name, steps, (f"batch.size={batch}", *METHODS["RS@k"], *settings), rate_of=like)
+
+
 @dataclass(frozen=True)
 class Study:
     """A part of the plan.
@@ -149,6 +177,8 @@ class Study:
         settings: Function from the number of steps to settings of all runs.
         workers: Runs at a time; the cores are divided among them.
         rate_steps: Share of the steps that runs which choose a learning rate take.
+        validates: Whether cells are compared on validation classes and not tested.
+        after: Study that chooses the learning rates of the cells of this one.
     """
 
     recipe: str
@@ -158,6 +188,8 @@ class Study:
     settings: Callable[[int], tuple[str, ...]] = lambda steps: ()
     workers: int = 2
     rate_steps: float = 1.0
+    validates: bool = False
+    after: str | None = None
 
 
 def release_schedule(steps: int) -> tuple[str, ...]:
@@ -174,10 +206,32 @@ STUDIES = {
         "cars196-lite0-cpu", (finetune_cells,), (1e-4, 2e-4, 5e-4), 3, release_schedule, workers=1, rate_steps=1 / 4
     ),
     "omniglot": Study("omniglot", (omniglot_cells,), (3e-4, 1e-3, 3e-3), 3, rate_steps=1 / 3),
+    "remedies-frozen": Study(
+        "cars196-lite0-frozen",
+        (lambda: remedies(392, IMAGES // 392, "RS@k, batch 392, equal images"),),
+        (),
+        3,
+        validates=True,
+        after="frozen",
+    ),
+    "remedies-omniglot": Study(
+        "omniglot",
+        (lambda: remedies(1024, 600, "RS@k, batch 1024, random weights"),),
+        (),
+        3,
+        validates=True,
+        after="omniglot",
+    ),
 }
 
 
 # ------------------------------------------------------------------------------------------------------------ running
+
+
+def results(study: str | None) -> list[dict[str, Any]]:
+    """Return the runs of a study that are done."""
+    file = RESULTS / f"{study}.jsonl"
+    return [json.loads(line) for line in file.read_text().splitlines()] if file.exists() else []
 
 
 def main() -> None:
@@ -198,18 +252,18 @@ class Runner:
     def __init__(self, name: str, data: Path, work: Path, pool: ProcessPoolExecutor) -> None:
         self.name, self.study, self.data, self.work, self.pool = name, STUDIES[name], data, work, pool
         self.file, self.started = RESULTS / f"{name}.jsonl", time.monotonic()
-        lines = self.file.read_text().splitlines() if self.file.exists() else []
-        self.done: dict[str, dict[str, Any]] = {each["key"]: each for each in map(json.loads, lines)}
+        self.done = {each["key"]: each for each in results(name)}
 
     def run(self) -> None:
-        rates: dict[str, float] = {}
+        rates = {each["cell"]["name"]: each["rate"] for each in results(self.study.after) if each["phase"] == "test"}
+        phase = "validation" if self.study.validates else "test"
         for block in self.study.blocks:
             cells = list(block())
             own = [cell for cell in cells if cell.rate_of is None]
             self.measure([Job(self.name, cell, "validation", rate, 0) for cell in own for rate in self.study.rates])
             rates |= {cell.name: self.best_rate(cell) for cell in own}
             for seed in range(self.study.seeds):
-                self.measure([Job(self.name, cell, "test", rates[cell.rate_of or cell.name], seed) for cell in cells])
+                self.measure([Job(self.name, cell, phase, rates[cell.rate_of or cell.name], seed) for cell in cells])
 
     def best_rate(self, cell: Cell) -> float:
         def validated(rate: float) -> float:
@@ -255,7 +309,7 @@ def train(job: Job, data: Path, work: Path) -> dict[str, Any]:
             f"optimizer.lr={job.rate}",
             f"data.root={data}",
             "data.on_missing=skip",
-            *([f"data.view_cache={work / 'views'}"] if job.study == "frozen" else []),
+            *([f"data.view_cache={work / 'views'}"] if study.recipe.endswith("frozen") else []),
             f"data.validation={'half' if validation else 'none'}",
             f"data.withhold_test={validation}",
             "training.epochs=null",
