@@ -1,6 +1,7 @@
 """Print the licences of the packages that shortlist depends on, as a table: python docs/licences.py > docs/licences.md.
 
-Direct dependencies and, marked as such, those that they need, as installed in this environment with the extra `all`.
+The table lists direct dependencies and, marked as such, their dependencies, as installed in this environment with the
+extra `all`.
 """
 
 from __future__ import annotations
@@ -13,9 +14,9 @@ from packaging.requirements import Requirement
 
 INTRODUCTION = """# Licences of dependencies
 
-shortlist has the licence Apache-2.0. `pip install shortlist` installs the packages of the extra *none* and those that
-they need. All others are needed by an extra only. The licences are those that the packages declare.
-`python docs/licences.py` prints this page.
+shortlist is licensed under Apache-2.0. This page lists the licences that its dependencies declare. `pip install shortlist`
+installs only the packages with the extra *none* and their dependencies; all other packages belong to an extra.
+`python docs/licences.py` generates this page.
 
 | package | extra | licence |
 |---|---|---|"""
