@@ -1,4 +1,4 @@
-"""A case in a process of its own, so that its peak of memory is its own."""
+"""Run a case in a separate process, so that its peak memory can be measured."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ import torch
 
 
 def run_alone(script: str, case: Any, environment: Mapping[str, str] | None = None) -> dict[str, Any]:
-    """What `script --case CASE` prints as JSON in its last line, with where it was measured."""
+    """Return what `script --case CASE` prints as JSON in its last line, and where it was measured."""
     command = [sys.executable, script, "--case", json.dumps(case)]
     done = subprocess.run(command, capture_output=True, text=True, env=os.environ | dict(environment or {}))
     if done.returncode == -9:  # killed by the system for its memory

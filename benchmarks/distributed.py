@@ -1,18 +1,20 @@
-"""Measure what processes that share a batch send each other, and how work and memory divide among them.
+"""Measure what the processes that share a batch send, and how work and memory are divided among them.
 
     python benchmarks/distributed.py             all cases: about 10 minutes on 2 cores
     python benchmarks/distributed.py --quick     small batches, to test the script; nothing is written
 
 All processes run on the CPU of one machine, with one thread each, and communicate over gloo.
 
-*Bytes* are counted by the loopback interface, over several steps of a linear model, and compared with the count: each
-process sends its part of the embeddings to all others, their gradient likewise, and its part of the gradients of the
-model twice (a ring all-reduce). Other traffic on the interface, and the headers of packets, add to what is measured.
+*Bytes* are counted by the loopback interface, over several steps of a linear model, and compared with the expected
+number: each process sends its part of the embeddings to all others, the gradients of the embeddings likewise, and its
+part of the gradients of the model twice (a ring all-reduce). The measurement includes packet headers and other traffic
+on the interface.
 
-*Work* is the CPU time of the loss in each process, from all embeddings to the gradient, which does not depend on
-the number of cores: with as many cores as processes, it is the time of the loss, besides the exchange of tensors.
+*Work* is the CPU time of the loss in each process, from all embeddings to the gradient, which does not depend on the
+number of cores. With as many cores as processes, it is the time of the loss without the exchange of tensors.
 
-*Memory* is the peak in a step of EfficientNet-Lite0, above that before the step, of the process that takes the most.
+*Memory* is the peak in a step of EfficientNet-Lite0, above the memory before the step, of the process with the
+highest peak.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Embeddings of many kinds, to measure a loss on any output of a network."""
+"""Embeddings of many kinds, to measure a loss on anything that a network may produce."""
 
 from __future__ import annotations
 

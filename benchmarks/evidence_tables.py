@@ -1,7 +1,7 @@
 """Write the tables and the plot of docs/results.md from the raw results of evidence.py: `make results`.
 
 A table stands between two comments in the page, `<!-- begin NAME -->` and `<!-- end NAME -->`. Runs that have not
-been done yet are shown as a dash. How the verdicts follow from the results is part of docs/results/PLAN.md.
+been done yet are shown as a dash. docs/results/PLAN.md defines how the verdicts follow from the results.
 """
 
 from __future__ import annotations

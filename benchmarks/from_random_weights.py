@@ -1,10 +1,10 @@
-"""Start from random weights with a large batch on Omniglot, where RS@k alone has no gradient, with each remedy.
+"""Train on Omniglot from random weights with a large batch, where RS@k alone has no gradient, with each remedy.
 
     python benchmarks/from_random_weights.py DATA                          # 6 epochs each, with one seed
     python benchmarks/from_random_weights.py DATA --only "batch 256" "rank temperature auto"
 
-The recipe is `omniglot`, and every case differs from it by the settings below. A run that was stopped is resumed by the
-same command, and a finished one is only recorded. The table is printed and written to results/from_random_weights.json.
+The recipe is `omniglot`, with the settings of each case below. The same command resumes an interrupted run, and only
+records the result of a finished one. The table is printed and written to results/from_random_weights.json.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ CASES = {
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("data", help="Omniglot's folder")
+    parser.add_argument("data", help="folder of Omniglot")
     parser.add_argument("--epochs", type=int, default=6)
     parser.add_argument("--only", nargs="*", choices=CASES, default=list(CASES), metavar="CASE", help="; ".join(CASES))
     parser.add_argument("--out", type=Path, default=Path("runs/from-random-weights"))

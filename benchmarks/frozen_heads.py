@@ -3,8 +3,8 @@
     python benchmarks/frozen_heads.py DATA --cache FOLDER            about ten minutes on 2 cores
     python benchmarks/frozen_heads.py DATA --cache FOLDER --quick    two heads and a few steps; nothing is written
 
-Trained on the first half of the training classes, and validated on the second half; test images are not opened. Four
-views are encoded once, and all runs share them. The result goes into results/frozen-heads.json.
+Heads are trained on the first half of the training classes and validated on the second half; test images are not
+opened. Four views are encoded once, and all runs share them. The results are written to results/frozen-heads.json.
 """
 
 from __future__ import annotations
@@ -50,8 +50,8 @@ HEADS: dict[str, tuple[str, ...]] = {
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("root", type=Path, help="where Cars196 lies")
-    parser.add_argument("--cache", type=Path, required=True, help="where encoded views are kept")
+    parser.add_argument("root", type=Path, help="folder of Cars196")
+    parser.add_argument("--cache", type=Path, required=True, help="folder for encoded views")
     parser.add_argument("--steps", type=int, default=400)
     parser.add_argument("--seeds", type=int, default=2)
     parser.add_argument("--quick", action="store_true")
@@ -75,13 +75,13 @@ def main() -> None:
 
 
 def known_results(command: str) -> dict[str, Any]:
-    """Results of the same command that was interrupted."""
+    """Return the results that an interrupted call of the same command has written."""
     known = read_json(RESULTS) if RESULTS.exists() else {}
     return known["results"] if known.get("command") == command else {}
 
 
 def trained(root: Path, cache: Path, steps: int, seed: int, settings: tuple[str, ...]) -> dict[str, Any]:
-    """Train one head; r@1 of the validation classes by step, and how fast it was."""
+    """Train one head, and return r@1 on the validation classes by step, and the speed."""
     general = {
         "data.root": root,
         "data.on_missing": "skip",

@@ -1,10 +1,11 @@
 """Measure the steps per minute of a head on a frozen backbone: Cars196, EfficientNet-Lite0, 16 cached views.
 
-    python benchmarks/frozen_speed.py DATA --cache FOLDER            five minutes, once views are encoded
+    python benchmarks/frozen_speed.py DATA --cache FOLDER            five minutes after the views are encoded
     python benchmarks/frozen_speed.py DATA --cache FOLDER --quick    one case; nothing is written
 
-Two runs of the recipe differ only in their number of steps. The difference of their durations is the time of further
-steps as a user sees it, which includes reading the cached views. The result goes into results/frozen-speed.json.
+Two runs of the recipe differ only in their number of steps. The difference between their durations is the time of the
+additional steps as a user experiences it, including reading the cached views. The results are written to
+results/frozen-speed.json.
 """
 
 from __future__ import annotations
@@ -33,8 +34,8 @@ FEW, SECONDS = 50, 8  # steps of the shorter run, and about how much longer the 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("root", type=Path, help="where Cars196 lies")
-    parser.add_argument("--cache", type=Path, required=True, help="where encoded views are kept")
+    parser.add_argument("root", type=Path, help="folder of Cars196")
+    parser.add_argument("--cache", type=Path, required=True, help="folder for encoded views")
     parser.add_argument("--quick", action="store_true")
     options = parser.parse_args()
     reuse_freed_memory()  # as the command line does

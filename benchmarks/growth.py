@@ -4,16 +4,16 @@
     python benchmarks/growth.py --quick          small sizes, to test the script; nothing is written
     python benchmarks/growth.py --draw           only draw the plot and fill docs/growth.md from results/growth.json
 
-Each size is measured in a process of its own, twice: the fastest of some repetitions counts for the time, with freed
-memory kept (`reuse_freed_memory`, as in training); and the peak of the process above its state before, with freed
-memory returned to the system at once. The exponent is the slope of a straight line through the logarithms of all sizes;
-the last one is that between the two largest.
+Each size is measured twice, in separate processes. Time is the fastest of several repetitions, with freed memory kept
+(`reuse_freed_memory`, as in training). Memory is the peak of the process above its initial state, with freed memory
+returned to the system immediately. The exponent is the slope of a straight line through the logarithms of all sizes;
+the last exponent is that between the two largest sizes.
 
 - *loss*: RS@k, forward and backward, of half-trained embeddings (r@1 of 0.5), 4 per class, 512 dimensions.
 - *loss with SiMix*: the same, with 6 virtual examples per class, which make the batch 2.5 times as large.
 - *evaluation*: all metrics of 2,000 queries against a gallery of 512 dimensions.
 - *step*: the large-batch step of EfficientNet-Lite0 at 112 pixels, chunks of 32, no graphs kept.
-- *adding*: 100 vectors added to a gallery in a folder, which has an index of its default kind.
+- *adding*: 100 vectors added to a gallery in a folder, with the default kind of index.
 - *batches*: the class-balanced batches of an epoch, 4 images per class.
 """
 
@@ -153,7 +153,7 @@ Results = dict[str, dict[str, dict[str, Any]]]  # by name and size
 
 
 def exponents(found: dict[str, dict[str, Any]], what: str) -> tuple[float, float]:
-    """The exponent over all sizes, and between the two largest. Less than 2 MB are noise."""
+    """Return the exponent over all sizes, and between the two largest. Less than 2 MB is noise."""
     sizes, least = sorted(map(int, found)), 2.0 if what == "megabytes" else 1e-9
     x, y = np.log(sizes), np.log([max(found[str(size)][what], least) for size in sizes])
     return float(np.polyfit(x, y, 1)[0]), float((y[-1] - y[-2]) / (x[-1] - x[-2]))
@@ -214,7 +214,7 @@ def draw(results: Results, file: Path) -> None:
 
 
 def on_paper(results: Results) -> str:
-    """Extrapolations of docs/growth.md that follow from measured rates, as a table."""
+    """Return the extrapolations in docs/growth.md that follow from measured rates, as a table."""
     seconds = {name: {int(size): row["seconds"] for size, row in found.items()} for name, found in results.items()}
 
     def rate(name: str, power: float) -> float:

@@ -11,8 +11,8 @@ shortlist does.
 *Embedding*: `embed_images` and a plain loop over a DataLoader, with the same network and test transform.
 *Decoding*: processor time per file of decoders that could be used for the crop of a training image.
 
-Methods are measured in turns, and the ratio of neighbouring measurements is taken, which is reliable on a noisy
-machine. A rate is taken from the first batch to the last, so that the start of the worker processes is not measured.
+The methods are measured alternately, and the ratio of neighbouring measurements is taken, which is reliable on a noisy
+machine. A rate is measured from the first batch to the last, so it excludes the start of the worker processes.
 """
 
 from __future__ import annotations
@@ -137,7 +137,7 @@ def embedding_rate(folder: Path, model: Embedder, size: int, workers: int) -> fl
 
 
 def compare(methods: dict[str, Callable[[], float]], repeats: int) -> dict[str, Any]:
-    """Measure the rates of all methods in turns. The first method is divided by each of the others."""
+    """Measure the rates of all methods alternately. The first method is divided by each of the others."""
     rates: dict[str, list[float]] = {name: [] for name in methods}
     for _ in range(repeats):
         for name, method in methods.items():

@@ -1,11 +1,11 @@
-"""How long the exact metrics take where classes are large: iNaturalist's 136,093 test images, 512 dimensions.
+"""Measure the time of the exact metrics for large classes: iNaturalist's 136,093 test images, 512 dimensions.
 
     python benchmarks/metrics.py
 
-512 queries rank all of them, for classes of several sizes; all queries take 266 times as long. `compared` is the plain
-way, one pass over the similarities for each positive; `product` is the matrix product alone, without which nothing is
-known. Each case runs in a process of its own with one thread; processor time, and the fastest of three counts. The ways
-must agree in every score. Writes results/metrics.json.
+512 queries rank all images, for classes of several sizes; all queries would take 266 times as long. `compared` is the
+plain method, one pass over the similarities for each positive; `product` is the matrix product alone, a lower bound for
+any method. Each case runs in a separate process with one thread, and the lowest processor time of three runs counts.
+The methods must agree in every score. The results are written to results/metrics.json.
 """
 
 from __future__ import annotations
@@ -78,7 +78,7 @@ def measured(positives: int) -> dict[str, float | int]:
 
 
 def fastest(work: Callable[[], Result], repeats: int = REPEATS) -> tuple[float, Result]:
-    """Seconds, and what the last of them gave."""
+    """Return the seconds of the fastest run, and the result of the last run."""
     times = []
     for _ in range(repeats):
         started = time.process_time()

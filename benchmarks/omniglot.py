@@ -1,12 +1,13 @@
-"""The paper's study of batch sizes, on Omniglot, with a small network on a CPU.
+"""Repeat the paper's study of batch sizes on Omniglot, with a small network on a CPU.
 
     python benchmarks/omniglot.py DATA                                                  # 6 epochs, three seeds
     python benchmarks/omniglot.py DATA --epochs 24 --values "64 256 1024 3856" --seeds 1
 
-RS@k has no gradient where every positive stands far behind its k (a batch of thousands before any training), so, as the
-paper starts from ImageNet, this starts from a network that has learned glyphs, whose characters are not Omniglot's. It
-is trained first, in a minute. Then `shortlist ablate batch-size omniglot`. A study that was stopped is resumed by the
-same command, and two processes may work on it. Results and plot go into results/omniglot-EPOCHS-epochs.{json,png}.
+RS@k has no gradient if every positive is ranked far behind k, as in a batch of thousands before any training. The paper
+starts from ImageNet weights; this study starts from a network that was trained on glyphs, whose characters are not in
+Omniglot. It is trained first, which takes a minute. Then the script runs `shortlist ablate batch-size omniglot`. The
+same command resumes an interrupted study, and two processes may work on it at the same time. The results and the plot
+are written to results/omniglot-EPOCHS-epochs.{json,png}.
 """
 
 from __future__ import annotations
@@ -32,7 +33,7 @@ GLYPHS = ("data.source=glyphs", "data.root=null", "batch.size=100", "batch.chunk
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("data", help="Omniglot's folder")
+    parser.add_argument("data", help="folder of Omniglot")
     parser.add_argument("--epochs", type=int, default=6)
     parser.add_argument("--values", default="16 64 256 1024 3856", help="batch sizes")
     parser.add_argument("--seeds", type=int, default=3)

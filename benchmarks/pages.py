@@ -1,4 +1,4 @@
-"""Tables in the documentation that a benchmark writes: between two comments with the name of the table."""
+"""Tables in the documentation that a benchmark writes, between two comments with the name of the table."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ DOCS = Path(__file__).parents[1] / "docs"
 
 
 def fill(page: str, name: str, table: str) -> None:
-    """Replace what is between `<!-- name -->` and `<!-- end of name -->` in a page of the documentation."""
+    """Replace the text between `<!-- name -->` and `<!-- end of name -->` in a page of the documentation."""
     path = DOCS / page
     begin, end = f"<!-- {name} -->", f"<!-- end of {name} -->"
     text, number = re.subn(

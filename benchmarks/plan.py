@@ -5,9 +5,10 @@
     python benchmarks/plan.py --table            only write the table to docs/plan.md
 
 FOLDER contains cars196/ and omniglot/; without it, only the recipes that need no downloads run. The recipes are
-shortened by the overrides in `CASES`; what is planned is what is run. Plan and run are separate processes. Memory is
+shortened by the overrides in `CASES`, both for the plan and for the run. Plan and run are separate processes. Memory is
 the peak of the training process (VmHWM), without the processes that decode images. Time until the end is that of
-`train_run`, with the opening of images and without the report. Steps are those of metrics.jsonl, after the first.
+`train_run`, which includes opening the images but not the report. Times per step are from metrics.jsonl, without the
+first step.
 """
 
 from __future__ import annotations
@@ -56,7 +57,7 @@ QUICK = {"glyphs": ("glyphs", ["training.epochs=1", "evaluation.before=false"])}
 
 
 def plan(recipe: str, settings: list[str]) -> dict[str, Any]:
-    """What `shortlist plan` computes, as numbers."""
+    """Return the numbers that `shortlist plan` computes."""
     from shortlist.batches.memory import reuse_freed_memory
     from shortlist.process import threads
     from shortlist.progress import Display
@@ -84,7 +85,7 @@ def plan(recipe: str, settings: list[str]) -> dict[str, Any]:
 
 
 def run(recipe: str, settings: list[str]) -> dict[str, Any]:
-    """What the run really takes."""
+    """Run a case, and return what it actually takes."""
     from shortlist.batches.memory import reuse_freed_memory
     from shortlist.recipes import open_recipe
     from shortlist.training import RunFolder, train_run
@@ -124,13 +125,13 @@ def write_images(folder: Path, classes: int = 24, images: int = 10, side: int = 
 
 
 def errors(result: dict[str, Any]) -> dict[str, float]:
-    """Relative errors of the plan."""
+    """Return the relative errors of the plan."""
     names = ("memory", "step", "until the end")
     return {name: result["plan"][name] / result["run"][name] - 1 for name in names}
 
 
 def table(results: dict[str, Any]) -> str:
-    """All results as a Markdown table."""
+    """Return all results as a Markdown table."""
     lines = [
         "| recipe | memory: plan, run | | step: plan, run | | until the end: plan, run | |",
         "|---|---|---|---|---|---|---|",

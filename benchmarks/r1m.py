@@ -1,13 +1,13 @@
-"""Revisited Oxford against a million distractors: time and memory of the evaluation.
+"""Measure time and memory of the evaluation of Revisited Oxford with a million distractors.
 
     python benchmarks/r1m.py                     a million vectors of 2,048 numbers in half precision: 4.1 GB of disk
     python benchmarks/r1m.py --folder FAST_DISK --keep --distractors 100000
 
-Writes a file of random unit vectors in blocks, and evaluates the real ground truth of Revisited Oxford with vectors
-that we make: 70 queries, each against 4,993 images and the distractors, which are read from disk. Each repeat is a
-process of its own with one thread; memory is its peak, above what it holds with everything imported and the 4,993
-vectors in memory. `held` is what the same would need at least with all vectors in memory in single precision. Writes
-results/r1m.json.
+The script writes a file of random unit vectors in blocks, and evaluates the real ground truth of Revisited Oxford with
+synthetic vectors: 70 queries, each against 4,993 images and the distractors, which are read from disk. Each repetition
+runs in a separate process with one thread. Memory is its peak, above the memory of the process with all modules
+imported and the 4,993 vectors loaded. `held` is the minimum that an evaluation with all vectors in memory in single
+precision would need. The results are written to results/r1m.json.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ SETUPS = {
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--distractors", type=int, default=1_000_000)
-    parser.add_argument("--folder", type=Path, help="where the file is written; by default a temporary folder")
+    parser.add_argument("--folder", type=Path, help="folder to write the file to; default: a temporary folder")
     parser.add_argument("--keep", action="store_true", help="do not delete the file")
     parser.add_argument("--case", type=json.loads, help=argparse.SUPPRESS)
     options = parser.parse_args()
@@ -93,7 +93,7 @@ def report(distractors: int, runs: list[dict[str, Any]]) -> None:
 
 
 def generate(file: Path, number: int) -> None:
-    """Unit vectors around a direction that all share, as real ones do; not again where the file is there."""
+    """Write unit vectors that share a common direction, as real ones do, unless the file exists."""
     size = number * DIMENSIONS * 2
     if file.exists() and file.stat().st_size > size:
         return
@@ -133,7 +133,7 @@ def catalog(queries: list[dict[str, list[int]]]) -> Catalog:
 
 
 def descriptors(queries: list[dict[str, list[int]]]) -> torch.Tensor:
-    """Of queries, then images: easy ones near their queries, hard ones less so; the shared direction of `generate`."""
+    """Return vectors of the queries and then of the images: easy images are closer to their queries than hard ones."""
     random = np.random.default_rng(2)
     asked, known = (random.standard_normal((number, DIMENSIONS)) for number in (QUERIES, IMAGES))
     for vector, query in zip(asked, queries, strict=True):
@@ -161,14 +161,14 @@ def measured(file: str) -> dict[str, Any]:
 
 
 def reset_peak() -> None:
-    """Forget the peak so far, where the system can (Linux)."""
+    """Reset the peak memory, if the system supports it (Linux)."""
     clear = Path("/proc/self/clear_refs")
     if clear.exists():
         clear.write_text("5")
 
 
 def peak() -> int:
-    """The most memory that this process has held, with the pages of files that it has mapped."""
+    """Return the peak memory of this process, including the pages of mapped files."""
     status = Path("/proc/self/status")
     if status.exists():
         (line,) = (line for line in status.read_text().splitlines() if line.startswith("VmHWM"))

@@ -1,9 +1,9 @@
-"""Train a recipe for real, and write down what it gave.
+"""Train a recipe, and record its results.
 
     python benchmarks/recipe.py cars196-lite0-cpu data.root=DATA data.on_missing=skip
 
-The run goes into runs/benchmark-RECIPE; a run that was stopped is resumed, and a finished one is only recorded.
-The result, with the command, goes into results/RECIPE.json.
+The run is in runs/benchmark-RECIPE. An interrupted run is resumed, and a finished one is only recorded. The results and
+the command are written to results/RECIPE.json.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("recipe")
     parser.add_argument("settings", nargs="*", help="key=value")
-    parser.add_argument("--run", type=Path, help="the run's folder")
+    parser.add_argument("--run", type=Path, help="folder of the run")
     options = parser.parse_args()
     reuse_freed_memory()  # as the command line does
     path = options.run or Path("runs") / f"benchmark-{options.recipe}"

@@ -1,16 +1,19 @@
-"""Search: exact in torch against FAISS's flat index, FAISS's approximate indexes against exact, and changes.
+"""Measure exact search against FAISS's flat index, approximate indexes against exact search, and changes of galleries.
 
     python benchmarks/search.py
 
-First the top 1000 of 60,502 x 512 against itself, the size of SOP's test set: `nearest` and FAISS's IndexFlatIP in
-turn, in one process, the fastest of each counts; and the peak of memory above the vectors, each in a process of its
-own (the answer alone, (n, 1000) of float32 and int64, is 726 MB). Then 1,000,000 x 512, clustered: HNSW and IVF-PQ as
-galleries build and search them, recall@10 against exact search, queries per second one at a time and all at once, the
-index's size, the time to build it, and to find the effort that searches need (HNSW's candidates, IVF's lists). Last,
-galleries of 10,000 to 1,000,000 vectors: the time to add 1, 100 and 10,000 vectors and to remove them again, and the
-bytes written, on average over a few changes, since some of them merge the files of earlier ones. All with 2 threads.
-Smaller: --images 20000 --many 50000 --changed 10000. Writes results/search.json, and a run that was stopped resumes
-from there.
+*Exact search*: the top 1000 of 60,502 vectors of 512 dimensions among themselves, the size of the test set of SOP.
+`nearest` and FAISS's IndexFlatIP are measured alternately in one process, and the fastest run of each counts. The peak
+memory in addition to the vectors is measured in separate processes (the result alone, (n, 1000) of float32 and int64,
+takes 726 MB).
+*Approximate search*: 1,000,000 clustered vectors of 512 dimensions in HNSW and IVF-PQ indexes, as galleries build and
+search them: recall@10 against exact search, queries per second one at a time and all at once, the size of the index,
+and the time to build it and to tune the search effort (candidates of HNSW, lists of IVF-PQ).
+*Changes*: in galleries of 10,000 to 1,000,000 vectors, the time to add 1, 100 and 10,000 vectors and to remove them
+again, and the bytes written, as means over a few changes, since some changes merge the files of earlier ones.
+
+All measurements use 2 threads. For smaller sizes, use --images 20000 --many 50000 --changed 10000. The results are
+written to results/search.json, and an interrupted run resumes from there.
 """
 
 from __future__ import annotations
@@ -108,7 +111,7 @@ def measure_changes(found: dict[str, Any], options: argparse.Namespace, threads:
 
 
 def begun(file: Path, what: dict[str, Any]) -> dict[str, Any]:
-    """What an earlier call has measured of the same, and nothing where it measured something else."""
+    """Return the results of an earlier call with the same settings, if there are any."""
     earlier = json.loads(file.read_text()) if file.exists() else {}
     same = all(earlier.get(name) == value for name, value in what.items())
     return earlier if same else {"command": "python benchmarks/search.py", **what, "approximate": {}}
@@ -151,7 +154,7 @@ def ways(vectors: torch.Tensor) -> dict[str, Callable[[], tuple[Any, Any]]]:
 
 
 def timed(images: int, repeats: int) -> dict[str, Any]:
-    """In turn, so that what else the machine does falls on both."""
+    """Measure alternately, so that other work on the machine affects both."""
     torch.set_num_threads(THREADS)
     vectors = clustered(images)
     both = ways(vectors)
@@ -168,7 +171,7 @@ def timed(images: int, repeats: int) -> dict[str, Any]:
 
 
 def memory(images: int, way: str) -> dict[str, float]:
-    """The most that was in memory, above what was there before; FAISS's own copy of the vectors was there before."""
+    """Return the peak memory above the memory before the search, which includes FAISS's own copy of the vectors."""
     torch.set_num_threads(THREADS)
     vectors = clustered(images)
     work = ways(vectors)[way]
@@ -179,7 +182,7 @@ def memory(images: int, way: str) -> dict[str, float]:
 
 
 class Peak:
-    """Watches how much memory the process has, ten times per second: what was freed before does not count."""
+    """Samples the memory of the process ten times per second; memory that was freed before does not count."""
 
     def __enter__(self) -> Peak:
         self.most, self.done = 0, threading.Event()
@@ -237,7 +240,7 @@ def approximate(images: int, kind: str) -> dict[str, Any]:
 
 
 def clustered_queries(vectors: np.ndarray) -> np.ndarray:
-    """Near to vectors of the gallery, and not of it: some of them, moved a little."""
+    """Return queries close to vectors of the gallery: some of these vectors, slightly perturbed."""
     random = np.random.default_rng(1)
     near = vectors[np.sort(random.permutation(len(vectors))[:QUERIES])]
     moved = near + random.normal(0, 0.3 / DIMENSIONS**0.5, near.shape)
@@ -245,7 +248,7 @@ def clustered_queries(vectors: np.ndarray) -> np.ndarray:
 
 
 class NoEncoder:
-    """Stands for the model of a gallery whose vectors are random."""
+    """Stands in for the model of a gallery whose vectors are random."""
 
     dim, fingerprint = DIMENSIONS, "random"
 
@@ -276,7 +279,7 @@ def changes(images: int, kind: str) -> dict[str, Any]:
 
 
 def change(store: FolderStore, vectors: np.ndarray, removed: Sequence[int]) -> tuple[float, float]:
-    """Seconds, and bytes passed to the system to write."""
+    """Return the seconds of a change, and the bytes that it writes."""
     first = store.now.manifest.next_id
     rows = [Row(f"/images/{each // 1000}/{each}.jpg", None, 1, 1) for each in range(first, first + len(vectors))]
     process = psutil.Process()

@@ -1,14 +1,15 @@
-"""Requests per second and latencies of `shortlist serve` on this computer.
+"""Measure requests per second and latencies of `shortlist serve` on this computer.
 
     python benchmarks/serve.py              # the model in PyTorch and in ONNX Runtime, with one process
     python benchmarks/serve.py --processes 2 --backends torch
-    python benchmarks/serve.py --quick      # only to try the script
+    python benchmarks/serve.py --quick      # to test the script
 
-Makes a gallery of random pictures, starts the server on a free port of the loopback interface, and sends requests with
-1, 8 and 64 clients: for health, for the neighbours of an image of the gallery, for a thumbnail, and with an upload, a
-JPEG of a photograph's size. The clients are threads of this process, on the same cores. Any answer but 200 ends it.
-With ONNX Runtime, only uploads are measured: nothing else uses the model. The peak of memory is that of the server's
-first process, and includes the conversion to ONNX. Writes results/serve.json.
+The script creates a gallery of random images, starts the server on a free port of the loopback interface, and sends
+requests with 1, 8 and 64 clients: for health, for images similar to an image of the gallery, for a thumbnail, and for a
+search with an upload, a JPEG of the size of a photograph. The clients are threads of this process, on the same cores.
+The script stops with an error if any response is not 200. With ONNX Runtime, only uploads are measured, since nothing
+else uses the model. The peak memory is that of the server's first process, and includes the conversion to ONNX. The
+results are written to results/serve.json.
 """
 
 from __future__ import annotations
@@ -42,12 +43,12 @@ Ask = Callable[[httpx.Client, int], httpx.Response]
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--images", type=int, default=2000, help="of the gallery")
-    parser.add_argument("--requests", type=int, default=512, help="of each kind, for each number of clients")
+    parser.add_argument("--images", type=int, default=2000, help="number of images in the gallery")
+    parser.add_argument("--requests", type=int, default=512, help="requests of each kind, for each number of clients")
     parser.add_argument("--backbone", default="resnet18")
-    parser.add_argument("--size", type=int, default=224, help="of the image that the backbone sees")
-    parser.add_argument("--megapixels", type=float, default=2.0, help="of the upload")
-    parser.add_argument("--processes", type=int, default=1, help="of the server")
+    parser.add_argument("--size", type=int, default=224, help="image size of the backbone")
+    parser.add_argument("--megapixels", type=float, default=2.0, help="size of the upload")
+    parser.add_argument("--processes", type=int, default=1, help="number of processes of the server")
     parser.add_argument("--backends", nargs="+", choices=["torch", "onnx"], default=["torch", "onnx"])
     parser.add_argument("--quick", action="store_true", help="few images and requests, and a tiny model")
     parser.add_argument("--out", type=Path, help="default: results/serve.json; with --quick, nothing is written")
@@ -71,7 +72,7 @@ def main() -> None:
 
 
 def measure_backend(backend: str, gallery: Path, options: argparse.Namespace) -> tuple[list[dict[str, Any]], int]:
-    """Start a server, and measure it. Returns the cases, and the peak of memory."""
+    """Start a server and measure it. Return the cases and the peak memory."""
     command = [sys.executable, "-m", "shortlist", "serve", gallery, "--port", "0", "--backend", backend]
     command += ["--processes", options.processes]
     server = subprocess.Popen([str(each) for each in command], stdout=subprocess.PIPE, text=True)
@@ -88,7 +89,7 @@ def measure_backend(backend: str, gallery: Path, options: argparse.Namespace) ->
 
 
 def make_gallery(folder: Path, images: int, backbone: str, size: int) -> Path:
-    """Pictures of 100 x 75 blocks, enlarged: random, and quick to make."""
+    """Create a gallery of random images of 100 x 75 blocks, which are quick to generate."""
     from shortlist.data import TestTransform, open_catalog
     from shortlist.encoding import Encoder
     from shortlist.gallery.gallery import Gallery
@@ -161,7 +162,7 @@ def timed(address: str, ask: Ask, at_once: int, requests: int) -> dict[str, floa
 
 
 def peak_memory(pid: int) -> int:
-    """Bytes; of Linux, which keeps it for every process."""
+    """Return the peak memory of a process in bytes (Linux)."""
     status = Path(f"/proc/{pid}/status").read_text()
     return int(re.search(r"VmHWM:\s+(\d+) kB", status).group(1)) * 1024  # type: ignore[union-attr]
 

@@ -1,13 +1,13 @@
-"""Whether `shortlist serve` withstands full load for a long time: failures, response times and memory.
+"""Test `shortlist serve` under full load for a long time: failures, response times and memory.
 
     python benchmarks/soak.py
 
-Starts the server with a gallery of random pictures, as benchmarks/serve.py does, and asks it for neighbours,
-thumbnails and searches with uploads, with as many requests at a time as it answers at its highest rate. Meanwhile,
-slow clients upload a file at little more than the minimum rate, and others stop after a few bytes. Any answer but 200
-is a failure, except for the refusal (408) of a client that stopped. Memory is that of the server, in the second and in
-the last quarter of the time. Writes results/soak.json, and fails if a request failed or the memory has grown by more
-than a tenth.
+The script starts the server with a gallery of random images, as benchmarks/serve.py does, and requests similar images,
+thumbnails and searches with uploads, with the number of concurrent requests at which the server has its highest
+throughput. Meanwhile, slow clients upload a file at little more than the minimum rate, and others stop after a few
+bytes. Any response other than 200 is a failure, except for the refusal (408) of a stalled upload. Memory is that of the
+server, in the second and in the last quarter of the time. The results are written to results/soak.json. The script
+fails if a request failed, or if the memory has grown by more than a tenth.
 """
 
 from __future__ import annotations
@@ -44,10 +44,10 @@ def main() -> None:
     parser.add_argument("--slow", type=int, default=4, help="number of clients that upload slowly")
     parser.add_argument("--stalled", type=int, default=2, help="number of clients that stop")
     parser.add_argument("--rate", type=int, default=2**15, help="bytes per second of a slow client")
-    parser.add_argument("--images", type=int, default=2000, help="of the gallery")
-    parser.add_argument("--megapixels", type=float, default=2.0, help="of the upload")
+    parser.add_argument("--images", type=int, default=2000, help="number of images in the gallery")
+    parser.add_argument("--megapixels", type=float, default=2.0, help="size of the upload")
     parser.add_argument("--address", help="URL of a server that is running, instead of starting one")
-    parser.add_argument("--pid", type=int, help="its process")
+    parser.add_argument("--pid", type=int, help="process id of that server")
     parser.add_argument("--out", type=Path, default=RESULTS)
     options = parser.parse_args()
     with running_server(options.images) if options.address is None else given(options) as (address, pid):
@@ -84,7 +84,7 @@ def running_server(images: int) -> Iterator[tuple[str, int]]:
 
 @dataclass
 class Load:
-    """Clients of a server, and what they have seen."""
+    """Clients of a server, and the responses that they received."""
 
     address: str
     pid: int
@@ -97,7 +97,7 @@ class Load:
     counts: Counter[str] = field(default_factory=Counter)
 
     def run(self, at_once: int, slow: int, stalled: int) -> dict[str, object]:
-        """Run all clients, and return what they have seen."""
+        """Run all clients, and return the responses that they received."""
         self.end = time.monotonic() + self.seconds
         kinds: list[tuple[int, Callable[[int], None]]] = [
             *((number, self.ask) for number in range(at_once)),
@@ -188,7 +188,7 @@ def status_of(connection: socket.socket) -> int:
 
 
 def resident_memory(pid: int) -> int:
-    """Bytes, on Linux."""
+    """Return the resident memory of a process in bytes (Linux)."""
     status = Path(f"/proc/{pid}/status").read_text()
     return int(re.search(r"VmRSS:\s+(\d+) kB", status).group(1)) * 1024  # type: ignore[union-attr]
 

@@ -186,7 +186,7 @@ def measure_busy(bench: Bench, case: Case) -> dict[str, Any]:
 
 
 class Stopwatch:
-    """The seconds that named calls have taken."""
+    """Measures the seconds that named calls take."""
 
     def __init__(self) -> None:
         self.seconds = dict.fromkeys(STAGES, 0.0)
@@ -271,7 +271,7 @@ def memory_cases(batches: list[int]) -> Iterator[Case]:
 
 
 def time_case(batch: int, results: Results) -> Case:
-    """Compare all methods that fit into memory, with plain at the largest batch where it fits."""
+    """Compare all methods that fit into memory; plain is measured at the largest batch that fits."""
 
     def fits(name: str, size: int) -> bool:
         return "out_of_memory" not in results.get(Case("memory", size, (name,)), {})

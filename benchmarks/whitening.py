@@ -1,11 +1,12 @@
-"""What whitening does to real features before any training: Cars196, EfficientNet-Lite0 with its ImageNet weights, GeM.
+"""Measure the effect of whitening on features before any training: Cars196, EfficientNet-Lite0 with ImageNet weights.
 
-    python benchmarks/whitening.py DATA            30 images per class at 112 pixels, embedded once: some minutes
-    python benchmarks/whitening.py DATA --quick    4 images per class, to see that it runs; nothing is written
+    python benchmarks/whitening.py DATA            30 images per class at 112 pixels, embedded once: a few minutes
+    python benchmarks/whitening.py DATA --quick    4 images per class, to test the script; nothing is written
 
-Whitening is learned on the 98 training classes and measured on the 98 test classes. The shrinkage is looked for inside
-the training classes: learned on the first half of them, measured on the second. Beside them: the pooled features
-themselves, and a linear layer as it begins without whitening. The result goes into results/whitening.json.
+Whitening is learned on the 98 training classes and evaluated on the 98 test classes. The shrinkage is chosen within the
+training classes: learned on the first half of them, and evaluated on the second half. For comparison, the script also
+evaluates the pooled features (GeM) themselves, and a linear layer with its usual random initial weights. The results
+are written to results/whitening.json.
 """
 
 from __future__ import annotations
@@ -39,7 +40,7 @@ METRICS = ("r@1", "r@8", "mAP", "mAP@R")
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("root", type=Path, help="where Cars196 lies")
+    parser.add_argument("root", type=Path, help="folder of Cars196")
     parser.add_argument("--quick", action="store_true")
     options = parser.parse_args()
     catalog = open_catalog("cars196", root=options.root, on_missing="skip")
@@ -65,14 +66,14 @@ def main() -> None:
 
 
 def pooled_features(catalog: Catalog) -> Tensor:
-    """(n, 1280), of length 1."""
+    """Return the pooled features, (n, 1280), L2-normalised."""
     embedder = Embedder(LITE0_BACKBONE, dim=None, layer_norm=False, pretrained=LITE0_PACKAGE)
     with display_for(sys.stderr).task(f"embedding {len(catalog):,} images") as progress:
         return embed_images(embedder, catalog, TestTransform(112, 128), batch_size=32, progress=progress)
 
 
 def measured(name: str, features: Tensor, catalog: Catalog, learn: Any, test: Any) -> Iterator[dict[str, Any]]:
-    """Every case, learned on some images and measured on others."""
+    """Evaluate every case, learned on some images, on other images."""
     labels = torch.from_numpy(catalog.labels[learn])
     for case, weight, bias in cases(features[learn], labels):
         vectors = normalize(linear(features[test], weight, bias))
@@ -82,7 +83,7 @@ def measured(name: str, features: Tensor, catalog: Catalog, learn: Any, test: An
 
 
 def cases(features: Tensor, labels: Tensor) -> Iterator[tuple[dict[str, Any], Tensor, Tensor]]:
-    """What it is, the weight and the bias."""
+    """Yield the description, the weight and the bias of each case."""
     channels = features.shape[1]
     yield {"way": "pooled", "dim": channels, "shrinkage": None}, torch.eye(channels), torch.zeros(channels)
     for dim in (dim for dim in (channels, 512, 128) if dim < len(features)):

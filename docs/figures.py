@@ -1,4 +1,4 @@
-"""Draw the pictures of docs/loss.md with the library itself: `python docs/figures.py [--out docs/images]`."""
+"""Draw the figures of docs/loss.md with the library itself: `python docs/figures.py [--out docs/images]`."""
 
 from __future__ import annotations
 

@@ -14,9 +14,9 @@ from packaging.requirements import Requirement
 
 INTRODUCTION = """# Licences of dependencies
 
-shortlist is licensed under Apache-2.0. This page lists the licences that its dependencies declare. `pip install shortlist`
-installs only the packages with the extra *none* and their dependencies; all other packages belong to an extra.
-`python docs/licences.py` generates this page.
+shortlist is licensed under Apache-2.0. This page lists the licences that its dependencies declare.
+`pip install shortlist` installs only the packages with the extra *none* and their dependencies; all other packages
+belong to an extra. `python docs/licences.py` generates this page.
 
 | package | extra | licence |
 |---|---|---|"""

@@ -1,8 +1,8 @@
-"""Take the pictures of docs/from-folder-to-search.md: run its commands, then look with Chromium.
+"""Take the screenshots of docs/from-folder-to-search.md: run its commands, and open the pages in Chromium.
 
     python docs/screenshots.py [--out docs/images] [--work FOLDER]
 
-With --work, what the commands made is kept there, and not made again.
+With --work, the files that the commands write are kept in that folder and reused.
 """
 
 from __future__ import annotations
