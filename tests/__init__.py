@@ -1,4 +1,4 @@
-"""Threads wait without working, also where there are more of them than cores. Read when torch is imported."""
+"""Make idle threads sleep instead of spin, because tests may run more threads than cores. Read by torch on import."""
 
 import os
 

@@ -1,4 +1,4 @@
-"""Mutation testing: changes a module in many places, one at a time, and tells which changes no test notices.
+"""Mutation testing: change a module in many places, one at a time, and list the changes that no test detects.
 
     python tests/mutants.py src/shortlist/batches/sampler.py tests/data/test_sampler.py
 

@@ -1,4 +1,4 @@
-"""The formulas of the losses, slow and literal: one query, one positive, one rival at a time. Autograd differentiates.
+"""Slow, literal versions of the losses: one query, positive and competitor at a time, differentiated by autograd.
 
 Equation numbers are those of the paper (CVPR 2022, Recall@k Surrogate Loss with Large Batches and Similarity Mixup).
 """

@@ -1,4 +1,4 @@
-"""The exact metrics, one query at a time, straight from their definitions. Slow, and meant to be read."""
+"""Slow, literal versions of the exact metrics: one query at a time, directly from their definitions."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Searches, slow and literal: one query, one image at a time."""
+"""Slow, literal searches: one query and one image at a time."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Every command that can take long reports in a pipe when it starts, how far it is, and when it ends."""
+"""Every long-running command reports its start, its progress and its end in a pipe."""
 
 # ruff: noqa: F811 - a fixture of test_cli
 

@@ -1,4 +1,4 @@
-"""The scripts in docs/cluster: their shards are all shards, and the Slurm script really embeds them."""
+"""The scripts in docs/cluster cover all shards, and the Slurm script really embeds them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The first commands of a new user: models by name, the data that are trained and tested on, and early errors."""
+"""The first commands of a new user: models by name, the training and test data, and early errors."""
 
 from __future__ import annotations
 

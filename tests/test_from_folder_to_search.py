@@ -1,7 +1,7 @@
 """The commands of docs/from-folder-to-search.md, in their order, in an empty folder.
 
-They differ from the page in the training, which is short and uses a few classes and a small network, in the pretrained
-model, which is small and has random weights, and in the port.
+Unlike on the page, training is short and uses a few classes and a small network, the pretrained model is small and has
+random weights, and the port is a free one.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Modules and objects of the user by name, and errors if there are none."""
+"""User-defined modules and objects by name, and errors if they do not exist."""
 
 from __future__ import annotations
 

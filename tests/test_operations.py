@@ -1,4 +1,4 @@
-"""The commands of docs/operations.md, and that it names all metrics."""
+"""The commands of docs/operations.md, and its list of metrics."""
 
 # ruff: noqa: F811 - a fixture of test_cli
 

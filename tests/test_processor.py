@@ -1,4 +1,4 @@
-"""bfloat16 on processors that do not execute it; a child process that kills itself stands in for such a processor."""
+"""bfloat16 on processors that cannot execute it, simulated by a child process that kills itself."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The tables of docs/results.md are those of the raw results, and their verdicts follow the plan."""
+"""The tables of docs/results.md match the raw results, and their verdicts follow the plan."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`shortlist.train`, `resume` and `evaluate`: recipes, settings by keyword, and parts that are given in Python."""
+"""`shortlist.train`, `resume` and `evaluate`: recipes, settings by keyword, and parts passed in Python."""
 
 from __future__ import annotations
 

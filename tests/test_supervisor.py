@@ -1,4 +1,4 @@
-"""Processes that are replaced when they end, and end with the process that has started them."""
+"""Processes are restarted when they end, and end with the process that started them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Models, losses and heads as a user writes them; also the text of a module for commands in other processes."""
+"""Models, losses and heads as a user would write them, and the text of a module for commands in other processes."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How much chaos: a little in `make test`, much in `make chaos`."""
+"""The extent of the chaos tests: short in `make test`, long in `make chaos`."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Commands that write files, and ways in which they are disturbed."""
+"""Commands that write files, and ways to disturb them."""
 
 from __future__ import annotations
 

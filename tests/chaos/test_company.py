@@ -1,4 +1,4 @@
-"""Runs that are not alone: other processes use their folder, the clock goes backwards, or the cache is read-only."""
+"""Runs in a changing environment: others use their folder, the clock goes backwards, the cache is read-only."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""Every file that a run, a gallery, a package or a cache holds, damaged in every way.
+"""Damage to every file of a run, a gallery, a package or a cache.
 
-What reads the file fails with one error for the user, which names the file or its folder; or it warns about the file;
-or it gives the same answer as before. It never ends with a traceback, and never silently with another answer.
+A command that reads the file fails with one error message that names the file or its folder, warns about the file, or
+gives the same result as before. It never ends with a traceback, and never silently gives another result.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Random images, tables and recipes: what reads them succeeds, or fails with one error for the user."""
+"""Random images, tables and recipes: reading them succeeds, or fails with one error message."""
 
 from __future__ import annotations
 

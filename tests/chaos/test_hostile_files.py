@@ -1,4 +1,4 @@
-"""Folders with files that only look like images: nothing waits for ever, and no other program is started."""
+"""Folders with files that only look like images: no command hangs or starts another program."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Settings that no machine can fulfil, and texts that no parser can: one error, before anything is done."""
+"""Impossible settings and texts that cannot be parsed: one error, before anything is done."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The embedded benchmark: shapes, reproducibility, and the cache."""
+"""The generated benchmark: shapes, reproducibility, and the cache."""
 
 from __future__ import annotations
 

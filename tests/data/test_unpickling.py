@@ -1,4 +1,4 @@
-"""Pickles are read as plain data, and nothing that they name is imported or called."""
+"""Pickles are read as plain data, without importing or calling anything that they name."""
 
 from __future__ import annotations
 

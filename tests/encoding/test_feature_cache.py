@@ -1,4 +1,4 @@
-"""Cached features: those of the backbone, encoded once per image and settings, by one process at a time."""
+"""Cached features equal those of the backbone; each image is encoded once per setting, by one process at a time."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Shards: together, the vectors of one process, whatever happens to them; and nothing else is ever merged."""
+"""Shards: merged, they give the vectors of one process, even after interruptions; incomplete parts are never merged."""
 
 from __future__ import annotations
 

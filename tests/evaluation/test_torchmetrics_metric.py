@@ -1,6 +1,6 @@
 """The torchmetrics metric equals `retrieval_metrics`, in one process and in several.
 
-It is imported where it is needed: torchmetrics would slow down the start of every test process.
+Tests import torchmetrics where they need it, since it would slow down the start of every test process.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""A small Hugging Face Hub on this computer: the requests that creating a repository and committing to it need."""
+"""A local stand-in for the Hugging Face Hub: the requests to create a repository and to commit to it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Packages are uploaded to the Hugging Face Hub, for which a server on this computer stands in."""
+"""Packages are uploaded to the Hugging Face Hub, replaced by a local server."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Galleries in a folder and in Milvus: the same answers, kept up to date, and never of another model."""
+"""Galleries in a folder and in Milvus give the same results, are kept up to date, and never mix models."""
 
 from __future__ import annotations
 

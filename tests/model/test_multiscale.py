@@ -1,4 +1,4 @@
-"""Descriptors at several resolutions: the formula, and where its power may not be taken."""
+"""Descriptors at several scales: the formula, and the models for which its exponent must be 1."""
 
 from __future__ import annotations
 

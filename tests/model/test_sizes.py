@@ -1,4 +1,4 @@
-"""Images of different sizes, embedded by groups of one size, come out in their order."""
+"""Images of different sizes are embedded in groups of equal size, and returned in their order."""
 
 from __future__ import annotations
 

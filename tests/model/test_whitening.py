@@ -1,4 +1,4 @@
-"""Whitening against numpy and scipy, pair by pair; what it makes of covariances; when it cannot be learned."""
+"""Whitening, compared with numpy and scipy: covariances after whitening, and errors if it cannot be learned."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the tests of losses share."""
+"""Helpers shared by the tests of losses."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Batches that the losses accept but learn little from: one warning per process, at the line that the user wrote."""
+"""Batches that the losses accept but learn little from: one warning per process, which points to the user's line."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Each way of counting, compared with a sum of sigmoids."""
+"""Each method of counting, compared with a sum of sigmoids."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Buffers are allocated once, and small ones stay for the next call."""
+"""Buffers are allocated once, and small ones are kept for the next call."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Virtual examples: which ones, and that mixing similarities is the same as building them."""
+"""Virtual examples: which pairs are mixed, and that mixing similarities equals mixing embeddings."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The upper bound with a linear tail, compared with the literal formula, for every way of computing it."""
+"""The upper bound with a linear tail, compared with the literal formula, for every method of computing it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Recipes at a tiny size: model, loss, data in its own format, one step, and its tests."""
+"""Every recipe at a tiny size: its model, loss, data in the original format, one step, and its tests."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Pages whose texts are escaped, and plots."""
+"""Escaping of text in pages, and plots."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Exact search finds what FAISS's flat index finds, for any kind of array and any size of blocks."""
+"""Exact search gives the same results as FAISS's flat index, for any kind of array and any block size."""
 
 from __future__ import annotations
 

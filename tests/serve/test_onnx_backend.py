@@ -1,4 +1,4 @@
-"""Uploads that ONNX Runtime embeds in place of PyTorch."""
+"""Uploads that are embedded with ONNX Runtime instead of PyTorch."""
 
 from __future__ import annotations
 

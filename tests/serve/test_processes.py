@@ -1,4 +1,4 @@
-"""A server of two processes, one of which is killed."""
+"""A server with two processes, one of which is killed."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The end of the server while requests are in progress."""
+"""Shutdown of the server while requests are in progress."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
-"""What each of four processes does in the tests of several processes, in groups of 1 to 4 of them.
+"""The work of each of four processes in the tests of several processes, in groups of 1 to 4.
 
-Run as a script, with a rank and a folder, this is one of the processes; its results are in the folder as RANK.pt.
+As a script with a rank and a folder as arguments, this file is one of the processes, and saves its results as RANK.pt.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Small models, losses and batches for the tests of the large-batch step, and the plain step it must equal."""
+"""Small models, losses and batches for the tests of the large-batch step, and the plain step that it must equal."""
 
 from __future__ import annotations
 

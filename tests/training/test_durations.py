@@ -1,4 +1,4 @@
-"""How long a run takes: the arithmetic, with a clock that the tests set."""
+"""The remaining time of a run, computed with a clock that the tests control."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""embed, index and evaluate with several processes: the vectors and results of one, and one of them speaks."""
+"""embed, index and evaluate with several processes give the results of one process, and only one of them prints."""
 
 from __future__ import annotations
 

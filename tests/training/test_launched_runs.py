@@ -1,4 +1,4 @@
-"""Runs of several processes end with the weights of one, whatever happens to them on the way; one process writes."""
+"""Runs of several processes end with the weights of one process, even after interruptions; only one process writes."""
 
 from __future__ import annotations
 

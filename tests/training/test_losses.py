@@ -1,4 +1,4 @@
-"""The loss that a config names: our own, and every loss of pytorch-metric-learning.
+"""The loss that a configuration names: those of shortlist, and every loss of pytorch-metric-learning.
 
 Tests import pytorch_metric_learning where they need it: it would slow down the start of every test process.
 """

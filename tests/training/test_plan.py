@@ -1,4 +1,4 @@
-"""What a run will do: its steps and their images."""
+"""The plan of a run: its steps and their images."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Several processes that share a batch have the loss, the gradients and the errors of one process."""
+"""Several processes that share a batch compute the loss and gradients of one process, and raise the same errors."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a run needs, against what is computed by hand or really allocated."""
+"""The requirements of a run, compared with values computed by hand or actually allocated."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Runs that were killed, interrupted, damaged or out of disk space are resumed, and end with the same bits."""
+"""Runs that were killed, interrupted, damaged or out of disk space are resumed, and end with identical weights."""
 
 from __future__ import annotations
 

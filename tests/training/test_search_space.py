@@ -1,4 +1,4 @@
-"""The space of a sweep: lists and ranges, and what is said about mistakes."""
+"""The space of a sweep: lists and ranges, and error messages."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Models and losses of the user that a recipe names as module:name, and modules that it imports."""
+"""User-defined models and losses that a recipe names as module:name, and modules that it imports."""
 
 from __future__ import annotations
 
