@@ -230,7 +230,8 @@ def remedies(cars: Results, characters: Results) -> Table:
     """Remedies on the validation classes of both data sets, and whether they win on both."""
     rows = []
     for name in REMEDIES:
-        gaps = [] if name == REMEDIES[0] else [found.difference(name, REMEDIES[0]) for found in (cars, characters)]
+        base = "SiMix" if name.startswith("SiMix,") else "none"
+        gaps = [] if name == base else [found.difference(name, base) for found in (cars, characters)]
         shown = [str(gap or "-") for gap in gaps] or ["", ""]
         wins = "" if not gaps or None in gaps else "yes" if all(g.verdict() == "holds" for g in gaps if g) else "no"
         rows.append([name, cars.mean(name), shown[0], characters.mean(name), shown[1], wins])

@@ -84,9 +84,9 @@ def report(distractors: int, runs: list[dict[str, Any]]) -> None:
     }
     seconds, peak = statistics.median(result["seconds"]), max(result["peak_bytes"])
     print(
-        f"{result['gallery']:,} vectors: {seconds:.1f} s (median of {len(runs)}), peak {peak / 2**20:,.0f} MB more "
-        f"than before, {max(result['process_peak_bytes']) / 2**20:,.0f} MB in all; "
-        f"all in memory would be {result['held_bytes'] / 2**20:,.0f} MB. {first['metrics']}"
+        f"{result['gallery']:,} vectors: {seconds:.1f} s (median of {len(runs)}), peak {peak / 2**20:,.0f} MiB more "
+        f"than before, {max(result['process_peak_bytes']) / 2**20:,.0f} MiB in all; "
+        f"all in memory would be {result['held_bytes'] / 2**20:,.0f} MiB. {first['metrics']}"
     )
     if distractors >= 1_000_000:
         RESULTS.write_text(json.dumps(result, indent=2) + "\n")

@@ -63,7 +63,7 @@ def main() -> None:
             found, memory[backend] = measure_backend(backend, gallery, options)
             rows += found
     for backend, peak in memory.items():
-        print(f"peak memory of the server, {backend}: {peak / 2**20:,.0f} MB")
+        print(f"peak memory of the server, {backend}: {peak / 2**20:,.0f} MiB")
     settings = {name: value for name, value in vars(options).items() if name not in ("out", "quick")}
     where = {"machine": platform.machine(), "cores": os.cpu_count(), "torch": torch.__version__}
     result = {"command": "python benchmarks/serve.py", **settings, **where, "peak_memory": memory, "cases": rows}

@@ -134,7 +134,7 @@ def evaluate(
     parts: PartsFolder = None,
     as_json: AsJsonWithProgress = False,
 ) -> None:
-    """Evaluate a run or a pretrained model, with 95 % confidence intervals and the results of the paper, if there are.
+    """Evaluate a run or a pretrained model, with 95 % confidence intervals, and show the results of the paper.
 
     To measure a pretrained model on your own images, in a folder with one sub-folder per class:
 
