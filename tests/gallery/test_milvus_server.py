@@ -35,33 +35,51 @@ pytestmark = [
 ]
 
 
+# Connections of a killed server stay in TIME_WAIT for a minute. Meanwhile the program, a Python script, takes the next
+# free port instead of the one that it is given, because it looks for free ports without this option.
+REUSE_PORTS = """
+import socket
+
+class Socket(socket.socket):
+    def bind(self, address):
+        self.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        super().bind(address)
+
+socket.socket = Socket
+"""
+
+
 class Server:
     """A server with its data in a folder."""
 
     def __init__(self, folder: Path) -> None:
-        self.folder = folder
+        self.folder = folder / "data"
+        (folder / "sitecustomize.py").write_text(REUSE_PORTS)
+        self.environment = os.environ | {"PYTHONPATH": str(folder)}
         with socket.socket() as free:
             free.bind(("127.0.0.1", 0))
             self.port = free.getsockname()[1]
         self.start()
 
-    def start(self, *supervisor: str) -> None:
-        command = [*supervisor, PROGRAM, "--data", str(self.folder), "--proxy-port", str(self.port)]
+    def start(self) -> None:
+        command = [PROGRAM, "--data", str(self.folder), "--proxy-port", str(self.port)]
         quiet = {"stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL}
-        self.process = subprocess.Popen(command, start_new_session=True, **quiet)
+        self.process = subprocess.Popen(command, start_new_session=True, env=self.environment, **quiet)
 
     def restart(self) -> None:
-        """Kill it and start it again.
-
-        The program ends at once as long as a connection of the killed process is left in TIME_WAIT (up to a minute),
-        because it binds its port without SO_REUSEADDR. So it is started until it runs, as a service manager does.
-        """
         self.stop()
-        self.start("sh", "-c", 'until "$0" "$@"; do sleep 1; done')
+        self.start()
 
     def stop(self) -> None:
+        """Kill the program and the server, and wait until they have closed their ports."""
+        started = self.children()
         os.killpg(self.process.pid, signal.SIGKILL)
         self.process.wait()
+        while not all(map(has_ended, started)):
+            time.sleep(0.05)
+
+    def children(self) -> list[psutil.Process]:
+        return psutil.Process(self.process.pid).children(recursive=True)
 
     def place(self, collection: str) -> str:
         return f"http://127.0.0.1:{self.port}/{collection}"
@@ -81,8 +99,14 @@ class Server:
         """Whether it runs. The program does not notice that the server, which it has started, has ended."""
         if self.process.poll() is not None:
             return False
-        started = psutil.Process(self.process.pid).children(recursive=True)
-        return all(each.status() != psutil.STATUS_ZOMBIE for each in started)
+        return not any(map(has_ended, self.children()))
+
+
+def has_ended(process: psutil.Process) -> bool:
+    try:
+        return process.status() == psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return True
 
 
 @pytest.fixture(scope="module")
