@@ -323,7 +323,7 @@ class TestNames:
         run, images = folders / "run", folders / "images"
         assert_error(call("data", "show", "sop"), "sop needs its folder: set --root to the one that holds")
         assert_error(call("data", "check", "sop", "--root", tmp_path), f"sop: {tmp_path} does not hold")
-        assert_error(call("embed", run, images, "-o", "x.parquet", "--root", images), "--root has no meaning for")
+        assert_error(call("embed", run, images, "-o", "x.parquet", "--root", images), "--root has no effect for")
         assert_error(call("index", run, images, "-o", "milvus:x.db", "--kind", "ivfpq"), "set --kind to flat or hnsw")
         assert_error(call("export", run), "give a path for --onnx, --torchscript, --torch-export or --package.")
         assert_error(

@@ -89,9 +89,9 @@ class TestInPython:
 
     def test_images(self, tmp_path: Path) -> None:
         folder = class_folders(tmp_path / "images", classes=2, images=1)
-        with pytest.raises(ValueError, match=r"^`root` has no meaning for"):
+        with pytest.raises(ValueError, match=r"^`root` has no effect for"):
             open_catalog(folder, root=tmp_path)
-        with pytest.raises(ValueError, match=r"^`root` has no meaning for"):
+        with pytest.raises(ValueError, match=r"^`root` has no effect for"):
             open_collection(folder, root=tmp_path)
         with pytest.raises(ValueError, match=r"^sop needs its folder: set `root` to"):
             open_catalog("sop")

@@ -116,7 +116,7 @@ def test_torchscript(kind: str, tmp_path: Path) -> None:
 
 
 def test_a_trace_with_fixed_sizes_is_not_written(tmp_path: Path) -> None:
-    with pytest.raises(ModelError, match=r"TorchScript file gives other vectors than PyTorch.*use another format"):
+    with pytest.raises(ModelError, match=r"TorchScript file differ from those of PyTorch.*use another format"):
         written(tmp_path, "torchscript", **KINDS["several scales"])
     assert list((tmp_path / "new folder").iterdir()) == []
 

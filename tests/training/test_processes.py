@@ -126,7 +126,11 @@ def test_the_default_process_group_is_used(results: Results) -> None:
         ("number", "ValueError", "Got 19 images and 20 labels"),
         ("parts", "ValueError", "got 8 or more images, and embeds 4 of the 20 images of the batch"),
         ("main", "ZeroDivisionError", "division by zero"),
-        ("weights", "RunError", "The weights or state of process 1 differ from those of process 0 in 1 tensors, such as b."),
+        (
+            "weights",
+            "RunError",
+            "The weights or state of process 1 differ from those of process 0 in 1 tensors, such as b.",
+        ),
         ("shape", "ModelError", "a is missing or has a different shape in process 0"),
     ],
 )
