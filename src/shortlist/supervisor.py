@@ -34,7 +34,7 @@ def supervise(number: int, work: Work, arguments: tuple[Any, ...], ready: Callab
 
     Args:
         number: Number of processes.
-        work: Module-level function. Its first argument is a function that it calls when it is ready; `arguments` follow.
+        work: Module-level function. Its first argument is a function that it calls when it is ready; then `arguments`.
         arguments: Arguments that can be pickled.
         ready: Called when all processes are ready.
 

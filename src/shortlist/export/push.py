@@ -96,7 +96,7 @@ def _reason(error: BaseException, repository: str, endpoint: str) -> str:
 
 @contextmanager
 def _without_bars() -> Iterator[None]:
-    """Hide the progress bars of the Hub, which are not those of our displays. Users may have set them explicitly."""
+    """Hide the Hub's own progress bars, unless the user has configured them explicitly."""
     change = constants.HF_HUB_DISABLE_PROGRESS_BARS is None and not are_progress_bars_disabled()
     if change:
         disable_progress_bars()

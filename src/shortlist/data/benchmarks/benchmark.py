@@ -118,7 +118,7 @@ class Benchmark:
         return "\n".join([*lines, *tree, "", f"use        shortlist data show {self.name} --root FOLDER"])
 
     def check_root(self, root: Path | None) -> Path | None:
-        """Return the root if it is the benchmark's folder or not needed; otherwise, raise an error with a suggestion."""
+        """Return the root if it is the benchmark's folder or not needed. Otherwise, the error suggests a folder."""
         if self.expects is None:
             return root
         if root is None:
