@@ -76,7 +76,7 @@ def test_from_index_to_search(call: Call, folders: Path, place: str, tmp_path: P
 def test_nothing_similar_enough(call: Call, folders: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The gallery has the minimum score that the run's report recommends, unless another one is given."""
     shutil.copytree(folders / "run", "run")
-    monkeypatch.setattr("shortlist.report.thresholds.ENOUGH", 0.0)  # the model is not good
+    monkeypatch.setattr("shortlist.report.thresholds.MIN_FOUND", 0.0)  # the model is not good
     call("report", "run")
     recommended = json.loads(Path("run/min-score.json").read_text())["min_score"]
     call("index", "run", folders / "images", "-o", "gallery")

@@ -16,8 +16,8 @@ if TYPE_CHECKING:
 
 RESTART_SECONDS = 180.0  # maximum time that a change waits for the server
 RETRY_SECONDS = 0.5
-# Error codes of a server that has just been started: it is not ready or unavailable, a collection or shard is not loaded
-# yet, or nodes are missing. See the error codes of Milvus.
+# Error codes of Milvus for a server that has just been started: it is not ready or unavailable, a collection or shard
+# is not loaded yet, or nodes are missing.
 NOT_READY = frozenset({1, 2, 101, 103, *range(400, 404), *range(500, 506), *range(900, 906)})
 
 

@@ -52,7 +52,7 @@ CLAIMS = {
 
 
 class _Results(BaseModel):
-    """What is needed of the contents of results.json."""
+    """The fields of results.json that are used here."""
 
     study: str
     config: dict[str, Any]
