@@ -30,7 +30,7 @@ Groups = dict[str, dict[int, Path]]  # folders of runs by group and seed
 def compare_groups(groups: Sequence[Sequence[Path | str]], display: Display | None = None) -> Comparison:
     """Compare groups of finished runs with the first group on the same queries, paired by seed and by query.
 
-    See `group_differences` for the bootstrap: it draws classes (or queries, for judged tests) and, independently, seeds.
+    See `group_differences` for the bootstrap: it draws classes (queries for judged tests) and, independently, seeds.
 
     Args:
         groups: For each group the folders of its runs, or glob patterns that match them.

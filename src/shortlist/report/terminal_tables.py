@@ -79,7 +79,7 @@ def counts(evaluation: Evaluation) -> str:
 
 
 def print_comparison(comparison: Comparison, console: Console | None = None) -> None:
-    """Print a table per test with all metrics of each run or group and their differences from the first, and verdicts."""
+    """Print a table per test with all metrics of each run or group and the differences from the first, and verdicts."""
     console = console or Console()
     for test in comparison.tests:
         first, *others = test.runs
