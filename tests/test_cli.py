@@ -470,7 +470,7 @@ class TestErrors:
         with filelock.FileLock(run / ".lock"):
             assert_error(call("train", "--resume", "run"), "Another process is training in run")
             assert_error(self.train(call, "--run", "run"), "Another process is training in run")
-        assert_error(self.train(call, "--run", "run"), "run contains a run already", "shortlist train --resume run")
+        assert_error(self.train(call, "--run", "run"), "run already contains a run", "shortlist train --resume run")
 
     def test_resuming_a_folder_without_a_run(self, call: Call, folders: Path, tmp_path: Path) -> None:
         assert_error(call("train", "--resume", tmp_path), "There is no run in", "config.yaml")

@@ -282,6 +282,6 @@ def test_mistakes(call: Call, folders: Path, tmp_path: Path) -> None:
     assert_error(call("index", run, images, "-o", "other", "--kind", "hsnw"), "did you mean 'hnsw'")
     assert_error(call("index", tmp_path, images, "-o", "other"), "There is no run in")
     assert_error(call("gallery", "remove", "gallery", "nothing.png"), "has no image at", "nothing.png")
-    assert_error(call("gallery", "add", "gallery", images, "--root", images), "--root has no meaning")
+    assert_error(call("gallery", "add", "gallery", images, "--root", images), "--root has no effect")
     assert_error(call("embed", run, images, "-o", "tiny.yaml"), "is not a Parquet file")
     assert not (tmp_path / "other").exists()

@@ -162,5 +162,5 @@ class TestOfAConfiguration:
     def test_the_first_run_error_is_a_runtime_error(self, tmp_path: Path) -> None:
         (tmp_path / "run").mkdir()
         (tmp_path / "run" / "config.yaml").write_text("{}")
-        with pytest.raises(RunError, match="contains a run already"):
+        with pytest.raises(RunError, match="already contains a run"):
             train(config(class_folders(tmp_path / "images")), tmp_path / "run")

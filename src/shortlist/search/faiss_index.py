@@ -270,7 +270,7 @@ def lowest_effort(
     """Double the effort of an approximate search until its recall is 95 %, or until it is at its maximum.
 
     Args:
-        search: Function that returns the results of each query for an effort. Its last call is with the returned effort.
+        search: Function that returns the results of each query for an effort. It is called last with the returned one.
         expected: The exact nearest neighbours of each query.
         maximum: Maximum effort.
 

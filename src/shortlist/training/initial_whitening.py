@@ -20,7 +20,7 @@ from shortlist.training.components import build_transforms
 
 
 def check_whitening(config: RunConfig, embedder: Embedder, train: Catalog) -> None:
-    """Raise a ModelError if the configuration asks for whitening but there are too few images or channels for it."""
+    """Raise a ModelError if the configuration requires whitening but there are too few images or channels for it."""
     model = config.model
     if model.whitening != "none" and model.dim is not None:
         number = len(train) * (config.data.number_of_views if config.frozen else 1)
