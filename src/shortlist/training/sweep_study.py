@@ -117,7 +117,7 @@ def make_pruner(name: str) -> BasePruner:
 
 
 class _JournalLock(JournalFileOpenLock):
-    """Lock that the operating system releases if its process is killed. Optuna's own lock would block for 30 seconds."""
+    """Lock that the operating system releases if its process is killed. Optuna's lock would block for 30 seconds."""
 
     def __init__(self, journal: Path) -> None:
         super().__init__(str(journal))
