@@ -167,7 +167,7 @@ def test_daily_updates(call: Call, folders: Path, tmp_path: Path) -> None:
 def test_a_new_model(call: Call, folders: Path) -> None:
     """Rebuild a gallery, compare the two, switch, and switch back."""
     call("index", folders / "run", folders / "images", "-o", "one")
-    assert call("gallery", "switch", "live", "one")[:2] == (0, "live is one now.\n")
+    assert call("gallery", "switch", "live", "one")[:2] == (0, "live now refers to one.\n")
     code, out, err = call("gallery", "rebuild", "live", "--model", folders / "run", "-o", "two", "--json")
     assert (code, json.loads(out)["added"], json.loads(out)["name"]) == (0, NUMBER, "two")
     assert "embedding one" in err
