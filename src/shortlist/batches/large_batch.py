@@ -56,7 +56,7 @@ class _Batch:
 @dataclass
 class _Chunk:
     images: Images
-    seed: int  # of the random numbers of its forward passes
+    seed: int  # random seed of its forward passes
     embeddings: Tensor  # has a graph if it was kept
     graph: int  # number of bytes of the graph; 0 if there is none, or if all are kept
 

@@ -254,7 +254,7 @@ class _Job:
 
     def _embed(self, batches: list[Sequence[int]]) -> Iterator[tuple[Tensor, list[int]]]:
         """Yield the vectors of the readable images of each batch, and the indices of the others."""
-        done, unreadable = 0, list[int]()  # of the next batch
+        done, unreadable = 0, list[int]()  # number of finished batches; unreadable images of the next batch
         while done < len(batches):
             readable = [index for index in batches[done] if index not in unreadable]
             later = batches[done + 1 :]
@@ -333,7 +333,7 @@ def network_digest(embedder: nn.Module, transform: Transform, dtype: DTypeLike) 
         settings = {key: value for key, value in vars(module).items() if isinstance(value, _SETTING_TYPES)}
         del settings["training"]
         result.update(f"{name} {type(module).__name__} {sorted(settings.items())}".encode())
-    tensors = {**embedder.state_dict(), **dict(embedder.named_buffers())}  # with buffers that are not saved
+    tensors = {**embedder.state_dict(), **dict(embedder.named_buffers())}  # including buffers that are not saved
     for name, tensor in tensors.items():
         result.update(name.encode())
         result.update(tensor.detach().cpu().contiguous().view(-1).view(torch.uint8).numpy().tobytes())

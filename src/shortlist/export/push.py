@@ -69,7 +69,7 @@ def push(folder: Path, repository: str, private: bool) -> str:
             files = [CommitOperationAdd(name, folder / name) for name in PACKAGE_FILES]
             with _without_bars():
                 api.create_commit(repository, files, commit_message=f"Upload a package of shortlist {__version__}")
-    except Exception as error:  # of the Hub, of its HTTP library, or of the network
+    except Exception as error:  # raised by the Hub's client, its HTTP library, or the network
         again = f"The package is in {folder}; to upload it later: hf upload {repository} {folder}"
         raise HubError(f"{_reason(error, repository, api.endpoint)}. {again}") from error
     if public:

@@ -55,10 +55,8 @@ FORMAT, WITHOUT_FIELDS = 2, 1
 FACTS, NEXT_ID, TUNING = "shortlist.facts", "shortlist.next_id", "shortlist.tuning"  # properties of the collection
 MAX_ROWS_PER_QUERY = 16_384  # a limit of Milvus
 ROWS_PER_REQUEST = 1_000  # stays below the 64 MB of a message with 4,096 dimensions
-MIN_UNTUNED, MAX_UNTUNED_SHARE = (
-    1_000,
-    0.25,
-)  # of the images at the last measurement of the recall; see `MilvusStore._tune_if_due`
+# The index is tuned again when more images than this, and than this share of the images at the last tuning, are added.
+MIN_UNTUNED, MAX_UNTUNED_SHARE = 1_000, 0.25
 BYTES_PER_RESPONSE = 32 << 20  # half of the maximum size of a message
 INDEX_SECONDS = 3600.0  # maximum time to wait for the server's index
 

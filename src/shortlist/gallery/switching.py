@@ -53,7 +53,7 @@ def switch(name: Path | str, location: Path | str) -> GalleryName:
     Raises:
         GalleryError: There is no gallery, it is damaged, its model is missing, or `name` is not a file.
     """
-    from shortlist.gallery.gallery import Gallery  # which uses this module
+    from shortlist.gallery.gallery import Gallery  # imported here because it imports this module
 
     file = Path(name)
     if is_milvus(name) or file.is_dir():

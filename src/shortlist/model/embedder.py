@@ -65,7 +65,7 @@ class Embedder(nn.Module):
         image_size: Side of the images in pixels; required only by backbones that are built for one image size.
         drop_path_rate: Rate of stochastic depth during training.
         backbone_args: Further arguments for `timm.create_model`, or the arguments of your function.
-        imports: Modules to import first, also when the embedder is loaded, such as one that registers a timm model.
+        imports: Modules to import first, such as one that registers a timm model. They are also imported by `load`.
 
     Shapes:
         (B, 3, H, W) -> (B, dim), float32 (float64 if the module is float64). uint8 images are normalised with mean and

@@ -36,8 +36,8 @@ class ComparedTest:
     """A test that all runs have in common. If groups of runs are compared, "run" means a group of runs.
 
     Args:
-        runs: The images and their vectors by run (of a group, those of its first seed); the others are compared with
-            the first.
+        runs: The images and their vectors by run (for a group, those of its first seed). The other runs are compared
+            with the first.
         queries: Number of queries by metric.
         means: Mean over the queries (and seeds) by run and metric.
         differences: Difference from the first run, by run (without the first) and metric.
@@ -148,7 +148,7 @@ def compare_runs(
         paths: Folders of the runs, or glob patterns that match them. At least one is a run; others may be pretrained
             models, as in `open_encoder`, which are tested on its images. Or folders or names of galleries.
         display: Shows the progress.
-        queries: Labelled images that galleries are searched with. None: each labelled image searches for the others of
+        queries: Labelled images to search galleries with. None: each labelled image searches for the other images with
             its label.
 
     Raises:

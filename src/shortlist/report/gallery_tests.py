@@ -32,7 +32,7 @@ def open_gallery_test(
     Args:
         paths: Folders or names of the galleries.
         queries: Labelled images, as in `open_collection`. None: each labelled image of the galleries searches for the
-            others of its label.
+            other images with its label.
         display: Shows the progress.
 
     Raises:

@@ -21,7 +21,7 @@ class Limits:
         seconds: Maximum duration of an upload.
         grace: Number of seconds after which an upload must have reached the minimum rate.
         rate: Minimum rate of an upload in bytes per second.
-        uploads: Memory for uploads, as a number of files of the maximum size, of which one client may use half. Further
+        uploads: Memory for uploads, as a number of files of the maximum size. One client may use half of it. Further
             requests wait.
         work_seconds: Maximum duration of other work for a request, such as opening a file or a search.
     """

@@ -135,7 +135,7 @@ def check_given(name: str, given: object, argument: str) -> None:
         argument: Argument of the Python function, for error messages.
 
     Raises:
-        ConfigError: The part is missing, or is another one.
+        ConfigError: The part is missing, or is not the same.
     """
     if given is None and name.startswith(GIVEN):
         key = {"model": "model.backbone", "loss": "loss.name"}[argument]

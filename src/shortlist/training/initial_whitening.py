@@ -40,7 +40,7 @@ def learn_whitening(
     Args:
         config: Configuration of the run.
         embedder: Embedder whose linear layer will be initialised.
-        train: Training images, of which at most `model.whitening_images` are used.
+        train: Training images. At most `model.whitening_images` of them are used.
         workers: Number of decoding processes.
         batch_size: Number of images per forward pass.
         progress: Called with the number of images that are done and their total.

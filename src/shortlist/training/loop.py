@@ -187,7 +187,7 @@ class Trainer:
         self.train_transform, _ = build_transforms(config, self.learner.embedder)
         self.step = 0  # number of completed steps
         self.best: float | None = None  # first metric of the best validation
-        self.losses: list[float] = []  # of the steps of this epoch
+        self.losses: list[float] = []  # losses of the steps of this epoch
         self.remaining = RemainingTime(plan)
         self.processes.on_main(self._report_plan)
 
@@ -474,7 +474,7 @@ class Trainer:
             self.display.message(f"Resuming after step {self.step} of {self.plan.total_steps}.", step=self.step)
             self.processes.on_main(partial(delete_old_states, self.folder.checkpoints))  # in case this failed before
         self.folder.discard_records_after(self.step or -1)  # the evaluation before step 1 is repeated
-        start = self.step - self.step % self.plan.steps_per_epoch  # of the epoch
+        start = self.step - self.step % self.plan.steps_per_epoch  # first step of the epoch
         steps = (each for each in self.folder.metrics() if each["kind"] == "step" and each["step"] > start)
         self.losses = [each["loss"] for each in steps]
         start_trackers(self.accelerator, self.config, self.folder, self.step)

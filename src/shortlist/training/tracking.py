@@ -17,7 +17,7 @@ from shortlist.extras import extra
 from shortlist.files import read_json, write_json
 from shortlist.training.folder import RunFolder
 
-PROJECT = "shortlist"  # of Weights & Biases, and experiment of MLflow
+PROJECT = "shortlist"  # project of Weights & Biases, and experiment of MLflow
 RUN_IDS = {"wandb": lambda run: run.id, "mlflow": lambda run: run.info.run_id}
 
 
