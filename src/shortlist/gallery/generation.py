@@ -72,8 +72,8 @@ class Generation:
         if label is None:
             return self.rows
         sets, codes = self._label_codes
-        having = [number for number, each in enumerate(sets) if label in each]
-        return np.flatnonzero(np.isin(codes, having) & self.alive)
+        matching = [number for number, each in enumerate(sets) if label in each]
+        return np.flatnonzero(np.isin(codes, matching) & self.alive)
 
     def labels(self) -> dict[str, int]:
         """Return the number of images per label, sorted by label."""
