@@ -114,13 +114,13 @@ def _lite0_tensors(name: str) -> Tensors:
             "is this another version of the package?"
         )
     pairs = list(zip(names, timm_names, strict=True))
-    for name, timm_name in pairs:
-        if tensors[name].shape != whole[timm_name].shape or name.rpartition(".")[2] != timm_name.rpartition(".")[2]:
+    for own, timm_name in pairs:
+        if tensors[own].shape != whole[timm_name].shape or own.rpartition(".")[2] != timm_name.rpartition(".")[2]:
             raise ModelError(
-                f"{file}: {name} {tuple(tensors[name].shape)} does not fit {timm_name} "
+                f"{file}: {own} {tuple(tensors[own].shape)} does not fit {timm_name} "
                 f"{tuple(whole[timm_name].shape)}: is this another version of the package?"
             )
-    return {timm_name: tensors[name] for name, timm_name in pairs if not timm_name.startswith("classifier.")}
+    return {timm_name: tensors[own] for own, timm_name in pairs if not timm_name.startswith("classifier.")}
 
 
 def check_published(backbone: nn.Module, name: str) -> tuple[str, str, str | None]:
