@@ -18,8 +18,8 @@ from shortlist.report.findings import (
     confusions,
     duplicates,
     first_rank_histogram,
-    near_training_images,
     near_duplicates,
+    near_training_images,
     recall_by_class_size,
     separation,
 )
