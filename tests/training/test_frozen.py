@@ -367,7 +367,7 @@ def test_settings_that_exclude_each_other(overrides: list[str], says: str) -> No
     [
         (
             ["model.dim=null", "model.layer_norm=false"],
-            "trains layer norm and linear layer, and this model has neither",
+            "trains layer norm and linear layer, but this model has neither",
         ),
         (["model.head=low_rank"], "model.head=low_rank corrects initial weights: those of model.whitening"),
     ],

@@ -184,7 +184,7 @@ def test_out_of_memory_in_one_process_all_continue_with_smaller_chunks(results: 
 def test_a_process_that_ends_is_noticed(results: Results) -> None:
     """By all others, not only by those that wait for it, and long before a timeout."""
     for rank in range(3):
-        assert "One of the processes has ended, or cannot be reached any more." in results[rank]["lost"]
+        assert "One of the processes has ended or can no longer be reached." in results[rank]["lost"]
 
 
 # What processes send each other
