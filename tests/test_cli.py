@@ -323,7 +323,7 @@ class TestNames:
         run, images = folders / "run", folders / "images"
         assert_error(call("data", "show", "sop"), "sop needs its folder: set --root to the one that holds")
         assert_error(call("data", "check", "sop", "--root", tmp_path), f"sop: {tmp_path} does not hold")
-        assert_error(call("embed", run, images, "-o", "x.parquet", "--root", images), "--root has no meaning for")
+        assert_error(call("embed", run, images, "-o", "x.parquet", "--root", images), "--root has no effect for")
         assert_error(call("index", run, images, "-o", "milvus:x.db", "--kind", "ivfpq"), "set --kind to flat or hnsw")
         assert_error(call("export", run), "give a path for --onnx, --torchscript, --torch-export or --package.")
         assert_error(
@@ -470,7 +470,7 @@ class TestErrors:
         with filelock.FileLock(run / ".lock"):
             assert_error(call("train", "--resume", "run"), "Another process is training in run")
             assert_error(self.train(call, "--run", "run"), "Another process is training in run")
-        assert_error(self.train(call, "--run", "run"), "run contains a run already", "shortlist train --resume run")
+        assert_error(self.train(call, "--run", "run"), "run already contains a run", "shortlist train --resume run")
 
     def test_resuming_a_folder_without_a_run(self, call: Call, folders: Path, tmp_path: Path) -> None:
         assert_error(call("train", "--resume", tmp_path), "There is no run in", "config.yaml")

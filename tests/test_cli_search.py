@@ -76,7 +76,7 @@ def test_from_index_to_search(call: Call, folders: Path, place: str, tmp_path: P
 def test_nothing_similar_enough(call: Call, folders: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The gallery has the minimum score that the run's report recommends, unless another one is given."""
     shutil.copytree(folders / "run", "run")
-    monkeypatch.setattr("shortlist.report.thresholds.ENOUGH", 0.0)  # the model is not good
+    monkeypatch.setattr("shortlist.report.thresholds.MIN_FOUND", 0.0)  # the model is not good
     call("report", "run")
     recommended = json.loads(Path("run/min-score.json").read_text())["min_score"]
     call("index", "run", folders / "images", "-o", "gallery")
@@ -88,7 +88,7 @@ def test_nothing_similar_enough(call: Call, folders: Path, monkeypatch: pytest.M
     lines = out.splitlines()
     assert (code, lines[0]) == (0, "white.png: nothing similar enough")
     assert sum(bool(re.match(r" \d  0\.\d{4} \(weak\)  class", line)) for line in lines) == 3
-    assert lines[-1] == "(weak): below the minimum score 0.9999, which --min-score replaces."
+    assert lines[-1] == "(weak): below the minimum score 0.9999, which --min-score overrides."
     assert json.loads(call("search", "other", "white.png", "--json")[1])["results"][0]["hits"] == []
     found = json.loads(call("search", "other", "white.png", "-k", "3", "--min-score", "-1", "--json")[1])
     assert (found["min_score"], len(found["results"][0]["hits"])) == (-1, 3)
@@ -113,7 +113,7 @@ def test_what_comes_with_an_image_comes_back(call: Call, folders: Path) -> None:
         (["round", "red"], {"sku": "A,1", "price": "9.50"})
     ]
     assert re.search(r"round, red  .*  A,1  9\.50", call("search", "gallery", first)[1])
-    assert_error(call("search", "gallery", first, "--csv", "--json"), "exclude each other")
+    assert_error(call("search", "gallery", first, "--csv", "--json"), "cannot be combined")
 
 
 def test_gallery(call: Call, folders: Path, place: str) -> None:
@@ -167,7 +167,7 @@ def test_daily_updates(call: Call, folders: Path, tmp_path: Path) -> None:
 def test_a_new_model(call: Call, folders: Path) -> None:
     """Rebuild a gallery, compare the two, switch, and switch back."""
     call("index", folders / "run", folders / "images", "-o", "one")
-    assert call("gallery", "switch", "live", "one")[:2] == (0, "live is one now.\n")
+    assert call("gallery", "switch", "live", "one")[:2] == (0, "live now refers to one.\n")
     code, out, err = call("gallery", "rebuild", "live", "--model", folders / "run", "-o", "two", "--json")
     assert (code, json.loads(out)["added"], json.loads(out)["name"]) == (0, NUMBER, "two")
     assert "embedding one" in err
@@ -176,7 +176,7 @@ def test_a_new_model(call: Call, folders: Path) -> None:
     code, out, _ = call("compare", "live", "two", "--queries", folders / "images", "--json")
     assert (code, json.loads(out)["tests"][0]["queries"]["r@1"]) == (0, NUMBER)
     code, out, _ = call("gallery", "switch", "live", "two")
-    assert out == "live is two now. To undo this: shortlist gallery switch live --back\n"
+    assert out == "live now refers to two. To undo this: shortlist gallery switch live --back\n"
     assert json.loads(call("gallery", "show", "live", "--json")[1])["name"] == "two"
     assert json.loads(call("gallery", "switch", "live", "--back", "--json")[1])["gallery"] == "one"
     assert json.loads(call("gallery", "show", "live", "--json")[1])["name"] == "one"
@@ -282,6 +282,6 @@ def test_mistakes(call: Call, folders: Path, tmp_path: Path) -> None:
     assert_error(call("index", run, images, "-o", "other", "--kind", "hsnw"), "did you mean 'hnsw'")
     assert_error(call("index", tmp_path, images, "-o", "other"), "There is no run in")
     assert_error(call("gallery", "remove", "gallery", "nothing.png"), "has no image at", "nothing.png")
-    assert_error(call("gallery", "add", "gallery", images, "--root", images), "--root has no meaning")
+    assert_error(call("gallery", "add", "gallery", images, "--root", images), "--root has no effect")
     assert_error(call("embed", run, images, "-o", "tiny.yaml"), "is not a Parquet file")
     assert not (tmp_path / "other").exists()

@@ -89,9 +89,9 @@ class TestInPython:
 
     def test_images(self, tmp_path: Path) -> None:
         folder = class_folders(tmp_path / "images", classes=2, images=1)
-        with pytest.raises(ValueError, match=r"^`root` has no meaning for"):
+        with pytest.raises(ValueError, match=r"^`root` has no effect for"):
             open_catalog(folder, root=tmp_path)
-        with pytest.raises(ValueError, match=r"^`root` has no meaning for"):
+        with pytest.raises(ValueError, match=r"^`root` has no effect for"):
             open_collection(folder, root=tmp_path)
         with pytest.raises(ValueError, match=r"^sop needs its folder: set `root` to"):
             open_catalog("sop")
@@ -162,5 +162,5 @@ class TestOfAConfiguration:
     def test_the_first_run_error_is_a_runtime_error(self, tmp_path: Path) -> None:
         (tmp_path / "run").mkdir()
         (tmp_path / "run" / "config.yaml").write_text("{}")
-        with pytest.raises(RunError, match="contains a run already"):
+        with pytest.raises(RunError, match="already contains a run"):
             train(config(class_folders(tmp_path / "images")), tmp_path / "run")

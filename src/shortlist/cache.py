@@ -17,7 +17,7 @@ _STALE_SECONDS = 24 * 3600  # an unfinished folder older than this was left by a
 def cache_folder(name: str) -> Path:
     """Return the folder `name` in the cache, without creating it.
 
-    The cache is `$SHORTLIST_CACHE`, or else the user's cache folder of the platform (`~/.cache/shortlist` on Linux).
+    The cache is `$SHORTLIST_CACHE`, or by default the platform's user cache folder (`~/.cache/shortlist` on Linux).
 
     Raises:
         RuntimeError: The home folder cannot be determined.
@@ -79,7 +79,7 @@ def _rename(partial: Path, folder: Path) -> None:
 
 
 def _remove_stale(folder: Path) -> None:
-    """Remove unfinished copies of a folder that killed processes have left."""
+    """Remove partial copies of a folder left behind by killed processes."""
     for partial in folder.parent.glob(f".{folder.name}.partial-*"):
         if partial.stat().st_mtime < time.time() - _STALE_SECONDS:
             shutil.rmtree(partial, ignore_errors=True)

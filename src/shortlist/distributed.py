@@ -1,11 +1,13 @@
-"""Processes that train a model or embed images together: what they agree on, and the tensors they exchange.
+"""Communication between processes that train a model or embed images together.
 
-`Processes` is a single process, and the interface of several: code that uses it is the same for any number of them.
+`Processes` implements a single process and defines the interface for several, so that callers are the same for any
+number of processes.
 
 Processes never wait for one that has failed. Each exchange of tensors is preceded by an exchange of *status words*,
-which all have the same form: a process that fails sends its word immediately, whatever the others are about to
-exchange, and all raise its error. The words travel over gloo, which notices at once if a process has ended, and the
-tensors over the backend of their device. Ctrl-C waits for the end of an exchange, which the others would wait for.
+which all have the same format: a process that fails sends its status word immediately, whatever the others are about
+to exchange, and all processes raise its error. Status words are sent over gloo, which detects immediately that a
+process has ended, and tensors over the backend of their device. Ctrl-C is deferred to the end of an exchange, so that
+the other processes do not wait for it in vain.
 """
 
 from __future__ import annotations
@@ -34,7 +36,7 @@ from shortlist.ranking.sharing import Sharing
 from shortlist.seeds import derived_seed
 
 NUMBERS = 4  # integers in a status word, besides the status
-HEARTBEAT = 10.0  # seconds between the words of a process that the others wait for
+HEARTBEAT = 10.0  # seconds between the status words of a main process that the others wait for
 Result = TypeVar("Result")
 
 
@@ -44,9 +46,9 @@ class ProcessLostError(RunError):
 
 @contextmanager
 def _uninterrupted() -> Iterator[None]:
-    """Handle signals, such as that of Ctrl-C, at the end of the block. Also works as a decorator."""
+    """Defer signals, such as SIGINT from Ctrl-C, to the end of the block. Also works as a decorator."""
     arrived: list[tuple[int, Any]] = []
-    in_main = threading.current_thread() is threading.main_thread()  # in which Python handles signals
+    in_main = threading.current_thread() is threading.main_thread()  # Python handles signals only there
     handlers: dict[int, Any] = {each: signal.getsignal(each) for each in (signal.SIGINT, signal.SIGTERM) if in_main}
     try:
         with ExitStack() as stack:
@@ -61,7 +63,7 @@ def _uninterrupted() -> Iterator[None]:
 
 
 class Processes:
-    """A single process, and the interface of several processes that train a model together."""
+    """A single process, and the interface for several processes that train a model together."""
 
     rank = 0
     number = 1
@@ -93,7 +95,7 @@ class Processes:
 
     @contextmanager
     def all_working(self, job: Callable[[Processes], object]) -> Iterator[Processes]:
-        """In a function that `on_main` calls: let the other processes call `job` during the `with` block.
+        """Let the other processes call `job` during the `with` block, inside a function that `on_main` calls.
 
         An error in one process is raised in the main process. A job with a model is sent with its weights.
 
@@ -101,8 +103,8 @@ class Processes:
             job: Function of the processes. It is pickled.
 
         Yields:
-            The processes that work on the job; this one alone if the others do not wait for it, or if the job cannot
-            be pickled.
+            The processes that work on the job: only this one if the others are not waiting for it, or if the job
+            cannot be pickled.
         """
         yield self
 
@@ -111,7 +113,7 @@ class Processes:
         return value
 
     def broadcast_tensors(self, tensors: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
-        """Return the tensors of the main process, by name; in the other processes as copies on the CPU."""
+        """Return the tensors of the main process by name; the other processes receive copies on the CPU."""
         return tensors
 
     def copy_from_main(self, tensors: Mapping[str, Tensor]) -> None:
@@ -154,7 +156,7 @@ class SeveralProcesses(Processes):
         self.rank, self.number = dist.get_rank(self._group), dist.get_world_size(self._group)
         self._ranks = dist.get_process_group_ranks(self._group)
         self._raised_by_all: int | None = None  # id of the last error; a reference would keep its tensors in memory
-        self._leads, self._exchanging = False, threading.Lock()  # of the main process in `on_main`
+        self._leads, self._exchanging = False, threading.Lock()  # used by the main process in `on_main`
         self._words: Any = self._group
         if "cpu:gloo" not in str(dist.get_backend_config(self._group)):
             self._words = dist.new_group(self._ranks, backend="gloo", use_local_synchronization=True)
@@ -180,27 +182,27 @@ class SeveralProcesses(Processes):
         return [tuple(word[1 : 1 + len(numbers)]) for word in self._agree(None, numbers)]
 
     def _agree(self, error: BaseException | None, numbers: Sequence[int] = ()) -> list[list[int]]:
-        """Exchange words with all processes, once none of them is working, and raise the worst of their errors."""
-        waits = True
-        told: Any = None
-        while waits:
+        """Exchange status words until no process is working, and raise the most severe error of all processes."""
+        waiting = True
+        received: Any = None
+        while waiting:
             with _uninterrupted():
                 words = self._exchange(_status_of(error), numbers)
                 statuses = [word[0] for word in words]
-                waits = statuses[0] in (_Status.WORKING, _Status.CALLING)
-                source = 0 if waits else statuses.index(max(statuses))
+                waiting = statuses[0] in (_Status.WORKING, _Status.CALLING)
+                source = 0 if waiting else statuses.index(max(statuses))
                 if statuses[source] not in (_Status.READY, _Status.WORKING):
-                    told = self._broadcast_object(_portable(error) if self.rank == source else None, source)
+                    received = self._broadcast_object(_portable(error) if self.rank == source else None, source)
             if statuses[0] == _Status.CALLING:
-                self._answer(told)
+                self._answer(received)
         if max(statuses) == _Status.READY:
             return words
-        raised: BaseException = told if error is None or self.rank != source else error
+        raised: BaseException = received if error is None or self.rank != source else error
         self._raised_by_all = id(raised)
         try:
             raise in_all_processes(raised)
         finally:
-            del error, told, raised
+            del error, received, raised
 
     def _exchange(self, status: int, numbers: Sequence[int] = ()) -> list[list[int]]:
         word = torch.tensor([status, *numbers, *[0] * (NUMBERS - len(numbers))])
@@ -236,7 +238,7 @@ class SeveralProcesses(Processes):
             self._raised_by_all = None  # the others wait again: an error that ends `on_main` is new to them
 
     def _answer(self, packed: bytes) -> None:
-        """Work on a job of the main process. It raises the error of any process, and decides what to do about it."""
+        """Run a job that the main process has sent. Errors are raised and handled in the main process."""
         try:
             with self.together():
                 _unpack(packed)(self)
@@ -247,11 +249,11 @@ class SeveralProcesses(Processes):
 
     @contextmanager
     def _heartbeat(self) -> Iterator[None]:
-        """Tell the other processes regularly that this one is working, so that none of them waits in vain."""
+        """Tell the other processes regularly that this one is working, so that their exchange does not time out."""
         done = threading.Event()
 
         def beat() -> None:
-            with suppress(ProcessLostError):  # noticed again by the next exchange
+            with suppress(ProcessLostError):  # the next exchange raises it again
                 while not done.wait(HEARTBEAT):
                     with self._exchanging:
                         self._exchange(_Status.WORKING)
@@ -269,7 +271,7 @@ class SeveralProcesses(Processes):
 
     @contextmanager
     def _tensors_exchanged(self) -> Iterator[None]:
-        """Context of an exchange of tensors."""
+        """Exchange tensors in the `with` block, once all processes are ready."""
         with _uninterrupted():
             self._agree(None)
             with _lost_process_reported():
@@ -306,7 +308,7 @@ class SeveralProcesses(Processes):
         with self.together(), torch.no_grad():
             for name, tensor in tensors.items():
                 if name not in received or received[name].shape != tensor.shape:
-                    raise ModelError(f"{name} does not exist, or has another shape, in process 0: use the same model")
+                    raise ModelError(f"{name} is missing or has a different shape in process 0: use the same model")
                 if not self.is_main:
                     tensor.copy_(received[name])
         self.verify_same(tensors)
@@ -318,9 +320,9 @@ class SeveralProcesses(Processes):
             names = [name for name in expected.keys() | digests.keys() if expected.get(name) != digests.get(name)]
             if names:
                 raise RunError(
-                    f"Process {self.rank} has other weights or state than process 0: {len(names)} tensors differ, such "
-                    f"as {min(names)}. Model and loss must compute the same in all processes: do not let them depend "
-                    "on the process, on the time, or on random numbers other than those of torch."
+                    f"The weights or state of process {self.rank} differ from those of process 0 in {len(names)} "
+                    f"tensors, such as {min(names)}. Model and loss must give the same result in all processes: they "
+                    "must not depend on the process, on the time, or on random numbers other than those of torch."
                 )
 
     def gather_rows(self, rows: Tensor, sizes: Sequence[int]) -> Tensor:
@@ -337,8 +339,8 @@ class SeveralProcesses(Processes):
     def sum_rows(self, matrix: Tensor, sizes: Sequence[int]) -> Tensor:
         """Sum a matrix over all processes, and return the rows of this process (a reduce-scatter).
 
-        For gloo, older versions of torch do not have this operation. Sending each process its rows takes the
-        same number of bytes, and the order of the sum is always the same.
+        Older versions of torch do not support reduce-scatter with gloo. An all-to-all transfers the same number of
+        bytes, and sums in a fixed order.
 
         Args:
             matrix: Matrix of shape (sum(sizes), d).
@@ -376,7 +378,7 @@ class SeveralProcesses(Processes):
 
 
 class _SharedQueries(Sharing):
-    """Queries that are assigned to the processes in turn, so that all have queries with few and many positives."""
+    """Queries assigned to the processes round-robin, so that all have queries with few and with many positives."""
 
     def __init__(self, processes: SeveralProcesses, batch: Tensor, sizes: Sequence[int]) -> None:
         self._processes, self._batch, self._sizes = processes, batch, sizes
@@ -386,7 +388,7 @@ class _SharedQueries(Sharing):
         return self._processes.sum(compute())
 
     def sum_gradient(self, gradient: Tensor, embeddings: Tensor) -> Tensor:
-        if embeddings is not self._batch:  # something computed from the batch, of which all rows may be needed
+        if embeddings is not self._batch:  # computed from the batch, so all rows may be needed
             return self._processes.sum(gradient)
         start = sum(self._sizes[: self._processes.rank])
         result = torch.zeros_like(gradient)
@@ -414,11 +416,11 @@ def _all_processes(group: dist.ProcessGroup) -> SeveralProcesses:
 
 
 class _Status(IntEnum):
-    """State of a process; of several errors, all processes raise the one with the largest number."""
+    """State of a process. If several processes fail, all raise the error with the largest number."""
 
     READY = 0
     WORKING = 1  # only the main process, in `on_main`
-    CALLING = 2  # the same, with a job for all processes
+    CALLING = 2  # only the main process, when it sends a job to the others
     OUT_OF_MEMORY = 3
     FAILED = 4
     INTERRUPTED = 5
@@ -478,8 +480,8 @@ def _lost_process_reported() -> Iterator[None]:
     except RuntimeError as error:
         problem = str(error).strip().partition("\n")[0]
         raise ProcessLostError(
-            f"One of the processes has ended, or cannot be reached any more. If it printed a message, that says "
-            f"why; if not, it was probably killed, often because memory ran out. ({problem})"
+            "One of the processes has ended or can no longer be reached. Look for an error message of that process; "
+            f"if there is none, it was probably killed, often because memory ran out. ({problem})"
         ) from error
 
 

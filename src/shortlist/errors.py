@@ -12,7 +12,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import TypeVar
 
-MAX_NAMES = 10  # that a message lists
+MAX_NAMES = 10  # maximum number of names listed in a message
 _ARGUMENT = re.compile(r"`(?P<name>[a-z_]\w*)(?:=(?P<quote>[\"']?)(?P<value>[^`]*?)(?P=quote))?`")
 _YAML = {"True": "true", "False": "false", "None": "null"}
 Failure = TypeVar("Failure", bound=BaseException)

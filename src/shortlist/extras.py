@@ -17,7 +17,7 @@ class MissingExtraError(ShortlistError, ModuleNotFoundError):
 def extra(name: str, user: str) -> Iterator[None]:
     """Guard the imports of optional dependencies inside a `with` block.
 
-    Python's random state is left as it was: rich, which others import as well, draws a number when it is imported.
+    The state of Python's `random` module is restored, because importing rich draws a random number.
 
     If blocks are nested, the outermost one names the extra: it belongs to the feature that the user called, and an
     extra includes the extras that it builds on.
@@ -40,7 +40,7 @@ def extra(name: str, user: str) -> Iterator[None]:
         yield
     except ModuleNotFoundError as error:
         package = (error.name or "").partition(".")[0]
-        if package == "shortlist":  # a bug in shortlist, which no installation fixes
+        if package == "shortlist":  # a bug in shortlist, not a missing dependency
             raise
         raise MissingExtraError(
             f"{user} needs the package {package}, which is not installed: pip install 'shortlist[{name}]'",

@@ -20,7 +20,7 @@ from shortlist.errors import ConfigError, RunError
 
 
 def check_writable(path: Path) -> None:
-    """Check that a file can be written, before the work whose result it will hold.
+    """Check that a file can be written, before starting the work that produces its contents.
 
     Raises:
         ConfigError: The file cannot be written.
@@ -36,7 +36,7 @@ def check_writable(path: Path) -> None:
 
 @contextmanager
 def exclusive_lock(file: Path, in_use: RunError, timeout: float = 0) -> Iterator[None]:
-    """Hold a lock file for as long as the context is open. The lock of a process that is killed is released.
+    """Hold a lock file inside a `with` block. The lock is released if the process is killed.
 
     Args:
         file: Path of the lock file. Its folder is created.
@@ -86,7 +86,7 @@ def atomic_replace(path: Path) -> Iterator[Path]:
 
 @contextmanager
 def naming(path: Path, temporary: Path | None = None) -> Iterator[None]:
-    """Let an OSError name `path` instead of a temporary file, or if it has no name, as on a full disk."""
+    """Set the file name of an OSError to `path` if it is that of a temporary file or, as on a full disk, missing."""
     try:
         yield
     except OSError as error:
@@ -107,11 +107,11 @@ def read_json(path: Path, shape: Any = None) -> Any:
 
     Args:
         path: The file.
-        shape: Type of the contents, such as `list[str]` or a dataclass, of which pydantic creates an instance. None:
-            the contents are returned as they are.
+        shape: Type of the contents, such as `list[str]` or a dataclass, which is validated and created by pydantic.
+            None: the contents are returned as they are.
 
     Raises:
-        RunError: The file is missing, cannot be read, is not valid JSON, or has other contents.
+        RunError: The file is missing, cannot be read, is not valid JSON, or does not match `shape`.
     """
     value = parse_json(read_text(path), path)
     return value if shape is None else validated(value, path, shape)
@@ -140,7 +140,7 @@ def parse_json(text: str, path: Path) -> Any:
 
 
 def validated(value: Any, path: Path, shape: Any) -> Any:
-    """Return an instance of a type, created by pydantic from what was read from `path`; see `read_json`."""
+    """Convert a value that was read from `path` to the type `shape` with pydantic; see `read_json`."""
     from pydantic import TypeAdapter, ValidationError  # not needed by an installation without extras
 
     try:
@@ -158,10 +158,10 @@ def with_checksum(value: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def verified(value: Mapping[str, Any], path: Path) -> dict[str, Any]:
-    """Return an object that was read from `path` without the digest of `with_checksum`, which is verified if present.
+    """Verify the digest of `with_checksum`, if present, in an object read from `path`; return the other values.
 
     Raises:
-        RunError: The digest is another one.
+        RunError: The digest does not match.
     """
     others = {name: each for name, each in value.items() if name != "sha256"}
     if value.get("sha256", expected := _json_digest(others)) != expected:
@@ -186,13 +186,13 @@ def write_text_atomically(path: Path, text: str) -> None:
 
 
 def open_regular_file(path: Path | str) -> BufferedReader:
-    """Open a regular file for reading. Reading anything else, such as a named pipe, could wait for ever.
+    """Open a regular file for reading. Reading anything else, such as a named pipe, could block forever.
 
     Raises:
         OSError: The file cannot be opened, or is not a regular file.
     """
-    waits_not = getattr(os, "O_NONBLOCK", 0)  # opening a named pipe waits for a writer; Windows has no such files
-    file = open(path, "rb", opener=lambda name, flags: os.open(name, flags | waits_not))  # noqa: SIM115
+    nonblocking = getattr(os, "O_NONBLOCK", 0)  # opening a named pipe waits for a writer; Windows has no such files
+    file = open(path, "rb", opener=lambda name, flags: os.open(name, flags | nonblocking))  # noqa: SIM115
     if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
         file.close()
         raise OSError(errno.EINVAL, "it is not a regular file", str(path))
@@ -206,15 +206,15 @@ def file_digest(path: Path) -> str:
 
 
 def sample_digest(path: Path, blocks: int = 64, size: int = 2**16) -> str:
-    """Return the SHA-256 of evenly spaced parts of a file: of all of it, unless it is larger than these together.
+    """Return the SHA-256 of evenly spaced blocks of a file, or of the whole file if it is small.
 
-    Unlike `file_digest`, this takes no longer for a larger file. It detects a replaced file, but not every damaged bit.
+    Unlike `file_digest`, it takes no longer for a larger file. It detects a replaced file, but not every damaged bit.
     """
-    found = hashlib.sha256()
+    digest = hashlib.sha256()
     with open_regular_file(path) as file:
         end = file.seek(0, os.SEEK_END)
         spaced = end > blocks * size
         for number in range(blocks if spaced else -(-end // size)):
             file.seek(number * (end - size) // (blocks - 1) if spaced else number * size)
-            found.update(file.read(size))
-    return found.hexdigest()
+            digest.update(file.read(size))
+    return digest.hexdigest()

@@ -1,4 +1,4 @@
-"""Modules, functions and classes of the user that a configuration names: `package.module:name`."""
+"""User modules, functions and classes that a configuration refers to as `package.module:name`."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 
 from shortlist.errors import ConfigError, did_you_mean
 
-GIVEN = "given in Python: "  # starts the name of a part that was passed to a function instead of named
+GIVEN = "given in Python: "  # prefix of the recorded name of a part that was passed as a Python object
 _REFERENCE = re.compile(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)*:[A-Za-z_]\w*(\.[A-Za-z_]\w*)*")
 
 
@@ -24,16 +24,16 @@ def is_reference(name: str) -> bool:
 
 
 def is_user_part(name: str) -> bool:
-    """Return whether the name of a model or loss in a configuration is that of a part of the user."""
+    """Return whether the name of a model or loss in a configuration refers to a user-defined part."""
     return name.startswith(GIVEN) or is_reference(name)
 
 
 def import_modules(names: Iterable[str], where: str = "`imports`") -> None:
-    """Import modules for their effects, such as the registration of a timm model.
+    """Import modules for their side effects, such as the registration of a timm model.
 
     Args:
         names: Names of the modules.
-        where: What lists the names, for the error message.
+        where: Setting that lists the names, for error messages.
 
     Raises:
         ConfigError: A module does not exist, or fails when it is imported.

@@ -7,8 +7,8 @@ from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from datetime import timedelta
 
-VARIABLES = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")  # which the launchers set for each process
-TIMEOUT = timedelta(minutes=30)  # for a process that does not answer; one that has ended is noticed at once
+VARIABLES = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")  # set by the launchers for each process
+TIMEOUT = timedelta(minutes=30)  # for a process that does not answer; one that has ended is detected immediately
 
 Together = Callable[[], AbstractContextManager[None]]  # `Processes.together`
 
@@ -25,13 +25,13 @@ def is_main_process() -> bool:
 
 @contextmanager
 def launched() -> Iterator[Together]:
-    """Join the processes of a launcher within the context; a single process joins none.
+    """Join the processes of a launcher within the context. Without a launcher, do nothing.
 
     Afterwards, `shortlist.distributed.current_processes` returns them. A process group that exists already is used, and
     not destroyed. Without a launcher, torch is not imported.
 
     Yields:
-        A function that returns a context, in which an error of one process is raised in all of them.
+        A function that returns a context manager in which an error of one process is raised in all of them.
     """
     if not is_launched():
         yield nullcontext

@@ -1,4 +1,4 @@
-"""Where files are: on disk, or in object stores, read through fsspec and a cache on disk of bounded size.
+"""Files on disk or in object stores. Remote files are read through fsspec and a disk cache of bounded size.
 
 A remote file is a `Path` whose first part is a protocol: `Path("s3://bucket/a.png")`, which pathlib writes as
 s3:/bucket/a.png. `as_url` restores the URL.
@@ -108,7 +108,7 @@ def size_and_mtime(file: Path) -> tuple[int, int] | None:
 
 
 def open_binary(file: Path) -> BinaryIO:
-    """Open a file for reading; a remote file is copied to the cache first, unless it is there.
+    """Open a file for reading. A remote file is copied to the cache first, unless it is already there.
 
     Raises:
         OSError: The file does not exist, or cannot be opened.
@@ -124,7 +124,7 @@ def open_binary(file: Path) -> BinaryIO:
             os.utime(cached, ns=(time.time_ns(), os.fstat(opened.fileno()).st_mtime_ns))  # last used now
             return opened
         _download(url, cached)
-    raise DataError(f"the cache {cached.parent.parent} loses files: increase {LIMIT_VARIABLE}")
+    raise DataError(f"files are removed from the cache {cached.parent.parent} too soon: increase {LIMIT_VARIABLE}")
 
 
 def _download(url: str, cached: Path) -> None:
@@ -154,7 +154,7 @@ def _download(url: str, cached: Path) -> None:
 
 
 def trim(folder: Path, limit: int, keep: Path | None = None) -> None:
-    """Remove the least recently used files until the others have at most `limit` bytes together."""
+    """Remove the least recently used files until the total size is at most `limit` bytes."""
     files = []
     for file in folder.glob("*/*"):
         with suppress(FileNotFoundError):  # another process trims as well
@@ -201,7 +201,7 @@ def _stamp(system: Any, path: str) -> tuple[int, int]:
 
 
 def _request(url: str, action: Any) -> Any:
-    """Return what `action(file system, path)` returns; errors of the store become one sentence."""
+    """Return `action(file system, path)`, and convert errors of the store to a DataError of one line."""
     with extra("training", url):
         import fsspec
     protocol = url.partition("://")[0]

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from rich.progress import Progress as Bars
     from rich.progress import TaskID
 
-INTERVAL = 20.0  # seconds between two lines about a task; below the promised 30, as a line may be late
+INTERVAL = 20.0  # seconds between two lines about a task; less than the documented 30, since a line may be late
 REDRAW_INTERVAL = 0.1  # seconds between two updates of a bar in a notebook
 
 Progress = Callable[[int, int], None]  # called with the number done and the total number
@@ -37,7 +37,7 @@ class Advance(Protocol):
 class Display:
     """A display that shows nothing, and the interface of the other displays."""
 
-    shows = False  # whether somebody can see it
+    shows = False  # whether anything is shown
 
     def message(self, text: str, **facts: Any) -> None:
         """Show a message.
@@ -150,7 +150,7 @@ class _Task:
     total: int = 0
     facts: dict[str, float] = field(default_factory=dict)
     first: tuple[int, float] = (0, 0.0)  # items done at the first report (maybe by an earlier run), and its time
-    end_expected: float | None = None  # time, if who does the work knows better than the rate so far
+    end_expected: float | None = None  # time, if the caller reports `seconds_left`
     ended: threading.Event = field(default_factory=threading.Event)
 
     def advance(self, done: int, total: int, facts: dict[str, float], now: float) -> None:

@@ -32,7 +32,7 @@ Loss = TypeVar("Loss", bound=nn.Module)
 
 
 class _MetricLoss(losses.BaseMetricLossFunction):  # type: ignore[misc]
-    """What the library asks a loss about. Its own defaults are a Euclidean distance and a mean over pairs."""
+    """Distance and reducer of the ranking losses. The library's own defaults are Euclidean distance and mean."""
 
     def get_default_distance(self) -> nn.Module:
         similarity: nn.Module = distances.DotProductSimilarity(normalize_embeddings=False)

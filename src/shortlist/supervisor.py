@@ -14,7 +14,7 @@ from typing import Any
 
 from shortlist.errors import RunError, ShortlistError
 
-Work = Callable[..., None]  # takes a function to call when it is ready, and the arguments
+Work = Callable[..., None]  # its first argument is a function that it calls when it is ready
 
 
 @dataclass
@@ -34,7 +34,7 @@ def supervise(number: int, work: Work, arguments: tuple[Any, ...], ready: Callab
 
     Args:
         number: Number of processes.
-        work: Function of a module, which is called with a function to call when it is ready, and with the arguments.
+        work: Module-level function. Its first argument is a function that it calls when it is ready; then `arguments`.
         arguments: Arguments that can be pickled.
         ready: Called when all processes are ready.
 
@@ -87,7 +87,7 @@ def _work(work: Work, arguments: tuple[Any, ...], messages: Connection) -> None:
     except KeyboardInterrupt:  # Ctrl-C reaches all processes of a terminal
         pass
     except ShortlistError as error:
-        with suppress(OSError):  # after the start, nobody reads it
+        with suppress(OSError):  # read only until all processes are ready
             messages.send(str(error))
 
 

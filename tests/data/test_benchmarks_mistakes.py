@@ -104,7 +104,7 @@ def test_a_split_for_classification(name: str, tmp_path: Path):
     ("name", "found", "message"),
     [
         ("cub", "train_test_split.txt", "train_test_split.txt is the classification split and is not needed"),
-        ("cub", "001.Black_footed_Albatross/", "belongs into images/"),
+        ("cub", "001.Black_footed_Albatross/", "belongs in images/"),
         ("inaturalist", "train2018.json", "train2018.json is the classification split; the retrieval split is"),
         ("inaturalist", "train_val2019/", "train_val2019 belongs to 2019, but the benchmark uses 2018"),
         ("inaturalist", "train_val2017/", "train_val2017 belongs to 2017"),

@@ -106,7 +106,7 @@ def test_errors(tmp_path: Path) -> None:
         open_collection("glyps")
     with pytest.raises(DataError, match=r"nothing/here does not exist"):
         open_collection("nothing/here")
-    with pytest.raises(ConfigError, match="`root` has no meaning"):
+    with pytest.raises(ConfigError, match="`root` has no effect"):
         open_collection(tmp_path, root=tmp_path)
     (tmp_path / "table.csv").write_text("file\na.png\n")
     with pytest.raises(DataError, match="has no column path"):

@@ -100,9 +100,9 @@ def test_an_empty_folder(tmp_path: Path):
 
 def test_images_without_class_folders(tmp_path: Path):
     write(tmp_path / "1.jpg")
-    refused(tmp_path, r"1 images lie directly in it; expected one sub-folder per class")
+    refused(tmp_path, r"1 images are directly in it; expected one sub-folder per class")
     class_folders(tmp_path, {"a": 1, "b": 1})
-    refused(tmp_path, r"1 images lie directly in .*, beside the class folders")
+    refused(tmp_path, r"1 images are directly in .*, beside the class folders")
 
 
 def test_folders_too_deep(tmp_path: Path):
@@ -115,7 +115,7 @@ def test_folders_too_deep(tmp_path: Path):
 def test_images_directly_in_a_split(tmp_path: Path):
     class_folders(tmp_path / "train", {"a": 1})
     write(tmp_path / "test" / "0.jpg")
-    refused(tmp_path, r"1 images lie directly in .*test; expected")
+    refused(tmp_path, r"1 images are directly in .*test; expected")
 
 
 def test_val_and_validation(tmp_path: Path):
@@ -140,7 +140,7 @@ def test_classes_without_images(tmp_path: Path):
 
 
 def test_root_is_rejected_for_a_folder(tmp_path: Path):
-    with pytest.raises(ConfigError, match="`root` has no meaning for"):
+    with pytest.raises(ConfigError, match="`root` has no effect for"):
         open_catalog(class_folders(tmp_path, {"a": 1, "b": 1}), root=tmp_path)
 
 
@@ -389,7 +389,7 @@ def test_images_that_share_a_label_are_in_the_same_split(tmp_path: Path):
     assert catalog.splits.tolist() == ["train", "train", "train", "train", "test", "test"]
     assert half_validation(catalog).splits.tolist() == ["train", "validation", "validation", "train", "test", "test"]
     (tmp_path / "images.csv").write_text(f"path,label\n{rows}|a|c")
-    with pytest.raises(DataError, match=r"1 class .all labels are linked by images that have several.* column split"):
+    with pytest.raises(DataError, match=r"1 class .all labels are linked by images with several labels.* column split"):
         open_catalog(tmp_path / "images.csv", label_separator="|")
 
 

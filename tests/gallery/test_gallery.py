@@ -98,7 +98,9 @@ class TestSearch:
             assert [hit.score for hit in found] == scores[:number]
         assert len(gallery.search(file, 7, min_score=(scores[1] + scores[2]) / 2)) == 3  # and itself
         assert gallery.similar(0, 6, min_score=1) == []
-        with pytest.raises(ConfigError, match="`min_score`, the lowest cosine similarity of a result, is from -1 to 1"):
+        with pytest.raises(
+            ConfigError, match="`min_score`, the minimum cosine similarity of a result, is from -1 to 1"
+        ):
             gallery.set_min_score(1.5)
         with pytest.raises(ConfigError, match="`min_score`"):
             gallery.search(file, min_score=float("nan"))

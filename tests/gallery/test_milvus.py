@@ -172,7 +172,7 @@ class TestServerThatIsGone:
     @pytest.mark.parametrize("code", [2, 101])
     def test_a_change_waits(self, code: int) -> None:
         connection = MilvusConnection(self.address, Gone(3, code))
-        with connection.patience(), pytest.warns(UserWarning, match=r"parts: there is no server; waiting") as warned:
+        with connection.retrying(), pytest.warns(UserWarning, match=r"parts: there is no server; waiting") as warned:
             assert connection.has_collection("a") == "a"
         assert len(warned) == 1
 
@@ -180,14 +180,14 @@ class TestServerThatIsGone:
         connection = MilvusConnection(self.address, Gone(2))
         with pytest.raises(GalleryError, match=r"^http://host:1/parts: there is no server$"):
             connection.has_collection("a")
-        with connection.patience(), pytest.raises(GalleryError):
-            connection.impatient().has_collection("a")
+        with connection.retrying(), pytest.raises(GalleryError):
+            connection.without_retries().has_collection("a")
 
     def test_a_change_gives_up(self, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(milvus_connection, "RESTART_SECONDS", -1)
         connection = MilvusConnection(self.address, Gone(9))
         with (
-            connection.patience(),
+            connection.retrying(),
             pytest.warns(UserWarning, match="waiting"),
             pytest.raises(GalleryError, match="Start the server and repeat the command"),
         ):
@@ -195,7 +195,7 @@ class TestServerThatIsGone:
 
     def test_another_error_is_raised(self) -> None:
         connection = MilvusConnection(self.address, Gone(1, 1100))
-        with connection.patience(), pytest.raises(GalleryError, match="there is no server"):
+        with connection.retrying(), pytest.raises(GalleryError, match="there is no server"):
             connection.has_collection("a")
 
 

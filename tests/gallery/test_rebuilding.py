@@ -195,7 +195,7 @@ class TestSwitching:
     def test_refusals(self, named: Path) -> None:
         for name, new, match in (
             (named, named, "is itself the name of a gallery"),
-            (named.with_name("two"), named.with_name("one"), "and not a name"),
+            (named.with_name("two"), named.with_name("one"), "a folder, not a name"),
             (named, named.with_name("three"), "there is no gallery in"),
         ):
             with pytest.raises(GalleryError, match=match):
@@ -206,7 +206,7 @@ class TestSwitching:
             switch_back(named.with_name("other"))
         switch(named, named.with_name("two"))
         shutil.rmtree(named.with_name("one"))
-        with pytest.raises(GalleryError, match="does not exist any more"):
+        with pytest.raises(GalleryError, match="no longer exists"):
             switch_back(named)
         named.write_text("words")
         with pytest.raises(GalleryError, match="neither a gallery nor a name of one"):

@@ -84,7 +84,7 @@ class TestStatistics:
             assert (found.value, found.low, found.high, found.p, found.significant) == (0, 0, 0, 1, False)
 
     def test_tables_of_other_queries(self) -> None:
-        with pytest.raises(ValueError, match="not of the same queries"):
+        with pytest.raises(ValueError, match="must have the same queries"):
             paired_differences(["a"], torch.rand(3, 1), torch.rand(4, 1))
 
 

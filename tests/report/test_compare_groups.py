@@ -83,7 +83,7 @@ class TestStatistics:
 
     def test_tables_of_other_queries(self) -> None:
         for other in (torch.zeros(2, 4, 1), torch.zeros(3, 5, 1)):
-            with pytest.raises(ValueError, match="not of the same queries"):
+            with pytest.raises(ValueError, match="must have the same queries"):
                 group_differences(["x"], torch.zeros(2, 5, 1), other, torch.arange(5))
 
 

@@ -18,8 +18,8 @@ from shortlist.report.findings import (
     confusions,
     duplicates,
     first_rank_histogram,
-    near,
     near_duplicates,
+    near_training_images,
     recall_by_class_size,
     separation,
 )
@@ -142,7 +142,7 @@ class TestDuplicates:
 
 def test_training_images_that_are_almost_test_images() -> None:
     trained, tested = on_a_circle([0, 50, 100]), on_a_circle([300, 108, 70, 1, 52])
-    assert near(trained, tested) == [(0, 3), (1, 4), (2, 1)]
+    assert near_training_images(trained, tested) == [(0, 3), (1, 4), (2, 1)]
 
 
 def test_almost_equal_vectors_in_two_classes() -> None:

@@ -76,7 +76,7 @@ class TestPage:
         copy = RunFolder(shutil.copytree(finished.path, tmp_path / "run"))
         assert copy.recommended_min_score() is None
         for enough, is_recommended in ((0.0, True), (1.1, False)):
-            monkeypatch.setattr("shortlist.report.thresholds.ENOUGH", enough)
+            monkeypatch.setattr("shortlist.report.thresholds.MIN_FOUND", enough)
             text, _ = read(write_report(copy.path))
             score = copy.recommended_min_score()
             assert (score is not None, "No minimum score is recommended" in text) == (
@@ -214,8 +214,8 @@ class TestMissingParts:
         run = trained(source, tmp_path / "run", "data.train_share=1", "data.validation=none", "training.epochs=1")
         text, found = read(write_report(run.path))
         assert "The run had no test images" in text
-        assert "Nothing was tested in this run." in text
-        assert "Nothing was validated in this run." in text
+        assert "This run had no tests." in text
+        assert "This run had no validation." in text
         assert not [each for name, each in found.elements if name == "article"]
 
     def test_images_that_are_gone(self, run: RunFolder, tmp_path: Path) -> None:

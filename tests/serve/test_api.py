@@ -159,7 +159,7 @@ def test_missing_and_damaged_files(tmp_path: Path) -> None:
     gallery.item(0).path.unlink()
     gallery.item(1).path.write_bytes(b"words")
     with TestClient(create_app(gallery)) as client:
-        for item, message in ((0, "does not exist"), (1, "cannot be read")):
+        for item, message in ((0, "no longer exists"), (1, "cannot be read")):
             answer = client.get(f"/api/items/{item}/image")
             assert answer.status_code == 404
             assert message in answer.json()["detail"]

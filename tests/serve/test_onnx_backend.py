@@ -164,5 +164,7 @@ class TestMistakes:
 
         monkeypatch.setattr(OnnxFormat, "__init__", other_weights)
         said = refused()
-        assert said.startswith("Error: the ONNX file gives other vectors than PyTorch (largest difference 0.0")
+        assert said.startswith(
+            "Error: the vectors of the ONNX file differ from those of PyTorch (largest difference 0.0"
+        )
         assert said.endswith("tolerance 0.0001), so use --backend torch")

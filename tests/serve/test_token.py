@@ -148,6 +148,6 @@ def test_mistakes_on_the_command_line(
     (tmp_path / "binary").write_bytes(b"\xff\xfe")
     assert "it is not a text file" in error("--token-file", str(tmp_path / "binary"))
     monkeypatch.setenv("SHORTLIST_TOKEN", TOKEN)
-    assert "there are two tokens" in error("--token-file", str(tmp_path / "binary"))
+    assert "two tokens are given" in error("--token-file", str(tmp_path / "binary"))
     monkeypatch.setenv("SHORTLIST_TOKEN", "")  # set by mistake, but not to the token
     assert error().startswith("Error: --token must have at least 16 characters")

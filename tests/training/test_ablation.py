@@ -119,7 +119,7 @@ def test_a_memory_and_a_start_are_kept_where_a_method_has_them() -> None:
     assert rsk.memory == sap.memory == given.loss.memory is not None
     assert rsk.start == given.loss.start
     assert (sap.start.rank_temperature, sap.start.similarity_temperature) == (None, 0.1)
-    with pytest.raises(ConfigError, match=r"exclude each other: omit RS@k \+ SiMix with --methods 'RS@k,SAP'"):
+    with pytest.raises(ConfigError, match=r"mutually exclusive: omit RS@k \+ SiMix with --methods 'RS@k,SAP'"):
         case_config(given, STUDIES["batch-size"], Case("RS@k + SiMix", "16", 0))
     contrastive = open_recipe("glyphs", ["loss={name: pml.ContrastiveLoss, memory: {size: 4096}}"])
     assert case_config(contrastive, STUDIES["batch-size"], Case("RS@k", "16", 0)).loss.memory is None

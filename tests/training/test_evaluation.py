@@ -263,7 +263,7 @@ class TestLandmarks:
     @pytest.mark.parametrize(
         ("override", "said"),
         [
-            ("data.validation=half", "validation: half and validation_source exclude each other"),
+            ("data.validation=half", "validation: half and validation_source are mutually exclusive"),
             ("data.validation_source={source: sfm120k-val, distractors: x}", "distractors has no effect"),
             ("evaluation.tests=[{source: roxford5k, roots: x}]", "did you mean 'root'"),
         ],

@@ -367,7 +367,7 @@ def test_settings_that_exclude_each_other(overrides: list[str], says: str) -> No
     [
         (
             ["model.dim=null", "model.layer_norm=false"],
-            "trains layer norm and linear layer, and this model has neither",
+            "trains layer norm and linear layer, but this model has neither",
         ),
         (["model.head=low_rank"], "model.head=low_rank corrects initial weights: those of model.whitening"),
     ],
@@ -381,7 +381,7 @@ def test_a_model_of_the_user(images: Path, tmp_path: Path) -> None:
     """Only an Embedder has a head that shortlist knows."""
     settings = {"output": tmp_path / "run", "report": False}
     recipe = config(images, *FROZEN)
-    with pytest.raises(ConfigError, match="but which layers of Net these are is not known"):
+    with pytest.raises(ConfigError, match="but it is not known which layers of Net these are"):
         runs.train(recipe, model=Net(), **settings)
     embedder = Embedder("test_efficientnet", dim=8, image_size=32)
     before, head = {name: each.clone() for name, each in embedder.state_dict().items()}, embedder.linear

@@ -123,7 +123,7 @@ def test_without_the_random_state_the_gradient_would_differ(model: str, monkeypa
     with pytest.raises(ModelError, match=r"different vectors.*keep_graphs=True"):
         large_step(net, loss, images, 6)
     take_gradients(net)
-    monkeypatch.setattr(LargeBatchStep, "_refuse_other_vectors", lambda *_: None)
+    monkeypatch.setattr(LargeBatchStep, "_refuse_different_vectors", lambda *_: None)
     assert difference(large_step(net, loss, images, 6)[1], expected) > 1e-2
     assert difference(large_step(net, loss, images, 6, keep="all")[1], expected) < EXACT
 
@@ -145,7 +145,7 @@ def test_other_pixels_in_the_second_pass_are_refused(monkeypatch: pytest.MonkeyP
             LargeBatchStep(model, changes_pixels, 6, keep_graphs=keep)(images, some_labels())
     take_gradients(model)
     images.copy_(some_images())
-    monkeypatch.setattr(LargeBatchStep, "_refuse_other_vectors", lambda *_: None)
+    monkeypatch.setattr(LargeBatchStep, "_refuse_different_vectors", lambda *_: None)
     LargeBatchStep(model, changes_pixels, 6, keep_graphs=False)(images, some_labels())
     assert difference(take_gradients(model), expected) > 1e-2
 

@@ -126,8 +126,12 @@ def test_the_default_process_group_is_used(results: Results) -> None:
         ("number", "ValueError", "Got 19 images and 20 labels"),
         ("parts", "ValueError", "got 8 or more images, and embeds 4 of the 20 images of the batch"),
         ("main", "ZeroDivisionError", "division by zero"),
-        ("weights", "RunError", "Process 1 has other weights or state than process 0: 1 tensors differ, such as b."),
-        ("shape", "ModelError", "a does not exist, or has another shape, in process 0"),
+        (
+            "weights",
+            "RunError",
+            "The weights or state of process 1 differ from those of process 0 in 1 tensors, such as b.",
+        ),
+        ("shape", "ModelError", "a is missing or has a different shape in process 0"),
     ],
 )
 def test_all_processes_raise_the_error_of_one(failure: str, kind: str, message: str, results: Results) -> None:
@@ -180,7 +184,7 @@ def test_out_of_memory_in_one_process_all_continue_with_smaller_chunks(results: 
 def test_a_process_that_ends_is_noticed(results: Results) -> None:
     """By all others, not only by those that wait for it, and long before a timeout."""
     for rank in range(3):
-        assert "One of the processes has ended, or cannot be reached any more." in results[rank]["lost"]
+        assert "One of the processes has ended or can no longer be reached." in results[rank]["lost"]
 
 
 # What processes send each other

@@ -96,7 +96,7 @@ def test_losses_that_are_added() -> None:
             "bins has no effect with smooth",
         ),
         (["loss.simix_alphas=2"], "loss: simix_alphas has no effect with simix: false"),
-        (["loss.simix=true", "loss.memory.size=9"], "loss: simix and memory exclude each other"),
+        (["loss.simix=true", "loss.memory.size=9"], "loss: simix and memory are mutually exclusive"),
         (["loss.start.until=0"], "loss.start.until: should be greater than 0"),
         (["loss.tail.slop=0"], "loss.tail.slop: unknown key; did you mean 'slope'?"),
         (["loss.rank_temperature=adaptive"], "loss.rank_temperature: should be"),

@@ -203,7 +203,7 @@ def test_descriptions_say_what_is_not_measured(images: Path) -> None:
     chosen = config(images, "model.backbone=test_resnet")
     plan, embedder = make_plan(chosen, Display()), build_embedder(chosen, weights=False)
     elsewhere = describe(plan, embedder, find_requirements(plan, embedder, device=gpu(2**34), processes=8))
-    assert "computed and not measured" in elsewhere["remark"]
+    assert "computed, not measured" in elsewhere["remark"]
     assert elsewhere["processes"] == 8
     assert {"remark", "time"}.isdisjoint(describe(plan, embedder))
 

@@ -180,7 +180,7 @@ class TestFolder:
 
     def test_a_folder_with_a_run_is_not_overwritten(self, finished: RunFolder, images: Path) -> None:
         before = {file: file.stat().st_mtime_ns for file in finished.path.rglob("*") if file.name != ".lock"}
-        with pytest.raises(RunError, match=r"contains a run already.*shortlist train --resume"):
+        with pytest.raises(RunError, match=r"already contains a run.*shortlist train --resume"):
             train(config(images), finished.path)
         display = Listener()
         resume(finished.path, display)

@@ -50,13 +50,13 @@ class _Batch:
     parts: Iterable[Images]  # of this process
     labels: Tensor  # of the whole batch
     sizes: Sequence[int]  # number of images of each process
-    seed: int  # from which the random numbers of the step are derived
+    seed: int  # the random numbers of the step are derived from it
 
 
 @dataclass
 class _Chunk:
     images: Images
-    seed: int  # of the random numbers of its forward passes
+    seed: int  # random seed of its forward passes
     embeddings: Tensor  # has a graph if it was kept
     graph: int  # number of bytes of the graph; 0 if there is none, or if all are kept
 
@@ -81,12 +81,12 @@ class LargeBatchStep:
     Args:
         model: Module that maps images, (n, ...), to vectors, (n, d). The vector of an image must not depend on the
             other images.
-        loss: Callable that maps (embeddings, labels) to a scalar. If it has parameters, they get gradients, too.
+        loss: Callable that maps (embeddings, labels) to a scalar. If it has parameters, they get gradients as well.
         chunk_size: Number of images that are embedded at once, or "auto" to choose it by the available memory.
         keep_graphs: Which graphs to keep in stage 1, so that their chunks need not be embedded again: True (all),
-            False (none), a number of bytes that they may take, or "auto": a quarter of the free memory of the computer,
-            or half of that of a GPU. "auto" observes the free memory before each chunk and drops graphs if other
-            processes need it. Affects memory and time only.
+            False (none), a maximum number of bytes, or "auto": up to a quarter of the free memory of the computer, or
+            half of that of a GPU. "auto" checks the free memory before each chunk, and drops graphs if other processes
+            need it. Affects memory and time only.
         autocast: Reduced precision of the model's forward passes, torch.bfloat16 or torch.float16. None disables
             autocast, even within an autocast context of the caller. The loss is always computed in full precision.
         scaler: Gradient scaler, a `torch.amp.GradScaler`. Required for float16.
@@ -227,16 +227,16 @@ class LargeBatchStep:
             graphs = sum(chunk.graph for chunk in chunks)
             embeddings, number, kept = self._gather(chunks, batch.sizes)
             loss, gradient = self._differentiate(embeddings, batch, gradients)
-            self._refuse_other_losses(loss)
+            self._refuse_different_losses(loss)
             if gradient is not None:
                 self._backpropagate(chunks, gradient)
-            self._give_back(graphs)
+            self._return_memory(graphs)
             self.processes.sum_gradients(each for each in gradients.tensors if each.requires_grad)
         return StepOutput(loss, embeddings, number, kept)
 
     def _embed(self, batch: _Batch, chunk_size: int) -> list[_Chunk]:
         """Stage 1: embed every chunk of this process. The first chunks keep their graphs if these fit."""
-        budget = GraphBudget(self._limit_of_graphs, self._model_tensors())
+        budget = GraphBudget(self._graph_limit, self._model_tensors())
         chunks: list[_Chunk] = []
         rank, expected, read = self.processes.rank, batch.sizes[self.processes.rank], 0
         start = sum(batch.sizes[:rank])
@@ -261,7 +261,7 @@ class LargeBatchStep:
         return chunks
 
     def _drop_graphs(self, chunks: list[_Chunk], budget: GraphBudget) -> None:
-        """Drop the last graphs as long as there are more than the memory that is free by now permits."""
+        """Drop the most recent graphs while they exceed the budget, which depends on the memory that is free now."""
         for chunk in reversed([chunk for chunk in chunks if chunk.graph]):
             if not budget.exceeded:
                 return
@@ -270,10 +270,10 @@ class LargeBatchStep:
             chunk.graph = 0
             return_freed_memory(self._device)
 
-    def _give_back(self, graphs: int) -> None:
-        """Return freed memory to the system if graphs took much less of it than before.
+    def _return_memory(self, graphs: int) -> None:
+        """Return freed memory to the system if graphs took much less of it than in earlier steps.
 
-        If it were returned in every step, each would begin with new pages, which the system has to clear.
+        Doing this in every step would be slow, because the system has to clear the pages of new allocations.
         """
         if graphs < self._most_kept / 2:
             return_freed_memory(self._device)
@@ -333,8 +333,8 @@ class LargeBatchStep:
         start = sum(batch.sizes[: self.processes.rank])
         return loss.detach(), leaf.grad[start : start + batch.sizes[self.processes.rank]]
 
-    def _refuse_other_losses(self, loss: Tensor) -> None:
-        """Raise RunError if the processes have computed different losses: the gradient would be of none of them."""
+    def _refuse_different_losses(self, loss: Tensor) -> None:
+        """Raise RunError if the processes have computed different losses, because the gradient would be wrong."""
         if self.processes.number == 1:
             return
         words = self.processes.gather(int(loss.double().view(torch.int64)))
@@ -344,7 +344,7 @@ class LargeBatchStep:
             raise RunError(
                 f"The loss is {losses[0]:.6g} in process 0 and {losses[other]:.6g} in process {other}. It must be the "
                 "same in all processes: pass a loss that has parameters or a memory as an nn.Module, so that they are "
-                "copied from process 0, or seed torch in the same way in all processes; and do not let it depend on "
+                "copied from process 0, or seed torch in the same way in all processes. The loss must not depend on "
                 "the process, on the time, or on random numbers other than those of torch."
             )
 
@@ -362,7 +362,7 @@ class LargeBatchStep:
                 if not vectors.requires_grad:
                     with torch.enable_grad():
                         vectors = self._vectors(chunk.images)
-                    self._refuse_other_vectors(vectors.detach(), first)
+                    self._refuse_different_vectors(vectors.detach(), first)
                 if vectors.requires_grad:  # False if all parameters are frozen
                     vectors.backward(part)  # type: ignore[no-untyped-call]
             chunk.embeddings = first  # frees the graph
@@ -392,7 +392,7 @@ class LargeBatchStep:
     def _device(self) -> torch.device:
         return next((parameter.device for parameter in self.model.parameters()), torch.device("cpu"))
 
-    def _limit_of_graphs(self, kept: int) -> float:
+    def _graph_limit(self, kept: int) -> float:
         """Return the number of bytes that graphs may take, if they take `kept` bytes now."""
         if isinstance(self.keep_graphs, bool):
             return math.inf if self.keep_graphs else 0
@@ -444,8 +444,8 @@ class LargeBatchStep:
             text = f"Out of memory; {remedy}, and the step is repeated. ({problem})"
             warnings.warn(text, RuntimeWarning, stacklevel=3)
 
-    def _refuse_other_vectors(self, second: Tensor, first: Tensor) -> None:
-        """Raise ModelError if the second pass returned different vectors than the first."""
+    def _refuse_different_vectors(self, second: Tensor, first: Tensor) -> None:
+        """Raise ModelError if the vectors of the second pass differ from those of the first."""
         tolerance = 1e-3 if self.autocast is None else 5e-2
         largest, difference = first.abs().max(), (second - first).abs().max()
         if largest.isfinite() and not difference <= tolerance * largest:

@@ -61,11 +61,11 @@ def free_in_heap() -> int:
     mallinfo.restype = _MallocInfo
     fields = mallinfo().fields
     mapped, used, free = fields[4], fields[7], fields[8]  # hblkhd, uordblks, fordblks
-    # psutil reads the same file, but first looks up when the process was started, which takes longer than all else.
+    # psutil reads the same file, but first looks up the start time of the process, which takes longer than all else.
     pages = Path("/proc/self/statm").read_text().split()
     resident, shared = (int(number) * mmap.PAGESIZE for number in pages[1:3])
-    # malloc counts as free, too, what `return_freed_memory` has returned, but that is not resident. The bound is too
-    # high by what Python itself has allocated, about 200 MB.
+    # malloc also counts memory that `return_freed_memory` has returned, which is not resident. The bound is too high
+    # by the memory that Python itself has allocated, about 200 MB.
     return int(max(0, min(free, resident - shared - used - mapped)))
 
 
@@ -116,7 +116,7 @@ class GraphSize(AbstractContextManager["GraphSize"]):
 
 
 def _unchanged(saved: tuple[Tensor, int]) -> Tensor:
-    """Return a saved tensor if it was not modified, which autograd itself does not check if there are hooks."""
+    """Return a saved tensor after checking that it was not modified, which autograd does not check with hooks."""
     tensor, version = saved
     if tensor._version != version:
         raise RuntimeError(
@@ -130,8 +130,8 @@ class GraphBudget:
     """Budget of memory for autograd graphs, which may change while graphs are kept.
 
     Args:
-        limit: Function from the number of bytes that graphs take now to the number that they may take; inf to keep all
-            graphs, 0 to keep none.
+        limit: Maps the number of bytes that graphs take now to the number that they may take: inf to keep all graphs,
+            0 to keep none.
         held: Tensors that are in memory anyway and do not count towards the budget.
     """
 
@@ -141,7 +141,7 @@ class GraphBudget:
         self.kept = 0  # number of bytes that graphs take now
 
     def run(self, forward: Callable[[], Tensor], held: Iterable[Tensor] = ()) -> Tensor:
-        """Return the result of `forward`, with its graph if that fits into the budget, else without.
+        """Return the result of `forward`, with its graph if that fits into the budget.
 
         Args:
             forward: Forward pass. It is called once.
@@ -164,7 +164,7 @@ class GraphBudget:
 
     @property
     def exceeded(self) -> bool:
-        """Whether graphs take more memory than they may take by now."""
+        """Whether graphs take more memory than the current limit."""
         return self.kept > self._limit(self.kept)
 
 

@@ -1,4 +1,4 @@
-"""Class-balanced batches, which depend on the seed and the epoch only, for any number of processes."""
+"""Class-balanced batches that depend only on the seed and the epoch, not on the number of processes."""
 
 from __future__ import annotations
 
@@ -134,10 +134,10 @@ class ClassBalancedSampler(Sampler[list[int]]):
     def _deal(self, groups: Tensor, random: torch.Generator) -> Tensor:
         """Assign a batch to each group, class by class, until all batches are full.
 
-        In each round, every batch gets one group, in random order. A class has at most as many groups as there are
-        batches, so a batch could get two groups of the same class only if the class extends from one round into the
-        next. In that case, the batches that got its groups in the first round come after its remaining groups in the
-        second.
+        In each round, every batch gets one group, in random order. No class has more groups than there are batches,
+        so a batch could get two groups of the same class only if the class continues from one round into the next. In
+        that case, the batches that got its groups in the first round are placed after its remaining groups in the
+        second round.
 
         Args:
             groups: Number of groups of each class, in the order of this epoch.

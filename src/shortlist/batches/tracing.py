@@ -1,4 +1,4 @@
-"""Memory and floating-point work of a computation, traced operation by operation."""
+"""Memory and floating-point operations of a computation, traced operation by operation."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from torch.utils.flop_counter import flop_registry
 
 
 class Trace(NamedTuple):
-    """What a computation took."""
+    """Resources that a computation used."""
 
     peak: int  # largest number of bytes in tensors that it has created, at any time
     kept: int  # number of bytes in tensors that exist at its end, such as the graph of its result
@@ -21,11 +21,11 @@ class Trace(NamedTuple):
 
 
 class Tracer(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """Context manager that follows the bytes in tensors that are created inside it, on any device, and counts work.
+    """Context manager that tracks the memory of tensors created inside it, on any device, and counts operations.
 
-    It sees the results of operations, also in a backward pass on a CPU, but not memory that a kernel allocates and
-    frees internally. The work is that of torch's `FlopCounterMode`, which also attributes it to modules, and takes
-    longer than most models.
+    It sees the results of operations, including those of a backward pass on a CPU, but not memory that a kernel
+    allocates and frees internally. Floating-point operations are counted as by torch's `FlopCounterMode`, which also
+    attributes them to modules and is slower than most models.
     """
 
     def __init__(self) -> None:
@@ -69,11 +69,11 @@ def _storages(values: object) -> Iterator[Any]:
 
 
 def trace(compute: Callable[[], Any], then: Callable[[Any], object] = lambda result: None) -> Trace:
-    """Execute a computation, and return what it took.
+    """Execute a computation, and return the resources that it used.
 
     Args:
         compute: The computation.
-        then: Called with what it returned, such as a backward pass. It contributes to the peak only.
+        then: Called with the result, for example for a backward pass. It contributes to the peak only.
     """
     with Tracer() as tracer:
         result = compute()

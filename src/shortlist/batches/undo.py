@@ -28,9 +28,9 @@ def seeded(seed: int, device: torch.device = CPU) -> Iterator[None]:
 
 
 class NewGradients(AbstractContextManager["NewGradients"]):
-    """Context in which tensors collect new gradients. At its end, these are added to the gradients of before.
+    """Context in which tensors collect new gradients, which are added to their previous gradients at its end.
 
-    If an exception leaves the context, the tensors have the gradients of before.
+    If an exception leaves the context, the previous gradients are restored.
     """
 
     def __init__(self) -> None:
@@ -42,7 +42,7 @@ class NewGradients(AbstractContextManager["NewGradients"]):
         return list(self._before)
 
     def collect(self, tensors: Iterable[Tensor]) -> None:
-        """Set the gradients of these tensors aside, except those of tensors that were passed before."""
+        """Set aside the gradients of tensors that have not been passed before."""
         for tensor in tensors:
             if tensor not in self._before:
                 self._before[tensor], tensor.grad = tensor.grad, None
@@ -63,7 +63,7 @@ class NewGradients(AbstractContextManager["NewGradients"]):
 def leaves(result: Tensor) -> Iterator[Tensor]:
     """Yield all leaf tensors that a backward pass from this result adds gradients to.
 
-    Their order depends on the structure of the graph only, and is the same in all processes.
+    Their order depends only on the structure of the graph, so it is the same in all processes.
     """
     nodes = [torch.autograd.graph.get_gradient_edge(result).node]
     seen = set(nodes)

@@ -18,7 +18,7 @@ def main() -> None:
         warnings.simplefilter("ignore")
     logging.getLogger("accelerate").setLevel(logging.ERROR)
     if "" not in sys.path:
-        sys.path.append("")  # the current folder, for modules of the user; last, so that they hide no other module
+        sys.path.append("")  # the current folder, for user modules; last, so that they do not hide other modules
     try:
         with extra("all", "The shortlist command"):  # each module registers its commands
             from shortlist.cli import (  # noqa: F401

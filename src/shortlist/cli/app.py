@@ -103,7 +103,7 @@ Root = Annotated[
 ]
 LabelSeparator = Annotated[
     str | None,
-    typer.Option(help='Text between the labels of an image in a table, such as "|". Default: a text is one label.'),
+    typer.Option(help='Separator of several labels of an image in a table, such as "|". Default: one label per image.'),
 ]
 ShardOption = Annotated[
     str | None,
@@ -149,7 +149,7 @@ def _options(
 
 @cache
 def whole_command() -> Any:
-    """Return the command with all of its subcommands, whose modules must have been imported. Building it takes long."""
+    """Return the command with all of its subcommands, whose modules must have been imported. Building it is slow."""
     return typer.main.get_command(app)
 
 
@@ -163,7 +163,7 @@ def option_names(command: Any = None) -> dict[str, str]:
 
 
 def keep_freed_memory() -> None:
-    """Configure the allocator for a network on the CPU. Only the command line does this, as it owns the process."""
+    """Configure the allocator for a network on the CPU. Only the command line does this, since it owns the process."""
     import torch
 
     from shortlist.batches.memory import reuse_freed_memory
@@ -173,7 +173,7 @@ def keep_freed_memory() -> None:
 
 
 def embedding_command(command: Callable[..., None]) -> Callable[..., None]:
-    """Run a command in the main process of those that a launcher has started, where the others embed images for it.
+    """Run a command in the main process; the other processes that a launcher has started embed images for it.
 
     If parts are missing, the error contains the commands that write them.
     """
@@ -213,7 +213,7 @@ def choose_parts(
         shard: Value of --shard.
         merge: Value of --merge.
         parts: Value of --parts.
-        default: Default of `parts`. None: it must be given.
+        default: Default of `parts`. None: `parts` is required.
     """
     from shortlist.encoding import Shard
 

@@ -14,7 +14,7 @@ from rich.table import Table
 from shortlist.cli.app import AsJson, AsJsonWithProgress, LabelSeparator, Root, Source, app, untruncated_column
 from shortlist.errors import ConfigError, did_you_mean, shorten_list
 
-SHOWN_LOOK_ALIKES = 50  # pairs
+SHOWN_LOOK_ALIKES = 50  # maximum number of pairs that are printed
 
 data_app = typer.Typer(help="Inspect images and benchmarks before training.", no_args_is_help=True)
 app.add_typer(data_app, name="data")
@@ -54,14 +54,14 @@ def about(name: Annotated[str, typer.Argument(help="Name of the benchmark.")], a
 def show(
     source: Source,
     root: Root = None,
-    split_seed: Annotated[int | None, typer.Option(help="As data.split_seed in training.")] = None,
+    split_seed: Annotated[int | None, typer.Option(help="Same as data.split_seed in training.")] = None,
     classes: Annotated[
-        bool, typer.Option("--classes", help="Also print the names of the classes that are trained and tested on.")
+        bool, typer.Option("--classes", help="Also print the names of the training and test classes.")
     ] = False,
     label_separator: LabelSeparator = None,
     as_json: AsJson = False,
 ) -> None:
-    """Print the number of images and classes, which of them `shortlist train folder` trains and tests on, and sizes."""
+    """Print the number of images and classes, their division by `shortlist train folder`, and the image sizes."""
     from shortlist.data import open_catalog
     from shortlist.data.inspection import class_names, describe_splits, format_spread, split_as_training, summary
 
@@ -104,8 +104,8 @@ def check(
 ) -> None:
     """Decode all images, and list missing files, unreadable files and duplicates. Exits with 1 if there are any.
 
-    Images that look the same although their files differ are listed, too, if they are in two classes, or if one is a
-    training image and the other is not: results on such test images look better than they are.
+    Different files that look the same are listed as well if they are in two classes, or if one is a training image and
+    the other is not, because results on such test images are too good.
     """
     from shortlist.data import inspection, open_catalog
     from shortlist.progress import display_for

@@ -28,10 +28,10 @@ def rebuild(
     workers: Workers = None,
     as_json: AsJsonWithProgress = False,
 ) -> None:
-    """Embed all images of a gallery again, with another model, as another gallery.
+    """Embed all images of a gallery with another model, and write them to a new gallery.
 
     The gallery is not changed, and the images keep their ids and labels. If the command is interrupted, running it
-    again resumes it. Running it again later makes the changes that have been made to the gallery since.
+    again resumes it. Running it again later applies the changes that were made to the gallery in the meantime.
     """
     from shortlist import gallery as galleries
     from shortlist.progress import display_for
@@ -51,14 +51,14 @@ def rebuild(
 
 @gallery_app.command()
 def switch(
-    name: Annotated[Path, typer.Argument(metavar="NAME", help="File that says which gallery is the current one.")],
+    name: Annotated[Path, typer.Argument(metavar="NAME", help="File that contains the current gallery.")],
     new: Annotated[
         str | None, typer.Argument(metavar="GALLERY", callback=quiet_milvus, help="Gallery to use from now on.")
     ] = None,
     back: Annotated[bool, typer.Option("--back", help="Use the previous gallery again.")] = False,
     as_json: AsJson = False,
 ) -> None:
-    """Let a name stand for another gallery. Servers that were started with the name load it within seconds.
+    """Make a name refer to another gallery. Servers that were started with the name load it within seconds.
 
     Until the new gallery and its model are loaded, they answer requests with the previous one. All commands accept the
     name in place of the gallery.
@@ -72,4 +72,4 @@ def switch(
         print(json.dumps({"name": str(name), **now.model_dump()}, indent=2))
         return
     undo = "" if now.previous is None else f" To undo this: shortlist gallery switch {name} --back"
-    print(f"{name} is {now.gallery} now.{undo}")
+    print(f"{name} now refers to {now.gallery}.{undo}")

@@ -18,15 +18,15 @@ def plan(
     recipe: Recipe,
     settings: Settings = None,
     devices: Annotated[
-        int | None, typer.Option(min=1, help="Plan for this number of GPUs, which need not be here.")
+        int | None, typer.Option(min=1, help="Plan for this number of GPUs, which this machine need not have.")
     ] = None,
     device_memory: Annotated[str | None, typer.Option(help="Memory of each GPU, such as 24GB.")] = None,
-    measure: Annotated[bool, typer.Option(help="Measure the speed of this machine, for some seconds.")] = True,
+    measure: Annotated[bool, typer.Option(help="Measure the speed of this machine for some seconds.")] = True,
     as_json: AsJsonWithProgress = False,
 ) -> None:
-    """Show what a run needs: steps, memory, floating-point operations and time, and how they grow.
+    """Show what a run needs: steps, memory, floating-point operations and time, and how they scale.
 
-    On this machine, and on GPUs that are not here:
+    On this machine, or on other GPUs:
 
         shortlist plan cars196-lite0-cpu data.root=cars
 

@@ -36,7 +36,7 @@ def report(
 
     With IMAGES, it is a report of any model on these images, without training curves.
 
-    The report is a single file that needs no network connection. `train` writes it as well.
+    The report is a single file that needs no network connection. `train` also writes it.
     """
     from shortlist.progress import display_for
     from shortlist.report import write_model_report, write_report
@@ -88,7 +88,7 @@ def compare(
         typer.Option(
             metavar="IMAGES",
             help="Labelled images to search galleries with: a folder with one sub-folder per label, or a table. "
-            "Default: their own labelled images, each of which searches for the others.",
+            "Default: their own labelled images, where each image searches for the others.",
         ),
     ] = None,
     out: Annotated[
@@ -104,7 +104,7 @@ def compare(
 
         shortlist compare runs/rsk-* --with runs/sap-*
 
-    To decide whether a gallery that was rebuilt with a new model should replace the present one:
+    To decide whether a gallery that was rebuilt with a new model should replace the current one:
 
         shortlist compare live gallery-2 --queries my-queries
     """

@@ -54,7 +54,7 @@ _PLACE: dict[str, Any] = {
 Place = Annotated[str, typer.Argument(**_PLACE)]
 MinScore = Annotated[
     float | None,
-    typer.Option(min=-1, max=1, help="Lowest score of a result that is similar enough. Default: that of the gallery."),
+    typer.Option(min=-1, max=1, help="Minimum score of a result. Default: that of the gallery."),
 ]
 Split = Annotated[str | None, typer.Option(help="Split to use: train, validation or test. Default: all images.")]
 Workers = Annotated[
@@ -66,14 +66,14 @@ Workers = Annotated[
 
 Prune = Annotated[
     bool,
-    typer.Option("--prune", help="Remove images from the gallery that are not in the folder or table any more."),
+    typer.Option("--prune", help="Remove images from the gallery that are no longer in the folder or table."),
 ]
 Log = Annotated[
     Path | None, typer.Option(metavar="FILE", help="Append one JSON object per changed image to this file.")
 ]
 
 gallery_app = typer.Typer(
-    help="Show or check a gallery, add or remove images, or replace it by one of another model.", no_args_is_help=True
+    help="Show or check a gallery, add or remove images, or rebuild it with another model.", no_args_is_help=True
 )
 app.add_typer(gallery_app, name="gallery")
 
@@ -97,7 +97,8 @@ def embed(
     If the file exists, only new and changed images are embedded, and missing ones are dropped. If the command is
     interrupted, running it again resumes it.
 
-    With torchrun, several processes embed the images. Independent jobs do with --shard; then, run --merge once.
+    With torchrun, several processes embed the images. To use independent jobs, run each with --shard, and then run
+    the command once with --merge.
     """
     from shortlist.data import open_collection
     from shortlist.encoding.parquet import embed_to_table
@@ -137,7 +138,7 @@ def index(
         typer.Option(
             min=-1,
             max=1,
-            help="Lowest score of a result, which is stored. Default: as recommended by the run's report.",
+            help="Minimum score of a result, stored in the gallery. Default: as recommended by the run's report.",
         ),
     ] = None,
     root: Root = None,
@@ -156,7 +157,8 @@ def index(
     Images that the gallery already contains and that have not changed are not embedded again. If the command is
     interrupted, the gallery is unchanged, and running the command again resumes it. See also `shortlist gallery`.
 
-    With torchrun, several processes embed the images. Independent jobs do with --shard; then, run --merge once.
+    With torchrun, several processes embed the images. To use independent jobs, run each with --shard, and then run
+    the command once with --merge.
     """
     from shortlist import gallery as galleries
     from shortlist.data import open_collection
@@ -216,14 +218,14 @@ def search(
 ) -> None:
     """Search a gallery for the images most similar to the given images.
 
-    Results with a lower score than --min-score are weak, and --json and --csv leave them out. A gallery stores a
-    default, which the report of a run recommends.
+    Results with a score below --min-score are marked as weak; --json and --csv omit them. The default is stored in the
+    gallery, and the report of a run recommends a value.
     """
     from shortlist.files import check_writable
     from shortlist.gallery import Gallery
 
     if as_csv and as_json:
-        raise ConfigError("--csv and --json exclude each other: give one of them.")
+        raise ConfigError("--csv and --json cannot be combined: give one of them.")
     if sheet is not None:
         check_writable(sheet)
         from shortlist.report.contact_sheet import draw_hits  # fails before the search if an extra is missing
@@ -248,7 +250,7 @@ def search(
         for (query, hits), (_, enough) in zip(found, similar, strict=True):
             _print_hits(query, hits, len(enough))
         if found != similar:
-            print(f"(weak): below the minimum score {lowest:g}, which --min-score replaces.")
+            print(f"(weak): below the minimum score {lowest:g}, which --min-score overrides.")
         if sheet is not None:
             print(f"The contact sheet is {sheet}.")
     gallery.close()
@@ -277,10 +279,10 @@ def show_gallery(place: Place, as_json: AsJson = False) -> None:
 def set_gallery(
     place: Place,
     min_score: Annotated[
-        float, typer.Option(min=-1, max=1, help="Lowest score of a result, which searches use by default; -1: any.")
+        float, typer.Option(min=-1, max=1, help="Default minimum score of searches; -1 returns all results.")
     ],
 ) -> None:
-    """Set the lowest score of a result, below which images are not similar enough."""
+    """Set the minimum score of a gallery. By default, searches omit results with a lower score."""
     from shortlist.gallery import Gallery
 
     gallery = Gallery.open(place)
@@ -291,7 +293,7 @@ def set_gallery(
 
 @gallery_app.command("check")
 def check_gallery(place: Place, as_json: AsJsonWithProgress = False) -> None:
-    """Read all files of a gallery, and compare them with what was written. Exits with 1 if one is damaged."""
+    """Read all files of a gallery, and verify their digests. Exits with 1 if one is damaged."""
     from shortlist.gallery import Gallery
     from shortlist.progress import display_for
 
@@ -358,7 +360,7 @@ def remove(
 
 
 def _pruned(catalog: Catalog, images: str) -> str:
-    """Return the folder from which images are removed that the source does not list."""
+    """Return the folder whose images are removed from the gallery if the source does not list them."""
     from shortlist.locations import absolute_path
 
     if len(catalog) == 1 and absolute_path(catalog.file(0)) == absolute_path(images):
@@ -392,7 +394,7 @@ def _embed_shard(
 
 
 def report_added(display: Display, as_json: bool, gallery: Gallery, added: Added) -> None:
-    """Print what was done with the images, and describe the gallery."""
+    """Print the numbers of added, unchanged and removed images, and describe the gallery."""
     _report_unreadable(display, added.unreadable)
     facts = gallery.facts()
     removed = f", removed: {added.removed:,}" if added.removed else ""
@@ -452,7 +454,7 @@ def _print_csv(found: list[tuple[Path, list[Hit]]]) -> None:
 
 
 def _print_hits(query: Path, hits: list[Hit], enough: int) -> None:
-    """Print the hits of a query, of which the first ones are similar enough."""
+    """Print the hits of a query. All but the first `enough` hits are marked as weak."""
     from shortlist.locations import as_url
 
     remark = "" if enough else " nothing similar enough" if hits else " nothing found"

@@ -24,7 +24,7 @@ def serve(
     max_bytes: Annotated[int, typer.Option(min=1, help="Maximum upload size in bytes.")] = 20 * 2**20,
     max_pixels: Annotated[
         int,
-        typer.Option(min=1, max=170_000_000, help="Maximum number of pixels of an image, uploaded or of the gallery."),
+        typer.Option(min=1, max=170_000_000, help="Maximum number of pixels of an uploaded or gallery image."),
     ] = 50_000_000,
     token: Annotated[
         str | None,
@@ -42,7 +42,7 @@ def serve(
         str,
         typer.Option(
             metavar="torch|onnx",
-            help="What embeds uploads: PyTorch, or ONNX Runtime, which needs the extra export and uses only the CPU.",
+            help="Runtime that embeds uploads: PyTorch, or ONNX Runtime, which needs the extra export and the CPU.",
         ),
     ] = "torch",
     access_log: Annotated[
@@ -61,10 +61,10 @@ def serve(
 
     if token_file is not None:
         if token is not None:
-            raise ConfigError("there are two tokens: use either --token-file, or --token or SHORTLIST_TOKEN")
+            raise ConfigError("two tokens are given: use either --token-file, or --token or SHORTLIST_TOKEN")
         token = read_token(token_file)
     elif token is None:
-        token = os.environ.get("SHORTLIST_TOKEN")  # typer ignores an empty one, which is a mistake
+        token = os.environ.get("SHORTLIST_TOKEN")  # typer ignores an empty value, which `serve` refuses
 
     limits = Limits(bytes=max_bytes, pixels=max_pixels)
     from shortlist.gallery.gallery import Gallery

@@ -24,7 +24,7 @@ class _Sweep(TyperGroup):
         return super().parse_args(ctx, args if named or not args else [RUN, *args])
 
     def format_help(self, ctx: Any, formatter: Any) -> None:
-        """Print also the options of the command that may be omitted."""
+        """Also print the options of the default command."""
         super().format_help(ctx, formatter)
         command = self.commands[RUN]
         command.format_help(type(ctx)(command, info_name=RUN, parent=ctx), formatter)
@@ -64,7 +64,7 @@ def run(
     seed: Annotated[int, typer.Option(help="Seed of the sampler.")] = 0,
     storage: Storage = None,
     take_over: Annotated[
-        bool, typer.Option("--take-over", help="Also continue the trials of machines that are lost.")
+        bool, typer.Option("--take-over", help="Also resume trials of machines that are lost.")
     ] = False,
     as_json: AsJsonLines = False,
 ) -> None:

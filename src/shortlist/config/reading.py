@@ -30,7 +30,7 @@ _Loader.add_implicit_resolver(
 
 
 def _construct_mapping(loader: _Loader, node: yaml.MappingNode) -> dict[Any, Any]:
-    """Construct a mapping, and refuse duplicate keys, of which PyYAML would silently use the last."""
+    """Construct a mapping. Duplicate keys are refused, where PyYAML would silently use the last one."""
     seen: set[str] = set()
     for key, _ in node.value:
         if not isinstance(key.value, str):
@@ -64,7 +64,7 @@ def read_yaml(text: str, where: str) -> dict[str, Any]:
     """Read the mapping in a YAML text without validating its keys."""
     try:
         values = _parse(text)
-    except (yaml.YAMLError, RecursionError, ValueError) as error:  # ValueError: for example a date without a 13th month
+    except (yaml.YAMLError, RecursionError, ValueError) as error:  # ValueError: such as for month 13 in a date
         raise ConfigError(f"{where} is not valid YAML: {' '.join(str(error).split())}") from None
     if not isinstance(values, Mapping):
         raise ConfigError(f"{where} must be a mapping such as 'data: ...', not {type(values).__name__}.")
@@ -72,7 +72,7 @@ def read_yaml(text: str, where: str) -> dict[str, Any]:
 
 
 def _parse(text: str) -> Any:
-    """Parse YAML. Texts are parsed once, which takes milliseconds: most recipes inherit from the same ones."""
+    """Parse YAML. Results are cached, because most recipes inherit from the same files."""
     return deepcopy(_parse_once(text))
 
 
@@ -108,7 +108,7 @@ def validate_config(
 
 
 def dotted_key(name: str) -> str:
-    """Return the dotted key of a setting that a Python keyword names.
+    """Return the dotted key of the setting that a Python keyword refers to.
 
     A keyword is the name of a section, of a setting, or of both: `optimizer`, `epochs`, `batch_size`. Settings that are
     nested deeper have no keyword.

@@ -111,14 +111,18 @@ class DataConfig(Section):
     on_missing: Literal["error", "skip"] = "error"  # what to do about missing and unreadable images
     train_share: Fraction = 0.5  # fraction of the classes to train on, if the source defines no split
     split_seed: int | None = None  # None: classes are split in the order of their names; a number: in random order
-    label_separator: str | None = None  # text between the labels of an image in a table, such as "|"; None: one label
-    validation: Literal["none", "half"] = "none"  # half: hold out the second half of the training classes, as the paper
+    label_separator: str | None = (
+        None  # separator of several labels of an image in a table, such as "|"; None: one label
+    )
+    validation: Literal["none", "half"] = (
+        "none"  # half: hold out the second half of the training classes, as in the paper
+    )
     withhold_test: bool = False  # leave out all test images, as a sweep does
     validation_source: TestConfig | None = None  # validate on other images, such as sfm120k-val, by their first metric
     workers: NonNegativeInt | Literal["auto"] = "auto"  # number of decoding processes; does not change any pixel
     views: Count | None = None  # model.freeze: number of augmentations of each training image; None: 16
     view_seed: NonNegativeInt = 0  # model.freeze: seed of the augmentations, which runs with any seed can share
-    view_cache: Path | None = None  # model.freeze: folder for features that runs share; None: in the run's folder
+    view_cache: Path | None = None  # model.freeze: folder of features shared by several runs; None: the run's folder
 
     @property
     def number_of_views(self) -> int:
@@ -128,7 +132,7 @@ class DataConfig(Section):
     @model_validator(mode="after")
     def _one_validation(self) -> DataConfig:
         if self.validation_source is not None and self.validation != "none":
-            raise ValueError(f"validation: {self.validation} and validation_source exclude each other; remove one")
+            raise ValueError(f"validation: {self.validation} and validation_source are mutually exclusive; remove one")
         if self.validation_source is not None and self.validation_source.distractors is not None:
             raise ValueError("validation_source.distractors has no effect: distractors are for tests only; remove it")
         return self
@@ -170,7 +174,7 @@ class ModelConfig(Section):
     pooling: Literal["gem", "average", "max", "token"] = "gem"
     layer_norm: bool = True
     l2_pooled: bool = False  # L2-normalise the pooled features instead of the layer norm, as for whitening
-    dim: Count | None = 512  # None: no linear layer; embeddings have as many dimensions as the backbone has channels
+    dim: Count | None = 512  # None: no linear layer; the embedding dimension is the number of channels of the backbone
     head: Literal["linear", "residual", "low_rank"] = "linear"  # the others add a correction to the initial weights
     head_rank: Count = 64  # low_rank
     freeze: Literal["none", "backbone"] = "none"  # backbone: train only the head, on cached features of data.views
@@ -216,12 +220,12 @@ class MemoryConfig(Section):
 
 
 class StartConfig(Section):
-    """Values at the start of training. They move geometrically to the values of the loss itself."""
+    """Values at the start of training, which change geometrically to the values of the loss."""
 
     rank_temperature: Positive | None = None  # recall_at_k
     similarity_temperature: Positive | None = None  # recall_at_k and smooth_ap
-    k_factor: Annotated[Positive, Field(ge=1)] | None = None  # recall_at_k: factor of every k, which moves to 1
-    until: PositiveFraction = 0.5  # share of training after which the values are those of the loss
+    k_factor: Annotated[Positive, Field(ge=1)] | None = None  # recall_at_k: factor of every k, which decreases to 1
+    until: PositiveFraction = 0.5  # fraction of training after which the values of the loss apply
 
 
 class TailConfig(Section):
@@ -231,7 +235,7 @@ class TailConfig(Section):
     start: Positive = 0.05
 
 
-HEAD_SETTINGS = {"similarity_temperature", "simix", "count_query"}  # of a loss of the user that is a head
+HEAD_SETTINGS = {"similarity_temperature", "simix", "count_query"}  # settings of a user-defined head
 _RANKING = {*HEAD_SETTINGS, "simix_alphas", "simix_negatives", "start", "tail", "memory"}
 OWN_LOSSES = {  # name -> the settings that have an effect on it
     "recall_at_k": {"k", "rank_temperature", *_RANKING},
@@ -267,10 +271,10 @@ class SingleLossConfig(Section):
     simix_negatives: NonNegativeInt = 0  # virtual negatives per image
     count_query: bool = False  # recall_at_k and smooth_ap: count the query in ranks, as the release of each does
     bins: Annotated[Count, Field(ge=2)] = 20  # binned_ap: number of bins, as in Revaud et al. 2019
-    blackbox_lambda: Positive = 4.0  # blackbox_ap: how far scores are perturbed to find out which ranks change
+    blackbox_lambda: Positive = 4.0  # blackbox_ap: size of the perturbation of the scores
     margin: NonNegative = 0.02  # blackbox_ap: margin between the scores of positives and negatives
-    positives_above: Number = 0.9  # calibration: similarity that positives should have at least
-    negatives_below: Number = 0.6  # calibration: similarity that negatives should have at most
+    positives_above: Number = 0.9  # calibration: minimum similarity of positives
+    negatives_below: Number = 0.6  # calibration: maximum similarity of negatives
     args: dict[str, Any] = {}  # pml.CLASS and MODULE:NAME: arguments of its constructor
     miner: NamedConfig | None = None  # pml.CLASS
     memory: MemoryConfig | None = None  # pml.CLASS, and recall_at_k and smooth_ap without SiMix
@@ -299,7 +303,7 @@ class SingleLossConfig(Section):
         if not self.simix:
             self._refuse_unused(("simix_alphas", "simix_negatives"), "simix: false")
         elif self.memory is not None:
-            raise ValueError("simix and memory exclude each other; remove one")
+            raise ValueError("simix and memory are mutually exclusive; remove one")
         if self.name != "recall_at_k" and (self.start.rank_temperature or self.start.k_factor):
             raise ValueError(f"start.rank_temperature and start.k_factor have no effect with {self.name}; remove them")
         if self.rank_temperature == "auto" and self.start.rank_temperature:
@@ -423,10 +427,12 @@ class EvaluationConfig(Section):
 
     k: CutOffs | None = None  # values of k to report; None: those of the benchmark, or 1, 2, 4, 8
     before: bool = True  # also evaluate the pretrained backbone alone, or a model with random weights, before training
-    test_every: Count | None = None  # epochs; also test during training, which never selects anything; None: only after
+    test_every: Count | None = (
+        None  # epochs; also test during training, never used for selection; None: only at the end
+    )
     bootstrap: NonNegativeInt = 1000  # number of resamples for 95 % confidence intervals; 0: no intervals
     tests: tuple[TestConfig, ...] = ()  # empty: the test classes of data.source
-    scales: Annotated[tuple[Positive, ...], Field(min_length=1)] = (1.0,)  # image scales that an embedding combines
+    scales: Annotated[tuple[Positive, ...], Field(min_length=1)] = (1.0,)  # image scales combined in an embedding
 
 
 Figures = dict[str, dict[str, Number]]  # test set -> metric -> %
@@ -457,7 +463,7 @@ class RunConfig(Section):
         return self.model.freeze == "backbone"
 
     @model_validator(mode="after")
-    def _refuse_what_freezing_excludes(self) -> RunConfig:
+    def _refuse_conflicts_with_freezing(self) -> RunConfig:
         if not self.frozen:
             for key in ("views", "view_seed", "view_cache"):
                 if getattr(self.data, key) != DataConfig.model_fields[key].default:
@@ -471,7 +477,7 @@ class RunConfig(Section):
         return self
 
     def with_changes(self, **sections: Mapping[str, Any]) -> RunConfig:
-        """Return a copy with other values of some settings, by section. The values are not validated."""
+        """Return a copy with changed settings, given by section. The values are not validated."""
         return self.model_copy(
             update={name: getattr(self, name).model_copy(update=changes) for name, changes in sections.items()}
         )

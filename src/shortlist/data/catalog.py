@@ -53,8 +53,8 @@ class Catalog:
             NaN for a whole image. None if all images are used whole.
         judgements: Ground truth of each query. None if the positives of a query are the images of its class.
         protocol: Name of the evaluation protocol, if roles and judgements do not determine it.
-        label_sets: (n,) tuples of all labels of each image, of which the first is that in `labels`. Images that share
-            any label are positives of each other. None if every image has one label.
+        label_sets: (n,) tuples of all labels of each image; the first one is that in `labels`. Images that share any
+            label are positives of each other. None if every image has one label.
         fields: Other values of the images, such as prices, by the name of their column: (n,) each.
         missing: Files that the source lists but that do not exist, and that were skipped on request.
         ignored: Files found next to the images whose extension is not that of an image.
@@ -120,7 +120,7 @@ class Catalog:
         known = range(len(self.class_names))
         for first, each in zip(self.labels.tolist(), label_sets, strict=True):
             if each[0] != first or len(set(each)) < len(each) or min(each) not in known or max(each) not in known:
-                raise ValueError("label_sets must hold different labels of each image, of which the first is in labels")
+                raise ValueError("label_sets must be tuples of distinct labels, the first of which is that in labels")
 
     def _check_judgements(self, judgements: Judgements) -> None:
         queries = 0 if self.roles is None else int((self.roles == "query").sum())
@@ -153,7 +153,7 @@ class Catalog:
 
     @cached_property
     def relevance_labels(self) -> NDArray[np.int64]:
-        """What losses and metrics compare: labels (n,) or, if images have several, (n, L) padded with -1."""
+        """Labels that losses and metrics compare: (n,) or, if images have several, (n, L) padded with -1."""
         if self.label_sets is None:
             return self.labels
         width = max(map(len, self.label_sets), default=1)
@@ -162,7 +162,7 @@ class Catalog:
         return np.array([(*each, *(-1,) * (width - len(each))) for each in self.label_sets]).reshape(-1, width)
 
     def share_label(self, one: ArrayLike, other: ArrayLike) -> NDArray[np.bool_]:
-        """Return whether images in the same places of two arrays of rows (m,) share a label, (m,)."""
+        """Return whether the images `one[i]` and `other[i]` share a label, (m,), for two arrays of rows (m,)."""
         labels = self.relevance_labels.reshape(len(self), -1)
         left, right = labels[np.asarray(one)], labels[np.asarray(other)]
         shared: NDArray[np.bool_] = ((left[:, :, None] == right[:, None]) & (left[:, :, None] >= 0)).any((1, 2))

@@ -43,17 +43,17 @@ def class_folder_catalog(root: Path, on_missing: str = "error") -> Catalog:
         on_missing: "error", or "skip" to leave out class folders without images and record them in `Catalog.missing`.
 
     Raises:
-        DataError: If the folder has another layout, has no images, or has an empty class and `on_missing` is "error".
+        DataError: If the folder has a different layout, no images, or an empty class and `on_missing` is "error".
     """
     top = _list_folder(root)
     if not top.folders:
-        found = f"{len(top.images)} images lie directly in it" if top.images else "it is empty"
+        found = f"{len(top.images)} images are directly in it" if top.images else "it is empty"
         raise DataError(f"no class folders in {root}: {found}; {EXPECTED}")
     listings = {name: _list_folder(root, name) for name in top.folders}
     if set(listings) <= set(SPLIT_FOLDERS) and any(listing.folders for listing in listings.values()):
         return _class_catalog(root, _split_classes(root, listings), on_missing, has_splits=True)
     if top.images:
-        raise DataError(f"{len(top.images)} images lie directly in {root}, beside the class folders; {EXPECTED}")
+        raise DataError(f"{len(top.images)} images are directly in {root}, beside the class folders; {EXPECTED}")
     return _class_catalog(
         root, [("", name, listing) for name, listing in listings.items()], on_missing, has_splits=False
     )
@@ -116,7 +116,7 @@ def _list_local(folder: Path) -> tuple[list[str], list[str]]:
 def _is_folder(entry: os.DirEntry[str]) -> bool:
     try:
         return entry.is_dir()
-    except OSError:  # a symbolic link to itself: reported as an unreadable image, if it has the name of one
+    except OSError:  # a symbolic link to itself; reported as an unreadable image if it has an image extension
         return False
 
 
@@ -140,7 +140,7 @@ def _split_classes(root: Path, listings: dict[str, _Listing]) -> list[_ClassFold
     classes: list[_ClassFolder] = []
     for name, listing in listings.items():
         if listing.images:
-            raise DataError(f"{len(listing.images)} images lie directly in {root / name}; {EXPECTED}")
+            raise DataError(f"{len(listing.images)} images are directly in {root / name}; {EXPECTED}")
         classes += [(SPLIT_FOLDERS[name], below, _list_folder(root, f"{name}/{below}")) for below in listing.folders]
     return classes
 

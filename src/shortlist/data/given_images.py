@@ -1,4 +1,4 @@
-"""Images that are given in Python: a catalog, lists of paths and labels, or a torch dataset."""
+"""Images passed as Python objects: a catalog, lists of paths and labels, or a torch dataset."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ GivenImages = Catalog | tuple[Iterable[str | Path], Iterable[Any]] | Dataset[Any
 
 
 def as_catalog(images: GivenImages, folder: Path | None = None) -> Catalog:
-    """Return the catalog of images that are given in Python.
+    """Convert images that are passed as Python objects to a catalog.
 
     Args:
         images: A catalog, which is returned; a pair of paths and labels; or a map-style torch dataset of images and
@@ -28,7 +28,7 @@ def as_catalog(images: GivenImages, folder: Path | None = None) -> Catalog:
             in `samples`, as those of torchvision do.
 
     Raises:
-        DataError: It is something else, or the numbers of paths and labels differ.
+        DataError: `images` has another type, or the numbers of paths and labels differ.
     """
     if isinstance(images, Catalog):
         return images
@@ -73,7 +73,7 @@ def _catalog(paths: list[str], labels: list[Any]) -> Catalog:
 
 
 def _class_names(labels: list[Any]) -> list[str]:
-    """Return the labels as text; integers are padded with zeros, so that their order is that of the numbers."""
+    """Return the labels as text. Integers are padded with zeros, so that they are sorted numerically."""
     plain = [label.item() if isinstance(label, Tensor | np.generic) else label for label in labels]
     if all(type(label) is int and label >= 0 for label in plain):
         width = len(str(max(plain)))

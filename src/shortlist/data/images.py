@@ -105,7 +105,7 @@ def open_image(path: Path | str, content: BinaryIO | None = None) -> Iterator[Im
 
 @cache
 def _formats() -> tuple[str, ...]:
-    """Return those of the formats that this build of Pillow reads."""
+    """Return the formats that this build of Pillow can read."""
     Image.init()
     return tuple(name for name in FORMATS if name in Image.OPEN)
 
@@ -114,11 +114,11 @@ def as_image(pixels: Image.Image | Tensor | NDArray[Any]) -> Image.Image:
     """Convert pixels in memory to an upright RGB image.
 
     Args:
-        pixels: A PIL image; a tensor (3, H, W) or (1, H, W), as of torchvision; or an array (H, W, 3) or (H, W), as of
+        pixels: A PIL image; a tensor (3, H, W) or (1, H, W), as in torchvision; or an array (H, W, 3) or (H, W), as in
             NumPy. Values are uint8, or floating-point numbers from 0 to 1.
 
     Raises:
-        DataError: The shape, type or range of the values is another one.
+        DataError: The shape, type or range of the values is not supported.
     """
     if isinstance(pixels, Image.Image):
         return upright_rgb(pixels)
@@ -149,7 +149,7 @@ def load_crop(
 ) -> Tensor:
     """Load an image and transform it.
 
-    A large JPEG of which only a small output is needed is decoded at a fraction of its size.
+    A large JPEG is decoded at a fraction of its size if the output is small.
 
     Args:
         path: The file.
@@ -181,7 +181,7 @@ def load_crops(
     Args and errors are those of `load_crop`.
     """
     with open_image(path, content) as image:
-        if box is not None:  # boxes are rare, so this path decodes at full size, which is exact, instead of fast
+        if box is not None:  # boxes are rare, so this path is exact instead of fast: it decodes at full size
             whole = upright_rgb(image)
             part = whole.crop(_intersection(box, whole.size))
             crops = [transform.crop(*part.size, rng, whole.size) for rng in rngs]
@@ -220,7 +220,7 @@ def _decode_reduced(image: Image.Image, crops: list[Crop], reduction: int) -> tu
     drafted = image.draft(None, (max(1, image.width // reduction), max(1, image.height // reduction)))
     by = drafted[1][2] / stored_width if drafted else 1.0
     whole = upright_rgb(image)
-    # A width of 601 pixels becomes 301, of which the last is half empty. After a rotation or flip it may be the first.
+    # A width of 601 pixels becomes 301, and the last pixel is half empty. After a rotation or flip it may be the first.
     left = whole.width - width * by if orientation in (2, 3, 6, 7) else 0.0
     top = whole.height - height * by if orientation in (3, 4, 7, 8) else 0.0
     return whole, [crop.scaled(by, left, top) for crop in crops]
@@ -231,7 +231,7 @@ def _decode_fast(image: Image.Image) -> NDArray[np.uint8] | None:
 
     Returns:
         The pixels (height, width, 3). None if Pillow has to decode the image: simplejpeg is not installed, the image
-        is not stored upright and in colour, or it is damaged, for which Pillow has the better messages.
+        is not stored upright and in colour, or it is damaged (Pillow has better error messages).
     """
     if image.format != "JPEG" or image.mode != "RGB" or _orientation(image) != 1:
         return None

@@ -64,7 +64,7 @@ def summary(catalog: Catalog, per_class: int = 4, sample: int = SAMPLE) -> dict[
 
 
 def describe_splits(catalog: Catalog, per_class: int = 4) -> list[list[str]]:
-    """Describe which classes are trained on, validated on and tested on, as rows of a table with a header.
+    """Describe the training, validation and test classes as rows of a table; the first row is the header.
 
     `shortlist data show` and `shortlist train` print these rows. For the arguments, see `summary`.
     """
@@ -101,7 +101,7 @@ class LookAlikes:
 
     Args:
         one: Path of an image.
-        other: Path of another one.
+        other: Path of the other image.
         leak: Whether one of them is a training image, and the other is for validation or test.
     """
 
@@ -120,8 +120,8 @@ class CheckReport:
         unreadable: (path, reason) of files that cannot be decoded.
         duplicates: Pairs of paths with equal bytes and different classes: at least one of the labels is wrong.
         copies: Number of files that equal another file of the same class; harmless, but they count twice.
-        look_alikes: Near-duplicates with different bytes that are in different classes, or of which one is a training
-            image and the other is not; see `near_duplicates`. They may have good reasons, and are not problems.
+        look_alikes: Near-duplicates with different bytes that are in different classes, or where exactly one is a
+            training image; see `near_duplicates`. They can be legitimate, so they do not affect `ok`.
     """
 
     images: int
@@ -170,7 +170,7 @@ def check(catalog: Catalog, workers: int | None = None, display: Display | None 
 def find_look_alikes(
     catalog: Catalog, workers: int | None = None, progress: Progress | None = None
 ) -> list[tuple[tuple[int, int], bool]]:
-    """Decode every image, JPEG at a fraction of its size, and find those that look the same; see `look_alikes`."""
+    """Decode every image, JPEGs at a reduced size, and find those that look the same; see `look_alikes`."""
 
     def look(index: int) -> Look | None:
         try:
@@ -191,13 +191,13 @@ def find_look_alikes(
 def look_alikes(
     catalog: Catalog, looks: Mapping[int, Look], copies: Iterable[Sequence[int]] = ()
 ) -> list[tuple[tuple[int, int], bool]]:
-    """Find images that look the same, in different classes or across the border of the training split.
+    """Find images that look the same but are in different classes, or where exactly one is a training image.
 
     Args:
         catalog: The images.
-        looks: Looks of images, by their row.
-        copies: Rows of images with equal bytes. Of these, only the first one of each class and split is compared, and
-            pairs in different classes are left out.
+        looks: Perceptual hashes and thumbnails of images, by row.
+        copies: Groups of rows of images with equal bytes. Only the first image of a group in each class and split is
+            compared, and pairs of one group in different classes are left out.
 
     Returns:
         Pairs of rows, and whether exactly one of the two is a training image; those come first.
@@ -243,7 +243,7 @@ def drop_unreadable(
     return replace(catalog.subset(keep), missing=missing), unreadable
 
 
-# SHA-256 of the file, None if it does not exist; the problem, if any; what the image looks like
+# SHA-256 of the file, None if it does not exist; the problem, if any; perceptual hash and thumbnail
 _Decoded = tuple[bytes | None, str | None, Look | None]
 
 
@@ -283,7 +283,7 @@ def _decode_all(
 
 
 def _duplicates(catalog: Catalog, indices_by_digest: dict[bytes, list[int]]) -> tuple[list[tuple[str, str]], int]:
-    """Return pairs of equal files across classes (the first file with each of another class), and copies in a class."""
+    """Return pairs of equal files in different classes, and the number of copies within classes."""
     pairs: list[tuple[str, str]] = []
     copies = 0
     for indices in indices_by_digest.values():

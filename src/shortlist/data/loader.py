@@ -84,7 +84,7 @@ def image_chunks(
         aspect ratio of images.
 
     Raises:
-        ImageError: If an image cannot be read. It is raised in the calling process, also if a worker found it.
+        ImageError: If an image cannot be read. It is raised in the calling process, even if it occurred in a worker.
         DataError: If a worker was killed or could not be started.
         ConfigError: If `workers` is negative.
     """
@@ -163,7 +163,7 @@ def _load_in_workers(
         worker_init_fn=_start,
         generator=torch.Generator(),  # the default would draw from, and change, the global random state
     )
-    needs_script = b"__main__" in pickle.dumps(chunks)  # for example a transform that the user's script defines
+    needs_script = b"__main__" in pickle.dumps(chunks)  # such as for a transform defined in the user's script
     try:
         with nullcontext() if needs_script else _script_hidden():
             loading = iter(loader)  # starts the processes

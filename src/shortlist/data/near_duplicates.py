@@ -11,21 +11,21 @@ from PIL import Image
 
 from shortlist.data.catalog import Catalog
 
-MAX_DISTANCE = 7  # bits in which the hashes of near-duplicates may differ, of 63
-MAX_DIFFERENCE = 16.0  # mean difference of their thumbnails, of 255
-LOOK_SIDE = 64  # pixels that suffice for `look_of`
+MAX_DISTANCE = 7  # maximum number of differing bits, of 63, in the hashes of near-duplicates
+MAX_DIFFERENCE = 16.0  # maximum mean difference, of 255, of their thumbnails
+LOOK_SIDE = 64  # minimum side in pixels of an image for `look_of`
 _SIDE, _FREQUENCIES, _THUMBNAIL = 32, 8, 8  # pixels, cosines and pixels in each direction
-_TILE = 1024  # hashes that are compared with each other at once
+_TILE = 1024  # number of hashes that are compared with each other at once
 _ONES = np.unpackbits(np.arange(2**16, dtype=np.uint16).view(np.uint8)).reshape(-1, 16).sum(1, dtype=np.uint8)
 _COSINES = np.cos(np.pi / _SIDE * np.outer(np.arange(_FREQUENCIES), np.arange(_SIDE) + 0.5))
 
 
 class Look(NamedTuple):
-    """What an image looks like.
+    """Perceptual hash and thumbnail of an image.
 
     Attributes:
-        hash: 63 bits, which tell for each low frequency whether it is stronger than the median.
-        thumbnail: 8 x 8 pixels, (192,) uint8, since images with the same structure can have other colours.
+        hash: 63 bits: whether each low frequency is stronger than the median.
+        thumbnail: 8 x 8 pixels, (192,) uint8, because images with the same hash can differ in colour.
     """
 
     hash: np.uint64
@@ -44,8 +44,8 @@ def look_of(image: Image.Image) -> Look:
 def near_duplicates(looks: list[Look]) -> NDArray[np.int64]:
     """Find all pairs of images whose hashes differ in at most `MAX_DISTANCE` bits, and whose thumbnails are similar.
 
-    Hashes that differ in at most 7 bits agree in one of their 8 bytes. So each image is compared only with those that
-    have an equal byte, about a 32nd of all, tile by tile.
+    Hashes that differ in at most 7 bits agree in at least one of their 8 bytes. Therefore, each image is compared only
+    with the images that have an equal byte, about 1/32 of all.
 
     Returns:
         Pairs of indices, (m, 2), the smaller index first, in ascending order.
@@ -67,15 +67,15 @@ def near_duplicates(looks: list[Look]) -> NDArray[np.int64]:
 
 
 def suspicious(catalog: Catalog, pairs: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np.bool_]]:
-    """Choose pairs of near-duplicates that make results look better or worse than they are.
+    """Select pairs of near-duplicates that bias results.
 
     Args:
         catalog: The images.
         pairs: Rows of the catalog, (m, 2).
 
     Returns:
-        Pairs without a common label, or of which one is a training image and the other is not, (s, 2); and whether the
-        latter is the case, (s,). Those come first.
+        Pairs (s, 2) without a common label, or with exactly one training image; and whether the latter is the case,
+        (s,). Pairs with one training image come first.
     """
     in_training = catalog.splits[pairs] == "train"
     leaks = (in_training[:, 0] != in_training[:, 1]) & (catalog.splits[pairs] != "").all(1)
@@ -85,7 +85,7 @@ def suspicious(catalog: Catalog, pairs: NDArray[np.int64]) -> tuple[NDArray[np.i
 
 
 def _tiles(members: NDArray[np.int64]) -> Iterator[tuple[NDArray[np.int64], NDArray[np.int64]]]:
-    """Yield parts of a group that are compared; none of a group of one. A stable sort keeps the indices ascending."""
+    """Yield pairs of tiles of a group to compare. Its indices are ascending, because they were sorted stably."""
     if len(members) > 1:
         parts = [members[start : start + _TILE] for start in range(0, len(members), _TILE)]
         yield from ((left, right) for number, left in enumerate(parts) for right in parts[number:])

@@ -48,7 +48,7 @@ def open_catalog(
         on_missing: "error", or "skip" to leave out files that do not exist and record them in `Catalog.missing`.
         train_share: Share of the classes that are used for training, if the source has no splits.
         split_seed: None assigns classes to the training split in order of their names; an integer shuffles them first.
-        label_separator: Text between the labels of an image in a table, such as "|". None: a text is one label.
+        label_separator: Separator of several labels of an image in a table, such as "|". None: one label per image.
         progress: Callback that is called with (done, total) while a benchmark is unpacked or rendered.
 
     Raises:
@@ -67,7 +67,7 @@ def open_catalog(
                 return table_catalog(path, folder, unlabelled=UNLABELLED, label_separator=label_separator)
             catalog = without_missing(table_catalog(path, folder, label_separator=label_separator), on_missing)
         elif exists and folder is not None:
-            raise ConfigError(f"`root` has no meaning for {path}: use it with a benchmark's name or a table")
+            raise ConfigError(f"`root` has no effect for {path}: use it with a benchmark's name or a table")
         elif labels == "optional" and exists:
             return nested_folder_catalog(path) if is_dir else single_image_catalog(path)
         elif is_dir:
@@ -109,7 +109,7 @@ def open_collection(
 
 
 def check_source(source: str | Path, root: str | Path | None = None) -> None:
-    """Check that a source exists, without opening it: before work that takes long. See `open_catalog`.
+    """Check that a source exists without opening it, to fail before long-running work. See `open_catalog`.
 
     Raises:
         DataError: If it does not exist.

@@ -16,8 +16,8 @@ from shortlist.errors import ConfigError, DataError
 def open_set_split(catalog: Catalog, train_share: float = 0.5, seed: int | None = None) -> Catalog:
     """Return the catalog with whole classes assigned to train and test.
 
-    If images have several labels, those that share a label are on the same side: labels that occur together, directly
-    or by other labels, count as one class, which has the name of the first of them.
+    If images have several labels, images that share a label are in the same split: labels that are linked by images
+    with several labels, directly or indirectly, count as one class, which has the name of the first of them.
 
     Args:
         catalog: Catalog whose splits are replaced.
@@ -35,7 +35,7 @@ def open_set_split(catalog: Catalog, train_share: float = 0.5, seed: int | None 
     groups = _groups(catalog)
     present = [(catalog.class_names[label], label) for label in np.unique(groups).tolist()]
     if len(present) < 2 and 0 < train_share < 1:
-        linked = "" if catalog.label_sets is None else " (all labels are linked by images that have several)"
+        linked = "" if catalog.label_sets is None else " (all labels are linked by images with several labels)"
         choice = "Add classes" if catalog.label_sets is None else "Add a column split"
         raise DataError(
             f"{catalog.name} has {_count_classes(len(present))}{linked}, but at least two are needed to train on some "
@@ -71,7 +71,7 @@ def half_validation(catalog: Catalog) -> Catalog:
 
 
 def _groups(catalog: Catalog) -> NDArray[np.int64]:
-    """Return the class of each image, (n,): the smallest label of those that are linked by images with several."""
+    """Return the class of each image, (n,): the smallest of the labels linked by images with several labels."""
     if catalog.label_sets is None:
         return catalog.labels
     first = [each[0] for each in catalog.label_sets for _ in each[1:]]

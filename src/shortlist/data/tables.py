@@ -44,14 +44,14 @@ def table_catalog(
 ) -> Catalog:
     """Return the catalog of the images that a table lists, in the table's order.
 
-    Other columns with numbers or texts are the `fields` of the catalog. An image has several labels if the column is a
-    list in a Parquet file, or with a separator. The function does not check that the images exist.
+    Other columns of numbers or texts become the `fields` of the catalog. An image can have several labels if the label
+    column of a Parquet file contains lists, or with `label_separator`. The images need not exist.
 
     Args:
         file: CSV file with a header, or Parquet file.
         root: Folder that the paths are relative to. None means the folder of the table.
         unlabelled: Class name of images without a label. None means that every image needs a label.
-        label_separator: Text between the labels of an image, such as "|". None means that a text is one label.
+        label_separator: Separator of several labels of an image, such as "|". None means one label per image.
 
     Raises:
         DataError: If the table cannot be read, lacks a column or has an invalid value; the message names the row.
@@ -120,7 +120,7 @@ def _objects(values: Sequence[Any]) -> NDArray[np.object_]:
 
 
 def write_table(catalog: Catalog, file: Path) -> None:
-    """Write the images of a catalog to a Parquet file, from which `table_catalog` reads them.
+    """Write the images of a catalog to a Parquet file for `table_catalog`.
 
     Paths in the folder of the table are relative to it, so that both can be moved together; others are absolute.
 
@@ -153,7 +153,7 @@ def _normalised(path: str) -> str:
 
 
 def _splits(table: _Table) -> list[str]:
-    """Return the split of each row; either all rows have one, or none has."""
+    """Return the split of each row. Either all rows have a split, or none."""
     values = table.columns.get("split", [""] * len(table.row_numbers))
     splits = ["validation" if value == "val" else value for value in values]
     _check_values(table, "split", splits, SPLITS)

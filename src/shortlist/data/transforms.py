@@ -165,7 +165,7 @@ class TrainTransform:
 
 @dataclass(frozen=True)
 class TestTransform:
-    """Resize of the shorter side followed by a centre crop; deterministic.
+    """Resizes the shorter side and then takes the centre crop; deterministic.
 
     The output is resampled from the original in one step, which gives the same result as two steps.
 
@@ -206,7 +206,7 @@ class TestTransform:
 
 @dataclass(frozen=True)
 class FitTransform:
-    """Shrink of the whole image so that its longer side is at most `max_side`; the aspect ratio is kept.
+    """Shrinks the whole image so that its longer side is at most `max_side`; the aspect ratio is kept.
 
     Smaller images are not enlarged. An image that was cut from a larger one is shrunk by the larger one's factor.
 

@@ -43,7 +43,7 @@ class Samples(NamedTuple):
 
 
 def plain_network(encoder: Encoder) -> nn.Module:
-    """Copy an encoder's network with contiguous tensors, as files do not keep another memory format."""
+    """Copy an encoder's network with contiguous tensors, because files do not keep other memory formats."""
     copied = Encoder(copy.deepcopy(encoder.embedder), encoder.transform, encoder.scales)
     copied.embedder.memory_format = torch.contiguous_format
     return copied.network.to(memory_format=torch.contiguous_format).eval().requires_grad_(False)
@@ -65,7 +65,7 @@ def exported_program(encoder: Encoder, network: nn.Module) -> ExportedProgram:
 
 @contextmanager
 def converting(encoder: Encoder, kind: str, advice: str) -> Iterator[None]:
-    """Turn any exception into a ModelError which says that the network cannot be converted.
+    """Convert any exception to a ModelError saying that the network cannot be converted.
 
     Args:
         encoder: The encoder whose network is converted.
@@ -83,13 +83,13 @@ def converting(encoder: Encoder, kind: str, advice: str) -> Iterator[None]:
 
 
 def compared(encoder: Encoder, images: list[Tensor], source: str) -> Samples:
-    """Return images, of which `source` is a description, with the vectors that a converted network must reproduce."""
+    """Return images with the vectors that a converted network must reproduce. `source` describes the images."""
     with torch.inference_mode():
         return Samples(images, by_size(encoder.network, images), f"{len(images)} {source}")
 
 
 def synthetic_samples(encoder: Encoder) -> Samples:
-    """Return synthetic images, for an encoder on the CPU whose own images are not known."""
+    """Return samples of synthetic images, for an encoder on the CPU without images of its own."""
     images = [_synthetic_image(seed, encoder.transform) for seed in range(NUM_SAMPLES)]
     return compared(encoder, images, "synthetic images")
 
@@ -104,7 +104,7 @@ def verify(
         samples: Images and expected vectors.
         tolerance: Largest allowed absolute difference of a vector's component.
         kind: Kind of file, for error messages.
-        advice: What follows from a difference, for error messages.
+        advice: Consequence and remedy of a difference, for error messages.
 
     Returns:
         The images used, the largest difference and the tolerance.
@@ -122,8 +122,8 @@ def verify(
         difference = max((vectors - expected).abs().max().item(), (single - expected[:1]).abs().max().item())
     if not difference <= tolerance:
         raise ModelError(
-            f"the {kind} file gives other vectors than PyTorch (largest difference {difference:.2g}, tolerance "
-            f"{tolerance:g}), so {advice}"
+            f"the vectors of the {kind} file differ from those of PyTorch (largest difference {difference:.2g}, "
+            f"tolerance {tolerance:g}), so {advice}"
         )
     return {"images": samples.source, "largest_difference": difference, "tolerance": tolerance}
 

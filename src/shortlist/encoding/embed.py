@@ -1,4 +1,4 @@
-"""Embedding all images of a catalog, in memory or in a file, with all processes that a launcher has started."""
+"""Embed all images of a catalog, in memory or in a file, with all processes that a launcher has started."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from shortlist.model import EmbedderConfig
 from shortlist.progress import Progress
 
 MAX_PIXELS = 64 * 256**2  # per forward pass of images of different sizes: 64 small images, or 5 of 1024 x 768
-MAX_BATCHES = 4  # that one of several processes embeds before the next exchange of vectors
+MAX_BATCHES = 4  # maximum number of batches per process between two exchanges of vectors
 _SETTING_TYPES = (int, float, str, tuple, EmbedderConfig)  # settings of a module that are not in its tensors
 
 
@@ -149,7 +149,7 @@ def embed_dataset(
     path = file.path
     if file.done:
         with suppress(OSError):
-            file.part_note.unlink()  # by now useless; deleting it failed if an earlier call ended with an error
+            file.part_note.unlink()  # no longer needed; exists only if an earlier call failed to delete it
         return path
     with exclusive_write(path), file:
         append_embeddings(embedder, dataset, file, on_missing, batch_size, workers, progress)
@@ -183,12 +183,12 @@ def append_embeddings(
 
 
 def _reason(dataset: ImageDataset, index: int) -> str:
-    """Return why an image cannot be read; it may be another process that has found out that it cannot."""
+    """Return why an image cannot be read, by trying again: the first attempt may have been in another process."""
     try:
         dataset[0, index]
     except ImageError as error:
         return error.reason
-    return "it could not be read at first, but later"
+    return "it could not be read at first, but could be read later"
 
 
 def write_embeddings(
@@ -205,12 +205,12 @@ def write_embeddings(
 
 @dataclass(frozen=True)
 class _Round:
-    """What the processes have embedded between two exchanges.
+    """Vectors that the processes have embedded between two exchanges.
 
     Args:
         seen: Number of images of the catalog up to the last one of this round.
         vectors: Vectors of the readable images, in the order of the catalog.
-        unreadable: Indices of the others.
+        unreadable: Indices of the unreadable images.
     """
 
     seen: int
@@ -220,13 +220,13 @@ class _Round:
 
 @dataclass(frozen=True)
 class _Job:
-    """Embedding of batches of catalog indices, which the processes share. Every batch is that of a single process."""
+    """Embedding of batches of catalog indices by all processes. Each batch is embedded by a single process."""
 
     embedder: nn.Module
     dataset: ImageDataset
     batches: list[Sequence[int]]
     workers: int
-    skips: bool = False  # unreadable images, instead of raising an ImageError
+    skips: bool = False  # skip unreadable images instead of raising an ImageError
 
     @contextmanager
     def shared(self) -> Iterator[Iterator[_Round]]:
@@ -254,7 +254,7 @@ class _Job:
 
     def _embed(self, batches: list[Sequence[int]]) -> Iterator[tuple[Tensor, list[int]]]:
         """Yield the vectors of the readable images of each batch, and the indices of the others."""
-        done, unreadable = 0, list[int]()  # of the next batch
+        done, unreadable = 0, list[int]()  # number of finished batches; unreadable images of the next batch
         while done < len(batches):
             readable = [index for index in batches[done] if index not in unreadable]
             later = batches[done + 1 :]
@@ -278,11 +278,11 @@ def _gather(processes: Processes, vectors: list[Tensor], unreadable: list[int]) 
     rows, dimensions = sum(map(len, vectors)), vectors[0].shape[1] if vectors else 0
     counts = processes.gather(rows, dimensions, len(unreadable))
     own = torch.cat([torch.empty(0, max(each[1] for each in counts)), *vectors])
-    everything = processes.gather_rows(own, [each[0] for each in counts])
+    gathered = processes.gather_rows(own, [each[0] for each in counts])
     if any(each[2] for each in counts):
         indices = torch.tensor(unreadable, dtype=torch.int64).reshape(-1, 1)
         unreadable = processes.gather_rows(indices, [each[2] for each in counts]).flatten().tolist()
-    return everything, unreadable
+    return gathered, unreadable
 
 
 def _append(file: VectorFile, vectors: Tensor, seen: int) -> None:
@@ -320,20 +320,20 @@ def digest(embedder: nn.Module, catalog: Catalog, transform: Transform, dtype: D
 
 
 def combined_digest(network: str, catalog: Catalog) -> str:
-    """Compute `digest` from that of the network."""
+    """Compute `digest` from the digest of the network."""
     result = hashlib.sha256(f"{network} {catalog.fingerprint()}".encode())
     result.update(json.dumps([size_and_mtime(catalog.file(index)) for index in range(len(catalog))]).encode())
     return result.hexdigest()
 
 
 def network_digest(embedder: nn.Module, transform: Transform, dtype: DTypeLike) -> str:
-    """Compute the SHA-256 of what determines the vector of an image: transform, weights, module settings."""
+    """Compute the SHA-256 of everything that determines the vector of an image: transform, weights, module settings."""
     result = hashlib.sha256(f"{transform} {np.dtype(dtype)}".encode())
     for name, module in embedder.named_modules():
         settings = {key: value for key, value in vars(module).items() if isinstance(value, _SETTING_TYPES)}
         del settings["training"]
         result.update(f"{name} {type(module).__name__} {sorted(settings.items())}".encode())
-    tensors = {**embedder.state_dict(), **dict(embedder.named_buffers())}  # with buffers that are not saved
+    tensors = {**embedder.state_dict(), **dict(embedder.named_buffers())}  # including buffers that are not saved
     for name, tensor in tensors.items():
         result.update(name.encode())
         result.update(tensor.detach().cpu().contiguous().view(-1).view(torch.uint8).numpy().tobytes())

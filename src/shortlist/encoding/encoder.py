@@ -105,14 +105,14 @@ class Encoder:
         image_size: int | None = None,
         device: torch.device | str | None = None,
     ) -> Encoder:
-        """Open a model that needs no training here: of timm, or exported by shortlist.
+        """Open a pretrained model: a timm model, or a package exported by shortlist.
 
         Args:
             name: Name of a timm model (`resnet50.a1_in1k`), also as `timm:NAME`; folder that `shortlist export
                 --package` wrote; or such a package on the Hugging Face Hub, as `OWNER/NAME`. Code in a package is not
                 executed. `timm:NAME@WEIGHTS` also names the weights: a file, or `none` for random weights.
             pretrained: Weights of a timm model, as in `Embedder`: True for those that timm publishes, or a file.
-            pooling: Pooling of a timm model. Default: the class token if there is one, and else the average.
+            pooling: Pooling of a timm model. Default: the class token if there is one, otherwise the average.
             image_size: Side of the images in pixels. Default: that of the timm model.
             device: Device to move it to. Default: the GPU, if there is one.
 
@@ -199,7 +199,7 @@ class Encoder:
     def load(
         cls, folder: Path | str, settings: Mapping[str, Any] | None = None, *, model: nn.Module | None = None
     ) -> Encoder:
-        """Load what `save` wrote, on the CPU.
+        """Load an encoder that `save` wrote, on the CPU.
 
         Args:
             folder: Folder with the embedder and `encoder.json`. If `settings` are given, a run's folder is enough.
@@ -239,7 +239,7 @@ def read_settings(file: Path) -> dict[str, Any]:
 
 
 def is_single(images: ImageLike | Iterable[ImageLike]) -> bool:
-    """Return whether these are one image, and not several images or a batch."""
+    """Return whether the argument is a single image, not several images or a batch."""
     if isinstance(images, Tensor | np.ndarray):
         return images.ndim < 4
     return isinstance(images, Path | str | bytes | Image.Image)

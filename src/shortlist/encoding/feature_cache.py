@@ -1,4 +1,4 @@
-"""A cache of pooled features: what a frozen backbone computes for one or several views (augmentations) of an image."""
+"""Cache of the pooled features that a frozen backbone computes for one or several views (augmentations) of an image."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ IMAGES = ".images.json"  # ending of the list of images next to a file of featur
 
 @dataclass(frozen=True)
 class Views:
-    """What is computed for each image.
+    """The views that are computed for each image.
 
     Args:
         transform: Transform of the image, random or deterministic.
@@ -101,9 +101,10 @@ class PooledFeatures(nn.Module):
 class FeatureCache:
     """Pooled features in a folder, which several runs and processes can share.
 
-    Features are found again if the weights of backbone and pooling, the views, and the path, box, size and modification
-    time of the image are the same. Only other images are encoded, into a new file. What a process has encoded is kept
-    if it is interrupted. If several processes need features of the same kind, one encodes them while the others wait.
+    Cached features are reused if the weights of backbone and pooling, the views, and the path, box, size and
+    modification time of the image are the same. Only the remaining images are encoded, into a new file. If a process is
+    interrupted, the features that it has encoded are kept. If several processes need the same features, one encodes
+    them while the others wait.
 
     Args:
         folder: Folder of the cache. It is created.
@@ -172,7 +173,7 @@ def _describe(views: Views) -> dict[str, Any]:
 
 
 def image_keys(catalog: Catalog) -> list[str]:
-    """Return a key of each image, which changes with its file."""
+    """Return a key per image, which changes when the image file changes."""
     facts = ([str(catalog.paths[i]), catalog.box(i), size_and_mtime(catalog.file(i))] for i in range(len(catalog)))
     return [hashlib.blake2b(json.dumps(each).encode(), digest_size=12).hexdigest() for each in facts]
 
@@ -200,12 +201,12 @@ def _listed_keys(images: Path) -> list[str]:
 
 
 def _vector_file(images: Path, views: Views) -> VectorFile:
-    """Return the file of the features of the images that are listed in another file."""
+    """Return the feature file that belongs to a list of images."""
     return VectorFile(images.with_name(images.name.replace(IMAGES, ".npy")), images.name, views.dtype)
 
 
 def _keep_unfinished(folder: Path, views: Views) -> None:
-    """Turn files that interrupted processes have begun into complete files of the images that they contain.
+    """Shorten the lists of files that interrupted processes have left to the images that the files contain.
 
     Damaged files are deleted.
     """
@@ -224,7 +225,7 @@ def _keep_unfinished(folder: Path, views: Views) -> None:
 
 
 def _missing(keys: list[str], index: _Index) -> list[int]:
-    """Return the position of each image that is not in the index; once, if the catalog lists it twice."""
+    """Return the position of each image that is not in the index. An image that is listed twice is returned once."""
     return [position for key, position in {key: i for i, key in enumerate(keys)}.items() if key not in index]
 
 

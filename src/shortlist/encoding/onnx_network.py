@@ -28,8 +28,8 @@ from shortlist.extras import extra
 from shortlist.files import atomic_replace, exclusive_lock
 
 AXES = ("batch", "channels", "height", "width")
-KEY = "shortlist"  # of the description in the metadata
-MAX_BYTES = 2**31 - 2**24  # of weights: a file is one protobuf message of at most 2 GB, which also holds the graph
+KEY = "shortlist"  # key of the description in the metadata
+MAX_BYTES = 2**31 - 2**24  # of weights: a file is one protobuf message of at most 2 GB, which also contains the graph
 ADVICE = 'use `backend="torch"`'
 
 
@@ -77,7 +77,7 @@ class OnnxFormat:
 
         options = onnxruntime.SessionOptions()
         options.intra_op_num_threads = threads
-        # Idle threads are not to take time from other threads and processes.
+        # Idle threads should not spin, which would slow down other threads and processes.
         options.add_session_config_entry("session.intra_op.allow_spinning", "0")
         session = onnxruntime.InferenceSession(path, options, providers=["CPUExecutionProvider"])
 
@@ -98,7 +98,7 @@ def require_onnx(user: str) -> None:
 def in_onnx_runtime(encoder: Encoder, folder: Path, threads: int) -> Encoder:
     """Return the same encoder with a network that runs in ONNX Runtime, on the CPU.
 
-    The converted network is kept in a folder. Of several processes that need it, one converts it, and the others wait.
+    The converted network is kept in a folder. If several processes need it, one converts it while the others wait.
 
     Args:
         encoder: The encoder, whose model is moved to the CPU.
@@ -107,7 +107,7 @@ def in_onnx_runtime(encoder: Encoder, folder: Path, threads: int) -> Encoder:
 
     Raises:
         MissingExtraError: A package is not installed.
-        ModelError: The network cannot be converted, or gives other vectors than in PyTorch.
+        ModelError: The network cannot be converted, or its vectors differ from those of PyTorch.
     """
     encoder.to("cpu")
     file = folder / f"{encoder.fingerprint}.onnx"

@@ -40,7 +40,7 @@ Stamp = tuple[int, int]  # size and modification time
 
 @dataclass
 class EmbedResult:
-    """Number of images by what was done with them.
+    """Numbers of embedded, kept and dropped images, and the unreadable images.
 
     Args:
         embedded: New or changed images, which were embedded.
@@ -86,7 +86,7 @@ def embed_to_table(
         display: Shows the progress.
 
     Raises:
-        DataError: No image can be read, or the existing file was not written by this function or by another model.
+        DataError: No image can be read, or the existing file was not written by this function with the same model.
         IncompletePartsError: The parts do not contain every image.
         RunError: Another process is writing the file.
     """
@@ -122,7 +122,7 @@ class _TableUpdate:
         if not new and not kept:
             raise NoReadableImageError(self.catalog.name, unreadable)
         if len(vectors) != len(new):
-            raise DataError(f"{self.catalog.name}: an image with several boxes can be read in some of them only")
+            raise DataError(f"{self.catalog.name}: an image with several boxes can be read for only some of them")
         self.result.embedded, self.result.kept = len(new), len(kept)
         self.result.dropped = len(existing) - len(kept)
         relabelled = any(existing[key][0] != self.images[key].label for key in kept)
@@ -234,7 +234,7 @@ def _read_schema(path: Path) -> pa.Schema:
 
 @contextmanager
 def _reading(path: Path) -> Iterator[None]:
-    """Turn the errors of pyarrow, and of contents that shortlist has not written, into one for the user."""
+    """Convert errors of pyarrow, and those caused by unexpected contents, to a DataError."""
     try:
         yield
     except (OSError, UnicodeDecodeError, KeyError, TypeError, pa.ArrowException) as error:
@@ -242,7 +242,7 @@ def _reading(path: Path) -> Iterator[None]:
 
 
 def _read_facts(schema: pa.Schema, path: Path) -> dict[str, Any]:
-    """Return what a file says about its vectors; nothing if shortlist has not written it."""
+    """Return the description of the vectors in a file's metadata; empty if shortlist has not written the file."""
     facts: dict[str, Any] = parse_json((schema.metadata or {}).get(METADATA, b"{}").decode(errors="replace"), path)
     return facts
 

@@ -1,4 +1,4 @@
-"""Models that need no training here: timm models as they are published, and packages that `shortlist export` wrote."""
+"""Pretrained models: timm models as published, and packages that `shortlist export` wrote."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from shortlist.model.weights import reachable
 TRANSFORMS: dict[str, type[TestTransform] | type[FitTransform]] = {"square": TestTransform, "fit": FitTransform}
 CONFIG, WEIGHTS = "config.json", "model.safetensors"  # of a package
 _HUB_NAME = re.compile(r"[\w.-]+/[\w.-]+")
-TIMM = "timm:"  # prefix of timm models, where runs and packages can be named as well
+TIMM = "timm:"  # prefix that distinguishes timm models from runs and packages
 
 Parts = tuple[Embedder, Transform, tuple[float, ...]]  # the embedder in evaluation mode, its transform, and its scales
 
@@ -55,7 +55,7 @@ def is_timm(name: str) -> bool:
 def is_pretrained(name: Path | str) -> bool:
     """Return whether a name denotes a timm model, a folder with a package, or a package on the Hugging Face Hub.
 
-    RUNS/NAME is no name on the Hub if there is a folder RUNS: it is a mistake in the path of a run.
+    RUNS/NAME is not taken as a name on the Hub if the folder RUNS exists: it is probably a misspelled path of a run.
     """
     path = Path(name)
     on_hub = _HUB_NAME.fullmatch(str(name)) and not path.parent.exists()
@@ -65,7 +65,7 @@ def is_pretrained(name: Path | str) -> bool:
 def square_transform(
     embedder: Embedder, size: int | None = None, resize: int | None = None, interpolation: str | None = None
 ) -> TestTransform:
-    """Return the transform to squares; values that are not given are those of the backbone.
+    """Return the transform to squares. The default values are those of the backbone.
 
     Args:
         embedder: Embedder of the images.

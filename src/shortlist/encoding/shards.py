@@ -1,4 +1,4 @@
-"""Embedding in shards: independent jobs embed a part of a catalog each, and then the parts are merged."""
+"""Embedding in shards: independent jobs each embed a part of a catalog, and the parts are merged."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ from shortlist.files import exclusive_write
 from shortlist.progress import Progress
 from shortlist.search.vectors import StackedVectors, open_vectors
 
-_ROWS = 8_192  # that are copied at a time
+_ROWS = 8_192  # number of rows copied at a time
 
 
 @dataclass(frozen=True, order=True)
@@ -51,7 +51,7 @@ class Shard:
         """Read a shard that is written as I/N.
 
         Raises:
-            ConfigError: The text has another form, or I is not one of 0 to N - 1.
+            ConfigError: The text does not have this form, or I is not one of 0 to N - 1.
         """
         match = re.fullmatch(r"(\d{1,9})/(\d{1,9})", text, re.ASCII)
         if match is None or int(match[1]) >= int(match[2]):
@@ -62,7 +62,7 @@ class Shard:
         return f"{self.index}/{self.number}"
 
     def images(self, number: int, batch_size: int) -> range:
-        """Return the indices of its images in a catalog: whole batches, so that all vectors are those of one job."""
+        """Return the indices of its images in a catalog: whole batches, so that vectors equal those of a single job."""
         batches = math.ceil(number / batch_size)
         first, end = (batches * index // self.number * batch_size for index in (self.index, self.index + 1))
         return range(min(first, number), min(end, number))
@@ -88,7 +88,7 @@ class Parts:
     """The vectors of a catalog in a folder, one file per shard, each with a note of what it contains.
 
     Args:
-        folder: Folder of the files, which may have parts of other catalogs as well.
+        folder: Folder of the files, which may also contain parts of other catalogs.
         encoder: Encoder that computes the vectors.
         catalog: All images.
         dtype: Data type of the vectors.
@@ -156,7 +156,7 @@ class Parts:
         return path
 
     def remove(self) -> None:
-        """Delete the parts of this catalog, and the folder if it is empty then."""
+        """Delete the parts of this catalog, and the folder if it is then empty."""
         for file in [path for _, path in self._found()]:
             for each in (file, file.with_name(f"{file.name}.json"), file.with_name(f".{file.name}.lock")):
                 each.unlink(missing_ok=True)
@@ -169,7 +169,7 @@ class Parts:
 
     @cached_property
     def _facts(self) -> dict[str, Any]:
-        """What is the same in all parts."""
+        """Facts that are the same in all parts."""
         return {"catalog": self.catalog.fingerprint(), "network": self._network}
 
     def _images(self, shard: Shard) -> Catalog:
@@ -193,7 +193,7 @@ class Parts:
         paths: dict[Shard, Path] = {}
         for shard, path in self._found():
             if shard in paths:
-                raise IncompletePartsError(f"shard {shard} is there twice, as {paths[shard]} and {path}: delete one")
+                raise IncompletePartsError(f"shard {shard} exists twice, as {paths[shard]} and {path}: delete one")
             paths[shard] = path
         numbers = sorted({shard.number for shard in paths})
         if len(numbers) != 1:
@@ -205,8 +205,8 @@ class Parts:
         files = {shard: self._file(shard) for shard in (Shard(index, numbers[0]) for index in range(numbers[0]))}
         problems = {shard: found for shard, file in files.items() if (found := self._problem(file))}
         if problems:
-            said = shorten_list([f"shard {shard} {problem}" for shard, problem in problems.items()])
-            raise IncompletePartsError(f"{self.folder} is not complete: {said}.", sorted(problems))
+            details = shorten_list([f"shard {shard} {problem}" for shard, problem in problems.items()])
+            raise IncompletePartsError(f"{self.folder} is not complete: {details}.", sorted(problems))
         return files
 
     def _problem(self, file: VectorFile) -> str | None:
@@ -239,7 +239,7 @@ class Parts:
             if note.left_out:
                 readable[images] = [str(self.catalog.file(index)) not in note.left_out for index in images]
             if readable[images].sum() != note.rows:
-                raise DataError(f"{file.path}: an image with several boxes can be read in some of them only")
+                raise DataError(f"{file.path}: an image with several boxes can be read for only some of them")
         return np.where(readable, np.cumsum(readable) - 1, -1)
 
 

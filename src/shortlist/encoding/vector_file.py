@@ -19,14 +19,14 @@ from shortlist.errors import RunError
 from shortlist.files import file_digest, read_json, remove_unfinished, write_json
 from shortlist.locations import absolute_path, size_and_mtime
 
-NOTE_INTERVAL = 30.0  # seconds between two notes of the progress: the most work that a killed process loses
+NOTE_INTERVAL = 30.0  # seconds between two notes of the progress: the maximum work that a killed process loses
 HEADER_BYTES = 128
 NO_FILE = "there is no such file, or its name is not valid UTF-8"  # reason for which a catalog lists a file as missing
 
 
 @dataclass
 class Note:
-    """What a file holds so far.
+    """Contents of a vector file so far.
 
     Args:
         digest: Digest of everything that determines the vectors.
@@ -35,9 +35,9 @@ class Note:
         seen: Number of images that are done: written or left out.
         left_out: Images that could not be read, and the reasons.
         sha256: Digest of the complete file.
-        shard: Of a part: number of the shard, and number of shards.
-        catalog: Of a part: fingerprint of the catalog, which is the same in all parts.
-        network: Of a part: digest of the network, which is the same in all parts.
+        shard: For a part: index of the shard, and number of shards.
+        catalog: For a part: fingerprint of the catalog, which is the same in all parts.
+        network: For a part: digest of the network, which is the same in all parts.
     """
 
     digest: str = ""
@@ -137,7 +137,7 @@ class VectorFile:
         with suppress(OSError):  # the error that ends the context is more important
             if self.note.rows:
                 self._write_note(self.part_note)
-        with suppress(OSError):  # what it still has to write does not fit on a full disk
+        with suppress(OSError):  # buffered data may not fit on a full disk
             self._stream.close()
         if isinstance(error, OSError) and error.filename is None:
             error.filename = str(self.path)
@@ -154,7 +154,7 @@ class VectorFile:
 
 @lru_cache
 def _digest_of(path: Path, stamp: tuple[int, int]) -> str:
-    """Return the digest of a file, which is read again only if its size or modification time has changed."""
+    """Return the digest of a file, cached as long as its size and modification time are the same."""
     return file_digest(path)
 
 
@@ -164,7 +164,7 @@ def left_out_images(path: Path) -> dict[str, str]:
 
 
 def read_note(path: Path) -> Note:
-    """Return the note of a complete vector file; an empty one if there is none."""
+    """Return the note of a complete vector file, or an empty note if there is none."""
     return _read_note(path.with_name(f"{path.name}.json"))
 
 
@@ -174,7 +174,7 @@ def with_absolute_paths(left_out: dict[str, str]) -> dict[str, str]:
 
 
 def _read_note(file: Path) -> Note:
-    """Read a note. One that is missing or damaged belongs to no vectors."""
+    """Read a note. A missing or damaged note is returned as an empty one."""
     try:
         note: Note = read_json(file, Note)
     except (OSError, RunError):

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 RESAMPLES = 10_000  # for p-values, so that small ones can be distinguished
-_DRAWS_PER_BLOCK = 2**19  # of the bootstrap, in memory at a time
+_DRAWS_PER_BLOCK = 2**19  # number of bootstrap draws in memory at a time
 
 
 @dataclass(frozen=True)
@@ -50,7 +50,7 @@ class Difference:
         value: The second mean minus the first.
         low: Lower end of the 95 % confidence interval, from resampling the pairs of results.
         high: Upper end of the interval.
-        p: Two-sided p-value: the probability of a difference as large as this one if there were none.
+        p: Two-sided p-value: the probability of a difference at least this large if the true difference were 0.
     """
 
     value: float
@@ -93,7 +93,7 @@ def paired_differences(
         (0.4, True)
     """
     if first.shape != second.shape or first.shape[1:] != (len(names),) or not len(first):
-        raise ValueError(f"tables of shape {tuple(first.shape)} and {tuple(second.shape)} are not of the same queries")
+        raise ValueError(f"tables of shape {tuple(first.shape)} and {tuple(second.shape)} must have the same queries")
     table = second.double().cpu() - first.double().cpu()
     return _differences(names, table.mean(0), _resampled_means(table, resamples, seed))
 
@@ -108,11 +108,11 @@ def group_differences(
 ) -> dict[str, Difference]:
     """Compute second - first for each column of two tables of the same seeds and queries, by a paired bootstrap.
 
-    Each resample draws clusters of queries with replacement, the same for all seeds, and, independently, seeds
-    with replacement. Of S seeds, S - 1 are drawn, so that the variance of their mean has no bias, and the deviation of
-    their weights from 1 / S is multiplied by the ratio of the 97.5 % quantiles of Student's distribution with S - 1
-    degrees of freedom and of the normal distribution, so that the interval is not too narrow for few seeds. A single
-    seed is not resampled.
+    Each resample draws clusters of queries with replacement, the same for all seeds, and independently seeds with
+    replacement. S - 1 of S seeds are drawn, so that the variance of their mean is unbiased. The deviation of their
+    weights from 1 / S is multiplied by the ratio of the 97.5 % quantiles of Student's t-distribution with S - 1 degrees
+    of freedom and of the normal distribution, so that the interval is not too narrow for few seeds. A single seed is
+    not resampled.
 
     Args:
         names: Names of the columns.
@@ -133,7 +133,7 @@ def group_differences(
     """
     shape = (len(clusters), len(names))
     if first.shape != second.shape or first.shape[1:] != shape or not first.numel():
-        raise ValueError(f"tables of shape {tuple(first.shape)} and {tuple(second.shape)} are not of the same queries")
+        raise ValueError(f"tables of shape {tuple(first.shape)} and {tuple(second.shape)} must have the same queries")
     table = second.double().cpu() - first.double().cpu()
     _, index, sizes = torch.unique(clusters.cpu(), return_inverse=True, return_counts=True)
     sums = table.new_zeros(len(table), len(sizes), len(names)).index_add_(1, index, table)  # (seeds, clusters, columns)
@@ -150,7 +150,7 @@ def group_differences(
 
 
 def _widening(degrees: int) -> float:
-    """Return the 97.5 % quantile of Student's distribution divided by that of the normal distribution."""
+    """Return the 97.5 % quantile of Student's t-distribution divided by that of the normal distribution."""
     from scipy.special import ndtri, stdtrit  # imported here because it is slow to import
 
     return float(stdtrit(degrees, 0.975) / ndtri(0.975))
@@ -176,7 +176,7 @@ def _resampled_means(table: Tensor, resamples: int, seed: int) -> Tensor:
 
 
 def _draws(number: int, resamples: int, random: torch.Generator) -> Iterator[Tensor]:
-    """Draw as many of `number` items, with replacement, in blocks: how often each is drawn, (block, number)."""
+    """Draw `number` of `number` items with replacement; yield how often each is drawn in blocks, (block, number)."""
     block = max(1, _DRAWS_PER_BLOCK // number)
     for start in range(0, resamples, block):
         yield _count_draws(number, number, min(block, resamples - start), random)

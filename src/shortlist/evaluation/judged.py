@@ -1,8 +1,8 @@
 """Queries whose results are judged one by one, as in Revisited Oxford and Paris: positives, junk, and negatives.
 
 Junk is neither right nor wrong: it is removed from a ranking before ranks are counted. The gallery can have any length
-(R1M has a million images). It is read in blocks, and of each block only the number of images ahead of each positive is
-kept. Ties count as ahead, up to the rounding error of a dot product, as in all metrics (see `ranking.metrics`).
+(R1M has a million images). It is read in blocks, and only the number of images ahead of each positive is kept. Ties
+count as ahead, up to the rounding error of a dot product, as in all metrics (see `ranking.metrics`).
 """
 
 from __future__ import annotations
@@ -53,8 +53,8 @@ def judged_scores(
         gallery: Tensors, arrays or memory maps (n, d), which are searched as one.
         judgements: Per setup, one judgement for each query. Its rows refer to the concatenated gallery.
         k: Cut-offs of the precision.
-        searchable: Mask of the first rows of the gallery: False for rows that are in no ranking, such as the queries of
-            a catalog. All rows after those are searched.
+        searchable: Mask of the first rows of the gallery: False for rows that are excluded from all rankings, such as
+            the queries of a catalog. All further rows are searched.
         progress: Called with the number of gallery rows done and the total number.
 
     Raises:
@@ -119,7 +119,7 @@ def _count_unjudged_ahead(
 
 
 def pairs(columns: Sequence[Rows], device: torch.device) -> tuple[Tensor, Tensor]:
-    """Convert columns per row to the rows and columns of all cells."""
+    """Convert a list of columns per row to the row and column of every cell."""
     rows = np.repeat(np.arange(len(columns)), [len(each) for each in columns])
     return torch.from_numpy(rows).to(device), torch.from_numpy(np.concatenate([*columns, rows[:0]])).to(device)
 

@@ -43,9 +43,9 @@ def evaluate(
 ) -> Evaluation:
     """Compute all exact metrics of embeddings, by the protocol that their catalog defines.
 
-    A catalog with judgements is evaluated by the judged protocol, one with roles by queries against a gallery. With
-    neither, every image is a query for all others. Judged queries read the embeddings in blocks, so that memory maps of
-    any length can be evaluated.
+    A catalog with judgements is evaluated by the judged protocol, and one with roles by queries against a gallery.
+    Otherwise, every image is a query for all others. Judged queries read the embeddings in blocks, so that memory maps
+    of any length can be evaluated.
 
     Args:
         embeddings: (n, d), in the order of the catalog.
@@ -53,12 +53,12 @@ def evaluate(
         k: Cut-offs. None: 1, 2, 4, 8, or 1, 5, 10 for judged queries.
         bootstrap: Number of resamples of the queries for the confidence intervals; 0 for no intervals.
         seed: Seed of the resamples.
-        distractors: By name, further vectors (m, d) of the gallery that are negatives of all queries. For judged
-            queries only.
-        progress: Called with the number of queries done and the total number; of gallery rows for judged queries.
+        distractors: Further gallery vectors (m, d) by name, which are negatives of all queries. For judged queries
+            only.
+        progress: Called with the number of queries (gallery rows for judged queries) done and the total number.
 
     Raises:
-        DataError: No query has a positive, or the number of embeddings is not that of the catalog.
+        DataError: No query has a positive, or the number of embeddings differs from the number of images.
         ConfigError: There are distractors, but no judgements.
     """
     distractors = distractors or {}
@@ -112,7 +112,7 @@ def score_queries(
         One table per setup for judged queries; otherwise one table, named "".
 
     Raises:
-        DataError: No query has a positive, or the number of embeddings is not that of the catalog.
+        DataError: No query has a positive, or the number of embeddings differs from the number of images.
         ConfigError: There are distractors, but no judgements.
     """
     if len(embeddings) != len(catalog):

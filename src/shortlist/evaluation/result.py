@@ -1,4 +1,4 @@
-"""The result of an evaluation: what was measured, how, and with which confidence intervals."""
+"""The result of an evaluation: metrics with confidence intervals, and how they were measured."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class Evaluation:
         metrics: Means over queries. The metrics by which the benchmark is known come first.
         setups: Number of queries with a positive, per setup of judged queries.
         paper: Results of the paper in %.
-        remarks: What the reader should know about the images, such as counts that differ from the benchmark's.
+        remarks: Notes about the images, such as counts that differ from the benchmark's.
     """
 
     data: str
@@ -66,7 +66,7 @@ class Evaluation:
 
 
 def read_evaluations(file: Path) -> list[Evaluation]:
-    """Read what `Evaluation.to_dict` returned for each evaluation.
+    """Read the evaluations that were written with `Evaluation.to_dict`.
 
     Raises:
         RunError: The file is missing or damaged.

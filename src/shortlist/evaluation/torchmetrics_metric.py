@@ -18,7 +18,7 @@ with extra("torchmetrics", "RetrievalMetrics"):
 
 
 class RetrievalMetrics(Metric):
-    """Exact retrieval metrics of all embeddings since the last `reset`, every one of which queries all others.
+    """Exact retrieval metrics of all embeddings since the last `reset`; each is a query for all others.
 
     The embeddings and labels are the state. torchmetrics gathers them from all processes before `compute`, so that the
     result does not depend on the number of processes.

@@ -64,15 +64,15 @@ def export(
         push_to_hub: Repository of the Hugging Face Hub, OWNER/NAME, to upload the package to. It is created if it does
             not exist.
         private: Require that the repository is private.
-        display: Where progress is shown.
+        display: Shows the progress.
 
     Returns:
-        What was written, in the order of the arguments.
+        The written files and folders, in the order of the arguments.
 
     Raises:
         ConfigError: No output was given, an output path cannot be written, or there is no access token of the Hub.
         HubError: The Hub cannot be reached, or refuses the upload. The package has been written.
-        ModelError: The network cannot be converted, or the file gives other vectors. The file is then not written.
+        ModelError: The network cannot be converted, or the vectors of the file differ. The file is then not written.
         RunError: The run is not finished, or the package folder contains other files.
     """
     paths = zip(FORMATS, (onnx, torchscript, torch_export), strict=True)

@@ -1,4 +1,4 @@
-"""The description that every exported file contains, and the preprocessing code that follows it."""
+"""The description that every exported file contains, and the preprocessing code for it."""
 
 from __future__ import annotations
 

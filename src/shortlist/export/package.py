@@ -41,8 +41,8 @@ def write_package(
         The result of `verify`.
 
     Raises:
-        RunError: The folder contains something else than a package.
-        ModelError: The backbone is not a timm model, or load.py gives other vectors than the run.
+        RunError: The folder contains something other than a package.
+        ModelError: The backbone is not a timm model, or the vectors of load.py differ from those of the run.
     """
     check_package_folder(folder)
     if encoder.embedder.config.returns_vectors:
@@ -68,11 +68,11 @@ def check_package_folder(folder: Path) -> None:
     """Check that a package can be written to a folder.
 
     Raises:
-        RunError: The folder contains something else than a package.
+        RunError: The folder contains something other than a package.
         ConfigError: The folder cannot be created or written to.
     """
     if folder.exists() and not _is_replaceable(folder):
-        raise RunError(f"{folder} contains something else than a package of shortlist: choose a new or empty folder")
+        raise RunError(f"{folder} contains something other than a package of shortlist: choose a new or empty folder")
     check_writable(folder / CONFIG)
 
 
@@ -117,7 +117,7 @@ def _open_package(folder: Path) -> Model:
         with torch.random.fork_rng(devices=[]):  # timm initialises random weights, which are then replaced
             embed = runpy.run_path(str(folder / CODE))["embed"]
     except Exception as error:  # the code is generated for any timm backbone, but tested with a few
-        raise ModelError(f"timm alone does not load the package ({error}), so it was not written") from error
+        raise ModelError(f"the package cannot be loaded with timm alone ({error}), so it was not written") from error
 
     def run(images: Tensor) -> Tensor:
         return embed(images)  # type: ignore[no-any-return]

@@ -69,7 +69,7 @@ def push(folder: Path, repository: str, private: bool) -> str:
             files = [CommitOperationAdd(name, folder / name) for name in PACKAGE_FILES]
             with _without_bars():
                 api.create_commit(repository, files, commit_message=f"Upload a package of shortlist {__version__}")
-    except Exception as error:  # of the Hub, of its HTTP library, or of the network
+    except Exception as error:  # raised by the Hub's client, its HTTP library, or the network
         again = f"The package is in {folder}; to upload it later: hf upload {repository} {folder}"
         raise HubError(f"{_reason(error, repository, api.endpoint)}. {again}") from error
     if public:
@@ -96,7 +96,7 @@ def _reason(error: BaseException, repository: str, endpoint: str) -> str:
 
 @contextmanager
 def _without_bars() -> Iterator[None]:
-    """Hide the progress bars of the Hub, which are not those of our displays. Users may have set them explicitly."""
+    """Hide the Hub's own progress bars, unless the user has configured them explicitly."""
     change = constants.HF_HUB_DISABLE_PROGRESS_BARS is None and not are_progress_bars_disabled()
     if change:
         disable_progress_bars()

@@ -28,7 +28,7 @@ class ExportSource:
 
     Args:
         path: The folder.
-        display: Where progress is shown.
+        display: Shows the progress.
     """
 
     path: Path
@@ -61,14 +61,14 @@ class ExportSource:
             return None
 
     def evaluations(self, *, before: bool = False) -> list[dict[str, Any]]:
-        """Read the results of the run, after or before training; there are none if the file does not exist."""
+        """Read the results of the run, after or before training; empty if the file does not exist."""
         folder = self.folder
         if folder is None or not (folder.before_file if before else folder.evaluation_file).is_file():
             return []
         return [each.to_dict() for each in folder.evaluations(before=before)]
 
     def facts(self) -> dict[str, Any]:
-        """Read the facts of the run; there are none if the file does not exist."""
+        """Read the facts of the run; empty if the file does not exist."""
         return self.folder.facts().model_dump() if self.folder and self.folder.facts_file.is_file() else {}
 
     def unreadable(self) -> int:
@@ -77,7 +77,7 @@ class ExportSource:
         return len(read_json(file, list[tuple[str, str]])) if file is not None and file.is_file() else 0
 
     def samples(self, encoder: Encoder) -> Samples:
-        """Return some of the run's test images, or synthetic images if these cannot be opened; on the CPU."""
+        """Return some of the run's test images, or synthetic images if they cannot be opened, on the CPU."""
         try:
             catalog = self._test_images()
             chosen = np.unique(np.linspace(0, len(catalog) - 1, NUM_SAMPLES).round().astype(int)).tolist()

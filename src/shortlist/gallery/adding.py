@@ -1,4 +1,4 @@
-"""Adding a catalog's images to a gallery: finding out which are new or have changed, and embedding those."""
+"""Add the images of a catalog to a gallery: find the new and changed images, and embed them."""
 
 from __future__ import annotations
 
@@ -26,14 +26,14 @@ from shortlist.search.vectors import open_vectors
 
 @dataclass
 class Added:
-    """Number of images by what was done with them.
+    """Numbers of added, unchanged and removed images, and the unreadable images.
 
     Args:
         added: New images, and images whose files have changed.
-        replaced: Those of the added images whose files have changed.
+        replaced: Added images whose files have changed.
         unchanged: Images that the gallery already had.
-        relabelled: Those of the unchanged images that have new labels or other fields.
-        removed: Images that the source does not list any more.
+        relabelled: Unchanged images with new labels or fields.
+        removed: Images that the source no longer lists.
         unreadable: Paths of images that are missing or cannot be read, and the reasons.
     """
 
@@ -55,7 +55,7 @@ class _Plan:
     fields: dict[int, str | None] = field(default_factory=dict)  # new fields, by id
     leftover: list[int] = field(default_factory=list)  # ids of duplicates that a killed process did not remove
     relabelled: list[str] = field(default_factory=list)  # paths of the images with new labels
-    unlisted: dict[int, str] = field(default_factory=dict)  # images that are not in the catalog any more: path by id
+    unlisted: dict[int, str] = field(default_factory=dict)  # images that are no longer in the catalog: path by id
 
 
 class ImageAdder:
@@ -163,7 +163,7 @@ def rows_of(catalog: Catalog, missing: dict[str, str]) -> Iterable[tuple[int, Ro
 
     Args:
         catalog: The images.
-        missing: Paths and reasons, to which those of files that do not exist are added.
+        missing: Paths and reasons. Files that do not exist are added to it.
     """
     seen = set()
     for index in range(len(catalog)):
@@ -186,7 +186,7 @@ def _fields(catalog: Catalog, index: int) -> str | None:
 
 
 def whole_images(catalog: Catalog) -> Catalog:
-    """Leave out queries, and raise a DataError if other images are cropped to boxes."""
+    """Leave out queries, and raise a DataError if any other image is cropped to a box."""
     if catalog.roles is not None:
         catalog = catalog.subset(catalog.roles != "query")
     boxed: NDArray[np.bool_] | None = None if catalog.boxes is None else ~np.isnan(catalog.boxes[:, 0])

@@ -1,4 +1,4 @@
-"""A log of what has changed in a gallery: one JSON object per image and line."""
+"""A log of the changes of a gallery: one line with a JSON object per image."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from pathlib import Path
 
 
 class ChangeLog:
-    """Appends to a file.
+    """Appends changes to a file.
 
     Args:
         file: The file, which is created if necessary. None: nothing is written.

@@ -21,7 +21,7 @@ class GalleryCheck:
 
     Args:
         files: Number of files that were read, without those of the model.
-        problems: What is wrong with the gallery.
+        problems: Descriptions of the problems found.
         unverified: Names of files without a digest, because an earlier version of shortlist wrote them.
     """
 
@@ -31,12 +31,12 @@ class GalleryCheck:
 
     @property
     def ok(self) -> bool:
-        """Whether nothing is wrong."""
+        """Whether there are no problems."""
         return not self.problems
 
 
 def check_folder(folder: Path, progress: Progress | None = None) -> GalleryCheck:
-    """Compare the digests of all files of a gallery with what was written, and load its model and its index.
+    """Verify the digests of all files of a gallery, and load its model and its index.
 
     Args:
         folder: The gallery's folder.
@@ -53,7 +53,7 @@ def check_folder(folder: Path, progress: Progress | None = None) -> GalleryCheck
                 generation.read(folder)
             except GalleryError as error:
                 problems.append(str(error))
-        if not problems or read_manifest(folder) == manifest:  # otherwise, another process has replaced files meanwhile
+        if not problems or read_manifest(folder) == manifest:  # otherwise, another process has replaced files
             digests = manifest.digests()
             unverified = tuple(name for name, digest in sorted(digests.items()) if not digest)
             return GalleryCheck(len(digests) + 1, tuple(problems), unverified)

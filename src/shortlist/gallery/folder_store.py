@@ -1,9 +1,9 @@
 """A gallery in a folder: items, vectors, a FAISS index, and the model that computed the vectors.
 
-A change writes a segment, which holds what is added, removed and relabelled, and then replaces gallery.json, which
-names the segments. If the process is killed before that, the gallery is unchanged. Processes that have the gallery open
-continue to use the files that they opened. When there are many small segments, they are merged; when many images are
-removed, their vectors are dropped. Averaged over many changes, a change writes in proportion to its own size.
+A change writes a segment with the added, removed and relabelled images, and then replaces gallery.json, which lists the
+segments. If the process is killed before that, the gallery is unchanged. Processes that have the gallery open continue
+to use the files that they opened. Small segments are merged when there are many of them, and the vectors of removed
+images are dropped when there are many of them. The amortised cost of a change is proportional to its size.
 """
 
 from __future__ import annotations
@@ -45,14 +45,14 @@ from shortlist.search.exact import nearest
 from shortlist.search.vectors import StackedVectors
 
 WORK = ".adding"
-MAX_REMOVED_SHARE = 0.2  # of the rows; above, the vectors of removed images are dropped and the index is rebuilt
-MAX_UNINDEXED_SHARE, MIN_UNINDEXED = 0.02, 1_000  # more rows than this that are searched exactly are added to the index
-MAX_COPIED_VECTORS = 65_536  # vectors of one label to copy for a search; more are searched in place
+MAX_REMOVED_SHARE = 0.2  # of the rows; above it, the vectors of removed images are dropped and the index is rebuilt
+MAX_UNINDEXED_SHARE, MIN_UNINDEXED = 0.02, 1_000  # rows outside the index are searched exactly; more are indexed
+MAX_COPIED_VECTORS = 65_536  # number of vectors of one label to copy for a search; more are searched in place
 RETRAIN_FACTOR = 2.0  # IVF-PQ is trained again when the gallery has grown by this factor
 
 
 class FolderStore:
-    """A gallery's folder; see `Store`. Several threads may search it, also while it changes."""
+    """A gallery in a folder; see `Store`. Several threads may search it, even while it changes."""
 
     images_per_change = None  # all images of a call are added by one change
 
@@ -210,7 +210,7 @@ class FolderStore:
         """Write the next generation.
 
         Args:
-            table: Records of all rows: the present ones and those of the new images.
+            table: Records of all rows: the existing and the new images.
             new: The segment to add, in memory.
             progress: See `change`.
         """
@@ -261,7 +261,7 @@ class FolderStore:
         return (write_segment(self.folder, new.number, table.take(rows), vectors, rows, table.slice(0, 0)),)
 
     def _with_index(self, after: Generation, number: int, rebuilds: bool, progress: Progress | None) -> Generation:
-        """Return a state with its index, which is built or extended and written, with this number, if necessary."""
+        """Return a state with its index. If necessary, build or extend the index and write it with this number."""
         manifest, index, vectors = after.manifest, after.index, after.vectors
         if manifest.kind == "flat":
             no_index = manifest.model_copy(update={"index": None, "recall": None, "built_of": 0})
@@ -296,7 +296,7 @@ def _updates(now: Generation, removed: Sequence[int], changes: Mapping[str, Mapp
 
 
 def _has_other_contents(folder: Path) -> bool:
-    """Return whether a folder has files that no process which was killed while creating a gallery has left behind."""
+    """Return whether a folder has files other than those of a gallery whose creation was interrupted."""
     own = {*gallery_files(folder), *folder.glob(".*"), folder / MODEL}
     return any(each not in own for each in folder.iterdir())
 

@@ -1,4 +1,4 @@
-"""A collection of images that is searched by image."""
+"""A collection of images that can be searched by image."""
 
 from __future__ import annotations
 
@@ -47,8 +47,10 @@ class Gallery:
         self._encoder: Encoder | None = None
         self._prepare: Callable[[Encoder], Encoder] = Encoder.to  # moves it to the GPU, if there is one
         self._loading, self._following = threading.Lock(), threading.Lock()
-        self._followed: tuple[Path, Path | str] | None = None  # the name that was opened, and what it stood for
-        self._former: list[Store] = []  # which searches may still use
+        self._followed: tuple[Path, Path | str] | None = (
+            None  # the name that was opened, and the location that it referred to
+        )
+        self._former: list[Store] = []  # stores that searches may still use
         self.opened_as: tuple[str, str | None] | None = None  # arguments with which another process can open it
 
     @classmethod
@@ -155,9 +157,9 @@ class Gallery:
 
     @staticmethod
     def check(location: Path | str, *, display: Display | None = None) -> GalleryCheck:
-        """Read all files of a gallery in a folder, and compare their digests with what was written.
+        """Read all files of a gallery in a folder, and verify their digests.
 
-        Opening a gallery compares the digests of its small files, of its index, and of parts of its vectors.
+        Opening a gallery verifies only its small files, its index, and parts of its vectors.
 
         Args:
             location: Folder of the gallery.
@@ -182,12 +184,12 @@ class Gallery:
     def refresh(self) -> None:
         """Load the changes that other processes have made. Until then, searches use the state that was opened.
 
-        If the gallery was opened by its name, and this stands for another one now, that one is loaded. If that fails,
-        searches continue to use the previous one. If the gallery was replaced by one of another model, that model is
-        loaded.
+        If the gallery was opened by its name, and the name now refers to another gallery, that gallery is loaded. If
+        this fails, searches continue to use the previous one. If the gallery was replaced by one of another model, that
+        model is loaded.
 
         Raises:
-            GalleryError: The gallery cannot be read any more, or its model is missing.
+            GalleryError: The gallery can no longer be read, or its model is missing.
         """
         if self._followed is not None and self._following.acquire(blocking=False):  # only one thread loads a gallery
             try:
@@ -229,7 +231,7 @@ class Gallery:
 
     @contextmanager
     def preparing_encoders(self, prepare: Callable[[Encoder], Encoder]) -> Iterator[None]:
-        """Inside a `with` block, use what a function returns for the encoder, and for every other one that is loaded.
+        """Inside a `with` block, apply a function to the encoder, and to every encoder that is loaded later.
 
         Args:
             prepare: Function that returns an encoder with the same vectors, such as one in another runtime.
@@ -268,14 +270,14 @@ class Gallery:
 
     @property
     def min_score(self) -> float | None:
-        """Lowest score of a result, unless a search sets another one; None: any."""
+        """Default minimum score of a result in searches; None: no minimum."""
         return self.store.min_score
 
     def set_min_score(self, score: float | None) -> None:
-        """Store the lowest score of a result, which searches use by default.
+        """Store the default minimum score of a result in searches.
 
         Args:
-            score: Cosine similarity from -1 to 1, such as the one that a report recommends for the model; None: any.
+            score: Cosine similarity from -1 to 1, such as the value that a report recommends; None: no minimum.
 
         Raises:
             ConfigError: It is not a number from -1 to 1.
@@ -333,7 +335,7 @@ class Gallery:
         Raises:
             ImageError: An image cannot be read.
         """
-        found = self._of_one_gallery(
+        found = self._search_one_state(
             lambda: self.search_vectors(self.encoder.encode(images), k, label=label, min_score=min_score)
         )
         return found[0] if is_single(images) else found
@@ -374,18 +376,18 @@ class Gallery:
         Raises:
             NoSuchItem: There is no image with this id.
         """
-        (found,) = self._of_one_gallery(
+        (found,) = self._search_one_state(
             lambda: self.search_vectors(self.store.vectors([id]), k + 1, label=label, min_score=min_score)
         )
         return [hit for hit in found if hit.item.id != id][:k]
 
-    def _of_one_gallery(self, search: Callable[[], list[list[Hit]]]) -> list[list[Hit]]:
-        """Search again if the gallery was replaced meanwhile: the query may be a vector of the other one."""
+    def _search_one_state(self, search: Callable[[], list[list[Hit]]]) -> list[list[Hit]]:
+        """Search again if the gallery was replaced in the meantime: the query may be a vector of the other one."""
         while True:
             identity = self.store.identity
             try:
                 found = search()
-            except ShortlistError:  # for example, the vectors of the other one have another dimension
+            except ShortlistError:  # such as if the vectors of the other gallery have a different dimension
                 if self.store.identity == identity:
                     raise
                 continue
@@ -403,19 +405,19 @@ class Gallery:
         log: Path | str | None = None,
         display: Display | None = None,
     ) -> Added:
-        """Add images. Those that the gallery has, and whose files have not changed, are not embedded again.
+        """Add images. Images that the gallery already has are embedded again only if their files have changed.
 
-        If the process is killed, the next call continues with the embeddings that are done. Queries of a catalog with
+        If the process is killed, the next call resumes from the embeddings that are complete. Queries of a catalog with
         roles are not added.
 
         Args:
             catalog: The images. The class name "" means that an image has no label, as in `open_collection`.
             workers: Number of processes that decode images. Default: chosen by the number of cores and images.
             parts: Folder of the parts that shards have embedded, which are merged and then deleted.
-            ids: Ids of the images by absolute path, in ascending order. They are used if they are larger than all that
-                the gallery has ever used. Default: the next ones.
-            prune: Folder. Images of the gallery in it, at any depth, that the catalog does not list are removed; with
-                "", wherever they are. Default: none are removed.
+            ids: Ids of the images by absolute path, in ascending order. They are used if they are larger than all ids
+                that the gallery has ever used. Default: the next free ids.
+            prune: Folder in which images, at any depth, are removed from the gallery if the catalog does not list
+                them; "" for all images of the gallery. Default: none are removed.
             log: File to which a JSON object per changed image is appended.
             display: Shows the progress.
 
@@ -519,7 +521,7 @@ def index(
 def check_min_score(score: float | None) -> float | None:
     """Return a minimum score, or raise a ConfigError if it is not a number from -1 to 1."""
     if score is not None and not -1 <= score <= 1:  # also if it is not a number
-        raise ConfigError(f"`min_score`, the lowest cosine similarity of a result, is from -1 to 1, not {score}")
+        raise ConfigError(f"`min_score`, the minimum cosine similarity of a result, is from -1 to 1, not {score}")
     return score
 
 

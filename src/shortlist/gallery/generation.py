@@ -72,8 +72,8 @@ class Generation:
         if label is None:
             return self.rows
         sets, codes = self._label_codes
-        having = [number for number, each in enumerate(sets) if label in each]
-        return np.flatnonzero(np.isin(codes, having) & self.alive)
+        matching = [number for number, each in enumerate(sets) if label in each]
+        return np.flatnonzero(np.isin(codes, matching) & self.alive)
 
     def labels(self) -> dict[str, int]:
         """Return the number of images per label, sorted by label."""
@@ -107,7 +107,7 @@ def read(folder: Path, known: Generation | None = None) -> Generation:
 
     Args:
         folder: The gallery's folder.
-        known: An earlier state, of which the files that are still used are not read again.
+        known: An earlier state. Its files that are still in use are not read again.
 
     Raises:
         GalleryError: There is no gallery, or it is damaged.
@@ -119,7 +119,7 @@ def read(folder: Path, known: Generation | None = None) -> Generation:
         try:
             return _open(folder, manifest, known)
         except (DataError, OSError, ValueError, RuntimeError, pa.ArrowException) as error:
-            if read_manifest(folder) == manifest:  # otherwise, another process has replaced files meanwhile
+            if read_manifest(folder) == manifest:  # otherwise, another process has replaced files in the meantime
                 raise GalleryError(
                     f"the gallery {folder} is damaged: {error}. Restore it, or create it again"
                 ) from error

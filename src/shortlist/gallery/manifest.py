@@ -1,4 +1,4 @@
-"""gallery.json: the small file that names the files of a gallery's current state. Replacing it completes a change."""
+"""gallery.json: the small file that lists the files of a gallery's current state. Replacing it completes a change."""
 
 from __future__ import annotations
 
@@ -25,9 +25,9 @@ class _Model(BaseModel):
 class SegmentFacts(_Model):
     """A segment's files, their sizes, and their digests, which are empty if an earlier version wrote them."""
 
-    number: int  # of the change that wrote it
-    rows: int  # images, whose vectors are in the segment
-    updates: int  # newer records of images of earlier segments
+    number: int  # number of the change that wrote it
+    rows: int  # number of images whose vectors are in the segment
+    updates: int  # number of newer records of images of earlier segments
     records_sha256: str = ""
     vectors_sha256: str = ""  # empty if there are no rows
     vectors_sample: str = ""  # see `sample_digest`: checked when a gallery is opened
@@ -42,7 +42,7 @@ class IndexFacts(_Model):
 
 
 class Recall(_Model):
-    """Part of the exact results that an approximate index finds; see `shortlist.search.faiss_index.tune`."""
+    """Fraction of the exact results that an approximate index finds; see `shortlist.search.faiss_index.tune`."""
 
     recall: float
     at: int
@@ -53,18 +53,18 @@ class Manifest(_Model):
     """The contents of gallery.json."""
 
     format: int = FORMAT
-    created: str  # tells a gallery from another one in the same folder
+    created: str  # distinguishes galleries that were created in the same folder
     fingerprint: str
     dim: int
     requested_kind: str
     generation: int = 0  # number of changes so far
     next_id: int = 0
-    images: int = 0  # that are not removed
+    images: int = 0  # number of images that are not removed
     segments: tuple[SegmentFacts, ...] = ()
     kind: str = "flat"
     index: IndexFacts | None = None  # None: search is exact
     recall: Recall | None = None  # when the index was built or extended last
-    built_of: int = 0  # images, when the index was built
+    built_of: int = 0  # number of images when the index was built
     min_score: float | None = None  # default of searches
 
     def file_names(self) -> set[str]:
@@ -81,8 +81,8 @@ class Manifest(_Model):
 def new_number() -> int:
     """Return a random number for the files of a change, so that no file of any other gallery has the same name.
 
-    Therefore a file is never taken for one of a copy of the gallery that was changed differently, nor overwritten by
-    copying another gallery to the same folder while processes use it.
+    Files of two copies of a gallery that were changed differently are therefore never confused, and copying another
+    gallery to the same folder does not overwrite files that are in use.
     """
     return secrets.randbits(53)
 

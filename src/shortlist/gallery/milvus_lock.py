@@ -1,8 +1,9 @@
 """A lock on a collection of a Milvus server, so that only one process at a time changes it.
 
-Creating a collection is atomic, and fails if there is one of the same name and another description. The lock is
-therefore an empty collection, whose description names the process that holds it. The process counts up a property of
-it every few seconds. A lock that does not count is that of a process which was killed, and is removed.
+Creating a collection is atomic, and fails if a collection with the same name and a different description exists. The
+lock is therefore an empty collection, whose description names the process that holds it. The process increments a
+property of the collection every few seconds. A lock whose property does not change was left by a killed process, and is
+removed.
 """
 
 from __future__ import annotations
@@ -34,7 +35,7 @@ def writer_lock(client: MilvusConnection, collection: str, gallery: str) -> Iter
         gallery: Name of the gallery, for messages.
 
     Yields:
-        Function that raises a GalleryError if another process has taken the lock since.
+        Function that raises a GalleryError if another process has taken over the lock.
 
     Raises:
         GalleryError: Another process holds the lock.
@@ -49,17 +50,17 @@ def writer_lock(client: MilvusConnection, collection: str, gallery: str) -> Iter
         if state is None or state[0] != holder:
             raise GalleryError(f"Another process has taken over the lock of the gallery {gallery}. Repeat the command.")
 
-    at_once = client.impatient()
-    beating = threading.Thread(target=_beat, args=(at_once, name, stopped), daemon=True)
-    beating.start()
+    direct = client.without_retries()
+    heartbeat = threading.Thread(target=_beat, args=(direct, name, stopped), daemon=True)
+    heartbeat.start()
     try:
         yield check
     finally:
         stopped.set()
-        beating.join()
-        with suppress(GalleryError):  # a lock that was taken over, or a server that is gone: it expires
-            if (state := _state(at_once, name)) is not None and state[0] == holder:
-                at_once.drop_collection(name)
+        heartbeat.join()
+        with suppress(GalleryError):  # if the server is unavailable, the lock expires
+            if (state := _state(direct, name)) is not None and state[0] == holder:
+                direct.drop_collection(name)
 
 
 def _acquire(client: MilvusConnection, name: str, holder: str, gallery: str) -> None:
@@ -109,5 +110,5 @@ def _beat(client: MilvusConnection, name: str, stopped: threading.Event) -> None
     count = 0
     while not stopped.wait(BEAT_SECONDS):
         count += 1
-        with suppress(GalleryError):  # the next request of the change reports it
+        with suppress(GalleryError):  # the next request of the change reports the error
             client.alter_collection_properties(name, {BEAT: str(count)})

@@ -1,4 +1,4 @@
-"""A gallery in a Milvus collection: for more images than fit one machine, or to use an existing vector database."""
+"""A gallery in a Milvus collection: for more images than fit on one machine, or to use an existing vector database."""
 
 from __future__ import annotations
 
@@ -55,12 +55,10 @@ FORMAT, WITHOUT_FIELDS = 2, 1
 FACTS, NEXT_ID, TUNING = "shortlist.facts", "shortlist.next_id", "shortlist.tuning"  # properties of the collection
 MAX_ROWS_PER_QUERY = 16_384  # a limit of Milvus
 ROWS_PER_REQUEST = 1_000  # stays below the 64 MB of a message with 4,096 dimensions
-MIN_UNTUNED, MAX_UNTUNED_SHARE = (
-    1_000,
-    0.25,
-)  # of the images at the last measurement of the recall; see `MilvusStore._tune_if_due`
-BYTES_PER_RESPONSE = 32 << 20  # half of what a message may have
-INDEX_SECONDS = 3600.0  # the longest time to wait for the server's index
+# The index is tuned again when more images than this, and than this share of the images at the last tuning, are added.
+MIN_UNTUNED, MAX_UNTUNED_SHARE = 1_000, 0.25
+BYTES_PER_RESPONSE = 32 << 20  # half of the maximum size of a message
+INDEX_SECONDS = 3600.0  # maximum time to wait for the server's index
 
 
 class _Index(NamedTuple):
@@ -69,7 +67,7 @@ class _Index(NamedTuple):
     name: str
     build: dict[str, Any]
     parameter: str | None  # name of the effort
-    effort: int  # until it is tuned
+    effort: int  # default before tuning
     max_effort: int
 
     def search_parameters(self, effort: int | None, k: int) -> dict[str, int]:
@@ -92,7 +90,7 @@ INDEXES = {
 class MilvusStore:
     """A Milvus collection; see `Store`. Only one process at a time may change it."""
 
-    images_per_change = 8 * ROWS_PER_REQUEST  # the most work that a killed process loses
+    images_per_change = 8 * ROWS_PER_REQUEST  # maximum work that a killed process loses
 
     def __init__(self, address: MilvusAddress, client: MilvusConnection | None = None) -> None:
         if address.lite and client is None and not Path(address.uri).exists():
@@ -134,7 +132,7 @@ class MilvusStore:
             kind = "flat" if address.lite else "hnsw"  # a server is used for many images
         facts = {
             "format": FORMAT,
-            "created": uuid.uuid4().hex,  # tells a gallery from another one of the same name
+            "created": uuid.uuid4().hex,  # distinguishes galleries of the same name
             "fingerprint": encoder.fingerprint,
             "dim": encoder.dim,
             "kind": kind,
@@ -287,13 +285,13 @@ class MilvusStore:
     def changing(self) -> Iterator[Path]:
         """Lock the collection on a server, and yield a folder for unfinished work; see `Store.changing`.
 
-        Only one process can open a Milvus Lite file, so it needs no lock. A server that is restarted is waited for.
+        Only one process can open a Milvus Lite file, so it needs no lock. Requests wait for a restarting server.
 
         Raises:
             GalleryError: Another process is changing the collection.
         """
         with ExitStack() as stack:
-            stack.enter_context(self.client.patience())
+            stack.enter_context(self.client.retrying())
             if not self.address.lite:
                 lock = writer_lock(self.client, self._collection, str(self.address))
                 self._check_lock = stack.enter_context(lock)
@@ -349,7 +347,7 @@ class MilvusStore:
         return ["path", "label", *(["fields"] if self._facts["format"] > WITHOUT_FIELDS else [])]
 
     def _entity(self, id: int, vector: Floats, row: Row) -> dict[str, Any]:  # noqa: A002
-        """Return a row as Milvus stores it: what an image does not have is empty, since old servers have no null."""
+        """Return a row as Milvus stores it. Missing values are empty strings, because old servers have no null."""
         values = {name: value or "" for name, value in row._asdict().items() if name in self._columns}
         return {"id": id, "vector": vector, "size": row.size, "modified": row.modified, **values}
 
@@ -371,7 +369,7 @@ class MilvusStore:
         number, before = len(self), (self._tuning or {"rows": 0})["rows"]
         if number - before <= max(MIN_UNTUNED, MAX_UNTUNED_SHARE * before) or not self._wait_for_index(number):
             return
-        # Removed ids are not replaced, so that there may be fewer queries.
+        # Removed ids are not replaced, so there may be fewer queries.
         drawn = np.random.default_rng(0).permutation(int(self._properties()[NEXT_ID]))[: 2 * RECALL_QUERIES]
         sample = self.client.get(self._collection, ids=drawn.tolist(), output_fields=["id", "vector"])[:RECALL_QUERIES]
         queries = np.array([each["vector"] for each in sample], dtype=np.float32)
@@ -446,7 +444,7 @@ def exists(address: MilvusAddress) -> bool:
 
 
 def _tuning(properties: Mapping[str, str]) -> dict[str, Any] | None:
-    """Return the effort of a search, its measured recall and the number of images then; None before a measurement."""
+    """Return the tuned effort of a search, its recall, and the number of images then; None before the first tuning."""
     return json.loads(properties[TUNING]) if TUNING in properties else None
 
 

@@ -1,4 +1,4 @@
-"""Rebuilding a gallery with another model."""
+"""Rebuild a gallery with another model."""
 
 from __future__ import annotations
 
@@ -28,23 +28,22 @@ def rebuild(
     workers: int | None = None,
     display: Display | None = None,
 ) -> tuple[Gallery, Added]:
-    """Embed all images of a gallery with another model, as another gallery, in which they have the same ids, labels
-    and fields.
+    """Embed all images of a gallery with another model, and write them to a new gallery.
 
-    If the process is killed, the next call continues. Called again when the gallery has changed, it makes the same
-    changes to the other gallery: only images that are new or have changed are embedded.
+    The images keep their ids, labels and fields. If the process is killed, the next call resumes. If the gallery has
+    changed since, another call applies the changes to the new gallery: only new and changed images are embedded.
 
     Args:
         gallery: The gallery, which is not changed.
         encoder: Encoder that computes the vectors.
-        location: Where the new gallery is; see `Gallery.open`.
+        location: Location of the new gallery; see `Gallery.open`.
         model: See `Gallery.create`.
-        kind: Kind of index; see `Gallery.create`. Default: as was requested for the gallery.
+        kind: Kind of index; see `Gallery.create`. Default: the kind that was requested for the gallery.
         workers: Number of processes that decode images. Default: chosen by the number of cores and images.
         display: Shows the progress.
 
     Returns:
-        The new gallery, and the number of images by what was done with them.
+        The new gallery, and the numbers of added, unchanged and removed images.
 
     Raises:
         GalleryError: The gallery is empty, or the location is in use by a gallery of another model.

@@ -1,4 +1,4 @@
-"""Segments of a gallery's folder: the images that one or more changes added, and what they changed of earlier images.
+"""Segments of a gallery's folder: the images added by one or more changes, and updates of earlier images.
 
 The files of a segment never change. A change adds a segment, and merges it with others if there are many small ones.
 """
@@ -31,8 +31,8 @@ SCHEMA = pa.schema(
         ("removed", pa.bool_()),  # the row is still in the vectors and in the index
     ]
 )
-MIN_MERGED = 8  # segments
-_COPIED_VECTORS = 16_384  # at a time
+MIN_MERGED = 8  # minimum number of segments to merge
+_COPIED_VECTORS = 16_384  # number of vectors copied at a time
 
 
 @dataclass(frozen=True, eq=False)
@@ -42,8 +42,8 @@ class Segment:
     Args:
         number: Number of the change that wrote it, which is in the names of its files.
         vectors: Vectors of its images, (n, d), memory-mapped.
-        updated: Ids of images of earlier segments of which it has newer records.
-        facts: What the manifest says of it; None as long as it has no files.
+        updated: Ids of images of earlier segments that have newer records in this segment.
+        facts: Its entry in the manifest; None if its files have not been written.
     """
 
     number: int
@@ -58,14 +58,14 @@ class Segment:
 
 
 def first_to_merge(sizes: Sequence[int]) -> int:
-    """Return the first of the last segments that are merged into one, which may be only the last.
+    """Return the index of the first segment to merge; all segments from it to the last are merged into one.
 
-    If there are at least `MIN_MERGED` of them, and the first is not larger than the others together, they are merged.
-    So a record is rewritten a number of times that grows with the logarithm of the number of images, as does the number
-    of segments.
+    Segments are merged if there are at least `MIN_MERGED` of them, and the first is not larger than the others
+    together. The number of segments, and how often a record is rewritten, therefore grow with the logarithm of the
+    number of images.
 
     Args:
-        sizes: Numbers of records, of all segments and at last of the new one.
+        sizes: Number of records of each segment; the new segment is the last.
     """
     for first in range(len(sizes) - MIN_MERGED + 1):
         if sizes[first] <= sum(sizes[first + 1 :]):
@@ -81,11 +81,11 @@ def new_rows(rows: Sequence[Row], ids: Sequence[int]) -> pa.Table:
 
 
 def with_updates(rows: pa.Table, updates: pa.Table) -> pa.Table:
-    """Return records with the labels and fields of newer records of the same images, and without what these remove.
+    """Return records with the labels, fields and removal marks of newer records of the same images.
 
     Args:
         rows: Records in the order of their ids, in one chunk.
-        updates: Newer records. The last one of an image counts.
+        updates: Newer records. The last record of an image applies.
     """
     if not len(updates):
         return rows
@@ -106,7 +106,7 @@ def with_updates(rows: pa.Table, updates: pa.Table) -> pa.Table:
 
 
 def with_column(table: pa.Table, name: str, values: pa.Array) -> pa.Table:
-    """Return the table with other values in a column."""
+    """Return the table with new values in a column."""
     return table.set_column(table.schema.get_field_index(name), name, values)
 
 
@@ -119,7 +119,7 @@ def write_segment(
         folder: The gallery's folder.
         number: Number of the change.
         rows: Records of the segment's images, (n,).
-        vectors: Vectors, among them those of the images.
+        vectors: Vectors, including those of the images.
         at: Positions of the images among the vectors, (n,).
         updates: Newer records of images of earlier segments.
     """
@@ -143,7 +143,7 @@ def write_segment(
 
 
 def read_segment(folder: Path, facts: SegmentFacts, dim: int) -> tuple[Segment, pa.Table, pa.Table]:
-    """Open a segment, and read the records of its images and the newer ones of images of earlier segments.
+    """Open a segment, and read the records of its images and the newer records of images of earlier segments.
 
     Raises:
         ValueError: Its files do not have the sizes or digests in the manifest.
@@ -161,7 +161,7 @@ def read_segment(folder: Path, facts: SegmentFacts, dim: int) -> tuple[Segment, 
 
 
 def check_digest(file: Path, found: str, expected: str) -> None:
-    """Raise a ValueError if the digest of a file is another one than in the manifest, which may have none."""
+    """Raise a ValueError if the digest of a file differs from the one in the manifest, if any."""
     if expected not in ("", found):
         raise ValueError(f"the contents of {file.name} differ from what was written")
 

@@ -65,7 +65,7 @@ class Hit:
 
 
 class Row(NamedTuple):
-    """An image to add. Its size and modification time tell later whether the file has changed."""
+    """An image to add. Its size and modification time are used to detect later changes of the file."""
 
     path: str
     label: str | None  # see `labels_of`
@@ -82,12 +82,12 @@ def labels_of(label: str | None) -> tuple[str, ...]:
 
 
 def joined(labels: Sequence[str]) -> str | None:
-    """Return labels as a record has them; the inverse of `labels_of`."""
+    """Return labels as stored in a record; the inverse of `labels_of`."""
     return "\n".join(("", *labels, "")) if len(labels) > 1 else "".join(labels) or None
 
 
 def count_labels(counts: Mapping[tuple[str, ...], int]) -> dict[str, int]:
-    """Return the number of images per label, sorted by label, from that per set of labels."""
+    """Return the number of images per label, sorted by label, from the number of images per set of labels."""
     found = Counter[str]()
     for labels, number in counts.items():
         found.update(dict.fromkeys(labels, number))
@@ -118,7 +118,7 @@ class Store(Protocol):
 
     @property
     def identity(self) -> str:
-        """Text that differs if the gallery has been replaced by another one, in the state that searches use now."""
+        """Text that identifies the gallery that searches use now; it changes if the gallery is replaced by another."""
 
     @property
     def requested_kind(self) -> str:
@@ -126,7 +126,7 @@ class Store(Protocol):
 
     @property
     def min_score(self) -> float | None:
-        """Lowest score of a result, by default; None: any."""
+        """Default minimum score of a result; None: no minimum."""
 
     @property
     def images_per_change(self) -> int | None:
@@ -145,7 +145,7 @@ class Store(Protocol):
         """Return the location, the kind of index and its recall, as JSON-serializable values."""
 
     def set_min_score(self, score: float | None) -> None:
-        """Store another `min_score`."""
+        """Store a new `min_score`."""
 
     def __len__(self) -> int:
         """Number of images."""
@@ -154,7 +154,7 @@ class Store(Protocol):
         """Return an image by its id, or raise NoSuchItem."""
 
     def items(self, label: str | None, offset: int, limit: int) -> list[Item]:
-        """Return images in the order of their ids, optionally of one label."""
+        """Return images in the order of their ids, optionally only those with a label."""
 
     def labels(self) -> dict[str, int]:
         """Return the number of images per label, sorted by label."""
@@ -166,7 +166,7 @@ class Store(Protocol):
         """Return the k nearest images of each vector in descending order of their scores; ties are sorted by id."""
 
     def stored_rows(self, paths: Sequence[str]) -> Mapping[str, list[StoredRow]]:
-        """Return the images that the store has of these paths, by path."""
+        """Return the stored images with these paths, by path."""
 
     def ids_under(self, path: str) -> list[int]:
         """Return the ids of the images in a folder, at any depth, or of the image with this path."""
@@ -190,7 +190,7 @@ class Store(Protocol):
         Args:
             rows: Images to add.
             vectors: Vectors of the added images, (len(rows), dim).
-            ids: Their ids, in ascending order; see `free_ids`. Default: the next ones.
+            ids: Their ids, in ascending order; see `free_ids`. Default: the next free ids.
             removed: Ids of images to remove.
             labels: New labels by id; see `labels_of`.
             fields: New fields by id, as JSON.
@@ -199,7 +199,7 @@ class Store(Protocol):
 
 
 def free_ids(number: int, first: int, wanted: Sequence[int] | None = None) -> Sequence[int]:
-    """Return ids for new images: those that are wanted or, if one of them may have been used before, the next ones.
+    """Return ids for new images: `wanted`, or the next free ids if one of `wanted` may have been used before.
 
     Args:
         number: Number of images.

@@ -1,4 +1,4 @@
-"""Names of galleries: small files that say which gallery is the current one, so that another one can take its place.
+"""Names of galleries: small files that contain the location of the current gallery, so that it can be replaced.
 
 Every function and command that opens a gallery also takes the path of such a file. Replacing the file is atomic, and a
 process that has the gallery open under its name loads the other one with `Gallery.refresh`.
@@ -28,12 +28,12 @@ class GalleryName(BaseModel):
 
 
 def is_name(location: Path | str) -> bool:
-    """Return whether a location is a file, and therefore a name, and not a gallery itself."""
+    """Return whether a location is a file, and therefore a name rather than a gallery itself."""
     return not is_milvus(location) and Path(location).is_file()
 
 
 def current_location(location: Path | str) -> Path | str:
-    """Return the location of the gallery that a name stands for; any other location is returned unchanged.
+    """Return the location of the gallery that a name refers to; any other location is returned unchanged.
 
     Raises:
         GalleryError: The file was not written by `switch`.
@@ -42,22 +42,22 @@ def current_location(location: Path | str) -> Path | str:
 
 
 def switch(name: Path | str, location: Path | str) -> GalleryName:
-    """Let a name stand for a gallery from now on. Servers that follow the name load the gallery within seconds.
+    """Make a name refer to a gallery. Servers that were started with the name load the gallery within seconds.
 
-    The gallery is opened and its model is loaded before that, so that a name never stands for one that is unusable.
+    The gallery is opened and its model is loaded first, so that a name never refers to an unusable gallery.
 
     Args:
         name: File to write.
         location: Folder of the gallery, or Milvus collection.
 
     Raises:
-        GalleryError: There is no gallery, it is damaged or without its model, or the name is not one.
+        GalleryError: There is no gallery, it is damaged, its model is missing, or `name` is not a file.
     """
-    from shortlist.gallery.gallery import Gallery  # which uses this module
+    from shortlist.gallery.gallery import Gallery  # imported here because it imports this module
 
     file = Path(name)
     if is_milvus(name) or file.is_dir():
-        raise GalleryError(f"{name} is a gallery or a folder, and not a name: give the path of a file")
+        raise GalleryError(f"{name} is a gallery or a folder, not a name: give the path of a file")
     if is_name(location):
         raise GalleryError(f"{location} is itself the name of a gallery: give the gallery")
     with closing(Gallery.open(location)) as gallery:
@@ -71,13 +71,13 @@ def switch(name: Path | str, location: Path | str) -> GalleryName:
 
 
 def switch_back(name: Path | str) -> GalleryName:
-    """Let a name stand for the previous gallery again. A second call undoes this.
+    """Make a name refer to the previous gallery again. A second call undoes this.
 
     Args:
         name: File that `switch` has written.
 
     Raises:
-        GalleryError: There is no such name, no previous gallery, or it does not exist any more.
+        GalleryError: There is no such name, no previous gallery, or it no longer exists.
     """
     file = Path(name)
     if not is_name(name):
@@ -85,10 +85,10 @@ def switch_back(name: Path | str) -> GalleryName:
     with exclusive_write(file):
         now = _read(file)
         if now.previous is None:
-            raise GalleryError(f"{name} has stood for {now.gallery} only: there is no previous gallery")
+            raise GalleryError(f"{name} has always referred to {now.gallery}: there is no previous gallery")
         previous = _located(file, now.previous)
         if not is_milvus(previous) and not (Path(previous) / GALLERY_FILE).is_file():
-            raise GalleryError(f"the previous gallery of {name}, {previous}, does not exist any more")
+            raise GalleryError(f"the previous gallery of {name}, {previous}, no longer exists")
         return _write(file, GalleryName(gallery=now.previous, previous=now.gallery))
 
 

@@ -1,4 +1,4 @@
-"""Build timm backbones without their classifiers, or models of the user, and determine the layout of their features."""
+"""Build timm backbones without classifiers, or user-defined models, and determine the layout of their features."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ class Layout:
     """Layout of the features of a backbone."""
 
     channels: int
-    tokens: bool  # (B, N, C), as of a ViT; otherwise feature maps
+    tokens: bool  # (B, N, C), as in a ViT; otherwise feature maps
     channels_last: bool  # feature maps are (B, H, W, C) instead of (B, C, H, W)
     prefix_tokens: int  # number of class and register tokens before the patch tokens
     class_token: bool  # whether the first token is a class token
@@ -45,8 +45,8 @@ def create_backbone(
     """Build a timm model with random weights, without classifier and pooling, and inspect its features.
 
     Model families support different options, so several combinations are tried, the most general first: position
-    embeddings that are resampled to any image size, no size option, and a fixed `image_size`; each without pooling
-    first, and then with it, since a few models cannot omit it.
+    embeddings that are resampled to any image size, no size option, and a fixed `image_size`. Each is tried without
+    pooling first, and then with pooling, which a few models cannot omit.
 
     Args:
         name: Name of a timm model, with or without a tag.
@@ -85,7 +85,7 @@ def create_backbone(
 
 
 def build_module(reference: str, arguments: Mapping[str, Any]) -> nn.Module:
-    """Build a model of the user by the reference of a function or class, `package.module:name`.
+    """Build a user-defined model from the reference of a function or class, `package.module:name`.
 
     Raises:
         ConfigError: The function cannot be imported, or fails.
@@ -100,7 +100,7 @@ def build_module(reference: str, arguments: Mapping[str, Any]) -> nn.Module:
 
 
 def inspect_module(name: str, module: nn.Module, image_size: int | None) -> tuple[Layout, DataConfig]:
-    """Run a model of the user on an image; return the layout of its output, and its preprocessing.
+    """Run a user-defined model on images, and return the layout of its output and its preprocessing.
 
     Raises:
         ModelError: It fails, or does not return a vector per image.
@@ -126,7 +126,7 @@ def inspect_module(name: str, module: nn.Module, image_size: int | None) -> tupl
 def extract_features(backbone: nn.Module, layout: Layout, images: Tensor) -> Tensor:
     """Compute features of normalised images: maps (B, C, H, W), or tokens (B, N, C) with the prefix tokens first.
 
-    A model of the user returns vectors (B, d) instead.
+    A user-defined model returns vectors (B, d) instead.
     """
     features: Tensor = backbone(images) if layout.from_forward else backbone.forward_features(images)  # type: ignore[operator]
     return features.permute(0, 3, 1, 2) if layout.channels_last else features
@@ -198,7 +198,7 @@ def _inspect(name: str, backbone: nn.Module, native_size: tuple[int, int], image
 
 
 def _freeze_unused(backbone: nn.Module, layout: Layout, image: Tensor) -> None:
-    """Freeze parameters after the features: distributed training would wait for their gradients forever."""
+    """Freeze parameters after the features, because distributed training would wait for their gradients forever."""
     parameters = list(backbone.parameters())
     gradients = torch.autograd.grad(extract_features(backbone, layout, image).sum(), parameters, allow_unused=True)
     for parameter, gradient in zip(parameters, gradients, strict=True):

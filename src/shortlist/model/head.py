@@ -1,4 +1,4 @@
-"""The head of an embedder: what follows the pooling, and is trained alone if the backbone is frozen."""
+"""The head of an embedder: the layers after the pooling, which are trained alone if the backbone is frozen."""
 
 from __future__ import annotations
 

@@ -60,7 +60,7 @@ def write(folder: Path, state: Mapping[str, Tensor], config: Mapping[str, Any]) 
 
 
 def read(folder: Path) -> SavedEmbedder:
-    """Read what `write` wrote, and verify its digest.
+    """Read the files that `write` wrote, and verify their digest.
 
     Raises:
         ModelError: A file is missing, damaged, edited, or of an unknown format.

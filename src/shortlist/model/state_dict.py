@@ -49,7 +49,7 @@ def read_state_dict(file: Path) -> Tensors:
 
 
 def differences(expected: Mapping[str, Tensor], found: Mapping[str, Tensor]) -> str | None:
-    """Describe how names and shapes differ, or return None if they do not.
+    """Describe how names and shapes differ, or return None if they are the same.
 
     The batch counters of BatchNorm are not compared: old files lack them, and shortlist does not use them.
 
@@ -70,7 +70,7 @@ def differences(expected: Mapping[str, Tensor], found: Mapping[str, Tensor]) -> 
 
 
 def load_completely(module: nn.Module, tensors: Mapping[str, Tensor], message: str) -> None:
-    """Load tensors into a module, all of them or none.
+    """Load tensors into a module: all of them, or none if they do not fit.
 
     Args:
         module: Module that is changed in place.

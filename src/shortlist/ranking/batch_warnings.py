@@ -9,9 +9,9 @@ import warnings
 import torch
 from torch import Tensor
 
-_CHECKED_CALLS, _CHECKED_ROWS = 4, 8  # whose norms are computed: reading them makes a GPU wait
+_CHECKED_CALLS, _CHECKED_ROWS = 4, 8  # few, because reading the norms makes a GPU wait
 _TOLERANCE = 0.01  # of a norm; rounding to bfloat16 changes it by at most 0.004
-_LIBRARIES = {"shortlist", "torch", "pytorch_metric_learning"}  # between the user's code and a warning
+_LIBRARIES = {"shortlist", "torch", "pytorch_metric_learning"}  # not the user's code
 
 _calls = itertools.count()
 _shown: set[str] = set()
@@ -43,7 +43,7 @@ def warn_without_positives() -> None:
 
 
 def _warn_once(kind: str, message: str) -> None:
-    """Show a warning at the line of the user's code that led to it, unless one of this kind has been shown."""
+    """Show a warning at the line of the user's code that caused it, unless one of this kind has been shown."""
     if kind in _shown:
         return
     _shown.add(kind)

@@ -16,8 +16,8 @@ class Calibration:
     """Mean over positives of max(positives_above - s, 0), plus mean over negatives of max(s - negatives_below, 0).
 
     Args:
-        positives_above: Similarity that positives should have at least.
-        negatives_below: Similarity that negatives should have at most.
+        positives_above: Minimum similarity of positives.
+        negatives_below: Maximum similarity of negatives.
     """
 
     positives_above: float
@@ -55,8 +55,8 @@ def calibration_loss(
     Args:
         embeddings: Unit vectors of shape (B, d).
         labels: Integer labels of shape (B,). Items with equal labels are positives of each other.
-        positives_above: Similarity that positives should have at least.
-        negatives_below: Similarity that negatives should have at most.
+        positives_above: Minimum similarity of positives.
+        negatives_below: Maximum similarity of negatives.
         tile_size: Number of queries per tile. Default: chosen by the size of the batch. Affects memory and time only.
 
     Returns:

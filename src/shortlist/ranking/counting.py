@@ -94,7 +94,7 @@ def soft_steps(
 
 
 class DenseCounts:
-    """Counts from one sigmoid per pair of item and threshold. No shape depends on the data, as GPUs need it.
+    """Counts from one sigmoid per pair of item and threshold. No shape depends on the data, as GPUs require.
 
     Args:
         steps: `soft_steps`, or `compiled_steps` for the same computation fused by torch.compile.
@@ -377,7 +377,7 @@ class PositiveCounts:
         positives: Similarities of the positives, of shape (T, P).
         present: Boolean mask of shape (T, P) that is False for padding.
         scale: Inverse temperature of the sigmoid.
-        exact: Whether to count exactly, ties included. There is no gradient then.
+        exact: Whether to count exactly, including ties. Exact counts have no gradient.
     """
 
     def __init__(self, positives: Tensor, present: Tensor, scale: float, scratch: Scratch, exact: bool = False):

@@ -133,7 +133,7 @@ def streamed_loss(
         relevance = ListedPairs(indices_tuple, embeddings, embeddings if ref_emb is None else ref_emb)
     else:
         relevance = label_relevance(labels, None if ref_labels is None else ref_labels.long(), count_query)
-    if not relevance.counts and indices_tuple is None:  # pairs that a miner lists may well be none
+    if not relevance.counts and indices_tuple is None:  # a miner may return no pairs
         warn_without_positives()
     backward = torch.is_grad_enabled() and any(
         each is not None and each.requires_grad for each in (embeddings, ref_emb)

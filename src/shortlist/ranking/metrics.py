@@ -51,7 +51,7 @@ def query_scores(
         gallery: Gallery of shape (N, d). Default: the queries are the gallery, and each query is excluded from its own
             results by its index.
         gallery_labels: Labels of the gallery, of shape (N,).
-        tile_size: Number of queries per tile. Default: such that a tile takes about 16 MB.
+        tile_size: Number of queries per tile. Default: chosen for tiles of about 16 MB.
         progress: Function that is called with the number of finished queries and the number of queries that have a
             positive.
 

@@ -33,9 +33,9 @@ def series(items: int, dtype: torch.dtype) -> tuple[float, list[float]]:
     """Approximate sigmoid(x) below x = -depth by a short polynomial in y = e^x.
 
     Since sigmoid(x) = y / (1 + y), the factor 1 / (1 + y) is interpolated at the Chebyshev nodes of 0 < y < e^-depth.
-    With n terms the error is less than 2 (e^-depth / 4)^n e^-depth, and the depth is chosen such that this error is
-    negligible in a sum over `items` terms (see `flat_from`). The number of terms is such that the n-th power of every
-    y that is not negligible stays within `exponent_range`.
+    With n terms the error is less than 2 (e^-depth / 4)^n e^-depth, and the depth is chosen so that this error is
+    negligible in a sum over `items` terms (see `flat_from`). The number of terms is chosen so that the n-th power of
+    every y that is not negligible stays within `exponent_range`.
 
     Returns:
         The depth, and the coefficients of y, y^2, ...

@@ -18,7 +18,7 @@ from shortlist.ranking.precision import full_precision
 from shortlist.ranking.relevance import HIDDEN
 from shortlist.ranking.scratch import Scratch
 
-TILE = 2**22  # similarities in memory at once, unless the consumer chooses the shape of the tiles
+TILE = 2**22  # number of similarities in memory at once, unless the consumer chooses the shape of the tiles
 
 
 class VectorSource(Protocol):
@@ -74,7 +74,7 @@ class Ranker:
         gallery: Items of the same dtype and on the same device, (n, d).
         hidden: Pairs of a query and an item that is not in its ranking: ascending indices of queries, and indices of
             items. Those outside the gallery are ignored.
-        excluded: Mask of the items that are in no ranking, (n,).
+        excluded: Mask of the items that are excluded from all rankings, (n,).
         check: Function that is called with the similarities of each tile before items are hidden, and the index of the
             tile's first item.
     """
@@ -113,8 +113,8 @@ class Ranker:
 
         Args:
             rows: Maximum number of queries per tile. Default: all.
-            columns: Maximum number of items per tile. Default: such that neither the similarities nor the items of a
-                tile are more than `TILE` numbers.
+            columns: Maximum number of items per tile. Default: neither the similarities nor the items of a tile are
+                more than `TILE` numbers.
             symmetric: Whether the queries are the gallery, and only tiles on and above the diagonal are needed. The
                 similarities of the other tiles are those of a tile above the diagonal, transposed.
         """

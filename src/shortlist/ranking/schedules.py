@@ -10,7 +10,7 @@ from shortlist.ranking.inputs import check_temperature
 
 @dataclass(frozen=True)
 class Schedule:
-    """A number that moves geometrically from `start` to `end` in the first part of training, and then stays there.
+    """A number that changes geometrically from `start` to `end` in the first part of training, and is then constant.
 
     It is a function of the progress of training, so there is no state to save and restore.
 
@@ -68,7 +68,7 @@ def check_setting(value: float | Schedule, name: str) -> float | Schedule:
 
 
 def current_value(setting: float | Schedule, progress: float | None) -> float:
-    """Return a setting at this progress of training, from 0 to 1, which only a schedule needs to know."""
+    """Return the value of a setting at this progress of training, from 0 to 1. A constant needs no progress."""
     if not isinstance(setting, Schedule):
         return setting
     if progress is None:

@@ -10,8 +10,8 @@ from contextlib import contextmanager
 import torch
 from torch import Tensor
 
-_LARGE = 2**20  # elements from which a buffer is rounded up to a power of two
-_KEPT_BYTES = 64 * 2**20  # of the buffers that a thread keeps between calls, which small batches need most
+_LARGE = 2**20  # number of elements from which the size of a buffer is rounded up to a power of two
+_KEPT_BYTES = 64 * 2**20  # maximum size of the buffers that a thread keeps between calls; small batches need them most
 
 
 class Scratch:
@@ -49,7 +49,7 @@ def kept_scratch(device: torch.device, dtype: torch.dtype) -> Iterator[Scratch]:
     """Provide buffers that a thread keeps between calls, unless they are large.
 
     GPUs do not need this, because their allocator keeps memory itself. Tensors of inference mode and of fake modes
-    cannot be used outside of these modes, so that they are not kept.
+    cannot be used outside of these modes, so they are not kept.
     """
     plain = type(torch.empty(0, device=device)) is Tensor and not torch.is_inference_mode_enabled()
     kept = _kept.scratch if plain and device.type == "cpu" else {}

@@ -15,7 +15,7 @@ class Sharing:
     queries = slice(None)  # part of the queries, in ascending order of their number of positives
 
     def sum(self, compute: Callable[[], Tensor]) -> Tensor:
-        """Return the sum of what `compute` returns in each process."""
+        """Return the sum of the results of `compute` in all processes."""
         return compute()
 
     def sum_gradient(self, gradient: Tensor, embeddings: Tensor) -> Tensor:
@@ -40,7 +40,7 @@ def current_sharing() -> Sharing:
 
 @contextmanager
 def shared_queries(sharing: Sharing) -> Iterator[None]:
-    """Divide the queries of all losses that are computed in the `with` block. All processes must compute the same."""
+    """Divide the queries of all losses computed in the `with` block. All processes must compute the same losses."""
     token = _current.set(sharing)
     try:
         yield

@@ -69,7 +69,7 @@ class VirtualBatch(NamedTuple):
 
 
 class VirtualBatchWithNegatives(VirtualBatch):
-    """Virtual examples of which some mix two labels.
+    """Virtual examples, some of which mix two labels.
 
     Such an example is a negative of the queries of all other labels. It is neither a positive nor a query, and the
     queries of its two labels ignore it.
@@ -111,7 +111,7 @@ class SiMix:
         check_labels(labels, several=True)
         labels = labels.long()
         if labels.ndim > 1:
-            return self._of_several_labels(labels)
+            return self._for_several_labels(labels)
         members = labels.argsort(stable=True)
         position = torch.arange(len(labels), device=labels.device)
         by_label = labels[members]
@@ -126,7 +126,7 @@ class SiMix:
         mixed = torch.cat((pairs, self._negative_pairs(start, end)))
         return VirtualBatchWithNegatives(members[mixed], self._random(len(mixed), labels.device))
 
-    def _of_several_labels(self, labels: Tensor) -> VirtualBatch:
+    def _for_several_labels(self, labels: Tensor) -> VirtualBatch:
         if self.negatives:
             raise ValueError("virtual negatives need items with one label each: do not use them with labels of (B, L)")
         relevance = SharedLabel(labels)

@@ -32,7 +32,7 @@ class LinearTail:
             check_temperature(getattr(self, name), f"{name} of a linear tail")
 
     def excess(self, gap: Tensor, soft: Tensor, scale: float) -> Tensor:
-        """Sum what the upper bound exceeds the sigmoid by over the last dimension.
+        """Sum the difference between the upper bound and the sigmoid over the last dimension.
 
         Args:
             gap: Differences of similarities, item - threshold; -inf for items that do not count.

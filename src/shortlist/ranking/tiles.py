@@ -106,7 +106,7 @@ class Engine:
         backward: bool,
         tail: LinearTail | None = None,
     ) -> Tensor:
-        """Compute the mean loss over the queries that have a positive; of shared queries, this process's part of it.
+        """Compute the mean loss over the queries that have a positive; this process's part of it if queries are shared.
 
         Args:
             head: Loss as a function of ranks.

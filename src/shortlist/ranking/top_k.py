@@ -1,8 +1,8 @@
 """The k most similar items of each query, collected exactly from the tiles of the streaming ranker.
 
-A similarity threshold per query is estimated from a sample of the gallery, such that slightly more than k items are
-expected to reach it. Only those are considered further. Queries for which fewer than k items reach it are searched
-again without a threshold.
+A similarity threshold per query is estimated from a sample of the gallery, so that slightly more than k items are
+expected to reach it. Only these items are candidates. Queries for which fewer than k items reach the threshold are
+searched again without one.
 """
 
 from __future__ import annotations
@@ -17,9 +17,9 @@ from torch import Tensor
 from shortlist.ranking.ranker import Ranker, Tile, products
 
 BLOCK_SIZE = 4_096  # queries searched at once; rows and columns of a tile if the queries are the gallery (64 MB)
-PRODUCTS_PER_TILE, MAX_COLUMNS = 2**23, 65_536  # otherwise: 32 MB, and items per tile for any number of queries
-SAMPLE_SIZE = 2_048  # items from which the thresholds are estimated
-CAPACITY_FACTOR = 1.5  # candidates per query, times k; with less, the result would not fit into their memory
+PRODUCTS_PER_TILE, MAX_COLUMNS = 2**23, 65_536  # other tiles: 32 MB, and maximum number of items
+SAMPLE_SIZE = 2_048  # number of items from which the thresholds are estimated
+CAPACITY_FACTOR = 1.5  # number of candidates per query, divided by k; fewer could not be overwritten by the result
 QUERIES_PER_SORT = 1_024
 
 Found = tuple[Tensor, Tensor]  # similarities and indices of items, (q, k) each
@@ -85,7 +85,7 @@ def _estimate(ranker: Ranker, k: int) -> Estimate:
     rows = torch.arange(len(ranker.gallery), device=ranker.gallery.device)
     if ranker.excluded is not None:
         rows = rows[~ranker.excluded]
-    expected = k * SAMPLE_SIZE / max(len(rows), 1)  # of the k results, those in the sample
+    expected = k * SAMPLE_SIZE / max(len(rows), 1)  # expected number of the k results that are in the sample
     rank = math.ceil(expected + 2 * expected**0.5 + 1)
     if len(rows) <= SAMPLE_SIZE or rank > SAMPLE_SIZE:
         return _no_thresholds
@@ -144,10 +144,10 @@ class _Candidates:
         counts = self.counts[first : first + len(new)]
         full = counts + new > self.capacity
         if full.any():
-            its = full[query]
-            row = (full.cumsum(0) - 1)[query[its]]
-            self._keep_best(first + full.nonzero().view(-1), row, slot[its], keys[its])
-            query, slot, keys = query[~its], slot[~its], keys[~its]
+            is_full = full[query]
+            row = (full.cumsum(0) - 1)[query[is_full]]
+            self._keep_best(first + full.nonzero().view(-1), row, slot[is_full], keys[is_full])
+            query, slot, keys = query[~is_full], slot[~is_full], keys[~is_full]
             new.masked_fill_(full, 0)
         self.keys.view(-1)[(query + first) * self.capacity + counts[query] + slot] = keys
         counts += new

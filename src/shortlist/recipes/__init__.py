@@ -1,4 +1,4 @@
-"""Recipes: YAML files with every setting of an experiment, which inherit what they share.
+"""Recipes: YAML files with every setting of an experiment, which inherit shared settings.
 
 A recipe inherits from one or more others with `inherits: NAME` or a list of names. The inherited values are merged in
 the given order, section by section, and the values of the recipe itself are merged last. `name`, `about`, `paper` and
@@ -92,16 +92,16 @@ def differences(config: RunConfig) -> list[str]:
     return [f"{key}={current[key]} (the recipe: {recipe.get(key)})" for key in changed]
 
 
-def _resolve(recipe: str, heirs: tuple[str, ...]) -> dict[str, Any]:
-    """Merge a recipe with everything that it inherits; `heirs` is the chain of recipes that inherit from it."""
+def _resolve(recipe: str, children: tuple[str, ...]) -> dict[str, Any]:
+    """Merge a recipe with everything that it inherits; `children` is the chain of recipes that inherit from it."""
     packaged = _packaged_files(parts=True)
     file = packaged.get(recipe) or Path(recipe)
-    if file.resolve() in {(packaged.get(heir) or Path(heir)).resolve() for heir in heirs}:
-        raise ConfigError(f"These recipes inherit from each other in a circle: {' -> '.join((*heirs, recipe))}")
+    if file.resolve() in {(packaged.get(child) or Path(child)).resolve() for child in children}:
+        raise ConfigError(f"These recipes inherit from each other in a circle: {' -> '.join((*children, recipe))}")
     if not file.is_file():
         known = did_you_mean(Path(recipe).name, packaged)
         raise ConfigError(
-            f"{heirs[-1]} inherits from {Path(recipe).name!r}, but there is no such recipe or file; {known}"
+            f"{children[-1]} inherits from {Path(recipe).name!r}, but there is no such recipe or file; {known}"
         )
     values = dict(_packaged_values(recipe) if recipe in packaged else _read_values(file, recipe))
     inherits = values.pop("inherits", [])
@@ -110,8 +110,8 @@ def _resolve(recipe: str, heirs: tuple[str, ...]) -> dict[str, Any]:
         raise ConfigError(f"{recipe}: inherits must be the name of a recipe or a list of names, not {inherits!r}.")
     merged: dict[str, Any] = {}
     for name in names:
-        known = name if name in packaged else str(Path(recipe).parent / name)  # paths are relative to the heir
-        parent = _resolve(known, (*heirs, recipe))
+        known = name if name in packaged else str(Path(recipe).parent / name)  # paths are relative to this recipe
+        parent = _resolve(known, (*children, recipe))
         merged = _merge(merged, {key: value for key, value in parent.items() if key not in NOT_INHERITED})
     return _merge(merged, values)
 
@@ -125,7 +125,7 @@ def _read_values(file: Path, where: str) -> dict[str, Any]:
 
 @cache
 def _packaged_values(name: str) -> Mapping[str, Any]:
-    """Read a packaged file, once: listing all recipes needs the shared parts many times."""
+    """Read a packaged file. It is cached, because listing all recipes reads the shared parts many times."""
     return _read_values(_packaged_files(parts=True)[name], name)
 
 

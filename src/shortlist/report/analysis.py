@@ -28,7 +28,7 @@ from shortlist.training.plan import decoding_workers
 from shortlist.training.run_evaluation import embed_test
 
 NUM_RESULTS = 10  # results per query
-NUM_BINS = 100  # of the histograms of similarities, from -1 to 1
+NUM_BINS = 100  # number of bins of the histograms of similarities, from -1 to 1
 
 
 @dataclass(frozen=True, eq=False)
@@ -55,7 +55,7 @@ class Analysis:
         results: The most similar images, best first, (Q, 10); -1 if there are fewer than 10.
         similarities: Similarities of the results to the query, (Q, 10).
         correct: Whether a result is a positive of the query, (Q, 10).
-        num_positives: Number of positives in the gallery, (Q,). Queries with 0 count in no metric.
+        num_positives: Number of positives in the gallery, (Q,). Queries without positives are excluded from metrics.
         first_rank: Rank of the first positive, starting at 1, (Q,); 0 without a positive.
         best_positive: Similarity of the most similar positive, (Q,); -inf without a positive.
         best_negative: Similarity of the most similar negative, (Q,); -inf without a negative.
@@ -117,7 +117,7 @@ def open_test(
 
 
 def analyse(vectors: Tensor, catalog: Catalog, progress: Callable[[int, int], None] | None = None) -> Analysis:
-    """Rank the gallery for every query of a catalog. Memory is needed for the vectors and one tile of similarities.
+    """Rank the gallery for every query of a catalog, with the memory of the vectors and one tile of similarities.
 
     Positives are images of the same class or, if images have several labels, that share one. For judged queries, they
     are the positives of any setup; images that are junk in a setup and positive in none are ignored. Ties count against
@@ -142,7 +142,7 @@ def analyse(vectors: Tensor, catalog: Catalog, progress: Callable[[int, int], No
     scratch, tiles = Scratch(device, vectors.dtype), []
     for tile in ranker.rankings():
         row, column = pairs(positives[tile.queries], device)
-        ranked = tile.similarities[row, column] > HIDDEN  # the query itself is not
+        ranked = tile.similarities[row, column] > HIDDEN  # excludes the query itself
         row, column = row[ranked], column[ranked]
         # Rank positives behind negatives whose similarity is equal up to rounding.
         tile.similarities[row, column] -= tile.vectors.norm(dim=1)[row] * lengths[column]
@@ -171,20 +171,20 @@ def _relevance(catalog: Catalog, queries: Rows, gallery: Rows) -> tuple[list[Row
         junk = [np.setdiff1d(*each) for each in zip(junk, positives, strict=True)]
         return [position[rows] for rows in positives], [position[rows] for rows in junk]
     if catalog.label_sets is not None:
-        return _sharing_a_label(catalog.label_sets, queries, gallery), list(position[queries, None])
+        return _positives_by_shared_label(catalog.label_sets, queries, gallery), list(position[queries, None])
     labels = catalog.labels[gallery]
     by_class = np.argsort(labels, kind="stable")
     bounds = (np.searchsorted(labels[by_class], catalog.labels[queries], side) for side in ("left", "right"))
     return [by_class[first:last] for first, last in zip(*bounds, strict=True)], list(position[queries, None])
 
 
-def _sharing_a_label(label_sets: NDArray[np.object_], queries: Rows, gallery: Rows) -> list[Rows]:
+def _positives_by_shared_label(label_sets: NDArray[np.object_], queries: Rows, gallery: Rows) -> list[Rows]:
     """Return the gallery positions of the images that share a label with each query."""
-    having: dict[int, list[int]] = {}
-    for place, row in enumerate(gallery.tolist()):
+    positions: dict[int, list[int]] = {}  # by label
+    for position, row in enumerate(gallery.tolist()):
         for label in label_sets[row]:
-            having.setdefault(label, []).append(place)
-    return [np.unique([each for label in label_sets[row] for each in having.get(label, ())]) for row in queries]
+            positions.setdefault(label, []).append(position)
+    return [np.unique([each for label in label_sets[row] for each in positions.get(label, ())]) for row in queries]
 
 
 def _analyse_tile(similarities: Tensor, positives: tuple[Tensor, Tensor], scratch: Scratch) -> dict[str, Tensor]:

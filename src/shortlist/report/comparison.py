@@ -36,11 +36,11 @@ class ComparedTest:
     """A test that all runs have in common. If groups of runs are compared, "run" means a group of runs.
 
     Args:
-        runs: The images and their vectors by run (of a group, those of its first seed); the others are compared with
-            the first.
+        runs: The images and their vectors by run (for a group, those of its first seed). The other runs are compared
+            with the first.
         queries: Number of queries by metric.
         means: Mean over the queries (and seeds) by run and metric.
-        differences: Difference to the first run by run (without the first) and metric.
+        differences: Difference from the first run, by run (without the first) and metric.
         seeds: Mean over the queries by group, seed and metric; empty if single runs are compared.
     """
 
@@ -81,7 +81,7 @@ class Comparison:
 
     @property
     def names(self) -> list[str]:
-        """Names of what is compared: groups of runs, or runs."""
+        """Names of the compared groups or runs."""
         return list(self.groups or self.runs)
 
     @property
@@ -139,16 +139,16 @@ def format_p(difference: Difference) -> str:
 def compare_runs(
     paths: Sequence[Path | str], display: Display | None = None, *, queries: Path | str | None = None
 ) -> Comparison:
-    """Compare finished runs, or galleries, on the same queries, each with the first one, by a paired bootstrap.
+    """Compare finished runs, or galleries, with the first one on the same queries, by a paired bootstrap.
 
-    The cut-offs k are those of the first run. Tests that not all runs have in common, with the same images in the same
-    order and the same labels, are ignored.
+    The cut-offs k are those of the first run. Tests that are not common to all runs (the same images in the same order
+    with the same labels) are ignored.
 
     Args:
         paths: Folders of the runs, or glob patterns that match them. At least one is a run; others may be pretrained
             models, as in `open_encoder`, which are tested on its images. Or folders or names of galleries.
-        display: Where progress is shown.
-        queries: Labelled images that galleries are searched with. None: each labelled image searches for the others of
+        display: Shows the progress.
+        queries: Labelled images to search galleries with. None: each labelled image searches for the other images with
             its label.
 
     Raises:
@@ -172,7 +172,7 @@ def _are_galleries(paths: Mapping[str, Path]) -> bool:
     found = {name: path.is_file() or (path / "gallery.json").is_file() for name, path in paths.items()}
     if any(found.values()) and not all(found.values()):
         other = next(name for name, each in found.items() if not each)
-        raise ConfigError(f"{other} is not a gallery, unlike others: compare galleries, or runs.")
+        raise ConfigError(f"{other} is not a gallery, but others are: compare either galleries or runs.")
     return all(found.values())
 
 
@@ -203,7 +203,7 @@ def open_common_tests(runs: Mapping[str, Path], display: Display) -> list[dict[s
     of_runs = {name: _open_tests(path, display) for name, path in runs.items() if not is_pretrained(path)}
     if not of_runs:
         raise ConfigError(
-            "None of these models is a run, whose test images they could be compared on. Give a run, too."
+            "None of these models is a run, so there are no test images to compare them on. Give at least one run."
         )
     first = next(iter(of_runs.values()))
     tests_of = {
@@ -298,7 +298,7 @@ def write_comparison(comparison: Comparison, out: Path | str, display: Display |
     Args:
         comparison: The comparison.
         out: File to write.
-        display: Where progress is shown.
+        display: Shows the progress.
 
     Returns:
         The file.
@@ -350,6 +350,6 @@ def choose_differing(analyses: Mapping[str, Analysis], group_size: int = GROUP_S
 
 
 def _quality(analysis: Analysis) -> NDArray[np.float64]:
-    """Return the reciprocal rank of the first correct result per query; equal ranks differ by correct results."""
+    """Return the reciprocal rank of the first correct result per query; correct results break ties."""
     quality: NDArray[np.float64] = 1 / np.maximum(analysis.first_rank, 1) + 1e-6 * analysis.correct.sum(1)
     return quality

@@ -101,7 +101,7 @@ HITS_PER_LINE = 5
 def draw_hits(
     found: Sequence[tuple[Path, Sequence[Hit]]], path: Path | str, *, title: str = "", min_score: float | None = None
 ) -> Path:
-    """Draw what a gallery returned: each query at the left, and its hits with score, label and file name.
+    """Draw the results of a search: each query at the left, and its hits with score, label and file name.
 
     Args:
         found: Image files used as queries, each with its hits.
@@ -178,7 +178,7 @@ def _mark(draw: ImageDraw.ImageDraw, corner: Corner, side: int, correct: bool) -
 
 
 def _caption(draw: ImageDraw.ImageDraw, corner: Corner, first: str, *others: str | None) -> None:
-    """Write lines of text below an image: the first one larger, and without those that are None."""
+    """Write lines of text below an image, the first one larger. None is omitted."""
     left, top = corner[0], corner[1] + HIT_SIDE + 5
     draw.text((left, top), _shorten(draw, first, HIT_SIDE, _font(14)), INK, _font(14))
     for number, text in enumerate((text for text in others if text is not None), 1):
@@ -186,7 +186,7 @@ def _caption(draw: ImageDraw.ImageDraw, corner: Corner, first: str, *others: str
 
 
 def _shorten(draw: ImageDraw.ImageDraw, text: str, width: int, font: Font) -> str:
-    """Return the text on one line; the middle of a long text is omitted, as the end of a name is often informative."""
+    """Return the text on one line. The middle of a long text is omitted, because the end of a name is informative."""
     text = " ".join(text.split("\n"))
     shown, kept = text, len(text)
     while draw.textlength(shown, font) > width and kept > 2:

@@ -24,7 +24,7 @@ def run_demo(config: RunConfig, path: Path, display: Display) -> Path:
     Args:
         config: Configuration of the run.
         path: Folder of the run.
-        display: Where progress and messages are shown.
+        display: Shows progress and messages.
 
     Returns:
         The picture.

@@ -1,4 +1,4 @@
-"""What an analysis shows: queries worth looking at, confused classes, distributions and duplicates."""
+"""Findings of an analysis: queries to show, confused classes, distributions and duplicates."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from shortlist.search import nearest
 
 MIN_SIMILARITY = 1 - 1e-4  # of two images with equal pixels: their vectors are equal except for rounding
 NEAR_SIMILARITY = 0.98  # of two images that a model hardly distinguishes
-MAX_COMPARED = 2000  # pairs of images whose pixels are compared; only collapsed embeddings have more
+MAX_COMPARED = 2000  # maximum number of pairs whose pixels are compared; only collapsed embeddings have more
 
 
 def choose_queries(
@@ -149,7 +149,7 @@ def first_rank_histogram(analysis: Analysis) -> list[Bin]:
 
 
 def _doubling_bins(numbers: NDArray[np.int64]) -> list[tuple[int, int, NDArray[np.bool_]]]:
-    """Return the first and last number of each bin, and which of the numbers are inside."""
+    """Return the first and last number of each bin, and a mask of the numbers inside it."""
     bins, low, high = [], 1, 1
     while low <= numbers.max(initial=0):
         bins.append((low, high, (numbers >= low) & (numbers <= high)))
@@ -213,15 +213,15 @@ def near_duplicates(analysis: Analysis, catalog: Catalog) -> list[tuple[int, int
     return list(dict.fromkeys((one, other) for one, other in pairs.tolist()))
 
 
-def near(trained: Tensor, tested: Tensor) -> list[tuple[int, int]]:
-    """Find test images whose vector is nearly that of a training image: the nearest training image, and the test image.
+def near_training_images(trained: Tensor, tested: Tensor) -> list[tuple[int, int]]:
+    """Find test images whose vector is nearly that of a training image.
 
     Args:
         trained: Vectors of the training images, (n, d).
         tested: Vectors of the test images, (m, d).
 
     Returns:
-        Pairs of rows, the most similar first.
+        Rows of the nearest training image and of the test image, the most similar pair first.
     """
     scores, rows = (each[:, 0].numpy() for each in nearest(tested.cpu(), trained.cpu(), 1))
     order = np.argsort(-scores, kind="stable")

@@ -1,4 +1,4 @@
-"""Galleries as tests that can be compared: the same queries, with the vectors and the model of each gallery."""
+"""Tests that compare galleries: the same queries, with the vectors and the model of each gallery."""
 
 from __future__ import annotations
 
@@ -27,13 +27,13 @@ CUT_OFFS = (1, 5, 10)
 def open_gallery_test(
     paths: Mapping[str, Path], queries: Path | str | None, display: Display
 ) -> dict[str, EmbeddedTest]:
-    """Return what galleries find for the same queries among the labelled images that all of them have.
+    """Open a test of galleries: the same queries, and the labelled images that all galleries have in common.
 
     Args:
         paths: Folders or names of the galleries.
         queries: Labelled images, as in `open_collection`. None: each labelled image of the galleries searches for the
-            others of its label.
-        display: Where progress is shown.
+            other images with its label.
+        display: Shows the progress.
 
     Raises:
         DataError: The galleries have no labelled images in common, or the queries have none of their labels.
@@ -45,24 +45,24 @@ def open_gallery_test(
     if not common:
         raise DataError(f"{' and '.join(paths)} have no labelled images in common, so they cannot be compared.")
     catalog = catalog_of(f"{len(common):,} images of {next(iter(paths))}", [first[path] for path in common])
-    asked = None if queries is None else open_collection(queries)
+    query_images = None if queries is None else open_collection(queries)
     tests: dict[str, EmbeddedTest] = {}
     for name, gallery in galleries.items():
         with closing(gallery):
             vectors = torch.from_numpy(np.array(gallery.store.vectors([items[name][path].id for path in common])))
             tests[name] = EmbeddedTest(catalog, CUT_OFFS, vectors)
-            if asked is not None:
-                tests[name] = _with_queries(tests[name], asked, _embedded(asked, gallery, display))
+            if query_images is not None:
+                tests[name] = _with_queries(tests[name], query_images, _embed(query_images, gallery, display))
     return tests
 
 
-def _embedded(queries: Catalog, gallery: Gallery, display: Display) -> Tensor:
+def _embed(queries: Catalog, gallery: Gallery, display: Display) -> Tensor:
     with display.task(f"embedding {queries.name} with {gallery.name}", "images") as progress:
         return embed_test(gallery.encoder, queries, decoding_workers(len(queries)), None, progress).cpu()
 
 
 def _with_queries(test: EmbeddedTest, queries: Catalog, vectors: Tensor) -> EmbeddedTest:
-    """Return a test in which these images are the queries, and all others are what is searched."""
+    """Return a test in which these images are the queries, and the images of `test` are searched."""
     known = test.catalog
     if not set(queries.class_names) & set(known.class_names):
         raise DataError(f"no label of {queries.name} is one of {known.name}: the queries need the same labels.")

@@ -1,4 +1,4 @@
-"""Comparison of groups of runs: the runs of a group differ in their seed, and are paired by it."""
+"""Comparison of groups of runs. The runs of a group differ in their seed; runs of two groups are paired by seed."""
 
 from __future__ import annotations
 
@@ -28,13 +28,13 @@ Groups = dict[str, dict[int, Path]]  # folders of runs by group and seed
 
 
 def compare_groups(groups: Sequence[Sequence[Path | str]], display: Display | None = None) -> Comparison:
-    """Compare groups of finished runs on the same queries, each with the first group, paired by seed and by query.
+    """Compare groups of finished runs with the first group on the same queries, paired by seed and by query.
 
-    See `group_differences` for the bootstrap: it draws classes (of judged tests, queries), and independently seeds.
+    See `group_differences` for the bootstrap: it draws classes (queries for judged tests) and, independently, seeds.
 
     Args:
         groups: For each group the folders of its runs, or glob patterns that match them.
-        display: Where progress is shown.
+        display: Shows the progress.
 
     Raises:
         ConfigError: Fewer than two groups, the same run twice, or groups that do not have the same seeds.
@@ -55,7 +55,7 @@ def compare_groups(groups: Sequence[Sequence[Path | str]], display: Display | No
 
 
 def name_groups(groups: Sequence[Sequence[Path]]) -> list[str]:
-    """Name each group by what its paths have in common, with a * for the rest.
+    """Name each group by the common prefix and suffix of its paths, with a * in between.
 
     Example:
         >>> name_groups([[Path("runs/rsk-0"), Path("runs/rsk-1")], [Path("runs/sap-0"), Path("runs/sap-1")]])

@@ -1,4 +1,4 @@
-"""The report of a model on labelled images that belong to no run: its metrics, results and failures."""
+"""The report of a model on labelled images that do not belong to a run: its metrics, results and failures."""
 
 from __future__ import annotations
 
@@ -28,13 +28,13 @@ def write_model_report(
     *,
     root: Path | str | None = None,
 ) -> Path:
-    """Write the report of any model on labelled images, all of which are test images unless they define splits.
+    """Write the report of any model on labelled images: on the test split, or on all images if there are no splits.
 
     Args:
         name: Name of the model, as in `open_encoder`.
         data: The images, as in `open_catalog`.
         out: HTML file to write.
-        display: Where progress is shown.
+        display: Shows the progress.
         root: Root of `data`, as in `open_catalog`.
 
     Returns:
@@ -61,7 +61,7 @@ def write_model_report(
     }
     if torch.cuda.is_available():
         facts["device"] = torch.cuda.get_device_name()
-    place = [] if root is None else ["--root", str(root)]
+    root_option = [] if root is None else ["--root", str(root)]
     return write_page(
         file,
         "report.html",
@@ -79,5 +79,5 @@ def write_model_report(
         tests=[result_sections(thumbnails, test, 1, display)],
         facts=[(key, text, key == "fingerprint") for key, text in facts.items() if text],
         config="",
-        command=shlex.join(["shortlist", "report", str(name), str(data), *place, "-o", "NEW.html"]),
+        command=shlex.join(["shortlist", "report", str(name), str(data), *root_option, "-o", "NEW.html"]),
     )

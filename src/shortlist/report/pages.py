@@ -1,4 +1,4 @@
-"""What the HTML pages share: templates, thumbnails, and queries with their results.
+"""Common parts of the HTML pages: templates, thumbnails, and queries with their results.
 
 A page is a single file that contains its style, script and pictures, and loads nothing from the network.
 """

@@ -1,4 +1,4 @@
-"""What the paper's tables derive from results: means over the landmark tests, and relative reductions of the error."""
+"""Derived numbers in the paper's tables: means over the landmark tests, and relative reductions of the error."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def percentages(evaluations: Iterable[Evaluation]) -> Results:
 
 
 def error_reduction(value: float, reference: float) -> float | None:
-    """Return by how many % the error 100 - value is smaller than 100 - reference; None if the latter is 0.
+    """Return the relative reduction in % from the error 100 - reference to 100 - value; None if the former is 0.
 
     Example:
         >>> round(error_reduction(88.2, 86.5)), round(error_reduction(97.4, 97.7))
@@ -75,7 +75,7 @@ def reductions_to_previous_best(config: RunConfig, results: Results) -> dict[str
 
 
 def landmark_means(results: Results) -> dict[str, float]:
-    """Return the mean mAP over all landmark tests and over those with R1M; a mean that lacks a result is left out.
+    """Return the mean mAP over all landmark tests and over those with R1M. A mean with a missing result is left out.
 
     Example:
         >>> landmark_means({test: {"mAP medium": 60.0, "mAP hard": 30.0} for test in ("roxford5k+r1m", "rparis6k+r1m")})

@@ -12,7 +12,7 @@ from shortlist.training.interim_tests import INTERIM_TEST
 
 WIDTH, HEIGHT = 440, 220
 LEFT, RIGHT, TOP, BOTTOM = 52, 12, 12, 36
-MAX_POINTS = 240  # of a line: about what a screen can show
+MAX_POINTS = 240  # maximum number of points of a line, about the resolution of a plot
 
 Point = tuple[float, float]
 Label = tuple[float, str]  # position and text

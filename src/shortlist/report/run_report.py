@@ -31,9 +31,9 @@ from shortlist.training.folder import ImagesChangedError
 from shortlist.training.plan import decoding_workers
 from shortlist.training.run_evaluation import embed_test
 
-MAX_CLASSES = 150  # that are shown with a query, over all tests: together with the other groups a few MB of thumbnails
-MAX_DUPLICATES = 24  # pairs that are shown
-MAX_COMPARED_IMAGES = 50_000  # by their looks: decoding them takes a few minutes
+MAX_CLASSES = 150  # classes with a query in the report, over all tests; all thumbnails together take a few MB
+MAX_DUPLICATES = 24  # maximum number of pairs that are shown
+MAX_COMPARED_IMAGES = 50_000  # images that are compared visually; decoding them takes a few minutes
 
 
 @dataclass(frozen=True)
@@ -67,9 +67,9 @@ class LookAlikes:
     """Images of a run that look the same, although their files differ.
 
     Args:
-        leaks: Pairs of a training image and a validation or test image, some of them.
+        leaks: Some pairs of a training image and a validation or test image.
         num_leaks: Number of all such pairs.
-        classes: Other pairs of images of different classes, some of them.
+        classes: Some other pairs of images of different classes.
         num_classes: Number of all such pairs.
     """
 
@@ -94,7 +94,7 @@ def write_report(
     Args:
         path: Folder of the run.
         out: File to write; report.html in the run's folder by default.
-        display: Where progress is shown.
+        display: Shows the progress.
         model: The model, if it was given in Python; see `Encoder.from_run`.
         training_images: Whether to embed the training images, and to list test images with almost the same vector.
 
@@ -165,10 +165,10 @@ def write_report(
 
 
 def report_after_training(folder: RunFolder, display: Display, model: nn.Module | None = None) -> None:
-    """Write the report of a run that was just trained. A failure is only a message: the run itself is complete."""
+    """Write the report of a run that was just trained. If this fails, only a message is shown."""
     try:
         file = write_report(folder.path, display=display, model=model)
-    except Exception as error:  # no error here may end a finished training
+    except Exception as error:  # an error in the report must not end a finished training
         retry = f"shortlist report {shlex.quote(str(folder.path))}"
         reason = f"{type(error).__name__}: {error}"
         display.message(f"The report could not be written ({reason}). To try again: {retry}", report=None)
@@ -183,7 +183,7 @@ def result_sections(thumbnails: Thumbnails, test: EmbeddedTest, num_tests: int, 
         thumbnails: Thumbnails of the page.
         test: The images and their vectors.
         num_tests: Number of tests in the report, which share the number of classes to show.
-        display: Where progress is shown.
+        display: Shows the progress.
     """
     catalog = test.catalog
     with display.task(f"ranking {catalog.name}", "queries") as progress:
@@ -225,10 +225,10 @@ def result_sections(thumbnails: Thumbnails, test: EmbeddedTest, num_tests: int, 
 
 
 def look_alikes(thumbnails: Thumbnails, catalog: Catalog, display: Display) -> LookAlikes | None:
-    """Compare the looks of all images of a run; None if there are too many."""
+    """Find images of a run that look the same; None if there are too many images."""
     if len(catalog) > MAX_COMPARED_IMAGES:
         return None
-    with display.task("comparing the looks of all images", "images") as progress:
+    with display.task("searching for images that look the same", "images") as progress:
         found = find_look_alikes(catalog, progress=progress)
     by_kind: dict[bool, list[tuple[Picture, Picture]]] = {True: [], False: []}
     for (one, other), leak in found:
@@ -243,8 +243,12 @@ def look_alikes(thumbnails: Thumbnails, catalog: Catalog, display: Display) -> L
 def _near_training(
     thumbnails: Thumbnails, train: Catalog, trained: Tensor, tests: Sequence[EmbeddedTest]
 ) -> tuple[list[tuple[Picture, Picture]], int]:
-    """Return pictures of training and test images with almost the same vector, of some pairs, and the number of all."""
-    pairs = [(row, test.catalog, other) for test in tests for row, other in findings.near(trained, test.vectors)]
+    """Return some pairs of training and test images with almost the same vector, and the number of all pairs."""
+    pairs = [
+        (row, test.catalog, other)
+        for test in tests
+        for row, other in findings.near_training_images(trained, test.vectors)
+    ]
     shown = [
         (Picture.of(thumbnails, train, row), Picture.of(thumbnails, catalog, other))
         for row, catalog, other in pairs[:MAX_DUPLICATES]
@@ -284,7 +288,7 @@ def _similarity_plot(analysis: Analysis) -> Plot:
 def _run_facts(
     folder: RunFolder, config: RunConfig, plan: Plan | None, records: Sequence[dict[str, Any]]
 ) -> list[tuple[str, str, bool]]:
-    """Return name, text and whether it is code of each fact; without a plan, those known from the run's folder."""
+    """Return the name, the text and whether it is code for each fact; without a plan, fewer facts are known."""
     facts = folder.facts().model_dump() if folder.facts_file.exists() else {}
     texts = {
         "recipe": f"{config.name}{': ' if config.about else ''}{config.about}",

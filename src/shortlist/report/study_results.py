@@ -52,7 +52,7 @@ CLAIMS = {
 
 
 class _Results(BaseModel):
-    """What is needed of the contents of results.json."""
+    """The fields of results.json that are used here."""
 
     study: str
     config: dict[str, Any]
@@ -72,7 +72,7 @@ def read_results(file: Path) -> dict[str, Any]:
 
 
 def shown_metric(results: dict[str, Any]) -> str:
-    """Return the metric to show: r@1 or, if it was not measured, another one."""
+    """Return the metric to show: the first of `METRICS` that was measured, or any other."""
     measured: list[str] = next(list(case["metrics"]) for case in results["cases"] if "metrics" in case)
     return next((name for name in METRICS if name in measured), measured[0])
 

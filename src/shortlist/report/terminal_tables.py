@@ -26,7 +26,7 @@ def print_evaluations(
     Args:
         evaluations: The evaluations.
         paper: Names of all tests that the paper reports.
-        console: Where to print; the standard output by default.
+        console: Console to print to. Default: standard output.
         reproduced: Our results with the recipe by test and metric, empty if there are none yet; None to omit them.
     """
     console = console or Console()
@@ -79,7 +79,7 @@ def counts(evaluation: Evaluation) -> str:
 
 
 def print_comparison(comparison: Comparison, console: Console | None = None) -> None:
-    """Print a table per test with every metric of every run or group and the differences to the first, and verdicts."""
+    """Print a table per test with all metrics of each run or group and the differences from the first, and verdicts."""
     console = console or Console()
     for test in comparison.tests:
         first, *others = test.runs

@@ -10,7 +10,7 @@ import numpy as np
 
 from shortlist.report.analysis import Analysis
 
-ENOUGH = 0.5  # share of the queries that still find a correct image with a recommended score
+MIN_FOUND = 0.5  # minimum share of the queries that still find a correct image with a recommended score
 RATES = (0.01, 0.05, 0.1, 0.2)
 STEPS = 1000  # per unit of similarity: a threshold has three decimals
 
@@ -20,10 +20,10 @@ class Threshold:
     """A minimum score.
 
     Args:
-        rate: Highest allowed rate of false matches.
-        min_score: The lowest minimum score with three decimals whose rate of false matches is not higher; at most 1.
-        false_matches: Share of the queries with a wrong result of at least this score: what a query finds whose class
-            is not in the gallery.
+        rate: Maximum rate of false matches.
+        min_score: The lowest minimum score with three decimals that does not exceed this rate; at most 1.
+        false_matches: Share of the queries with a wrong result of at least this score: the rate of false matches of
+            queries whose class is not in the gallery.
         found: Share of the queries with a positive that have a correct result of at least this score.
     """
 
@@ -60,5 +60,5 @@ def thresholds(analysis: Analysis, rates: Sequence[float] | None = None) -> list
 
 
 def recommended(found: Sequence[Threshold]) -> Threshold | None:
-    """Return the first minimum score with which half of the queries or more still find a correct image, or None."""
-    return next((each for each in found if each.found >= ENOUGH), None)
+    """Return the first minimum score with which at least half of the queries still find a correct image, or None."""
+    return next((each for each in found if each.found >= MIN_FOUND), None)

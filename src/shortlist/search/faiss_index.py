@@ -1,6 +1,7 @@
-"""Search with FAISS: exact, or with an approximate index of the first of the vectors and exact among the others.
+"""Search with FAISS: exact, or with an approximate index.
 
-This includes which kind of index suits how many vectors, how to build one, and what part of the exact results it finds.
+The index may cover only the first vectors; the others are then searched exactly. This module also chooses the kind of
+index by the number of vectors, builds it, and measures its recall.
 """
 
 from __future__ import annotations
@@ -28,13 +29,13 @@ HNSW_CONSTRUCTION_CANDIDATES = 100  # efConstruction
 BYTES_PER_VECTOR = 64  # size of IVF-PQ codes: 1/32 of 512 dimensions in float32
 VECTORS_PER_CENTROID = 39  # training vectors per centroid of IVF-PQ, as FAISS recommends
 MIN_IVFPQ_VECTORS = 256 * VECTORS_PER_CENTROID  # PQ codes have 256 centroids; fewer vectors are searched exactly
-MAX_LISTS = 65_536  # of IVF
-MIN_TRAINING_VECTORS = 65_536  # of IVF-PQ, if there are as many
+MAX_LISTS = 65_536  # maximum number of IVF lists
+MIN_TRAINING_VECTORS = 65_536  # minimum number of training vectors of IVF-PQ, if there are enough
 RERANK_FACTOR, MIN_RERANKED = 4, 100  # IVF-PQ candidates to rerank: a multiple of the results, and at least this many
 MIN_EFFORT = 16  # number of lists (IVF-PQ) or candidates (HNSW) that a search visits
 MAX_HNSW_CANDIDATES = 1_024
 TARGET_RECALL, RECALL_AT, RECALL_QUERIES = 0.95, 10, 1_000
-MANY_QUERIES = 20  # from this number on, vectors are copied without those that cannot be found, for matrix products
+MANY_QUERIES = 20  # from this number on, the vectors that can be found are copied, for fast matrix products
 _VECTORS_PER_ADD, _VECTORS_PER_COPY = 16_384, 65_536
 
 Rows = NDArray[Any] | StackedVectors  # (n, d), may be memory-mapped
@@ -105,7 +106,7 @@ def extended(index: Any, vectors: Rows, progress: Progress | None = None) -> Any
     """Return a copy of an index with more vectors. Other threads may search the original.
 
     Args:
-        index: An index from `build` of the first of the vectors.
+        index: An index from `build` of the first vectors.
         vectors: All vectors, (n, d).
         progress: Called with the number of vectors in the index and the total number.
     """
@@ -142,7 +143,7 @@ def search(
         return search_exactly(vectors, queries, k, alive)
     among = None if alive is None else alive[:indexed]
     by_index = search_indexed(index, vectors, queries, min(k, _number(indexed, among)), among)
-    if (by_index[1] < 0).any():  # an approximate index cannot find very many
+    if (by_index[1] < 0).any():  # for a large k, an approximate index may find fewer
         return search_exactly(vectors, queries, k, alive)
     if indexed == len(vectors):
         return by_index
@@ -184,7 +185,7 @@ def _compare(vectors: NDArray[Any], queries: NDArray[np.float32], k: int, alive:
 
 
 def best(found: Sequence[Found], k: int) -> Found:
-    """Return the best k of several results, in descending order; equal scores are sorted as they were found."""
+    """Return the best k of several results, in descending order; equal scores keep their order."""
     scores, rows = (np.concatenate(each, axis=1) for each in zip(*found, strict=True))
     order = np.argsort(-scores, axis=1, kind="stable")[:, :k]
     return np.take_along_axis(scores, order, 1), np.take_along_axis(rows, order, 1)
@@ -269,7 +270,7 @@ def lowest_effort(
     """Double the effort of an approximate search until its recall is 95 %, or until it is at its maximum.
 
     Args:
-        search: Function that returns what each query finds with an effort. It is called with the result last.
+        search: Function that returns the results of each query for an effort. It is called last with the returned one.
         expected: The exact nearest neighbours of each query.
         maximum: Maximum effort.
 
@@ -328,7 +329,7 @@ def read(path: Path, vectors: Rows) -> Any:
         vectors: The vectors of the index, (n, d).
 
     Raises:
-        DataError: The file is not an index of so many vectors of this dimension.
+        DataError: The file is not an index of this number of vectors of this dimension.
     """
     faiss = _faiss()
     try:

@@ -24,20 +24,20 @@ class AccessToken:
 
     Browsers do not send a header when they load a picture. The page therefore exchanges the token for a cookie that
     scripts cannot read. Its name and value are derived from the token, so that the cookies of two servers on different
-    ports of a computer do not replace each other, and another token makes them invalid.
+    ports of a computer do not replace each other, and a new token invalidates them.
 
     Args:
-        token: Letters, digits and punctuation of ASCII, at least 16.
+        token: At least 16 ASCII letters, digits and punctuation characters.
 
     Raises:
-        ConfigError: It has too few characters, or others.
+        ConfigError: The token is too short, or has other characters.
     """
 
     def __init__(self, token: str) -> None:
         if not re.fullmatch(rf"[!-~]{{{MIN_LENGTH},}}", token):
             raise ConfigError(
-                f"`token` must have at least {MIN_LENGTH} characters, only letters, digits and punctuation of ASCII. "
-                "This prints a good one: python -c 'import secrets; print(secrets.token_urlsafe())'"
+                f"`token` must have at least {MIN_LENGTH} characters, only ASCII letters, digits and punctuation. "
+                "To generate one: python -c 'import secrets; print(secrets.token_urlsafe())'"
             )
         self._key = token.encode()
         self._cookie_name = f"shortlist-{self._derived('name')[:16]}"
@@ -52,7 +52,7 @@ class AccessToken:
             raise RequestError(401, f"The token {problem}.", {"WWW-Authenticate": "Bearer"})
 
     def set_cookie(self, request: Request, response: Response) -> None:
-        """Let the browser of a request that has the token keep the cookie."""
+        """Set the cookie in the browser of a request that has the token."""
         response.set_cookie(
             self._cookie_name,
             self._cookie_value,

@@ -101,7 +101,7 @@ class Bounds(BaseModel):
     """Limits of requests."""
 
     bytes: int = Field(description="Maximum size of an upload.")
-    pixels: int = Field(description="Maximum number of pixels of an image, uploaded or of the gallery.")
+    pixels: int = Field(description="Maximum number of pixels of an uploaded or gallery image.")
     results: int = Field(default=MAX_RESULTS, description="Maximum number of results.")
 
     @classmethod
@@ -110,7 +110,7 @@ class Bounds(BaseModel):
 
 
 class Recall(BaseModel):
-    """The part of the exact results that the index finds."""
+    """Fraction of the exact results that the index finds."""
 
     recall: float
     at: int = Field(description="Number of results.")
@@ -132,9 +132,7 @@ class GalleryFacts(BaseModel):
     name: str
     images: int
     labels: list[LabelFacts] = Field(description="Sorted by label.")
-    min_score: float | None = Field(
-        description="Lowest score of a result, unless a search sets another one; null: any."
-    )
+    min_score: float | None = Field(description="Default minimum score of the results of a search; null: no minimum.")
     limits: Bounds
     index: IndexFacts
 
@@ -153,7 +151,7 @@ REASONS = {
     400: "The request is malformed, or is for another host.",
     401: "The token is missing or wrong.",
     403: "The request comes from a page of another site.",
-    404: "The gallery has no such image, or its file cannot be read any more.",
+    404: "The gallery has no such image, or its file can no longer be read.",
     408: "The upload is too slow.",
     413: "The image has too many bytes or pixels.",
     415: "The request is not a form with an image.",

@@ -16,13 +16,13 @@ class Limits:
 
     Args:
         bytes: Maximum size of an uploaded file. Photographs of current phones have up to 15 MB.
-        pixels: Maximum number of pixels of an image, uploaded or of the gallery, read from its header. Decoding takes
-            up to 24 bytes per pixel.
+        pixels: Maximum number of pixels of an uploaded or gallery image, read from its header. Decoding takes up to 24
+            bytes per pixel.
         seconds: Maximum duration of an upload.
-        grace: Number of seconds after which an upload must have had the minimum rate.
+        grace: Number of seconds after which an upload must have reached the minimum rate.
         rate: Minimum rate of an upload in bytes per second.
-        uploads: Memory for uploads, as a number of files of the maximum size. Further requests wait, also if their
-            client uses more than half of the memory.
+        uploads: Memory for uploads, as a number of files of the maximum size. One client may use half of it. Further
+            requests wait.
         work_seconds: Maximum duration of other work for a request, such as opening a file or a search.
     """
 
@@ -44,7 +44,7 @@ class RequestError(Exception):
 
 
 def describe_errors(errors: Sequence[Mapping[str, Any]]) -> str:
-    """Turn pydantic's errors into a sentence that names the invalid values.
+    """Convert pydantic's errors to a sentence that names the invalid values.
 
     >>> describe_errors([{"loc": ("query", "k"), "msg": "Input should be less than or equal to 200"}])
     'k: input should be less than or equal to 200.'

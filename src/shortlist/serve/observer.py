@@ -19,7 +19,7 @@ from shortlist.serve.prometheus import Metrics
 
 
 class AccessLog:
-    """Writes one JSON object per request and line.
+    """Writes one line with a JSON object per request.
 
     Args:
         file: File to append to, or - for standard output. If another program renames the file, as logrotate does, a
@@ -45,7 +45,7 @@ class Observer:
 
     Args:
         app: The application.
-        metrics: Where requests are counted.
+        metrics: Counts the requests.
         log: The access log, or None.
     """
 

@@ -11,7 +11,7 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-ROUTES = (  # whose durations are measured each; all others together
+ROUTES = (  # measured separately; all other routes are measured together
     *("/api/search", "/api/items/{id}/similar", "/api/items/{id}/thumbnail", "/api/items/{id}/image"),
     *("/api/gallery", "/api/items", "/api/items/{id}", "/api/health", "/api/ready", "/metrics"),
     "other",
@@ -20,7 +20,7 @@ STATUSES = (*(200, 204, 304, 400, 401, 403, 404, 405, 408, 413, 415, 422, 500, 5
 BUCKETS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, inf)  # seconds
 GAUGES = {
     "requests_in_progress": "Requests that have not been answered yet.",
-    "requests_waiting": "Those of them that wait for a thread.",
+    "requests_waiting": "Requests that wait for a thread.",
 }
 _SHAPE = (len(ROUTES), len(STATUSES), len(BUCKETS) + 1)  # requests by duration, and the sum of the durations
 _SIZE = int(np.prod(_SHAPE))
@@ -28,7 +28,7 @@ Values = NDArray[np.float64]
 
 
 class Metrics:
-    """What a process counts. Only its event loop may change it.
+    """Counts and durations of the requests of a process. Only its event loop may change them.
 
     Args:
         folder: Folder that the processes of a server share, in which each has a file. None: this is the only process.
@@ -70,7 +70,7 @@ class Metrics:
         return "\n".join(lines) + "\n"
 
     def _sums(self) -> tuple[Values, Values]:
-        """Return the sum over all processes, also those that have ended, and the sum over those that run."""
+        """Return the sum over all processes, including those that have ended, and the sum over running processes."""
         total, current = np.zeros_like(self._values), np.zeros_like(self._values)
         if self.folder is None:
             return total + self._values, current + self._values

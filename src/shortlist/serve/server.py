@@ -31,8 +31,8 @@ from shortlist.serve.web_app import create_app
 from shortlist.supervisor import supervise
 
 LOCAL_NAMES = ("localhost", "127.0.0.1", "[::1]")
-SHUTDOWN_SECONDS = 3  # after which requests in progress when the server is stopped are answered with 503
-SENDING_SECONDS = 1  # to send these answers
+SHUTDOWN_SECONDS = 3  # time to complete requests when the server is stopped; the others are answered with 503
+SENDING_SECONDS = 1  # time to send these responses
 BACKENDS = ("torch", "onnx")
 
 
@@ -60,15 +60,15 @@ def serve(
         token: Token that requests must carry; see `create_app`.
         processes: Number of processes that answer requests. They map the same files of the gallery into memory; each
             has its own model.
-        backend: What computes the vectors of uploads: torch, or onnx for ONNX Runtime on the CPU, which needs the extra
-            `export`. Every model is converted, and compared with PyTorch, before it is used.
+        backend: Runtime that computes the vectors of uploads: torch, or onnx for ONNX Runtime on the CPU, which needs
+            the extra `export`. Every model is converted, and compared with PyTorch, before it is used.
         access_log: File to which a JSON object per request is appended, or - for standard output.
         ready: Called with the URL, and whether other computers can reach it, when connections are accepted.
 
     Raises:
-        ConfigError: The server cannot listen on this host and port, or the token is too short; there is no such
-            backend; or there are to be several processes, and the gallery is one that only this process can open.
-        ModelError: The model cannot be converted, or gives other vectors in ONNX Runtime.
+        ConfigError: The server cannot listen on this host and port; the token is too short; there is no such backend;
+            or several processes are requested for a gallery that only this process can open.
+        ModelError: The model cannot be converted, or its vectors differ in ONNX Runtime.
         KeyboardInterrupt: The server was interrupted, not terminated.
     """
     _check_backend(backend)
@@ -137,13 +137,13 @@ def _answer(ready: Callable[[], None], gallery: Gallery, listening: socket.socke
             gallery, settings.limits, settings.hosts, token=settings.token, metrics=metrics, access_log=log
         )
         server = _Server(app)
-        stack.enter_context(_returning_when_terminated())  # a process that loads its model is not to ignore signals
+        stack.enter_context(_returning_when_terminated())  # last, so that signals end a process that loads its model
         ready()
         server.run(sockets=[listening])
 
 
 class _Server(uvicorn.Server):
-    """uvicorn's server, with an end that leaves no request without an answer, and no message on the terminal."""
+    """uvicorn's server. When it is stopped, it answers all requests, and prints no messages."""
 
     def __init__(self, app: ASGIApp) -> None:
         self._draining = Draining(app)
@@ -164,8 +164,8 @@ class _Server(uvicorn.Server):
 
 @contextmanager
 def _returning_when_terminated() -> Iterator[None]:
-    """Ignore the signal that uvicorn raises again after an orderly end."""
-    if threading.current_thread() is not threading.main_thread():  # which alone handles signals
+    """Ignore the signal that uvicorn raises again after an orderly shutdown."""
+    if threading.current_thread() is not threading.main_thread():  # only the main thread handles signals
         yield
         return
     before = signal.signal(signal.SIGTERM, lambda *_: None)

@@ -24,10 +24,10 @@ from shortlist.serve.upload_memory import UploadMemory
 from shortlist.serve.uploads import check_image, declared_bytes, max_form_bytes, read_upload
 from shortlist.serve.workers import Workers
 
-WORKERS = 2  # threads that decode and embed, and as many that encode JPEGs: they bound the memory
-REFRESH_SECONDS = 2  # between two looks for changes of the gallery
-LOADING_SECONDS = 600  # for another gallery and its model
-CLOSE_SECONDS = 5  # for the work in progress when the server ends
+WORKERS = 2  # number of threads for each kind of work, such as embedding or encoding JPEGs; limits the memory
+REFRESH_SECONDS = 2  # between two checks for changes of the gallery
+LOADING_SECONDS = 600  # maximum time to load another gallery and its model
+CLOSE_SECONDS = 5  # maximum time for the work in progress when the server ends
 LARGE_IMAGE = 12_000_000  # pixels, of up to 24 bytes each while decoding: only one such image is decoded at a time
 CACHED_THUMBNAILS = 2000  # of about 15 kB each
 THUMBNAIL_SIZE, VIEW_SIZE = 320, 1600  # pixels of the longer side
@@ -43,7 +43,7 @@ class Picture(NamedTuple):
 
 
 class Service:
-    """Answers requests with the work of threads.
+    """Answers requests in threads.
 
     Args:
         gallery: The gallery to search.
@@ -67,20 +67,20 @@ class Service:
         """Wait a short time for the work in progress."""
         await asyncio.gather(*(each.close(CLOSE_SECONDS) for each in (self._searches, self._pictures, self._lookups)))
 
-    async def keep_up(self) -> None:
-        """Load the changes of the gallery, or another one that its name stands for, every few seconds for ever."""
-        said = ""
+    async def refresh_forever(self) -> None:
+        """Load changes of the gallery, or the gallery that its name now refers to, every few seconds."""
+        logged = ""
         while True:
             await asyncio.sleep(REFRESH_SECONDS)
             try:
                 await self._refreshing.run(self.gallery.refresh)
-                said = ""
-            except (ShortlistError, RequestError, OSError) as error:  # the server continues with what it has
-                if said != (said := str(error)):
+                logged = ""
+            except (ShortlistError, RequestError, OSError) as error:  # searches continue to use the previous state
+                if logged != (logged := str(error)):
                     logging.getLogger(__name__).error("%s", error)
 
     async def look_up(self, find: Callable[[], Result]) -> Result:
-        """Return what a function finds in the gallery."""
+        """Run a function that reads the gallery in a thread, and return its result."""
         return await self._lookups.run(find)
 
     async def search(self, request: Request) -> list[Hit]:
@@ -116,14 +116,14 @@ class Service:
             version = f'"{stamp[1]:x}-{stamp[0]:x}-{size}"'
             return Picture(version, None if version in known else encode(path, size, version))
         except OSError:
-            raise RequestError(404, f"The file of image {id} does not exist any more.") from None
+            raise RequestError(404, f"The file of image {id} no longer exists.") from None
         except ImageError as error:
             raise RequestError(404, f"The file of image {id} cannot be read: {error.reason.rstrip('.')}.") from None
 
     def _search(self, image: bytes, options: SearchOptions) -> list[Hit]:
         pixels = check_image(image, self.limits.pixels)
         try:
-            with self._room_for(pixels):
+            with self._lock_for(pixels):
                 return self.gallery.search(image, **options.model_dump())
         except ImageError as error:
             raise RequestError(422, f"The image is damaged: {error.reason.rstrip('.')}.") from None
@@ -139,12 +139,13 @@ class Service:
                 allowed = f"at most {self.limits.pixels / 1e6:g} million are allowed"
                 raise ImageError(path, f"it has {image.width} x {image.height} pixels, but {allowed}")
             image.draft(None, (size, size))  # a JPEG is decoded at a fraction of its size
-            with self._room_for(image.width * image.height):
+            with self._lock_for(image.width * image.height):
                 rgb = upright_rgb(image)
         rgb.thumbnail((size, size))
         out = io.BytesIO()
         rgb.save(out, format="JPEG", quality=JPEG_QUALITY)
         return out.getvalue()
 
-    def _room_for(self, pixels: int) -> AbstractContextManager[object]:
+    def _lock_for(self, pixels: int) -> AbstractContextManager[object]:
+        """Return a lock that allows only one large image to be decoded at a time; nothing for small images."""
         return self._large_image_lock if pixels > LARGE_IMAGE else nullcontext()

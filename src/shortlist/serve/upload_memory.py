@@ -9,9 +9,9 @@ from contextlib import asynccontextmanager
 
 
 class UploadMemory:
-    """A number of bytes, of which each client may use a part.
+    """A number of bytes for the uploads of all clients, with a limit per client.
 
-    An upload reserves its size before it is read. So many slow uploads of small files do not block others.
+    An upload reserves its size before it is read. Therefore, many slow uploads of small files do not block others.
 
     Args:
         total: Number of bytes.

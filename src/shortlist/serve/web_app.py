@@ -46,16 +46,16 @@ def create_app(
     """Create the search page and its JSON API as an ASGI application.
 
     Args:
-        gallery: The gallery to search. Its images are served by their ids, and no other files.
+        gallery: The gallery to search. Only its images are served, by their ids, and no other files.
         limits: Limits of requests.
         hosts: Host names that requests may use, such as localhost; None: any.
         token: Token that requests must carry as `Authorization: Bearer TOKEN`; the page asks for it. None: everyone who
             can connect may search.
-        metrics: Where requests are counted. Default: a new object.
-        access_log: Where requests are logged. Default: nowhere.
+        metrics: Counts the requests. Default: a new object.
+        access_log: Logs the requests. Default: no log.
 
     Raises:
-        ConfigError: The token has fewer than 16 characters, or others than ASCII.
+        ConfigError: The token has fewer than 16 characters, or characters that are not ASCII.
     """
     access = None if token is None else AccessToken(token)
     metrics = metrics or Metrics()
@@ -63,9 +63,9 @@ def create_app(
 
     @asynccontextmanager
     async def lifespan(_: FastAPI) -> AsyncIterator[None]:
-        following = asyncio.create_task(service.keep_up())
+        refreshing = asyncio.create_task(service.refresh_forever())
         yield
-        following.cancel()
+        refreshing.cancel()
         await service.close()
 
     app = FastAPI(
@@ -96,7 +96,7 @@ def _add_health(app: FastAPI, service: Service) -> None:
     @app.head("/api/health", include_in_schema=False)  # some health checks use HEAD
     @app.get("/api/health", responses=responses())
     async def health() -> schema.Health:
-        """Check that the server is running. It answers also while searches are in progress."""
+        """Check that the server is running. It responds even while searches are in progress."""
         return schema.Health(status="ok", version=app.version)
 
     @app.head("/api/ready", include_in_schema=False)

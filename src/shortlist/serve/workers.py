@@ -13,7 +13,7 @@ from typing import Any, ParamSpec, TypeVar
 
 from shortlist.serve.limits import RequestError
 
-MAX_STUCK = 32  # threads that take too long and are replaced by others
+MAX_STUCK = 32  # maximum number of threads that take too long and have been replaced
 Args = ParamSpec("Args")
 Result = TypeVar("Result")
 Jobs = SimpleQueue[tuple["Future[Any]", Callable[[], Any]]]
@@ -27,7 +27,7 @@ class Workers:
     Args:
         number: Number of jobs at a time; further jobs wait.
         seconds: Maximum duration of a job, from its start.
-        waiting: Called with 1 for a job that has to wait, and with -1 when it has waited.
+        waiting: Called with 1 when a job starts to wait for a thread, and with -1 when it stops waiting.
     """
 
     def __init__(self, number: int, seconds: float, waiting: Callable[[int], None] = lambda _: None) -> None:
@@ -66,14 +66,14 @@ class Workers:
             self._slots.release()
 
     async def close(self, seconds: float) -> None:
-        """Wait for the jobs in progress, but not longer than this."""
+        """Wait for the jobs in progress, for at most this number of seconds."""
         await _finished(list(self._unfinished), seconds)
 
     def _thread(self) -> Jobs:
         if self._idle:
             return self._idle.pop()
         if self._threads >= self.number + MAX_STUCK:
-            raise RequestError(503, "The server waits for too many files that cannot be read. Try again later.")
+            raise RequestError(503, "The server is waiting for too many files that cannot be read. Try again later.")
         self._threads += 1
         jobs: Jobs = SimpleQueue()
         threading.Thread(target=_work, args=(jobs,), daemon=True, name="shortlist").start()

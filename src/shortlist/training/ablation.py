@@ -101,8 +101,8 @@ def ablate(
 
     Args:
         name: One of STUDIES.
-        config: Configuration of all runs, except for the setting that varies, the method and the seed. Of its loss,
-            every setting is kept that the method has.
+        config: Configuration of all runs, except for the setting that varies, the method and the seed. Settings of its
+            loss are kept if the loss of the method has them.
         path: Folder of the study.
         values: Values of the setting in YAML notation. By default those of the paper; for batch sizes, the powers of 2
             from 16 up to the largest batch that the training classes allow, and that batch.
@@ -136,14 +136,14 @@ def ablate(
         Case(method, value, seed)
         for seed, value, method in itertools.product(range(seeds), chosen, methods or study.methods)
     ]
-    configs = [case_config(config, study, case, power) for case in cases]  # all of them first, to report mistakes early
+    configs = [case_config(config, study, case, power) for case in cases]  # all of them first, to report errors early
     if values and name == "batch-size":
         check_batch_sizes(configs, _training_images(config, display))
     folder.mkdir(parents=True, exist_ok=True)
     write_json(folder / STUDY_FILE, facts)
-    for number, (case, of_case) in enumerate(zip(cases, configs, strict=True), 1):
+    for number, (case, settings) in enumerate(zip(cases, configs, strict=True), 1):
         display.message(f"{number} of {len(cases)}: {case}", case=str(case), number=number, cases=len(cases))
-        _run(case, of_case, folder, display)
+        _run(case, settings, folder, display)
     return collect(folder)
 
 
@@ -205,7 +205,7 @@ def _run(case: Case, config: RunConfig, folder: Path, display: Display) -> None:
     except RunError as error:
         if not run.failed.exists():
             raise
-        display.message(f"{case} failed, which is recorded as its result: {error}")
+        display.message(f"{case} failed; this is recorded as its result: {error}")
 
 
 def case_config(config: RunConfig, study: Study, case: Case, power: float = 0.0) -> RunConfig:
@@ -222,7 +222,7 @@ def case_config(config: RunConfig, study: Study, case: Case, power: float = 0.0)
     if method.get("simix") and loss.get("memory") is not None:
         others = ",".join(each for each in study.methods if not METHODS[each].get("simix"))
         raise ConfigError(
-            f"loss.memory and SiMix exclude each other: omit {case.method} with --methods '{others}', or remove "
+            f"loss.memory and SiMix are mutually exclusive: omit {case.method} with --methods '{others}', or remove "
             "loss.memory."
         )
     changes = [f"loss={json.dumps(loss)}", f"{study.key}={case.value}", f"training.seed={case.seed}"]
@@ -238,10 +238,10 @@ def case_config(config: RunConfig, study: Study, case: Case, power: float = 0.0)
 
 
 def _settings_for(loss: LossConfig, name: str) -> dict[str, Any]:
-    """Return the settings of a loss that another one has as well."""
+    """Return the settings of a loss that the loss `name` has as well."""
     settings = loss.model_dump(mode="json", include={*OWN_LOSSES[name], "plus"})
     if loss.name not in ("recall_at_k", "smooth_ap"):
-        settings.pop("memory")  # of a loss of pytorch-metric-learning, which it belongs to
+        settings.pop("memory")  # it belongs to a loss of pytorch-metric-learning
     if name != "recall_at_k":
         settings["start"] |= {"rank_temperature": None, "k_factor": None}
     return settings

@@ -1,4 +1,4 @@
-"""How many views of each image the recipe folder-fast encodes, so that it takes minutes on this machine."""
+"""The number of views per image in the recipe folder-fast, chosen so that encoding takes minutes on this machine."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ from shortlist.progress import Clock
 from shortlist.training.components import build_embedder
 
 CHANNELS = 1280  # of EfficientNet-Lite0
-ENCODING_SECONDS = 600.0  # that all views may take
-FREE_SHARE = 0.5  # of the free memory, and of the free disk space, that cached features may take
+ENCODING_SECONDS = 600.0  # maximum time to encode all views
+FREE_SHARE = 0.5  # maximum share of the free memory, and of the free disk space, for cached features
 MEASURED_VIEWS, MEASURED_SECONDS = 4, 1.5
 
 
 class Machine(NamedTuple):
-    """What a machine without a GPU has.
+    """Speed and free resources of a machine without a GPU.
 
     Args:
         seconds: Time that it takes to encode a view.
@@ -41,7 +41,7 @@ class AffordableViews(NamedTuple):
     Args:
         number: Number of views of each training image.
         seconds: Estimated duration of encoding them, and all other images once.
-        limit: What the wanted number of views would take, in words; None if this is the wanted number.
+        limit: Limit that the wanted number of views would exceed, as text; None if this is the wanted number.
     """
 
     number: int
@@ -50,7 +50,7 @@ class AffordableViews(NamedTuple):
 
 
 def this_machine(config: RunConfig, folder: Path) -> Machine:
-    """Return what this machine has.
+    """Measure the speed and free resources of this machine.
 
     Args:
         config: Configuration whose backbone encodes the views. Its speed is measured for a second or two.
@@ -63,9 +63,9 @@ def this_machine(config: RunConfig, folder: Path) -> Machine:
 
 
 def _seconds_per_view(config: RunConfig, clock: Clock = time.process_time) -> float:
-    """Measure the backbone, which takes most of the time: views are decoded by other processes meanwhile.
+    """Measure the backbone, which takes most of the time, while other processes decode the views.
 
-    This is processor time, and the fastest of several passes: other work on this machine does not count.
+    The result is the processor time of the fastest of several passes, so that other work on this machine has no effect.
     """
     embedder, times = build_embedder(config, weights=False).eval(), list[float]()
     side = config.images.size or embedder.data_config.input_size[-1]
@@ -80,17 +80,17 @@ def _seconds_per_view(config: RunConfig, clock: Clock = time.process_time) -> fl
 
 
 def affordable_views(wanted: int, trained: int, others: int, machine: Machine, at_least: int = 1) -> AffordableViews:
-    """Return a number of views that are encoded in about 10 minutes, and whose features find room.
+    """Return a number of views that can be encoded in about 10 minutes, and whose features fit in memory and on disk.
 
-    This is the wanted number, or the largest power of two that is possible, so that it is usually the same in another
-    call. Features of views take 2 bytes per channel, and those of validation and test images, which have one view, 4.
+    This is the wanted number, or the largest possible power of two, so that repeated calls usually return the same
+    number. Features of views take 2 bytes per channel, and those of validation and test images, which have one view, 4.
 
     Args:
-        wanted: Number of views, unless that is too many.
+        wanted: Maximum number of views.
         trained: Number of training images.
         others: Number of validation and test images.
         machine: The machine.
-        at_least: Number of views, even if that is too many.
+        at_least: Minimum number of views, even if they take longer or do not fit.
     """
     view, once = 2 * CHANNELS * max(trained, 1), 4 * CHANNELS * others  # bytes
     largest = {

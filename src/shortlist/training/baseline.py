@@ -1,4 +1,4 @@
-"""What training is compared with: the pretrained backbone alone, or the model before training."""
+"""The baseline that training is compared with: the pretrained backbone alone, or the model before training."""
 
 from __future__ import annotations
 
@@ -33,12 +33,12 @@ def baseline(config: RunConfig, embedder: Embedder, given: nn.Module | None) -> 
 
 
 def with_baseline_name(measured: Evaluation, name: str) -> Evaluation:
-    """Record in the evaluation of a baseline which one it is."""
+    """Record the name of a baseline in its evaluation."""
     return replace(measured, remarks=(*measured.remarks, _REMARK)) if name == PRETRAINED else measured
 
 
 def baseline_name(remarks: Collection[str]) -> str:
-    """Return the name of a baseline by the remarks on its evaluation. Earlier versions used the untrained model."""
+    """Return the name of a baseline, given the remarks on its evaluation. Earlier versions used the untrained model."""
     return PRETRAINED if _REMARK in remarks else UNTRAINED
 
 

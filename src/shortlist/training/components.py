@@ -55,8 +55,8 @@ def build_embedder(
 
     Args:
         config: Configuration of the run.
-        weights: Whether to load pretrained weights; False if only shapes matter. "local" loads weights in files, and
-            only checks that timm publishes the others, without a download.
+        weights: Whether to load pretrained weights; False if only shapes matter. "local" loads weights from files, and
+            only checks that timm publishes other weights, without downloading them.
         given: The model, if it is given in Python; an `Embedder` is used as it is.
     """
     model, images = config.model, config.images
@@ -90,20 +90,20 @@ def build_embedder(
 
 
 def _check_head(config: RunConfig, embedder: Embedder) -> None:
-    """Check that a frozen backbone leaves something to train.
+    """Check that there are layers to train if the backbone is frozen.
 
     Raises:
         ConfigError: The embedder has no head.
     """
     if config.frozen and embedder.config.returns_vectors:
         raise ConfigError(
-            "model.freeze=backbone trains the layers after the pooling, but which layers of "
-            f"{embedder.config.backbone.removeprefix(GIVEN)} these are is not known. Use a timm backbone or an "
-            "Embedder, or set model.freeze=none."
+            "model.freeze=backbone trains the layers after the pooling, but it is not known which layers of "
+            f"{embedder.config.backbone.removeprefix(GIVEN)} these are. Use a timm backbone or an Embedder, or set "
+            "model.freeze=none."
         )
     if config.frozen and not embedder.parts()["head"]:
         raise ConfigError(
-            "model.freeze=backbone trains layer norm and linear layer, and this model has neither. Set model.dim."
+            "model.freeze=backbone trains layer norm and linear layer, but this model has neither. Set model.dim."
         )
 
 
@@ -127,7 +127,7 @@ def _corrected_linear(config: RunConfig, embedder: Embedder) -> CorrectedLinear:
 
 
 def check_given(name: str, given: object, argument: str) -> None:
-    """Check that a part that was given in Python when the run started is given again, and no other part.
+    """Check that a part that was given in Python when the run started is given again, and that it is the same part.
 
     Args:
         name: Name of the part in the configuration.
@@ -135,13 +135,13 @@ def check_given(name: str, given: object, argument: str) -> None:
         argument: Argument of the Python function, for error messages.
 
     Raises:
-        ConfigError: The part is missing, or is another one.
+        ConfigError: The part is missing, or is not the same.
     """
     if given is None and name.startswith(GIVEN):
-        of_recipe = {"model": "model.backbone", "loss": "loss.name"}[argument]
+        key = {"model": "model.backbone", "loss": "loss.name"}[argument]
         raise ConfigError(
             f"The {argument} {name.removeprefix(GIVEN)} of this run was given in Python: give it again, with "
-            f"{argument}= of the Python function, or start a run with {of_recipe}=MODULE:NAME."
+            f"{argument}= of the Python function, or start a run with {key}=MODULE:NAME."
         )
     if given is not None and given_name(given) != name:
         raise ConfigError(
@@ -154,7 +154,7 @@ def _pretrained(weights: str | None) -> bool | str:
 
 
 def build_transforms(config: RunConfig, embedder: Embedder) -> tuple[Transform, Transform]:
-    """Build the transforms of training and test images; values that are not set are those of the backbone."""
+    """Build the transforms of training and test images. Values that are not set default to those of the backbone."""
     images = config.images
     square = square_transform(embedder, images.size, images.resize, images.interpolation)
     if images.max_side is not None:

@@ -39,7 +39,7 @@ class EvalSet:
         catalog: Queries and gallery. Its name is the key of its results in `paper` and `measured`.
         k: Values of k to report.
         distractors: Additional gallery images; metrics are computed both without and with them.
-        on_missing: What to do about distractors that cannot be read, `error` or `skip`.
+        on_missing: What to do with distractors that cannot be read, `error` or `skip`.
     """
 
     catalog: Catalog
@@ -61,7 +61,7 @@ class EvalSet:
 def open_images(config: RunConfig, display: Display, folder: RunFolder | None = None) -> OpenedImages:
     """Open the catalog that `data` names, without unreadable images if `data.on_missing` is `skip`.
 
-    With `data.withhold_test`, the catalog has no test images, so that nothing that is done with it can depend on them.
+    With `data.withhold_test`, the catalog has no test images, so that no result can depend on them.
 
     Args:
         config: Configuration of the run.
@@ -114,7 +114,7 @@ def _find_unreadable(catalog: Catalog, lists: list[Path], display: Display) -> l
 
 
 def open_run_images(config: RunConfig, display: Display, folder: RunFolder | None = None) -> OpenedImages:
-    """Open the images of a run with the splits that it trains on, validates on and is tested on.
+    """Open the images of a run with its training, validation and test splits.
 
     Raises:
         ImagesChangedError: The images are not those that the run in `folder` started with.
@@ -135,7 +135,7 @@ def count_images(config: RunConfig, display: Display) -> tuple[int, int]:
 
 
 def _split(config: RunConfig, catalog: Catalog) -> Catalog:
-    """Hold out classes for validation, if the configuration says so."""
+    """Hold out classes for validation, if the configuration requires it."""
     return half_validation(catalog) if config.data.validation == "half" else catalog
 
 
@@ -153,7 +153,7 @@ def open_eval_sets(config: RunConfig, display: Display, own: Callable[[], Catalo
     Args:
         config: Configuration of the run.
         display: Display for progress.
-        own: Function that returns the catalog of the run's own images; called only if they are tested on.
+        own: Function that returns the catalog of the run's own images. It is called only if they are needed.
 
     Raises:
         DataError: Images are missing, or have no test split.
@@ -166,7 +166,7 @@ def open_eval_sets(config: RunConfig, display: Display, own: Callable[[], Catalo
 
 
 def open_eval_set(config: RunConfig, test: TestConfig, display: Display, own: Callable[[], Catalog]) -> EvalSet:
-    """Open one test set. Of the run's own source, only the test classes are used; see `open_eval_sets`."""
+    """Open one test set. If it is the run's own source, only the test classes are used; see `open_eval_sets`."""
     test = _absolute(test)
     on_missing = test.on_missing or config.data.on_missing
     catalog = own() if _is_own(config, test) else _open_other(config, test, display)
@@ -246,7 +246,7 @@ def with_absolute_paths(config: RunConfig) -> RunConfig:
 
 
 def with_shared_views(config: RunConfig, folder: Path) -> RunConfig:
-    """Let the runs of a study share one cache of features in its folder, unless the configuration names one."""
+    """Make the runs of a study share one cache of features in its folder, unless the configuration names one."""
     if not config.frozen or config.data.view_cache is not None:
         return config
     return config.model_copy(update={"data": config.data.model_copy(update={"view_cache": folder / "views"})})

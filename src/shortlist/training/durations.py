@@ -1,4 +1,4 @@
-"""How long a run takes: measured before it starts, and estimated while it runs."""
+"""The duration of a run: measured before it starts, and estimated while it runs."""
 
 from __future__ import annotations
 
@@ -26,8 +26,8 @@ from shortlist.training.learner import Learner
 from shortlist.training.plan import Plan, decoding_workers, inference_batch_size
 from shortlist.training.requirements import TRAINING_WORK, Requirements
 
-MEASURED_STEPS = 29  # of training on features
-MEASURED_SECONDS = 6.0  # of training on images, and half as many of embedding
+MEASURED_STEPS = 29  # number of measured training steps on features
+MEASURED_SECONDS = 6.0  # measured time of training on images; half of it for embedding
 
 
 @dataclass(frozen=True)
@@ -43,7 +43,7 @@ class Durations:
     image: float
 
     def left(self, plan: Plan, step: int) -> float:
-        """Return the duration of a run after `step` steps: of its other steps, its evaluations and its last test."""
+        """Return the remaining duration of a run after `step` steps: its other steps, evaluations and final test."""
         return (plan.total_steps - step) * self.step + plan.images_evaluated_after(step) * self.image
 
     def of(self, plan: Plan) -> dict[str, float]:
@@ -103,12 +103,12 @@ def measure_durations(
 ) -> Durations:
     """Measure some training steps and the embedding of some images, on this machine.
 
-    Steps on images are measured with parts of the first batches, as they are decoded, and the loss with a whole batch.
+    Steps on images, including decoding, are measured with parts of the first batches, and the loss with a whole batch.
 
     Args:
         plan: Plan of the run.
         embedder: Embedder of the run; its weights do not matter, and do not change.
-        needs: What the run needs.
+        needs: Requirements of the run.
         clock: Function that returns the time in seconds.
     """
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
@@ -123,7 +123,7 @@ def measure_durations(
 def _seconds_per_training_image(
     plan: Plan, learner: Learner, needs: Requirements, transform: Transform, clock: Clock
 ) -> float:
-    """Measure training on two chunks at a time, once warmed up, for some seconds."""
+    """Measure training on two chunks at a time for some seconds, after a warm-up."""
     size, per_class = needs.chunk, plan.config.batch.per_class
     number = min(needs.batch, max(1, 2 * size // per_class) * per_class)
     learner.large_batch.chunk_size, learner.large_batch.keep_graphs = size, needs.kept > 0
@@ -140,12 +140,12 @@ def _seconds_per_training_image(
 
     with closing(_load(plan, transform, (part for batch in batches() for part in torch.split(batch, size)))) as chunks:
         seconds = _seconds_per_item(steps(chunks), MEASURED_SECONDS, clock)
-    embedded_twice = 1 - needs.kept / needs.share if needs.kept else 0.0  # else the measurement includes it
+    embedded_twice = 1 - needs.kept / needs.share if needs.kept else 0.0  # otherwise, the measurement includes it
     return seconds * (1 + embedded_twice / TRAINING_WORK)
 
 
 def _seconds_per_embedding(plan: Plan, learner: Learner, transform: Transform, clock: Clock) -> float:
-    """Measure the embedding of training images, once warmed up."""
+    """Measure the embedding of training images, after a warm-up."""
     embedder, size = learner.embedder, inference_batch_size(plan.config)
     images = torch.arange(len(plan.train)).repeat(-(-1000 * size // len(plan.train)))
 
@@ -164,7 +164,7 @@ def _seconds_per_embedding(plan: Plan, learner: Learner, transform: Transform, c
 
 
 def _seconds_of_loss(plan: Plan, learner: Learner, clock: Clock) -> float:
-    """Measure the loss of a whole batch of random vectors, once warmed up; 0 for a loss that refuses them."""
+    """Measure the loss of a whole batch of random vectors, after a warm-up; 0 for a loss that refuses them."""
     labels = _labels(plan).to(learner.device)
     vectors = torch.nn.functional.normalize(torch.randn(len(labels), learner.embedder.dim, device=learner.device))
 
@@ -177,7 +177,7 @@ def _seconds_of_loss(plan: Plan, learner: Learner, clock: Clock) -> float:
 
     try:
         return _seconds_per_item(losses(), 0.5, clock)
-    except Exception:  # a loss of the user
+    except Exception:  # a user-defined loss
         return 0.0
 
 
@@ -188,7 +188,7 @@ def _load(plan: Plan, transform: Transform, parts: Iterable[Tensor]) -> Generato
 
 
 def _seconds_per_item(counts: Iterator[int], seconds: float, clock: Clock) -> float:
-    """Time an iterator of numbers of items for some seconds, after its first number, which includes preparations."""
+    """Time an iterator over numbers of items for some seconds, without its first number, which includes a warm-up."""
     next(counts)
     started, done = clock(), 0
     for count in counts:
@@ -206,7 +206,7 @@ def seconds_per_step(learner: Learner, plan: Plan, clock: Clock = time.monotonic
     """
     try:
         head, loss = copy.deepcopy((learner.trained, learner.loss))
-    except Exception:  # a loss of the user
+    except Exception:  # a user-defined loss
         return None
     labels = _labels(plan)
     with seeded(0, learner.device):

@@ -39,7 +39,7 @@ PACKAGES = ("shortlist", "torch", "timm", "accelerate", "numpy", "pillow")
 
 
 class Facts(BaseModel):
-    """The contents of facts.json, as far as they are compared when a run is resumed."""
+    """The contents of facts.json; the declared fields are compared when a run is resumed."""
 
     model_config = ConfigDict(extra="allow")
 
@@ -170,11 +170,11 @@ class RunFolder:
         """Start a new run in the folder, which must be locked.
 
         Raises:
-            RunError: The folder contains a run already.
+            RunError: The folder already contains a run.
         """
         if self.config_file.exists() or self.given_images.exists():
             raise RunError(
-                f"{self.path} contains a run already. Resume it with: {self.resume_command} - or choose another folder."
+                f"{self.path} already contains a run. Resume it with: {self.resume_command} - or choose another folder."
             )
         text = yaml.dump(config.model_dump(mode="json"), Dumper=_DUMPER, sort_keys=False, allow_unicode=True)
         write_text_atomically(self.config_file, text)
@@ -280,7 +280,7 @@ class RunFolder:
 
 @cache
 def _version(name: str) -> str | None:
-    """Return the version of an installed package; finding it means reading the package's description."""
+    """Return the version of an installed package. Cached, because it is read from the package's metadata files."""
     try:
         return version(name)
     except PackageNotFoundError:

@@ -21,7 +21,7 @@ from shortlist.training.initial_whitening import sample_images, whiten
 from shortlist.training.learner import Learner
 from shortlist.training.plan import Plan, decoding_workers, inference_batch_size
 
-MEASURED_SECONDS = 2.0  # of encoding, before the remaining time is estimated
+MEASURED_SECONDS = 2.0  # time of encoding after which the remaining time is estimated
 
 
 class FrozenBackbone:
@@ -43,7 +43,7 @@ class FrozenBackbone:
         self.cache = FeatureCache(config.data.view_cache or folder.views, display.message)
         train, self._test = build_transforms(config, learner.embedder)
         self._augmented = Views(train, config.data.number_of_views, config.data.view_seed, "float16")
-        self._of_tests: dict[Catalog, CachedFeatures] = {}
+        self._test_features: dict[Catalog, CachedFeatures] = {}
         self.views = self._encode_views()
 
     def _encode_views(self) -> CachedFeatures:
@@ -53,8 +53,8 @@ class FrozenBackbone:
             estimate = _Estimate(f"encoding {name}", self._training_time(), progress, self.display)
             found = self._features(self.plan.train, self._augmented, estimate)
         old = len(found) - found.encoded
-        place = "" if not old else f", {old:,} found in {self.cache.folder}"
-        self.display.message(f"{name}: {found.encoded:,} encoded{place}", encoded=found.encoded, views=number)
+        cached = "" if not old else f", {old:,} found in {self.cache.folder}"
+        self.display.message(f"{name}: {found.encoded:,} encoded{cached}", encoded=found.encoded, views=number)
         return found
 
     def _training_time(self) -> str:
@@ -66,30 +66,30 @@ class FrozenBackbone:
         embedder = self.learner.embedder
         return self.cache.features(embedder, catalog, views, batch_size=size, workers=workers, progress=progress)
 
-    def of_test(self, catalog: Catalog) -> CachedFeatures:
+    def test_features(self, catalog: Catalog) -> CachedFeatures:
         """Return the features of validation or test images."""
-        if catalog not in self._of_tests:
+        if catalog not in self._test_features:
             with self.display.task(f"encoding {catalog.name}", "images", later=True) as progress:
-                self._of_tests[catalog] = self._features(catalog, Views(self._test), progress)
-        return self._of_tests[catalog]
+                self._test_features[catalog] = self._features(catalog, Views(self._test), progress)
+        return self._test_features[catalog]
 
     def batches(
         self, first_step: int, parts: Callable[[Tensor], Iterable[Tensor]]
     ) -> Iterator[tuple[Tensor, Iterator[Tensor]]]:
-        """Iterate over image indices, and features of parts of them, of the batches from `first_step` on.
+        """Iterate over the batches from `first_step` on: image indices, and the features of parts of them.
 
-        The view of an image depends on the seed and the epoch only.
+        The view of an image depends only on the seed and the epoch.
 
         Args:
             first_step: Step of the first batch.
-            parts: Function that returns those parts of a batch whose features are needed.
+            parts: Function that returns the parts of a batch whose features are needed.
         """
         drawn = -1
         for epoch, batch in self.plan.batches(first_step):
             if epoch != drawn:
                 drawn, views = epoch, self._draw_views(epoch)
             indices = (part.numpy() for part in parts(batch))
-            drawn_views = views  # taken from the files within the step, whose duration includes it
+            drawn_views = views  # features are read within the step, so that its duration includes this
             yield batch, (self.views.take(images, drawn_views[images]) for images in indices)
 
     def _draw_views(self, epoch: int) -> np.ndarray[tuple[int], np.dtype[np.int64]]:
@@ -112,12 +112,12 @@ class FrozenBackbone:
 
 
 class _Estimate:
-    """Progress of encoding, which says once, after some seconds, how long encoding and training will take.
+    """Progress callback that reports once, after some seconds, how long encoding and training will take.
 
     Args:
-        encoding: What is done.
-        training: What is done afterwards, and how long it takes.
-        progress: Callback that is called, too.
+        encoding: Description of the encoding.
+        training: Description of the training that follows, with its duration.
+        progress: Callback that is called as well.
         display: Display for the message.
         clock: Function that returns the time in seconds.
     """
@@ -126,15 +126,15 @@ class _Estimate:
         self, encoding: str, training: str, progress: Progress, display: Display, clock: Clock = time.monotonic
     ) -> None:
         self.encoding, self.training, self.progress, self.display = encoding, training, progress, display
-        self.clock, self.told = clock, False
+        self.clock, self.reported = clock, False
         self._first: tuple[float, int] | None = None  # time and number of images of the first call
 
     def __call__(self, done: int, total: int) -> None:
         self.progress(done, total)
         now = self.clock()
         started, before = self._first = self._first or (now, done)
-        if now - started >= MEASURED_SECONDS and not self.told:
-            self.told = True
+        if now - started >= MEASURED_SECONDS and not self.reported:
+            self.reported = True
             seconds = total * (now - started) / (done - before)
             text = f"{self.encoding}: about {format_duration(seconds)}, then {self.training}"
             self.display.message(text, seconds=round(seconds, 1))

@@ -20,7 +20,7 @@ from shortlist.training.components import build_transforms
 
 
 def check_whitening(config: RunConfig, embedder: Embedder, train: Catalog) -> None:
-    """Raise a ModelError if the configuration asks for whitening but there are too few images or channels for it."""
+    """Raise a ModelError if the configuration requires whitening but there are too few images or channels for it."""
     model = config.model
     if model.whitening != "none" and model.dim is not None:
         number = len(train) * (config.data.number_of_views if config.frozen else 1)
@@ -40,7 +40,7 @@ def learn_whitening(
     Args:
         config: Configuration of the run.
         embedder: Embedder whose linear layer will be initialised.
-        train: Training images, of which at most `model.whitening_images` are used.
+        train: Training images. At most `model.whitening_images` of them are used.
         workers: Number of decoding processes.
         batch_size: Number of images per forward pass.
         progress: Called with the number of images that are done and their total.

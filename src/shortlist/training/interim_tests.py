@@ -1,4 +1,4 @@
-"""Tests during training (`evaluation.test_every`): the last and the best result, of which the best selects nothing."""
+"""Tests during training (`evaluation.test_every`): the last and the best result, which is not used for selection."""
 
 from __future__ import annotations
 

@@ -52,7 +52,7 @@ from shortlist.training.tracking import check_trackers, start_trackers
 Batch = tuple[Tensor, Iterator[Images]]  # indices of images in the training catalog, and their pixels or features
 OnValidation = Callable[[int, dict[str, float]], None]  # called with the epoch and the metrics of each validation
 FROZEN_CHECKPOINT = 250  # steps between checkpoints with a frozen backbone, whose epochs are short
-FROZEN_MESSAGES = 20  # about losses of epochs
+FROZEN_MESSAGES = 20  # approximate number of messages about the losses of epochs, with a frozen backbone
 PROGRESS_VALUES = ("epoch", "loss", "images_per_second")  # shown in the progress bar
 ADVICE = "A smaller optimizer.lr, schedule.warmup or training.clip_norm often helps."
 
@@ -73,7 +73,7 @@ def train_run(
         config: Configuration of the run.
         path: Folder of the run, which is created.
         display: Display for progress.
-        given: Model and loss that are given in Python; the configuration must say so.
+        given: Model and loss that are given in Python; the configuration must refer to them.
         data: Images to use instead of `data.source`. The folder of the run keeps a list of them.
         on_validation: Called with the epoch and the metrics after each validation, in the main process. An exception
             ends the training.
@@ -89,7 +89,7 @@ def train_run(
     """
     folder, display = RunFolder(Path(path)), _display_of(processes, display)
     config = with_absolute_paths(config if data is None else folder.with_own_images(config))
-    with _used(folder, processes), threads(config.training.threads):
+    with _locked(folder, processes), threads(config.training.threads):
         processes.on_main(lambda: folder.begin(config))
         try:
             if data is not None:
@@ -128,7 +128,7 @@ def resume_run(
         Interrupted: The user pressed Ctrl-C.
     """
     folder, display = processes.on_main(lambda: RunFolder.open(Path(path))), _display_of(processes, display)
-    with _used(folder, processes):
+    with _locked(folder, processes):
         if processes.on_main(folder.evaluation_file.exists):
             display.message("This run is already finished.")
         else:
@@ -144,8 +144,8 @@ def _display_of(processes: Processes, display: Display | None) -> Display:
 
 
 @contextmanager
-def _used(folder: RunFolder, processes: Processes) -> Iterator[None]:
-    """Lock the folder of a run in the main process. An error ends all processes, and says how to resume the run."""
+def _locked(folder: RunFolder, processes: Processes) -> Iterator[None]:
+    """Lock the folder of a run in the main process. Errors are raised in all processes, and say how to resume."""
     with ExitStack() as stack, report_resume_command(folder), processes.together():
         if processes.is_main:
             stack.enter_context(folder.locked())
@@ -176,7 +176,7 @@ class Trainer:
                 require_bfloat16()
         self.processes.on_main(lambda: check_images_exist(config))  # before weights are downloaded
         embedder = build_embedder(config, given=given.model)
-        build_loss(config.loss, torch.arange(2), embedder.dim, given.loss)  # report mistakes before images are opened
+        build_loss(config.loss, torch.arange(2), embedder.dim, given.loss)  # report errors before images are opened
         self.plan = plan = self.processes.on_main(lambda: make_plan(config, display, folder))
         check_whitening(config, embedder, plan.train)
         if config.frozen:  # features are small: each process gets its share of a batch as a single chunk
@@ -187,7 +187,7 @@ class Trainer:
         self.train_transform, _ = build_transforms(config, self.learner.embedder)
         self.step = 0  # number of completed steps
         self.best: float | None = None  # first metric of the best validation
-        self.losses: list[float] = []  # of the steps of this epoch
+        self.losses: list[float] = []  # losses of the steps of this epoch
         self.remaining = RemainingTime(plan)
         self.processes.on_main(self._report_plan)
 
@@ -228,7 +228,7 @@ class Trainer:
         try:
             self.processes.on_main(self._begin)
             self._copy_state()
-            self._open_features()  # which the main process has cached
+            self._open_features()  # cached by the main process
             self._train()
             self.processes.on_main(self._finish)
         finally:
@@ -300,7 +300,7 @@ class Trainer:
     def _batches(self) -> Iterator[Batch]:
         """Iterate over the remaining batches, with the images or features that this process embeds.
 
-        Images are decoded ahead, also across epochs.
+        Images are decoded in advance, even across epochs.
         """
         first, parts = self.step, self.learner.large_batch.parts
         if self.frozen is not None:
@@ -353,7 +353,7 @@ class Trainer:
         return self.step == self.plan.total_steps
 
     def _after_step(self, end_of_epoch: bool) -> None:
-        """Report the loss of an epoch at its end, and validate and test if it is time to."""
+        """Report the loss of an epoch at its end, and validate and test if due."""
         epoch, validation, texts = self._epoch, self.plan.validation, []
         facts: dict[str, Any] = {"epoch": epoch, "step": self.step}
         if end_of_epoch and self._reports_epoch:
@@ -372,7 +372,7 @@ class Trainer:
 
     @property
     def _reports_epoch(self) -> bool:
-        """Whether to print the loss of this epoch: of the short epochs of a frozen backbone, only of some."""
+        """Whether to print the loss of this epoch. With a frozen backbone, epochs are short, so only some are."""
         every = math.ceil(self.plan.epoch(self.plan.total_steps) / FROZEN_MESSAGES) if self.config.frozen else 1
         return self._epoch % every == 0 or self._is_last_step
 
@@ -417,7 +417,7 @@ class Trainer:
     def _test(
         self, embedder: Embedder, name: str, *, distractors: bool = True, intervals: bool = True
     ) -> list[Evaluation]:
-        """Evaluate on all test sets; before and during training without distractors, which are many."""
+        """Evaluate on all test sets. Before and during training, distractors are omitted, because there are many."""
         tested: list[Evaluation] = []
         for eval_set in self.plan.eval_sets:
             folder = self.folder if distractors else None
@@ -434,7 +434,7 @@ class Trainer:
         self, embedder: Embedder, eval_set: EvalSet, folder: RunFolder | None = None, **settings: Any
     ) -> list[Evaluation]:
         try:
-            features = None if self.frozen is None else self.frozen.of_test
+            features = None if self.frozen is None else self.frozen.test_features
             return evaluate_embedder(
                 embedder, eval_set, self.config, self.display, folder, features=features, **settings
             )
@@ -457,7 +457,7 @@ class Trainer:
         self.accelerator.log(scalars, step=record["step"])
 
     def _save(self) -> None:
-        """Save a checkpoint, after a check that all processes have the same state."""
+        """Save a checkpoint, after verifying that all processes have the same state."""
         self.processes.verify_same(self.learner.state(self.step).tensors)
         self.processes.on_main(self._write_checkpoint)
 
@@ -466,15 +466,15 @@ class Trainer:
         save_state(self.folder.checkpoints, replace(state, facts={**state.facts, "best": self.best}))
 
     def _restore(self) -> bool:
-        """Restore the last checkpoint and discard what was logged after it; return whether there is a checkpoint."""
+        """Restore the last checkpoint and discard later records; return whether there is a checkpoint."""
         state = latest_state(self.folder.checkpoints)
         if state is not None:
             self.learner.load(state)
             self.step, self.best = state.step, state.facts["best"]
             self.display.message(f"Resuming after step {self.step} of {self.plan.total_steps}.", step=self.step)
-            self.processes.on_main(partial(delete_old_states, self.folder.checkpoints))  # if that has failed before
+            self.processes.on_main(partial(delete_old_states, self.folder.checkpoints))  # in case this failed before
         self.folder.discard_records_after(self.step or -1)  # the evaluation before step 1 is repeated
-        start = self.step - self.step % self.plan.steps_per_epoch  # of the epoch
+        start = self.step - self.step % self.plan.steps_per_epoch  # first step of the epoch
         steps = (each for each in self.folder.metrics() if each["kind"] == "step" and each["step"] > start)
         self.losses = [each["loss"] for each in steps]
         start_trackers(self.accelerator, self.config, self.folder, self.step)

@@ -17,7 +17,7 @@ from shortlist.training.user_loss import ForeignLoss
 
 _BASE = "it is a base class of other losses"
 _UNLABELLED = "it learns from unlabelled views of images, and the images of a run have labels"
-REFUSED_LOSSES = {  # losses that do not work on a labelled batch, or compute something else than they claim; and why
+REFUSED_LOSSES = {  # losses that do not work on a labelled batch, or do not compute what they claim; and the reason
     "BaseLossWrapper": _BASE,
     "BaseMetricLossFunction": _BASE,
     "EmbeddingRegularizerMixin": _BASE,
@@ -70,7 +70,7 @@ def build_metric_learning_loss(config: SingleLossConfig, classes: Tensor, dim: i
 def _build(
     module: Any, refused: dict[str, str], config: SingleLossConfig | NamedConfig, where: str, sizes: RunSizes
 ) -> nn.Module:
-    """Build the class of a module of the library that the section `where` of the configuration names."""
+    """Construct the class of a library module that the section `where` of the configuration names."""
     known, kind = classes_in(module), "miner" if module is miners else "loss"
     name = str(config.pml_class) if isinstance(config, SingleLossConfig) else config.name
     if name in refused:
@@ -83,7 +83,7 @@ def _build(
 
 
 def _try(loss: ForeignLoss, config: SingleLossConfig, dim: int) -> None:
-    """Call the loss once, so that what the library refuses fails before images are read."""
+    """Call the loss once, so that an invalid combination fails before images are read."""
     vectors = torch.randn(4, dim, generator=torch.Generator().manual_seed(0))
     labels = loss.classes[[0, 0, -1, -1]]
     with torch.random.fork_rng(devices=[]), torch.enable_grad():
@@ -99,7 +99,7 @@ def _try(loss: ForeignLoss, config: SingleLossConfig, dim: int) -> None:
 
 
 class Memory(CrossBatchMemory):
-    """Cross-batch memory that refuses a batch larger than itself by the names of the configuration."""
+    """Cross-batch memory that refuses a batch larger than itself, with an error that names the setting."""
 
     def forward(self, embeddings: Tensor, labels: Tensor, indices_tuple: None = None) -> Tensor:
         if len(embeddings) > self.memory_size:

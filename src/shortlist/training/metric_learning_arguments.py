@@ -88,7 +88,7 @@ def construct(kind: type, args: Mapping[str, Any], sizes: RunSizes, where: str, 
             given[name] = value
     try:
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore", DeprecationWarning)  # raised by the library, not by its user
+            warnings.simplefilter("ignore", DeprecationWarning)  # caused by the library, not by its user
             return kind(**given)
     except Exception as error:
         problem = str(error).strip() or type(error).__name__

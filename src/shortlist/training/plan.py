@@ -65,7 +65,7 @@ class Plan:
         """Remark on a small number of training classes."""
         number = len(self.classes)
         text = (
-            f"Only {number} training classes: what is learned from so few classes hardly carries over to others. Add "
+            f"Only {number} training classes: a model trained on so few classes hardly generalises to others. Add "
             "classes, or compare with a pretrained model: shortlist evaluate --model timm:NAME IMAGES"
         )
         return (text,) if number < FEW_CLASSES else ()
@@ -86,9 +86,10 @@ class Plan:
         return self.ends_epoch(step) and (last or self.epoch(step) % training.validate_every == 0)
 
     def tests(self, step: int) -> bool:
-        """Return whether to test after `step` steps: as the authors' release, after the first, every few, and the last.
+        """Return whether to test after `step` steps.
 
-        Without validation, the last test is the final one, which is not counted here.
+        As in the authors' release, tests follow the first epoch, every few epochs, and the last epoch. Without
+        validation, the last of them is the final test, which is not counted here.
         """
         every, last = self.config.evaluation.test_every, step == self.total_steps
         if every is None or not self.ends_epoch(step) or (last and self.validation is None):
@@ -114,12 +115,12 @@ class Plan:
         return sum(len(each.catalog) for each in self.eval_sets)
 
     def images_evaluated_after(self, step: int) -> int:
-        """Return the number of images that are embedded in all evaluations after `step` steps, and in the last test."""
+        """Return the number of images that are embedded in all evaluations after `step` steps and in the final test."""
         return self._images_left[step]
 
     @cached_property
     def _images_left(self) -> list[int]:
-        """What `images_evaluated_after` returns, for each step."""
+        """Results of `images_evaluated_after` for each step."""
         distractors = sum(len(each.distractors) for each in self.eval_sets if each.distractors is not None)
         later = (self.images_evaluated(step) for step in range(self.total_steps, 0, -1))
         return [*accumulate(later, initial=self.images_tested + distractors)][::-1]
@@ -150,20 +151,20 @@ def make_plan(config: RunConfig, display: Display, folder: RunFolder | None = No
     batch = config.batch
     train = catalog.split("train")
     if train.label_sets is not None:
-        _check_loss_of_several_labels(config)
+        _check_loss_for_several_labels(config)
     size, remarks = _batch_size(config, catalog)
     sampler = ClassBalancedSampler(train.labels.tolist(), size, batch.per_class, config.training.seed, batch.epoch)
     eval_sets = open_eval_sets(config, display, lambda: catalog)
     return Plan(config, catalog, train, validation, eval_sets, sampler, unreadable, remarks)
 
 
-def _check_loss_of_several_labels(config: RunConfig) -> None:
+def _check_loss_for_several_labels(config: RunConfig) -> None:
     for loss in (config.loss, *config.loss.plus):
         if loss.pml_class or is_reference(loss.name):
-            raise ConfigError(f"loss.name={loss.name} needs images with one label each, and some have several")
+            raise ConfigError(f"loss.name={loss.name} needs images with one label each, but some have several")
     for name, used in {"memory": config.loss.memory, "simix_negatives": config.loss.simix_negatives}.items():
         if used:
-            raise ConfigError(f"loss.{name} needs images with one label each, and some have several: remove it")
+            raise ConfigError(f"loss.{name} needs images with one label each, but some have several: remove it")
 
 
 def _batch_size(config: RunConfig, catalog: Catalog) -> tuple[int, tuple[str, ...]]:
@@ -176,8 +177,8 @@ def _batch_size(config: RunConfig, catalog: Catalog) -> tuple[int, tuple[str, ..
     classes = usable_classes("train")
     if batch.size == "auto":
         return batch.per_class * max(1, min(classes, AUTOMATIC_BATCH // batch.per_class)), ()
-    asked = batch.size // batch.per_class
-    if config.data.validation != "half" or not 1 < classes < asked <= classes + usable_classes("validation"):
+    requested = batch.size // batch.per_class
+    if config.data.validation != "half" or not 1 < classes < requested <= classes + usable_classes("validation"):
         return batch.size, ()  # if it is too large for all classes as well, the sampler raises an error
     size = classes * batch.per_class
     return size, (

@@ -1,4 +1,4 @@
-"""The plan of a run in words: its images and steps, what it needs, and how that grows."""
+"""Description of the plan of a run: its images and steps, its requirements, and how they scale."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from shortlist.training.durations import Durations
 from shortlist.training.plan import Plan
 from shortlist.training.requirements import Requirements, find_requirements
 
-COMPUTED = "Memory on GPUs is computed and not measured."
+COMPUTED = "GPU memory is computed, not measured."
 
 
 def describe(
@@ -27,7 +27,7 @@ def describe(
     Args:
         plan: Plan of the run.
         embedder: Embedder of the run; its weights do not matter.
-        needs: What the run needs; None to find it out for one process on this machine.
+        needs: Requirements of the run. Default: those of one process on this machine.
         durations: Measured durations, if any.
 
     Returns:
@@ -60,7 +60,7 @@ def describe(
 
 
 def describe_memory(plan: Plan, needs: Requirements) -> dict[str, str]:
-    """Describe the memory of each process by part. The peak is less than the sum, since parts follow each other."""
+    """Describe the memory of each process by part. The peak is less than the sum, since not all parts coexist."""
     parts, batch = needs.memory, "features" if plan.config.frozen else "pixels"
     names = {
         "process": "process itself" if needs.device.kind == "cpu" else "CUDA context",
@@ -70,7 +70,7 @@ def describe_memory(plan: Plan, needs: Requirements) -> dict[str, str]:
         "pixels": f"{batch} of a batch",
         "embeddings": "embeddings of a batch",
         "chunk": f"activations of a chunk of {needs.chunk}",
-        "kept_graphs": f"graphs that are kept, of {needs.kept:,} images",
+        "kept_graphs": f"kept graphs of {needs.kept:,} images",
         "loss": "tile of the loss",
         "evaluation": "encoding and evaluation" if plan.config.frozen else "evaluation",
     }
@@ -81,7 +81,7 @@ def describe_memory(plan: Plan, needs: Requirements) -> dict[str, str]:
 
 
 def describe_data(plan: Plan) -> Iterator[str]:
-    """Yield lines that say which classes a run trains, validates and is tested on, and how to train on all of them."""
+    """Yield lines that describe the training, validation and test classes, and how to train on all classes."""
     rows = describe_splits(plan.catalog, plan.config.batch.per_class)
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     for row in rows:
@@ -90,12 +90,12 @@ def describe_data(plan: Plan) -> Iterator[str]:
         seed = "" if plan.config.data.split_seed is None else f" --split-seed {plan.config.data.split_seed}"
         yield f"Names of the classes: shortlist data show {shlex.quote(plan.config.data.source)} --classes{seed}"
     held_out = plan.validation is not None and plan.config.data.validation == "half"
-    if held_out and not plan.config.data.withhold_test:  # a trial of a sweep is not trained further
-        yield "To train on all classes in the end, for as long as was best in validation: shortlist train --final RUN"
+    if held_out and not plan.config.data.withhold_test:  # not for a trial of a sweep
+        yield "To train on all classes afterwards, for the best number of epochs: shortlist train --final RUN"
 
 
 def describe_needs(plan: Plan, needs: Requirements) -> str:
-    """Describe in one line what a run needs, as `train` does before it starts."""
+    """Describe the requirements of a run in one line, which `train` shows before it starts."""
     parts = describe_memory(plan, needs)
     largest = sorted(needs.memory, key=lambda name: -needs.memory[name])[:3]
     named = dict(zip(needs.memory, parts.items(), strict=False))
@@ -105,7 +105,7 @@ def describe_needs(plan: Plan, needs: Requirements) -> str:
 
 
 def growth(needs: Requirements) -> dict[str, Requirements]:
-    """Return what the run would need with a larger batch, larger images and more processes."""
+    """Return the requirements of the run with a larger batch, larger images and more processes."""
     return {
         "this run": needs,
         "batch x 2": needs.scaled(batch=2),
@@ -141,8 +141,8 @@ def format_work(operations: float) -> str:
 
 
 def _describe_chunk(needs: Requirements) -> str:
-    kept = "all graphs are kept" if needs.kept == needs.share else f"graphs of {needs.kept:,} of {needs.share:,} kept"
-    return f"{needs.chunk} images; {kept}; the largest that fits has {needs.largest_chunk:,}"
+    kept = "all graphs" if needs.kept == needs.share else f"the graphs of {needs.kept:,} of {needs.share:,} images"
+    return f"{needs.chunk} images; {kept} are kept; the largest chunk that fits has {needs.largest_chunk:,} images"
 
 
 def _describe_work(plan: Plan, needs: Requirements) -> dict[str, str]:
@@ -158,7 +158,7 @@ def _describe_time(plan: Plan, durations: Durations) -> dict[str, str]:
 def _describe_growth(needs: Requirements) -> str:
     parts = {name: format_bytes(size) for name, size in needs.memory.items()}
     return (
-        f"{format_bytes(needs.peak)} per process, of which chunk of {needs.chunk} {parts['chunk']}, "
+        f"{format_bytes(needs.peak)} per process, including chunk of {needs.chunk} {parts['chunk']}, "
         f"{needs.kept:,} kept graphs {parts['kept_graphs']}, pixels {parts['pixels']}, loss {parts['loss']}; "
         f"{format_work(needs.step_work)} per step, {format_bytes(needs.sent)} sent"
     )

@@ -1,4 +1,4 @@
-"""What a run needs: memory, floating-point work, and what its processes send each other."""
+"""Requirements of a run: memory, floating-point operations, and communication between its processes."""
 
 from __future__ import annotations
 
@@ -28,18 +28,18 @@ from shortlist.training.plan import Plan, decoding_workers, inference_batch_size
 
 OPTIMIZER_STATES = {"adam": 2, "adamw": 2, "sgd": 1}  # number of values that an optimizer keeps per parameter
 TRAINING_WORK = 3  # a backward pass has two products for each one of the forward pass
-LOADED_AHEAD = 2  # chunks per decoding process
+LOADED_AHEAD = 2  # number of chunks that each decoding process loads in advance
 GPU_LOSS = 2 * 4 * 2**24  # bytes of the loss's tiles on a GPU: similarities of queries, and pairs with positives
 GPU_CONTEXT = 2**30  # bytes that CUDA and its libraries take
-RANKING = 4 * 2**24  # bytes of the tiles with which an evaluation ranks
-# Memory of activations in relation to their size: kernels of the CPU have temporaries of their own, and gaps remain in
-# the heap. Chosen such that plans agree with runs (benchmarks/plan.py).
+RANKING = 4 * 2**24  # bytes of the ranking tiles in an evaluation
+# Memory of activations divided by their size: CPU kernels have temporaries of their own, and the heap is fragmented.
+# Chosen so that plans agree with runs (benchmarks/plan.py).
 ALLOCATED = {"cpu": 1.25, "cuda": 1.0}
 LARGEST_TRACED_LOSS = 8192  # batch size; the memory of larger batches is extrapolated
 
 
 class Device(NamedTuple):
-    """Where a process trains."""
+    """The device that a process trains on."""
 
     room: float  # bytes that it may use, including those of the model
     process: int = 0  # bytes of the process itself: Python and libraries
@@ -58,14 +58,14 @@ class PerImage(NamedTuple):
 
 @dataclass(frozen=True)
 class Requirements:
-    """What each process of a run needs. All sizes are numbers of bytes.
+    """Requirements of each process of a run. All sizes are numbers of bytes.
 
     Args:
         weights: Weights and buffers of the model and the loss, and the moving average of the weights.
         trained: Gradient of the trained weights.
         states: State of the optimizer.
         image: Pixels of an image, or the features of a frozen backbone.
-        graph: What the backward pass needs of an image.
+        graph: Tensors per image that are saved for the backward pass.
         training: Largest size of a chunk's activations, forward and backward.
         inference: Largest size of an image's activations in evaluations, and in the encoding of views.
         forward_work: Floating-point operations of the forward pass of an image.
@@ -79,7 +79,7 @@ class Requirements:
         keep_graphs: As in `LargeBatchStep`.
         inference_batch: Number of images that are embedded at once in evaluations.
         ahead: Number of chunks that are decoded in advance.
-        device: Where each process trains.
+        device: Device of each process.
         processes: Number of processes.
     """
 
@@ -135,7 +135,7 @@ class Requirements:
 
     @property
     def memory(self) -> dict[str, float]:
-        """Memory by part. Activations, loss and evaluation follow each other; `peak` accounts for that."""
+        """Memory by part. Activations, loss and evaluation do not coexist; `peak` accounts for that."""
         return {
             "process": self.device.process,
             "weights": self.weights,
@@ -234,18 +234,18 @@ def find_requirements(
     processes: int = 1,
     sharing: int | None = None,
 ) -> Requirements:
-    """Find out what a run needs, by tracing its model with one and two images, and its loss with random vectors.
+    """Determine the requirements of a run by tracing its model with one and two images, and its loss with vectors.
 
-    Images that keep their aspect ratio are assumed to be squares of the largest side. A backbone of images of another
-    size than the traced one is assumed to need memory and work in proportion to the number of pixels.
+    Images that keep their aspect ratio are assumed to be squares of the largest side. If this is not the traced size,
+    memory and work are assumed to be proportional to the number of pixels.
 
     Args:
         plan: Plan of the run.
         embedder: Embedder of the run. It is not changed; its weights do not matter.
         loss: Loss of the run, which is not changed; None to build it from the configuration.
-        device: Where each process trains; None: on this machine, with the memory that is free now.
+        device: Device of each process; None: that of this machine, with the memory that is free now.
         processes: Number of processes that share each batch.
-        sharing: Number of them on this machine; None: all.
+        sharing: Number of these processes on one machine; None: all.
     """
     config, batch = plan.config, plan.sampler.batch_size
     sharing = sharing or processes
@@ -283,7 +283,7 @@ def find_requirements(
 
 
 def this_device(embedder: Embedder, sharing: int = 1) -> Device:
-    """Return the device that runs on this machine train on: a GPU, or a share of the memory of the CPU."""
+    """Return the device of runs on this machine: a GPU, or a CPU with a share of the memory."""
     model = _bytes(embedder.parameters())
     if torch.cuda.is_available():
         return Device(available_memory(torch.device("cuda")), kind="cuda")
@@ -355,7 +355,7 @@ def _cached_features(plan: Plan, size: int) -> int:
 
 
 class _AccumulatedGradients:
-    """Context in which all gradients exist already, so that a trace does not count them."""
+    """Context in which all gradients already exist, so that a trace does not count them."""
 
     def __init__(self, model: nn.Module) -> None:
         self.before = [(each, each.grad) for each in model.parameters() if each.requires_grad]
@@ -370,7 +370,7 @@ class _AccumulatedGradients:
 
 
 def _reduced_precision(config: RunConfig) -> torch.dtype | None:
-    """Return the data type of autocast in a trace: None if this CPU cannot execute it, whose memory is larger."""
+    """Return the data type of autocast in a trace; None, which takes more memory, if this CPU cannot execute it."""
     with suppress(ConfigError):
         if config.training.precision != "float32":
             require_bfloat16()
@@ -379,10 +379,10 @@ def _reduced_precision(config: RunConfig) -> torch.dtype | None:
 
 
 def _trace_loss(loss: nn.Module, plan: Plan, dim: int, batch: int) -> Trace:
-    """Trace the loss with random vectors; a loss that refuses these is counted as the vectors' gradient."""
+    """Trace the loss with random vectors. For a loss that refuses them, only their gradient is counted."""
     labels = torch.from_numpy(plan.train.relevance_labels[plan.sampler.batches(0)[0].numpy()])[:batch]
     traced = Trace(4 * batch * dim, 0, 0)
-    with seeded(0), suppress(Exception):  # a loss of the user
+    with seeded(0), suppress(Exception):  # a user-defined loss
         copied, vectors = copy.deepcopy(loss).cpu(), normalize(torch.randn(batch, dim)).requires_grad_()
         traced = trace(lambda: copied(vectors, labels).backward())
     return traced

@@ -44,7 +44,7 @@ from shortlist.training.folder import RunFolder
 from shortlist.training.interim_tests import with_interim_tests
 from shortlist.training.plan import decoding_workers, inference_batch_size
 
-FEATURES = 8192  # number of pooled features that are embedded at once
+FEATURES = 8192  # number of images whose pooled features are embedded at once
 
 
 @translate_arguments({name: key for name, key in CONFIG_KEYS.items() if name not in ("on_missing", "root")})
@@ -104,7 +104,7 @@ def embed_run_shard(
     model: nn.Module | None = None,
     display: Display | None = None,
 ) -> list[Path]:
-    """Embed one of several shards of the images that `evaluate_run` needs, which takes the other arguments.
+    """Embed one of several shards of the images that `evaluate_run` needs with the same arguments.
 
     Args:
         path: Folder of the run.
@@ -137,7 +137,7 @@ def embed_run_shard(
 
 @dataclass(frozen=True)
 class _Tests:
-    """What a run is evaluated with."""
+    """A run, and the images to evaluate it on."""
 
     folder: RunFolder
     config: RunConfig
@@ -194,7 +194,7 @@ def evaluate_encoder(
     on_missing: str = "error",
     display: Display | None = None,
 ) -> list[Evaluation]:
-    """Evaluate an encoder that need not belong to a run, given itself or by its name in `open_encoder`.
+    """Evaluate an encoder that need not belong to a run. It is given as an object, or by a name as in `open_encoder`.
 
     See `evaluate_run` for the other arguments.
     """
@@ -222,7 +222,7 @@ def embed_labelled(
             data = open_catalog(data, root=root, on_missing=on_missing, train_share=0, progress=progress)
     test = _test_images(data)
     if not isinstance(encoder, Encoder):
-        encoder = open_encoder(encoder)  # after the images, whose mistakes are found sooner
+        encoder = open_encoder(encoder)  # after the images, because errors in these are found faster
     with display.task(f"embedding {test.name}", "images") as progress:
         workers = default_workers(len(test), current_processes().on_this_machine)
         vectors = embed_test(encoder, test, workers, None, progress)
@@ -236,7 +236,7 @@ def _test_images(catalog: Catalog) -> Catalog:
 
 
 def _with_on_missing(config: RunConfig, on_missing: str) -> RunConfig:
-    """Set `on_missing` of all images."""
+    """Set `on_missing` for all images."""
     change = {"on_missing": on_missing}
     tests = tuple(test.model_copy(update=change) for test in config.evaluation.tests)
     return config.with_changes(data=change, evaluation={"tests": tests})
@@ -261,9 +261,9 @@ def evaluate_embedder(
         eval_set: Images to evaluate on.
         config: Configuration, for scales, bootstrap and the results in the paper.
         display: Display for progress.
-        folder: Folder of the run, where embeddings are kept. Required for distractors, which are many.
-        features: Function that returns the pooled features of the images, from which an embedding at a single scale is
-            computed if the backbone is frozen.
+        folder: Folder of the run, where embeddings are kept. Required for distractors, because there are many.
+        features: Function that returns the pooled features of the images, if the backbone is frozen. Embeddings at a
+            single scale are computed from them.
         validation: Whether to evaluate at one scale and without intervals, to compare epochs of a run.
         intervals: Whether to compute confidence intervals, if `evaluation.bootstrap` is not 0.
         parts: Folder of parts that contain the embeddings.
@@ -327,7 +327,7 @@ def embed_test(
 
 
 def embed_features(encoder: Encoder, catalog: Catalog, features: CachedFeatures, folder: RunFolder | None) -> Tensor:
-    """Compute what `embed_test` returns, and the file that it writes, from the pooled features of the images."""
+    """Compute the same vectors and write the same file as `embed_test`, from the pooled features of the images."""
     embedder, images = encoder.embedder, np.arange(len(catalog))
     head, device = embedder.head(), next(embedder.parameters()).device
     with torch.inference_mode():
@@ -372,7 +372,7 @@ def build_encoder(config: RunConfig, embedder: Embedder, *, validation: bool = F
 
 
 def open_encoder(name: Path | str, model: nn.Module | None = None) -> Encoder:
-    """Open an encoder by the name that all commands take, and move it to the default device.
+    """Open an encoder by a name, as in all commands, and move it to the default device.
 
     Args:
         name: Folder of a finished run, of a saved encoder or of an exported package; `OWNER/NAME`, a package on the
@@ -402,7 +402,7 @@ def open_encoder(name: Path | str, model: nn.Module | None = None) -> Encoder:
 
 
 def is_run(name: Path | str) -> bool:
-    """Return whether a name of `open_encoder` is the folder of a run, which has images of its own to evaluate on."""
+    """Return whether a name for `open_encoder` is the folder of a run, which has test images of its own."""
     return RunFolder(Path(name)).config_file.is_file()
 
 

@@ -18,13 +18,13 @@ if TYPE_CHECKING:
     from optuna.trial import Trial
 
 FIXED = ("data", "evaluation", "name", "about", "paper", "measured")  # sections that a sweep does not vary
-MAX_CHECKED = 20_000  # combinations that are validated before the first trial; of more, a random sample
+MAX_CHECKED = 20_000  # maximum number of combinations that are validated before the first trial
 RANGE_KEYS = {"low", "high", "log"}
 
 
 @dataclass(frozen=True)
 class Choices:
-    """A list of values, as JSON, which any storage can hold and YAML can read."""
+    """A list of values as JSON texts, which any storage can hold and YAML can read."""
 
     texts: tuple[str, ...]
 
@@ -110,7 +110,7 @@ def _read_range(values: Mapping[str, Any], where: str) -> Range:
 
 
 def with_values(config: RunConfig, values: Mapping[str, Any]) -> RunConfig:
-    """Return a configuration with other values of the given dotted keys.
+    """Return a configuration with new values of the given dotted keys.
 
     Raises:
         ConfigError: The values are not valid, alone or in combination.
@@ -130,7 +130,7 @@ def _with_values(base: Mapping[str, Any], values: Mapping[str, Any]) -> RunConfi
 def candidates(config: RunConfig, space: Space) -> Iterator[RunConfig]:
     """Validate and return the configurations of all combinations of list values and ends of ranges.
 
-    Of more than `MAX_CHECKED` combinations, a random sample is validated.
+    If there are more than `MAX_CHECKED` combinations, a random sample is validated.
 
     Raises:
         ConfigError: A combination is not valid.

@@ -15,7 +15,7 @@ from shortlist.training.folder import RunFolder
 
 
 class StopRequest(AbstractContextManager["StopRequest"]):
-    """Context that records Ctrl-C or SIGTERM instead of interrupting at once; the second one interrupts at once.
+    """Context that records Ctrl-C or SIGTERM instead of interrupting immediately. The second signal interrupts.
 
     Args:
         display: Display for the message to the user.
@@ -25,9 +25,7 @@ class StopRequest(AbstractContextManager["StopRequest"]):
         self.display, self.requested = display, False
 
     def __enter__(self) -> StopRequest:
-        in_main = (
-            threading.current_thread() is threading.main_thread()
-        )  # signals can be handled in the main thread only
+        in_main = threading.current_thread() is threading.main_thread()  # only this thread can handle signals
         signals = (signal.SIGINT, signal.SIGTERM) if in_main else ()
         self._before = {each: signal.signal(each, self._request) for each in signals}
         return self
@@ -45,7 +43,7 @@ class StopRequest(AbstractContextManager["StopRequest"]):
 
 @contextmanager
 def report_resume_command(folder: RunFolder) -> Iterator[None]:
-    """Turn interrupts and I/O errors into errors whose message says how to resume the run."""
+    """Convert interrupts and I/O errors to errors whose message says how to resume the run."""
     try:
         yield
     except (KeyboardInterrupt, OSError, ProcessLostError) as error:

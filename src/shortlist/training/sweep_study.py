@@ -1,4 +1,4 @@
-"""Studies of Optuna: where they are stored, how they sample values, and how they prune trials."""
+"""Optuna studies: their storage, samplers and pruners."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ BEST_SHARE = 0.25  # share of the trials whose values are compared with those of
 class _TrialSampler(BaseSampler):
     """Samples each trial with a sampler of its own, whose seed depends on the number of the trial.
 
-    With one seed for all, every worker would draw the same values, and so would a study that is resumed.
+    With a single seed, all workers would draw the same values, and so would a resumed study.
     """
 
     def __init__(self, create: Callable[[int], BaseSampler]) -> None:
@@ -117,7 +117,7 @@ def make_pruner(name: str) -> BasePruner:
 
 
 class _JournalLock(JournalFileOpenLock):
-    """Lock that the operating system releases if its process is killed; those of Optuna would block for 30 seconds."""
+    """Lock that the operating system releases if its process is killed. Optuna's lock would block for 30 seconds."""
 
     def __init__(self, journal: Path) -> None:
         super().__init__(str(journal))
@@ -132,7 +132,7 @@ class _JournalLock(JournalFileOpenLock):
 
 
 class _JournalFile(JournalFileBackend):
-    """Journal that a full disk does not damage: what cannot be written as a whole is not written at all."""
+    """Journal that a full disk does not damage: incomplete writes are undone."""
 
     def __init__(self, file: Path) -> None:
         self._path, self._own_lock = file, _JournalLock(file)
@@ -149,7 +149,7 @@ class _JournalFile(JournalFileBackend):
 
 
 def _write_all(stream: FileIO, content: bytes) -> None:
-    """Append to a file, which is as long as before if that fails."""
+    """Append to a file, and restore its previous length if this fails."""
     size = stream.tell()
     try:
         while content:
@@ -184,8 +184,8 @@ def open_study(
     Args:
         folder: Folder of the study.
         storage: URL of a database. None: a journal file in the folder.
-        sampler: How values are sampled, for a study that is created unless it exists. None: it must exist.
-        pruner: How trials are pruned.
+        sampler: Sampler of a study that is created if it does not exist. None: the study must exist.
+        pruner: Pruner of the study.
 
     Raises:
         ConfigError: `storage` is not a URL, or its driver is not installed.
@@ -249,12 +249,12 @@ def continued(study: optuna.Study, trial: FrozenTrial) -> Trial:
 
 
 def trials_of(study: optuna.Study) -> list[FrozenTrial]:
-    """Return all trials, without those that were created when no more were wanted."""
+    """Return all trials, without those that exceeded the number of trials and were discarded."""
     return [trial for trial in study.get_trials(deepcopy=False) if trial.params or not trial.state.is_finished()]
 
 
 def importances(study: optuna.Study, keys: Sequence[str], min_trials: int) -> dict[str, float] | None:
-    """Return the share of each key in how the values of the best quarter of the trials differ from those of all.
+    """Return the share of each key in the difference between the values of the best quarter and of all trials.
 
     This is PED-ANOVA, which needs no other package.
 

@@ -35,8 +35,8 @@ if TYPE_CHECKING:
     from optuna.trial import FrozenTrial, Trial
 
 STUDY_FILE, RESULTS_FILE = "study.json", "results.json"
-MIN_FOR_IMPORTANCES = 8  # complete trials
-DEFAULT_TRIALS = 20  # of the samplers random and tpe
+MIN_FOR_IMPORTANCES = 8  # minimum number of complete trials
+DEFAULT_TRIALS = 20  # for the samplers random and tpe
 STATES = {"COMPLETE": "complete", "PRUNED": "pruned", "FAIL": "failed", "RUNNING": "running", "WAITING": "running"}
 NOT_COMPARED: dict[str, Any] = {  # settings that may differ between the workers of a study
     **dict.fromkeys(("name", "about", "paper", "measured", "tracking"), True),
@@ -136,8 +136,8 @@ def sweep(
     is the first metric (r@1) after its last epoch, since the final training, without validation, also uses its last
     epoch.
 
-    The same call resumes a sweep: a trial that was interrupted continues from its last checkpoint. Several processes
-    can work on one study; each trains trials that no other process is training.
+    The same call resumes a sweep: an interrupted trial is resumed from its last checkpoint. Several processes can work
+    on one study; each trains trials that no other process is training.
 
     Args:
         config: Configuration of all trials, except for the keys of `space`.
@@ -151,12 +151,12 @@ def sweep(
         seed: Seed of the sampler.
         storage: URL of a database, for workers on several machines. None: a journal file in the folder, for workers on
             one machine.
-        take_over: Also continue trials that other machines have started, because these machines are lost.
+        take_over: Whether to also resume trials of other machines that are lost.
         display: Display for progress.
         on_trial: Called with all results after each trial of this process.
 
     Returns:
-        All results, also of other processes.
+        All results, including those of other processes.
 
     Raises:
         ConfigError: An argument, or a combination of values in the space, is not valid.
@@ -168,7 +168,7 @@ def sweep(
     display, folder, searched = display or default_display(), Path(path), read_space(space)
     if sampler is None:
         sampler = "grid" if all(isinstance(values, Choices) for values in searched.values()) else "tpe"
-    made = sweep_study.make_sampler(sampler, searched, seed), sweep_study.make_pruner(pruner)
+    strategy = sweep_study.make_sampler(sampler, searched, seed), sweep_study.make_pruner(pruner)
     total = _number_of_trials(sampler, searched, trials)
     import_modules(config.imports)
     base, images = _without_test(config, display)
@@ -180,7 +180,7 @@ def sweep(
         "images": images.fingerprint(),
         "config": base.model_dump(mode="json", exclude=NOT_COMPARED),
     }
-    with sweep_study.open_study(folder, storage, *made) as study:
+    with sweep_study.open_study(folder, storage, *strategy) as study:
         _check_same(study, json.loads(json.dumps(facts)), folder)  # JSON has no tuples
         place = None if storage is None else sweep_study.address_without_password(storage)
         saved = {**chosen, "trials": total, "storage": place, "config": config.model_dump(mode="json")}
@@ -207,7 +207,7 @@ def _number_of_trials(sampler: str, space: Space, wanted: int | None) -> int:
 
 
 def _without_test(config: RunConfig, display: Display) -> tuple[RunConfig, Catalog]:
-    """Return the configuration of a trial, which withholds all test images, and the images that are left."""
+    """Return the configuration of a trial, which withholds all test images, and the remaining images."""
     base = config.with_changes(data={"withhold_test": True}, evaluation={"tests": (), "before": False})
     images = open_images(base, display).catalog
     if config.data.validation_source is None and "validation" not in images.splits:
@@ -249,7 +249,7 @@ class _Worker:
                 result = self._collect()
                 advance(result.done, result.total)
                 left = (result.total - result.done) * (time.monotonic() - started) / max(1, result.done - first)
-                self._tell(result, left)
+                self._report_progress(result, left)
                 if on_trial is not None:
                     on_trial(result)
         running = [trial.number for trial in result.trials if trial.state == "running"]
@@ -257,7 +257,7 @@ class _Worker:
             self.display.message(f"Other workers are still training trials {', '.join(map(str, running))}.")
         return result
 
-    def _tell(self, result: SweepResult, seconds_left: float) -> None:
+    def _report_progress(self, result: SweepResult, seconds_left: float) -> None:
         best = result.best
         known = "" if best is None else f"; best {result.metric} {100 * (best.value or 0):.1f} % in trial {best.number}"
         text = f"{result.done} of {result.total} trials{known}; {format_duration(seconds_left)} left"
@@ -277,7 +277,7 @@ class _Worker:
         return True
 
     def _claim(self, claim: ExitStack) -> Trial | None:
-        """Return an interrupted trial, or else a new one, and lock its folder. None: no trial is left."""
+        """Return an interrupted trial, or a new one if there is none, and lock its folder. None: no trial is left."""
         from shortlist.training.sweep_study import TrialState, continued, trials_of
 
         with exclusive_lock(self.folder / ".lock", RunInUseError(f"{self.folder} is locked by another process"), -1):
@@ -308,7 +308,7 @@ class _Worker:
         return True
 
     def _train(self, trial: Trial, config: RunConfig) -> None:
-        """Train a trial, or continue it, and tell the study its result."""
+        """Train or resume a trial, and report its result to the study."""
         from shortlist.training.sweep_study import TrialPruned, TrialState
 
         run, on_validation = self._run(trial.number), partial(self._report, trial)
@@ -331,7 +331,7 @@ class _Worker:
             return
         else:
             self.study.tell(trial, _last_validation(run))
-        shutil.rmtree(run.checkpoints, ignore_errors=True)  # they are large, and only needed to continue the trial
+        shutil.rmtree(run.checkpoints, ignore_errors=True)  # they are large, and only needed to resume the trial
 
     def _report(self, trial: Trial, epoch: int, metrics: dict[str, float]) -> None:
         """Report a validation to the study.
@@ -382,7 +382,7 @@ def _trial_result(trial: FrozenTrial, space: Mapping[str, Any]) -> TrialResult:
 
 
 class _Saved(BaseModel):
-    """What is needed of the contents of study.json."""
+    """The fields of study.json that are used here."""
 
     config: dict[str, Any]
     storage: str | None
@@ -416,13 +416,13 @@ def write_best_recipe(path: Path | str, out: Path | str | None = None, *, storag
         result = collect_results(study, folder, config.name, keys, saved.trials)
     best = result.best
     if best is None:
-        raise RunError(f"No trial of the sweep in {folder} is complete yet, so there is no best one.")
+        raise RunError(f"No trial of the sweep in {folder} is complete yet, so there is no best trial.")
     about = (
         f"The best of {f'{result.done} of ' * (result.done < result.total)}{result.total} trials of a sweep over "
         f"{', '.join(keys)}: "
         f"validation {result.metric} {100 * (best.value or 0):.1f} % in trial {best.number}."
     )
-    recipe = with_values(config, best.values).with_changes(data={"validation": "none"})  # all training classes train
+    recipe = with_values(config, best.values).with_changes(data={"validation": "none"})  # train on all training classes
     recipe = recipe.model_copy(update={"name": f"{config.name}-best", "about": about, "measured": {}})
     out = folder / "best.yaml" if out is None else Path(out)
     check_writable(out)

@@ -17,7 +17,7 @@ from shortlist.extras import extra
 from shortlist.files import read_json, write_json
 from shortlist.training.folder import RunFolder
 
-PROJECT = "shortlist"  # of Weights & Biases, and experiment of MLflow
+PROJECT = "shortlist"  # project of Weights & Biases, and experiment of MLflow
 RUN_IDS = {"wandb": lambda run: run.id, "mlflow": lambda run: run.info.run_id}
 
 
@@ -29,13 +29,13 @@ def check_trackers(names: Iterable[str]) -> None:
 
 
 def start_trackers(accelerator: Accelerator, config: RunConfig, folder: RunFolder, step: int) -> None:
-    """Start the trackers of a run, or continue with those of an interrupted run.
+    """Start the trackers of a run, or resume those of an interrupted run.
 
     Args:
-        accelerator: Passes what is logged to the trackers.
+        accelerator: Forwards logged values to the trackers.
         config: Configuration of the run, which is sent to the trackers of a new run.
         folder: Folder of the run, which keeps the ids that the trackers gave to the run.
-        step: Number of steps that were done before.
+        step: Number of completed steps.
 
     Raises:
         RunError: A tracker cannot be started, for example without a connection or a login.
@@ -52,7 +52,7 @@ def start_trackers(accelerator: Accelerator, config: RunConfig, folder: RunFolde
                 ids[name] = RUN_IDS[name](tracker.tracker)
         except Exception as error:  # each library has its own
             raise RunError(
-                f"Tracking with {name} cannot be started: {' '.join(str(error).split())}. Correct this, or change "
+                f"Tracking with {name} cannot be started: {' '.join(str(error).split())}. Fix the cause, or change "
                 f"tracking in {folder.config_file}, and then resume the run with: {folder.resume_command}"
             ) from error
     if ids:

@@ -1,4 +1,4 @@
-"""Losses that shortlist does not know: of pytorch-metric-learning, and of the user."""
+"""Losses from outside shortlist: those of pytorch-metric-learning, and user-defined losses."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ Loss = Callable[..., Tensor]  # (embeddings, labels) -> scalar
 
 
 class ForeignLoss(nn.Module):
-    """Wrapper that gives a loss of others the call and the state of the losses of shortlist.
+    """Wrapper that gives a loss from outside shortlist the call signature and the state of shortlist's losses.
 
     The loss gets labels from 0 to C - 1. Everything that it keeps between steps is in `state_dict`.
 
@@ -75,7 +75,7 @@ def build_user_loss(config: SingleLossConfig, classes: Tensor, dim: int, given: 
         given: The loss that was given in Python, or None.
 
     Raises:
-        ConfigError: The loss cannot be imported or constructed, or has no such settings.
+        ConfigError: The loss cannot be imported or constructed, or does not support the settings.
     """
     classes = torch.unique(classes)
     loss = _import(config, len(classes), dim) if given is None else given

@@ -118,7 +118,7 @@ class Benchmark:
         return "\n".join([*lines, *tree, "", f"use        shortlist data show {self.name} --root FOLDER"])
 
     def check_root(self, root: Path | None) -> Path | None:
-        """Return the root if it is the benchmark's folder or not needed; else, raise an error that suggests one."""
+        """Return the root if it is the benchmark's folder or not needed. Otherwise, the error suggests a folder."""
         if self.expects is None:
             return root
         if root is None:
@@ -137,7 +137,7 @@ class Benchmark:
         )
 
     def _check_images(self, catalog: Catalog, on_missing: str) -> Catalog:
-        """Handle images that do not exist; if none exists, suggest where they are."""
+        """Handle images that do not exist. If none exists, the error suggests where they are."""
         try:
             return without_missing(catalog, on_missing)
         except DataError as error:
@@ -151,7 +151,7 @@ class Benchmark:
             raise
 
     def _check_classes(self, catalog: Catalog) -> None:
-        """Check that no class is in both the training and the test split, which defines these benchmarks."""
+        """Check that no class is in both the training and the test split."""
         train, test = (np.unique(catalog.labels[catalog.splits == split]) for split in ("train", "test"))
         shared = np.intersect1d(train, test)
         if len(shared):

@@ -1,9 +1,9 @@
 """Glyphs: an embedded retrieval benchmark that is rendered on first use, without a download.
 
-Each class is a character. Each image shows it dark on light in another font, size, position, rotation, stroke width and
-background, with noise. The characters of the test split are not in the training split. The same seed gives the same
-bytes on every machine: outlines are filled in integer arithmetic, colours are integers, random numbers come from the
-frozen generator of NumPy, and BMP files are not compressed.
+Each class is a character. Images of a class differ in font, size, position, rotation, stroke width and background, and
+have noise. The characters of the test split are not in the training split. The same seed gives the same bytes on every
+machine: outlines are filled in integer arithmetic, colours are integers, random numbers come from the frozen generator
+of NumPy, and BMP files are not compressed.
 """
 
 from __future__ import annotations
@@ -124,9 +124,9 @@ def random_state(*key: int | str) -> np.random.RandomState:
 
 def images(character: str, faces: dict[str, Face], seed: int, count: int) -> list[NDArray[np.uint8]]:
     """Render `count` images of a character, each in another font; fonts repeat if there are fewer of them."""
-    able = [face for face in faces.values() if ord(character) in face.characters]
-    order = random_state("fonts", seed, character).permutation(len(able))
-    chosen = [able[order[number % len(able)]] for number in range(count)]
+    available = [face for face in faces.values() if ord(character) in face.characters]
+    order = random_state("fonts", seed, character).permutation(len(available))
+    chosen = [available[order[number % len(available)]] for number in range(count)]
     return [render(face.outline(character), random_state("image", seed, character, n)) for n, face in enumerate(chosen)]
 
 

@@ -24,7 +24,7 @@ def image_names(file: Path, content: Any, key: str) -> list[str]:
         key: Key of its dict.
 
     Raises:
-        DataError: If there is no such list, or it holds other values than strings.
+        DataError: If there is no such list, or it contains values other than strings.
     """
     found = content.get(key) if isinstance(content, dict) else None
     if not isinstance(found, (list, tuple)) or not found or not all(isinstance(name, str) for name in found):
@@ -61,7 +61,7 @@ def image_indices(file: Path, judged: Mapping[str, Any], key: str, images: int) 
         images: Number of images that the indices refer to.
 
     Raises:
-        DataError: If the key is missing, or holds anything else than valid indices.
+        DataError: If the key is missing, or its value is not a list of valid indices.
     """
     if key not in judged:
         available = ", ".join(map(str, judged))

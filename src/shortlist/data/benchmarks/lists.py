@@ -18,7 +18,7 @@ _LFS = "version https://git-lfs"
 def read_lines(file: Path, name: str) -> list[str]:
     """Read the stripped lines of a list, without empty lines at the end of the file.
 
-    The file may have a byte order mark, the line endings of any system, and a last line without one.
+    The file may have a byte order mark, and the line endings of any system; the last line need not have one.
 
     Args:
         file: Text file in UTF-8.
@@ -69,11 +69,11 @@ def columns(file: Path, name: str, lines: Sequence[str], header: str, first_line
         file: The file, for messages.
         name: Name of the benchmark, for messages.
         lines: The lines that hold values.
-        header: Names of the columns, separated by spaces; every line must have as many values.
+        header: Names of the columns, separated by spaces. Every line must have one value per column.
         first_line: Line number of the first of these lines in the file.
 
     Raises:
-        DataError: If there are no lines, or a line has another number of values; the message names the line.
+        DataError: If there are no lines, or a line has a different number of values; the message names the line.
     """
     if not lines:
         raise DataError(f"{name}: {file} lists no images; download it again")
@@ -122,7 +122,7 @@ def read_csv(file: Path, name: str, header: Sequence[str], keep: Sequence[str], 
         hint: Which file is expected, for messages.
 
     Raises:
-        DataError: If the file has other columns, a row with another number of values, no rows, or is not a text file.
+        DataError: If the file has different columns, a row with missing or extra values, or no rows, or is not text.
     """
     rows: list[tuple[str, ...]] = []
     try:

@@ -63,7 +63,7 @@ def _from_folders(root: Path) -> Catalog:
 
 
 def _from_arrays(root: Path, progress: Progress | None) -> Catalog:
-    digest = hashlib.sha256()  # of the contents, so that changed files get another cache folder
+    digest = hashlib.sha256()  # of the contents, so that changed files get a new cache folder
     for part in PARTS:
         digest.update((root / f"{part}.npz").read_bytes())
     folder = cache_folder("omniglot") / digest.hexdigest()[:16]

@@ -84,7 +84,7 @@ def _judgements(file: Path, ground_truth: list[Mapping[str, Any]], first: int, i
 
 
 def read_r1m(root: Path, progress: Progress | None = None) -> Catalog:
-    """Read R1M: a million distractors, which are positives of no query."""
+    """Read R1M: a million distractors, none of which is a positive of any query."""
     file = root / R1M_LIST
     lines = read_lines(file, "r1m")
     prefix = "" if lines[0].startswith("jpg/") else "jpg/"

@@ -19,7 +19,7 @@ LIST = "retrieval-SfM-120k-val-eccv2020.pkl"
 def read(root: Path, progress: Progress | None = None) -> Catalog:
     """Read the queries, followed by the whole database.
 
-    A query is two rows, and its row in the database is junk for it.
+    Each query has a second row in the database, which is junk for that query.
     """
     file = root / LIST
     content = read_plain_pickle(file)

@@ -17,7 +17,7 @@ from shortlist.progress import Progress
 SIZES = {"small": Count(6_493, 800), "medium": Count(13_377, 1_600), "large": Count(19_777, 2_400)}
 TRAIN = Count(113_346, 13_164)
 HEADER = "image vehicle"
-GALLERY_SEED = 0  # of the selection of one gallery image per vehicle
+GALLERY_SEED = 0  # selects one gallery image per vehicle
 RE_IDENTIFICATION = "re-identification"
 
 

@@ -68,7 +68,7 @@ for (const chooser of document.querySelectorAll(".chooser")) {
       shown += !card.hidden;
     }
     for (const button of buttons) button.setAttribute("aria-pressed", String(!wanted && button.dataset.group === group));
-    output.textContent = shown ? `${shown} of ${cards.length} queries` : `None of the ${cards.length} queries shown here is of such a class.`;
+    output.textContent = shown ? `${shown} of ${cards.length} queries` : `None of the ${cards.length} queries shown here is of this class.`;
   };
   for (const button of buttons) {
     button.addEventListener("click", () => {

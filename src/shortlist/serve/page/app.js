@@ -70,7 +70,7 @@ async function render({ focus = true } = {}) {
   }
 }
 
-// The lowest score of a result that is similar enough; -1: any.
+// The minimum score of a result; -1: none.
 const lowestScore = ({ minScore }) => minScore ?? gallery?.min_score ?? -1;
 
 const isSearch = ({ item, upload: key }) => item !== null || key !== null;
@@ -240,7 +240,7 @@ addEventListener("keydown", (event) => {
   const typing = event.target.matches("input");
   if (event.key === "Escape") {
     if (typing) {
-      showControls(currentState()); // discards what was typed
+      showControls(currentState()); // discards the typed text
       event.target.blur();
     }
     else if (isSearch(currentState())) back();

@@ -1,7 +1,7 @@
 // The dialog that asks for the token. The browser keeps it in a cookie, which it also sends when it loads pictures.
 
 const byId = (id) => document.getElementById(id);
-let asking = null; // while the dialog is open; requests that are refused meanwhile wait for the same answer
+let asking = null; // while the dialog is open; requests that are refused in the meantime wait for the same answer
 
 // Ask for the token until the server accepts it.
 export function signIn() {
