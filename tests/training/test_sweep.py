@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import itertools
 import json
 import os
 import pwd
@@ -25,6 +26,7 @@ from shortlist.progress import Display
 from shortlist.recipes import open_recipe
 from shortlist.training import RunFolder, SweepResult, evaluate_run, make_plan, sweep, sweeps, write_best_recipe
 from shortlist.training import train_run as train
+from shortlist.training.loop import Validation
 from shortlist.training.sweep_study import open_study
 from tests.processes import Commands
 from tests.training.runs import (
@@ -162,6 +164,33 @@ class TestTestImages:
         assert sweep(half, GRID, finished.path).done == 4  # the same study
         assert open_recipe(str(write_best_recipe(finished.path))).data.validation == "none"
 
+    def test_a_validation_source(
+        self, base: RunConfig, tmp_path: Path, pretend: Callable[[Scores], list[RunConfig]]
+    ) -> None:
+        """Test images are refused, also under the name of another folder; other images are accepted."""
+        trained = pretend(lambda *_: [0.5])
+        source = Path(base.data.source)
+        tests = {Path(path).parent.name for path in open_catalog(str(source)).split("test").paths}
+        others = tmp_path / "others"
+        for folder in source.iterdir():
+            if folder.name not in tests:
+                shutil.copytree(folder, others / folder.name)
+
+        def chosen(validation: Path, *settings: str) -> RunConfig:
+            where = json.dumps(str(validation))
+            return config(
+                source, *SMALL, "data.validation=none", f"data.validation_source={{source: {where}}}", *settings
+            )
+
+        space = {"optimizer.lr": [1e-3]}
+        with pytest.raises(ConfigError, match=r"images are test images of this recipe, such as .*Use other images"):
+            sweep(chosen(source), space, tmp_path / "study")
+        as_test = f"evaluation.tests=[{{source: {json.dumps(str(others))}}}]"
+        with pytest.raises(ConfigError, match="are test images of this recipe"):
+            sweep(chosen(others, as_test), space, tmp_path / "study")
+        assert not trained
+        assert sweep(chosen(others), space, tmp_path / "study").done == 1
+
     def test_a_validation_split_of_the_images(self, base: RunConfig, tmp_path: Path) -> None:
         rows = [
             f"{image},{image.parent.name},{split}"
@@ -191,9 +220,11 @@ def pretend(monkeypatch: pytest.MonkeyPatch) -> Callable[[Scores], list[RunConfi
             run = RunFolder(path)
             run.begin(config)
             trained.append(config)
-            for epoch, score in enumerate(scores(int(path.name), config), 1):
-                run.log({"kind": "validation", "step": epoch, "epoch": epoch, "r@1": score})
-                on_validation(epoch, {"r@1": score})
+            values = scores(int(path.name), config)
+            for step, score in enumerate(values, 1):
+                epoch = step if config.training.validate_every_steps is None else 1
+                run.log({"kind": "validation", "step": step, "epoch": epoch, "r@1": score})
+                on_validation(Validation(epoch, step, {"r@1": score}, last=step == len(values)))
 
         monkeypatch.setattr(sweeps, "train_run", pretended)
         return trained
@@ -278,23 +309,40 @@ class TestPruning:
         without = sweep(base, RATES, tmp_path / "without", trials=good + 1)
         assert [trial.state for trial in without.trials] == ["complete"] * (good + 1)
 
+    def test_a_trial_is_not_pruned_at_its_end(
+        self, base: RunConfig, tmp_path: Path, pretend: Callable[[Scores], list[RunConfig]]
+    ) -> None:
+        pretend(lambda number, _: [0.5, 0.9] if number < 5 else [0.1])
+        result = sweep(base, RATES, tmp_path / "study", pruner="median", trials=6)
+        assert [trial.state for trial in result.trials] == ["complete"] * 6
+        assert result.trials[-1].value == 0.1
+
+    def test_validations_within_an_epoch(
+        self, base: RunConfig, tmp_path: Path, pretend: Callable[[Scores], list[RunConfig]]
+    ) -> None:
+        pretend(lambda *_: [0.5, 0.9, 0.8])
+        often = base.with_changes(training={"validate_every_steps": 1})
+        result = sweep(often, RATES, tmp_path / "study", trials=1)
+        assert result.trials[0].validations == {1: 0.5, 2: 0.9, 3: 0.8}
+        assert (result.unit, sweep(base, RATES, tmp_path / "epochs", trials=1).unit) == ("steps", "epochs")
+
     def test_a_pruned_training_stops(self, base: RunConfig, tmp_path: Path) -> None:
         """With real training: an exception of `on_validation` ends it."""
         from shortlist.training.sweep_study import TrialPruned
 
         settings = ("training.epochs=2", "optimizer.lr=1e-3")
         one = base.model_copy(update={"training": config(Path("x"), *settings).training})
-        seen: list[tuple[int, dict[str, float]]] = []
+        seen: list[Validation] = []
 
-        def stop(epoch: int, metrics: dict[str, float]) -> None:
-            seen.append((epoch, metrics))
+        def stop(validation: Validation) -> None:
+            seen.append(validation)
             raise TrialPruned
 
         half = one.model_copy(update={"data": one.data.model_copy(update={"validation": "half"})})
         with pytest.raises(TrialPruned):
             train(half, tmp_path / "run", on_validation=stop)
-        assert [epoch for epoch, _ in seen] == [1]
-        assert records(tmp_path / "run", "validation")[0].items() >= seen[0][1].items()
+        assert [(each.epoch, each.last) for each in seen] == [(1, False)]
+        assert records(tmp_path / "run", "validation")[0].items() >= {"step": seen[0].step, **seen[0].metrics}.items()
         assert {each["epoch"] for each in records(tmp_path / "run")} == {1}
 
 
@@ -526,3 +574,9 @@ def test_importances() -> None:
         trial = optuna.create_trial(params={"a": 0.5}, distributions={"a": space}, value=float(number == 7))
         equal.add_trial(trial)
     assert importances(equal, ["a"], 8) is None
+    grid = optuna.create_study(direction="maximize")
+    kinds = optuna.distributions.CategoricalDistribution((0, 1))
+    for first, second, third in itertools.product((0, 1), repeat=3):  # the best two have every value as often as all
+        params, best = {"a": first, "b": second, "c": third}, first == second == third
+        grid.add_trial(optuna.create_trial(params=params, distributions=dict.fromkeys("abc", kinds), value=float(best)))
+    assert importances(grid, ["a", "b", "c"], 8) is None

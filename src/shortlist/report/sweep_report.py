@@ -49,7 +49,7 @@ def write_sweep_report(result: SweepResult, out: Path | str | None = None) -> Pa
 
 def header(result: SweepResult) -> list[str]:
     """Return the names of the columns of the table of trials."""
-    return ["trial", *result.keys, f"validation {result.metric}, %", "epochs", "duration", "state"]
+    return ["trial", *result.keys, f"validation {result.metric}, %", result.unit, "duration", "state"]
 
 
 def rows(result: SweepResult) -> list[list[str]]:
@@ -60,9 +60,9 @@ def rows(result: SweepResult) -> list[list[str]]:
 
 def _row(trial: TrialResult, keys: tuple[str, ...]) -> list[str]:
     value = "-" if trial.value is None else f"{100 * trial.value:.1f}"
-    epochs = str(max(trial.validations, default="-"))
+    length = str(max(trial.validations, default="-"))
     duration = "-" if trial.seconds is None else format_duration(trial.seconds)
-    return [str(trial.number), *(_show(trial.values.get(key)) for key in keys), value, epochs, duration, trial.state]
+    return [str(trial.number), *(_show(trial.values.get(key)) for key in keys), value, length, duration, trial.state]
 
 
 def _show(value: Any) -> str:

@@ -14,6 +14,14 @@ from shortlist.report.paper_tables import landmark_means, percentages
 from shortlist.report.sweep_report import describe_best, header, rows
 from shortlist.training import SweepResult
 
+PIPE_WIDTH = 200  # characters per line of a pipe or a log file
+
+
+def _standard_output() -> Console:
+    """Return a console for standard output. Tables are not cut to the width of a terminal if it is not one."""
+    console = Console()
+    return console if console.is_terminal else Console(width=PIPE_WIDTH)
+
 
 def print_evaluations(
     evaluations: Sequence[Evaluation],
@@ -29,7 +37,7 @@ def print_evaluations(
         console: Console to print to. Default: standard output.
         reproduced: Our results with the recipe by test and metric, empty if there are none yet; None to omit them.
     """
-    console = console or Console()
+    console = console or _standard_output()
     for each in evaluations:
         console.print(evaluation_table(each))
         console.print(f"{counts(each)}.", highlight=False)
@@ -80,7 +88,7 @@ def counts(evaluation: Evaluation) -> str:
 
 def print_comparison(comparison: Comparison, console: Console | None = None) -> None:
     """Print a table per test with all metrics of each run or group and the differences from the first, and verdicts."""
-    console = console or Console()
+    console = console or _standard_output()
     for test in comparison.tests:
         first, *others = test.runs
         table = Table("metric", escape(f"{first}, %"), title=escape(f"{test.catalog.name}, the same queries"))
@@ -115,7 +123,7 @@ def _seeds_table(test: ComparedTest) -> Table:
 
 def print_sweep(result: SweepResult, console: Console | None = None) -> None:
     """Print the trials of a sweep, complete trials first, then by value, and a sentence about the best one."""
-    console = console or Console()
+    console = console or _standard_output()
     table = Table(*map(escape, header(result)), title=escape(f"{result.path}, {result.done} of {result.total} trials"))
     for row in rows(result):
         table.add_row(*map(escape, row))

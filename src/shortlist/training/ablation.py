@@ -104,8 +104,8 @@ def ablate(
         config: Configuration of all runs, except for the setting that varies, the method and the seed. Settings of its
             loss are kept if the loss of the method has them.
         path: Folder of the study.
-        values: Values of the setting in YAML notation. By default those of the paper; for batch sizes, the powers of 2
-            from 16 up to the largest batch that the training classes allow, and that batch.
+        values: Values of the setting in YAML notation. By default those of the paper; for batch sizes, from
+            about 16 on, doubling, up to the largest batch that the training classes allow.
         methods: Names from METHODS; by default all that have the setting.
         seeds: Number of runs per method and value, with the seeds 0, 1, ...
         learning_rate: `constant`, or for the study of batch sizes, proportional to the batch size (`linear`) or its
@@ -148,11 +148,12 @@ def ablate(
 
 
 def batch_sizes(config: RunConfig, display: Display) -> tuple[str, ...]:
-    """Return the powers of 2 from 16 up to the largest batch that the training classes allow, and that batch."""
+    """Return batch sizes from about 16 on, doubling, up to the largest batch that the training classes allow."""
     per_class = config.batch.per_class
     largest = int((_training_images(config, display).class_sizes() >= per_class).sum()) * per_class
-    powers = itertools.takewhile(lambda size: size < largest, (2**power for power in itertools.count(4)))
-    return tuple(str(size) for size in (*powers, largest))
+    rounded = (2**power // per_class * per_class for power in itertools.count(4))
+    smaller = itertools.takewhile(lambda size: size < largest, rounded)
+    return tuple(str(size) for size in (*(size for size in smaller if size >= 2 * per_class), largest))
 
 
 def _training_images(config: RunConfig, display: Display) -> Catalog:

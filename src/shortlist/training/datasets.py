@@ -195,6 +195,35 @@ def open_validation(config: RunConfig, display: Display, own: Catalog) -> EvalSe
     return _eval_set(config, other.source, catalog, "validation" if "validation" in catalog.splits else "test")
 
 
+def check_validation_source(config: RunConfig, display: Display) -> None:
+    """Check that `data.validation_source` contains no test images of the run.
+
+    Raises:
+        ConfigError: It does.
+    """
+    if config.data.validation_source is None:
+        return
+    other = _absolute(config.data.validation_source)
+    own = _list_images(config.with_changes(data={"withhold_test": False, "on_missing": "skip"}), display)
+    tests = _files(own, "test")
+    for test in map(_absolute, config.evaluation.tests):
+        if test.source == other.source and test.root in (None, other.root):
+            tests |= _files(_open_other(config, test, display), "test")
+    validation = open_validation(config, display, own)
+    assert validation is not None
+    images = _files(validation.catalog)
+    if common := sorted(images & tests):
+        raise ConfigError(
+            f"data.validation_source={other.source}: {len(common)} of its {len(images)} images are test images of this "
+            f"recipe, such as {common[0]}. Use other images, or remove it to hold out training classes."
+        )
+
+
+def _files(catalog: Catalog, split: str | None = None) -> set[str]:
+    """Return the paths of the images of a split, or of all images."""
+    return {absolute_path(catalog.file(row)) for row in range(len(catalog)) if split in (None, catalog.splits[row])}
+
+
 def _eval_set(
     config: RunConfig, source: str, catalog: Catalog, split: str, distractors: Catalog | None = None
 ) -> EvalSet:

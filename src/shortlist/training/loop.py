@@ -11,7 +11,7 @@ from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from accelerate import Accelerator
@@ -50,11 +50,22 @@ from shortlist.training.stopping import StopRequest, report_resume_command
 from shortlist.training.tracking import check_trackers, start_trackers
 
 Batch = tuple[Tensor, Iterator[Images]]  # indices of images in the training catalog, and their pixels or features
-OnValidation = Callable[[int, dict[str, float]], None]  # called with the epoch and the metrics of each validation
 FROZEN_CHECKPOINT = 250  # steps between checkpoints with a frozen backbone, whose epochs are short
 FROZEN_MESSAGES = 20  # approximate number of messages about the losses of epochs, with a frozen backbone
 PROGRESS_VALUES = ("epoch", "loss", "images_per_second")  # shown in the progress bar
 ADVICE = "A smaller optimizer.lr, schedule.warmup or training.clip_norm often helps."
+
+
+class Validation(NamedTuple):
+    """A validation during training."""
+
+    epoch: int
+    step: int
+    metrics: dict[str, float]
+    last: bool  # whether it follows the last step
+
+
+OnValidation = Callable[[Validation], None]
 
 
 @translate_arguments(CONFIG_KEYS)
@@ -75,8 +86,7 @@ def train_run(
         display: Display for progress.
         given: Model and loss that are given in Python; the configuration must refer to them.
         data: Images to use instead of `data.source`. The folder of the run keeps a list of them.
-        on_validation: Called with the epoch and the metrics after each validation, in the main process. An exception
-            ends the training.
+        on_validation: Called after each validation, in the main process. An exception ends the training.
         processes: Processes that train the run together. All of them call this function; only the main process uses
             the folder and the display.
 
@@ -366,7 +376,7 @@ class Trainer:
             where = f"epoch {epoch}" if end_of_epoch else f"step {self.step}"
             self.display.message(f"{where}: {', '.join(texts)}", **facts)
         if self.on_validation is not None and "validation" in facts:
-            self.on_validation(epoch, facts["validation"])
+            self.on_validation(Validation(epoch, self.step, facts["validation"], self._is_last_step))
         if self.plan.tests(self.step):
             self._test(self.learner.result, INTERIM_TEST, distractors=False, intervals=False)
 

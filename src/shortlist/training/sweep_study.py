@@ -24,7 +24,7 @@ from shortlist.training.search_space import Choices, Space
 with extra("sweep", "A sweep"):
     import optuna
     from optuna import TrialPruned
-    from optuna.importance import PedAnovaImportanceEvaluator, get_param_importances
+    from optuna.importance import PedAnovaImportanceEvaluator
     from optuna.pruners import BasePruner, MedianPruner, NopPruner, SuccessiveHalvingPruner
     from optuna.samplers import BaseSampler, GridSampler, RandomSampler, TPESampler
     from optuna.storages import BaseStorage, JournalStorage, RDBStorage
@@ -259,12 +259,13 @@ def importances(study: optuna.Study, keys: Sequence[str], min_trials: int) -> di
     This is PED-ANOVA, which needs no other package.
 
     Returns:
-        Shares in descending order, or None if fewer than `min_trials` trials are complete, or the best are as
-        good as the others.
+        Shares in descending order, or None if fewer than `min_trials` trials are complete, the best are as good as the
+        others, or the best have the same values as all.
     """
     values = sorted(trial.value or 0.0 for trial in study.get_trials(deepcopy=False, states=(TrialState.COMPLETE,)))
     best = math.ceil(BEST_SHARE * len(values))  # number of trials
     if len(values) < min_trials or values[-best] == values[0]:
         return None
-    evaluator = PedAnovaImportanceEvaluator(target_quantile=BEST_SHARE)
-    return get_param_importances(study, evaluator=evaluator, params=list(keys))
+    found = PedAnovaImportanceEvaluator(target_quantile=BEST_SHARE).evaluate(study, params=list(keys))
+    total = sum(found.values())
+    return {key: share / total for key, share in found.items()} if total else None

@@ -24,9 +24,9 @@ from shortlist.files import check_writable, exclusive_lock, read_json, write_jso
 from shortlist.imports import import_modules
 from shortlist.progress import Display, default_display, format_duration
 from shortlist.training.components import build_loss
-from shortlist.training.datasets import open_images, with_shared_views
+from shortlist.training.datasets import check_validation_source, open_images, with_shared_views
 from shortlist.training.folder import RunFolder, RunInUseError
-from shortlist.training.loop import resume_run, train_run
+from shortlist.training.loop import Validation, resume_run, train_run
 from shortlist.training.plan import check_batch_sizes
 from shortlist.training.search_space import Choices, Space, candidates, read_space, with_values
 
@@ -58,7 +58,7 @@ class TrialResult:
         state: "complete", "pruned", "failed" (its loss or gradient was not finite) or "running".
         values: Value of each searched key.
         value: The metric after the last validation; None if there was none.
-        validations: The metric by epoch.
+        validations: The metric by epoch, or by step with `training.validate_every_steps`.
         seconds: Time from start to end, including interruptions; None for a running trial.
     """
 
@@ -84,7 +84,8 @@ class SweepResult:
         total: Number of trials when the sweep is finished.
         trials: All trials by number.
         importances: Share of each key in the differences between the best trials and all trials; None if there are too
-            few trials.
+            few trials, or no differences.
+        unit: Unit of the keys of `validations`, "epochs" or "steps".
     """
 
     path: Path
@@ -96,6 +97,7 @@ class SweepResult:
     total: int
     trials: tuple[TrialResult, ...]
     importances: dict[str, float] | None
+    unit: str = "epochs"
 
     @property
     def best(self) -> TrialResult | None:
@@ -208,6 +210,7 @@ def _number_of_trials(sampler: str, space: Space, wanted: int | None) -> int:
 
 def _without_test(config: RunConfig, display: Display) -> tuple[RunConfig, Catalog]:
     """Return the configuration of a trial, which withholds all test images, and the remaining images."""
+    check_validation_source(config, display)
     base = config.with_changes(data={"withhold_test": True}, evaluation={"tests": (), "before": False})
     images = open_images(base, display).catalog
     if config.data.validation_source is None and "validation" not in images.splits:
@@ -333,7 +336,7 @@ class _Worker:
             self.study.tell(trial, _last_validation(run))
         shutil.rmtree(run.checkpoints, ignore_errors=True)  # they are large, and only needed to resume the trial
 
-    def _report(self, trial: Trial, epoch: int, metrics: dict[str, float]) -> None:
+    def _report(self, trial: Trial, validation: Validation) -> None:
         """Report a validation to the study.
 
         Raises:
@@ -341,12 +344,13 @@ class _Worker:
         """
         from shortlist.training.sweep_study import TrialPruned
 
-        metric, value = next(iter(metrics.items()))
+        metric, value = next(iter(validation.metrics.items()))
         if "metric" not in self.study.user_attrs:
             self.study.set_user_attr("metric", metric)
-        if epoch not in self.study.trials[trial.number].intermediate_values:  # known if it was repeated after a resume
-            trial.report(value, epoch)
-        if trial.should_prune():
+        length = validation.epoch if self.config.training.validate_every_steps is None else validation.step
+        if length not in self.study.trials[trial.number].intermediate_values:  # known if repeated after a resume
+            trial.report(value, length)
+        if not validation.last and trial.should_prune():
             raise TrialPruned
 
     def _collect(self) -> SweepResult:
@@ -369,7 +373,8 @@ def collect_results(study: optuna.Study, folder: Path, recipe: str, keys: tuple[
     trials = tuple(_trial_result(trial, facts["space"]) for trial in trials_of(study))
     metric = study.user_attrs.get("metric", "r@1")
     shares = importances(study, keys, MIN_FOR_IMPORTANCES)
-    return SweepResult(folder, recipe, metric, facts["sampler"], facts["pruner"], keys, total, trials, shares)
+    unit = "epochs" if facts["config"]["training"]["validate_every_steps"] is None else "steps"
+    return SweepResult(folder, recipe, metric, facts["sampler"], facts["pruner"], keys, total, trials, shares, unit)
 
 
 def _trial_result(trial: FrozenTrial, space: Mapping[str, Any]) -> TrialResult:
