@@ -12,7 +12,6 @@ the other processes do not wait for it in vain.
 
 from __future__ import annotations
 
-import hashlib
 import io
 import pickle
 import signal
@@ -31,6 +30,7 @@ import torch
 from torch import Tensor
 from torch import distributed as dist
 
+from shortlist.digests import tensors_digest
 from shortlist.errors import ModelError, RunError, in_all_processes
 from shortlist.ranking.sharing import Sharing
 from shortlist.seeds import derived_seed
@@ -314,7 +314,7 @@ class SeveralProcesses(Processes):
         self.verify_same(tensors)
 
     def verify_same(self, tensors: Mapping[str, Tensor]) -> None:
-        digests = {name: _digest(each) for name, each in tensors.items()}
+        digests = {name: tensors_digest({name: each}) for name, each in tensors.items()}
         expected = self.broadcast(digests)
         with self.together():
             names = [name for name in expected.keys() | digests.keys() if expected.get(name) != digests.get(name)]
@@ -491,9 +491,3 @@ def _kind(tensor: Tensor) -> str:
 
 def _as_bytes(tensor: Tensor) -> Tensor:
     return tensor.view(-1).view(torch.uint8)
-
-
-def _digest(tensor: Tensor) -> str:
-    own = tensor.detach().cpu().contiguous()
-    content = _as_bytes(own).numpy().data if own.numel() else b""
-    return f"{own.dtype} {tuple(own.shape)} {hashlib.blake2b(content, digest_size=16).hexdigest()}"

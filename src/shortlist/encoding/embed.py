@@ -18,6 +18,7 @@ from torch import Tensor, nn
 
 from shortlist.batches.sizes import by_size
 from shortlist.data import Catalog, ImageDataset, ImageError, Transform, image_chunks
+from shortlist.digests import tensors_digest
 from shortlist.distributed import Processes, current_processes
 from shortlist.encoding.vector_file import VectorFile
 from shortlist.errors import DataError, RunError
@@ -334,7 +335,5 @@ def network_digest(embedder: nn.Module, transform: Transform, dtype: DTypeLike) 
         del settings["training"]
         result.update(f"{name} {type(module).__name__} {sorted(settings.items())}".encode())
     tensors = {**embedder.state_dict(), **dict(embedder.named_buffers())}  # including buffers that are not saved
-    for name, tensor in tensors.items():
-        result.update(name.encode())
-        result.update(tensor.detach().cpu().contiguous().view(-1).view(torch.uint8).numpy().tobytes())
+    result.update(tensors_digest(tensors).encode())
     return result.hexdigest()

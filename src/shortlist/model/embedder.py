@@ -282,14 +282,14 @@ class Embedder(nn.Module):
         state, loaded = self.state_dict(keep_vars=True), self._loaded
         if loaded is not None and loaded.config is self.config and loaded.stamps == _stamps(state):
             return loaded.sha256
-        return serialization.digest({name: each.detach().cpu() for name, each in state.items()}, self.config.to_dict())
+        return serialization.digest(state, self.config.to_dict())
 
     def pooled_digest(self) -> str:
         """Return the SHA-256 of everything that determines the pooled features, which does not include the head."""
         parts = {"backbone": self.backbone, "pooling": self.pooling}
         state = {f"{part}.{name}": each for part in parts for name, each in parts[part].state_dict().items()}
         config = {name: value for name, value in self.config.to_dict().items() if name not in UNUSED_BY_POOLING}
-        return serialization.digest({name: each.detach().cpu() for name, each in state.items()}, config)
+        return serialization.digest(state, config)
 
 
 def _stamps(state: Mapping[str, Tensor]) -> list[tuple[object, ...]]:

@@ -8,20 +8,18 @@ the older weights remain valid with their own configuration.
 
 from __future__ import annotations
 
-import contextlib
-import hashlib
 import json
-import os
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import safetensors.torch
-import torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
+from shortlist.digests import tensors_digest
 from shortlist.errors import ModelError
+from shortlist.files import atomic_replace, remove_unfinished, write_text_atomically
 from shortlist.model.state_dict import Tensors
 
 FORMAT = 1
@@ -40,21 +38,15 @@ def write(folder: Path, state: Mapping[str, Tensor], config: Mapping[str, Any]) 
     """Save tensors and configuration, and return the folder. An earlier save stays valid until this one is complete."""
     tensors = {name: value.detach().cpu().contiguous() for name, value in state.items()}
     description = {"format": FORMAT, "sha256": digest(tensors, config), "config": config}
-    weights, readable = folder / (WEIGHTS + ".tmp"), folder / (CONFIG + ".tmp")
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        safetensors.torch.save_file(tensors, weights, metadata={"embedder": json.dumps(description)})
-        weights.chmod(0o644)  # safetensors makes files readable by their owner only
-        readable.write_text(json.dumps(description, indent=2) + "\n", encoding="utf-8")
-        for file in (weights, readable):
-            _fsync(file)
-        readable.replace(folder / CONFIG)
-        weights.replace(folder / WEIGHTS)
-        _fsync(folder)
+        for name in (CONFIG, WEIGHTS):
+            remove_unfinished(folder / name)
+        with atomic_replace(folder / WEIGHTS) as weights:
+            safetensors.torch.save_file(tensors, weights, metadata={"embedder": json.dumps(description)})
+            weights.chmod(0o644)  # safetensors makes files readable by their owner only
+            write_text_atomically(folder / CONFIG, json.dumps(description, indent=2) + "\n")
     except (OSError, SafetensorError) as error:
-        for file in (weights, readable):
-            with contextlib.suppress(OSError):
-                file.unlink(missing_ok=True)
         raise ModelError(f"the model cannot be written to {folder}: {error}") from error
     return folder
 
@@ -90,13 +82,8 @@ def read(folder: Path) -> SavedEmbedder:
 
 
 def digest(tensors: Mapping[str, Tensor], config: Mapping[str, Any]) -> str:
-    """Return the SHA-256 of a configuration and of the names, types, shapes and bytes of CPU tensors."""
-    sha256 = hashlib.sha256(json.dumps(config, sort_keys=True).encode())
-    for name in sorted(tensors):
-        value = tensors[name]
-        sha256.update(f"{name} {value.dtype} {tuple(value.shape)}\n".encode())
-        sha256.update(value.contiguous().reshape(-1).view(torch.uint8).numpy().data)
-    return sha256.hexdigest()
+    """Return the SHA-256 of a configuration and of tensors."""
+    return tensors_digest(tensors, json.dumps(config, sort_keys=True))
 
 
 def _parse_description(text: str, file: Path) -> dict[str, Any]:
@@ -117,14 +104,3 @@ def _read_text(file: Path) -> str:
         return file.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
         raise ModelError(f"{file} cannot be read: {error}") from error
-
-
-def _fsync(path: Path) -> None:
-    """Flush a file, or the entries of a folder, to disk, so that a power failure cannot leave an empty file."""
-    if os.name != "posix" and path.is_dir():
-        return
-    handle = os.open(path, os.O_RDONLY if os.name == "posix" else os.O_RDWR)
-    try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
 import warnings
 from dataclasses import dataclass
@@ -14,6 +13,7 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor
 
+from shortlist.digests import tensors_digest
 from shortlist.errors import RunError
 from shortlist.files import atomic_replace
 
@@ -48,7 +48,7 @@ def save_state(folder: Path, state: TrainingState) -> Path:
     try:
         folder.mkdir(parents=True, exist_ok=True)
         with atomic_replace(path) as temporary:
-            save_file(tensors, temporary, metadata={"facts": facts, "digest": _digest(tensors, facts)})
+            save_file(tensors, temporary, metadata={"facts": facts, "digest": tensors_digest(tensors, facts)})
             temporary.chmod(0o644)  # safetensors makes files readable by their owner only
     except (OSError, SafetensorError) as error:
         raise RunError(
@@ -89,19 +89,10 @@ def _read(path: Path) -> TrainingState:
     with safe_open(path, framework="pt") as file:
         metadata = file.metadata() or {}
         tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
-    if _digest(tensors, metadata["facts"]) != metadata["digest"]:
+    if tensors_digest(tensors, metadata["facts"]) != metadata["digest"]:
         raise ValueError("its contents differ from what was written")
     facts = json.loads(metadata["facts"])
     return TrainingState(facts.pop("step"), tensors, facts)
-
-
-def _digest(tensors: dict[str, Tensor], facts: str) -> str:
-    digest = hashlib.sha256(facts.encode())
-    for name in sorted(tensors):
-        tensor = tensors[name]
-        digest.update(f"{name} {tensor.dtype} {tuple(tensor.shape)}".encode())
-        digest.update(tensor.reshape(-1).view(torch.uint8).numpy().data)
-    return digest.hexdigest()
 
 
 def _checkpoints(folder: Path) -> list[Path]:
