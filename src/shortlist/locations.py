@@ -22,7 +22,6 @@ from shortlist.files import open_regular_file
 
 LIMIT_VARIABLE = "SHORTLIST_REMOTE_CACHE"  # size of the cache, such as 500MB
 DEFAULT_LIMIT = "20GB"
-_UNITS = {"": 1, "KB": 10**3, "MB": 10**6, "GB": 10**9, "TB": 10**12}
 _PROTOCOL = re.compile(r"([a-z][a-z0-9+.-]+):/+")  # at least two characters: C:/ is a drive
 _TRIM_SHARE = 64  # a process trims the cache whenever it has added 1/64 of the limit
 
@@ -175,12 +174,29 @@ def cache_limit() -> int:
     Raises:
         ConfigError: The environment variable is not a size.
     """
-    text = os.environ.get(LIMIT_VARIABLE) or DEFAULT_LIMIT
-    found = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([KMGT]?B?)", text.strip().upper())
-    unit = found and (found[2] if found[2] in _UNITS else f"{found[2]}B")
-    if not found or unit not in _UNITS:
-        raise ConfigError(f"{LIMIT_VARIABLE}={text} is not a size like 500MB or 20GB")
-    return int(float(found[1]) * _UNITS[unit])
+    return int(parse_size(os.environ.get(LIMIT_VARIABLE) or DEFAULT_LIMIT, LIMIT_VARIABLE))
+
+
+def parse_size(size: str | float, name: str) -> float:
+    """Return a number of bytes.
+
+    Args:
+        size: The number itself, or text with a unit: "24GB", "24 GiB".
+        name: Name of the setting, for the error.
+
+    Raises:
+        ConfigError: It is not a size.
+
+    Example:
+        >>> parse_size("24GB", "memory"), parse_size("1.5 KiB", "memory")
+        (24000000000.0, 1536.0)
+    """
+    found = re.fullmatch(r"(\d+(?:\.\d+)?)\s*(?:([KMGT])(i?))?B?", str(size).strip(), re.IGNORECASE)
+    if found is None:
+        raise ConfigError(f"{name} must be a size such as 24GB, not {size!r}.")
+    number, unit, binary = found.groups()
+    factor: float = (1024 if binary else 1000) ** " KMGT".index((unit or " ").upper())
+    return float(number) * factor
 
 
 def _cached(url: str) -> Path:

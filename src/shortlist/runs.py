@@ -180,15 +180,16 @@ def plan(
     if devices is not None and device_memory is None:
         raise ConfigError("`devices` needs `device_memory`, the memory of each GPU, such as 24GB.")
 
+    from shortlist.locations import parse_size
     from shortlist.process import threads
     from shortlist.progress import default_display
     from shortlist.training import describe, find_requirements, make_plan
     from shortlist.training.components import build_embedder
     from shortlist.training.durations import measure_durations
-    from shortlist.training.requirements import gpu, parse_size
+    from shortlist.training.requirements import gpu
 
     display = display or default_display()
-    other_device = None if device_memory is None else gpu(parse_size(device_memory))
+    other_device = None if device_memory is None else gpu(parse_size(device_memory, "`device_memory`"))
     with threads(config.training.threads):
         run_plan, embedder = make_plan(config, display), build_embedder(config, weights="local")
         needs, durations = find_requirements(run_plan, embedder, device=other_device, processes=devices or 1), None

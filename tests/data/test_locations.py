@@ -194,7 +194,7 @@ class TestCache:
 
     def test_a_limit_that_is_no_size(self, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setenv(locations.LIMIT_VARIABLE, "much")
-        with pytest.raises(ConfigError, match="SHORTLIST_REMOTE_CACHE=much is not a size like 500MB"):
+        with pytest.raises(ConfigError, match="SHORTLIST_REMOTE_CACHE must be a size such as 24GB, not 'much'"):
             locations.cache_limit()
 
 

@@ -162,7 +162,7 @@ def test_a_process_that_is_killed(victim: int, home: Path, commands: Commands, w
     (home / "here").unlink()
     survivor = running[1 - victim]
     assert survivor.wait() == 1
-    assert survivor.err.startswith("Error: One of the processes has ended, or cannot be reached any more.")
+    assert survivor.err.startswith("Error: One of the processes has ended or can no longer be reached.")
     assert f"with any number of processes: shortlist train --resume {name}" in survivor.err
     if victim == 1:
         code, _, error = commands.run("train", "--resume", name, cwd=home)

@@ -15,9 +15,10 @@ from torch.utils.flop_counter import FlopCounterMode
 from shortlist import RecallAtKLoss
 from shortlist.batches.tracing import trace
 from shortlist.errors import ConfigError
+from shortlist.locations import parse_size
 from shortlist.training import Display, Requirements, describe, find_requirements, make_plan
 from shortlist.training.components import build_embedder
-from shortlist.training.requirements import Device, gpu, parse_size
+from shortlist.training.requirements import Device, gpu
 from tests.training.runs import class_folders, config
 
 MEGABYTE = 2**20
@@ -155,8 +156,8 @@ class TestChunks:
 
     def test_of_gpus(self, images: Path) -> None:
         overrides = ("batch.chunk_size=2", "batch.size=9", "data.validation=none")
-        alone = needs_of(images, *overrides, device=gpu(parse_size("24GB")))
-        shared = needs_of(images, *overrides, device=gpu(parse_size("24GB")), processes=4)
+        alone = needs_of(images, *overrides, device=gpu(24e9))
+        shared = needs_of(images, *overrides, device=gpu(24e9), processes=4)
         assert (alone.share, shared.share) == (9, 4)  # five chunks for four processes
         assert (alone.sent, shared.sent) == (0, 0.75 * 2 * (4 * 9 * shared.dim + shared.trained))
         assert shared.memory["pixels"] < alone.memory["pixels"]
@@ -211,11 +212,11 @@ def test_descriptions_say_what_is_not_measured(images: Path) -> None:
 @pytest.mark.parametrize("size", ["", "GB", "24 apples", "1.2.3GB", "-3GB"])
 def test_sizes_that_are_none(size: str) -> None:
     with pytest.raises(ConfigError, match="must be a size such as 24GB"):
-        parse_size(size)
+        parse_size(size, "`device_memory`")
 
 
 @pytest.mark.parametrize(
     ("size", "number"), [("24GB", 24e9), ("24gib", 24 * 2**30), ("7", 7), (1e9, 1e9), ("2 M", 2e6)]
 )
 def test_sizes(size: str | float, number: float) -> None:
-    assert parse_size(size) == number
+    assert parse_size(size, "`device_memory`") == number

@@ -49,7 +49,8 @@ def train(
         Path | None,
         typer.Option(
             metavar="RUN",
-            help="Folder of a finished run to repeat with all classes, for as long as was best in its validation.",
+            help="Folder of a finished run to repeat on all classes, for the number of epochs that was best in "
+            "validation.",
         ),
     ] = None,
     dry_run: Annotated[
@@ -96,7 +97,7 @@ def _train(
     from shortlist import runs
     from shortlist.progress import Display, display_for
 
-    keep_freed_memory()  # imports torch, which takes seconds: after errors are reported
+    keep_freed_memory()  # imports torch, which takes seconds, so errors are reported before
     display = display_for(sys.stdout, as_json=as_json) if is_main_process() else Display()
     if advice is not None:
         shown = display_for(sys.stderr, as_json=as_json) if dry_run else display  # the plan is printed to stdout
@@ -142,7 +143,8 @@ def evaluate(
 
     Metrics: r@k, recall@k, mAP, mAP@R and R-precision; for judged queries (roxford5k, ...), mAP and mP@k per setup.
 
-    With torchrun, several processes embed the images. Independent jobs do with --shard; then, run --merge once.
+    With torchrun, several processes embed the images. To use independent jobs, run each with --shard, and then run
+    the command once with --merge.
     """
     from shortlist.progress import display_for
     from shortlist.recipes import differences, recipe_names

@@ -85,7 +85,7 @@ def table_catalog(
         splits=np.array(_splits(table)),
         roles=np.array(_roles(table)) if "role" in columns else None,
         label_sets=label_sets,
-        fields={name: _objects(values) for name, values in table.fields.items()} or None,
+        fields={name: object_array(values) for name, values in table.fields.items()} or None,
     )
 
 
@@ -107,12 +107,12 @@ def _labels(
         lists.append(distinct or [unlabelled or ""])
     known = sorted({label for each in lists for label in each})
     number = {label: place for place, label in enumerate(known)}
-    label_sets = _objects([tuple(number[label] for label in each) for each in lists])
+    label_sets = object_array([tuple(number[label] for label in each) for each in lists])
     several = any(len(each) > 1 for each in lists)
     return tuple(known), np.array([each[0] for each in label_sets]), label_sets if several else None
 
 
-def _objects(values: Sequence[Any]) -> NDArray[np.object_]:
+def object_array(values: Sequence[Any]) -> NDArray[np.object_]:
     """Return an array of objects, which may be tuples."""
     array = np.empty(len(values), dtype=object)
     array[:] = values

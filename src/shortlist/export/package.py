@@ -15,6 +15,7 @@ from torch import Tensor
 
 from shortlist.encoding import Encoder
 from shortlist.encoding.conversion import Model, Samples, verify
+from shortlist.encoding.pretrained import CONFIG, WEIGHTS
 from shortlist.errors import ModelError, RunError
 from shortlist.export.metadata import describe, preprocess
 from shortlist.export.model_card import model_card
@@ -23,7 +24,8 @@ from shortlist.files import check_writable, file_digest, naming, read_json, with
 from shortlist.model import Embedder, GeM, MultiScale
 
 TOLERANCE = 1e-5
-PACKAGE_FILES = WEIGHTS, CONFIG, CODE, CARD = "model.safetensors", "config.json", "load.py", "README.md"
+CODE, CARD = "load.py", "README.md"
+PACKAGE_FILES = WEIGHTS, CONFIG, CODE, CARD
 
 
 def write_package(

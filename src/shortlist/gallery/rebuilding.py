@@ -5,12 +5,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from shortlist.data import Catalog
+from shortlist.data.tables import object_array
 from shortlist.encoding.encoder import Encoder
 from shortlist.gallery.gallery import Added, Gallery, index
 from shortlist.gallery.store import GalleryError, Item
@@ -68,7 +67,7 @@ def rebuild(
 def catalog_of(name: str, items: Sequence[Item]) -> Catalog:
     """Return images of a gallery as a catalog, with their labels and fields."""
     columns = dict.fromkeys(column for item in items for column in item.fields)
-    fields = {column: _objects([item.fields.get(column) for item in items]) for column in columns}
+    fields = {column: object_array([item.fields.get(column) for item in items]) for column in columns}
     catalog = labelled_catalog(name, [as_url(item.path) for item in items], [item.labels for item in items])
     return replace(catalog, fields=fields or None)
 
@@ -82,15 +81,9 @@ def labelled_catalog(name: str, paths: Sequence[str], labels: Sequence[Sequence[
     return Catalog(
         name=name,
         root=Path(),
-        paths=_objects(paths),
+        paths=object_array(paths),
         labels=np.array([each[0] for each in sets], dtype=np.int64),
         class_names=classes,
         splits=np.full(len(paths), ""),
-        label_sets=_objects(sets) if any(len(each) > 1 for each in sets) else None,
+        label_sets=object_array(sets) if any(len(each) > 1 for each in sets) else None,
     )
-
-
-def _objects(values: Sequence[Any]) -> NDArray[np.object_]:
-    found = np.empty(len(values), dtype=object)
-    found[:] = values
-    return found

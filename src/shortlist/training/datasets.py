@@ -15,12 +15,12 @@ from shortlist.data.inspection import drop_unreadable
 from shortlist.data.sources import check_source
 from shortlist.encoding.feature_cache import image_keys
 from shortlist.errors import ConfigError, translate_arguments
+from shortlist.evaluation.protocols import DEFAULT_K
 from shortlist.files import read_json, write_json
 from shortlist.locations import absolute_path
 from shortlist.progress import Display
 from shortlist.training.folder import RunFolder
 
-DEFAULT_K = (1, 2, 4, 8)
 Source = TypeVar("Source", DataConfig, TestConfig)
 
 

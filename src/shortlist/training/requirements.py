@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import copy
 import math
-import re
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
@@ -294,27 +293,6 @@ def this_device(embedder: Embedder, sharing: int = 1) -> Device:
 def gpu(memory: float) -> Device:
     """Return a GPU with this many bytes of memory, which need not exist on this machine."""
     return Device(memory - GPU_CONTEXT, GPU_CONTEXT, "cuda")
-
-
-def parse_size(size: str | float) -> float:
-    """Return a number of bytes.
-
-    Args:
-        size: The number itself, or text with a unit: "24GB", "24 GiB".
-
-    Raises:
-        ConfigError: It is not a size.
-
-    Example:
-        >>> parse_size("24GB"), parse_size("1.5 KiB")
-        (24000000000.0, 1536.0)
-    """
-    found = re.fullmatch(r"(\d+(?:\.\d+)?)\s*(?:([KMGT])(i?))?B?", str(size).strip(), re.IGNORECASE)
-    if found is None:
-        raise ConfigError(f"`device_memory` must be a size such as 24GB, not {size!r}.")
-    number, unit, binary = found.groups()
-    factor: float = (1024 if binary else 1000) ** " KMGT".index((unit or " ").upper())
-    return float(number) * factor
 
 
 def _trace_model(config: RunConfig, embedder: Embedder, trained: nn.Module) -> dict[str, Any]:

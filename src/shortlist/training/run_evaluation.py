@@ -27,12 +27,12 @@ from shortlist.encoding.pretrained import TIMM, is_pretrained
 from shortlist.encoding.shards import encode_to_file
 from shortlist.errors import ConfigError, DataError, RunError, translate_arguments
 from shortlist.evaluation import Evaluation, evaluate
+from shortlist.evaluation.protocols import DEFAULT_K
 from shortlist.model import Embedder
 from shortlist.progress import Advance, Display, default_display
 from shortlist.search import Vectors, open_vectors
 from shortlist.training.components import build_transforms
 from shortlist.training.datasets import (
-    DEFAULT_K,
     EvalSet,
     open_eval_set,
     open_eval_sets,
