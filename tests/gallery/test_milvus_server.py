@@ -11,6 +11,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import closing
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import psutil
@@ -20,7 +21,7 @@ from shortlist.data import Catalog
 from shortlist.encoding import Encoder
 from shortlist.errors import RunError
 from shortlist.files import exclusive_lock
-from shortlist.gallery import Gallery, GalleryError, milvus_lock, milvus_store
+from shortlist.gallery import Gallery, GalleryError, milvus_connection, milvus_lock, milvus_store
 from shortlist.gallery.milvus_address import MilvusAddress
 from shortlist.gallery.milvus_store import MilvusStore
 from shortlist.gallery.store import Row
@@ -35,40 +36,30 @@ pytestmark = [
 ]
 
 
-# Connections of a killed server stay in TIME_WAIT for a minute. Meanwhile the program, a Python script, takes the next
-# free port instead of the one that it is given, because it looks for free ports without this option.
-REUSE_PORTS = """
-import socket
-
-class Socket(socket.socket):
-    def bind(self, address):
-        self.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        super().bind(address)
-
-socket.socket = Socket
-"""
-
-
 class Server:
     """A server with its data in a folder."""
 
     def __init__(self, folder: Path) -> None:
-        self.folder = folder / "data"
-        (folder / "sitecustomize.py").write_text(REUSE_PORTS)
-        self.environment = os.environ | {"PYTHONPATH": str(folder)}
+        self.folder = folder
         with socket.socket() as free:
             free.bind(("127.0.0.1", 0))
             self.port = free.getsockname()[1]
-        self.start()
+        self.start([PROGRAM, "--data", str(self.folder), "--proxy-port", str(self.port)])
 
-    def start(self) -> None:
-        command = [PROGRAM, "--data", str(self.folder), "--proxy-port", str(self.port)]
+    def start(self, command: list[str], **options: Any) -> None:
         quiet = {"stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL}
-        self.process = subprocess.Popen(command, start_new_session=True, env=self.environment, **quiet)
+        self.process = subprocess.Popen(command, start_new_session=True, **quiet, **options)
 
     def restart(self) -> None:
+        """Kill the server and start it again, until it runs, as a service manager does.
+
+        The program, which starts the server, would choose other ports as long as connections of the killed server are
+        in TIME_WAIT. The server itself keeps its ports.
+        """
+        (server,) = self.children()
+        command, environment, folder = server.cmdline(), server.environ(), server.cwd()
         self.stop()
-        self.start()
+        self.start(["sh", "-c", 'until "$0" "$@"; do sleep 1; done', *command], env=environment, cwd=folder)
 
     def stop(self) -> None:
         """Kill the program and the server, and wait until they have closed their ports."""
@@ -200,6 +191,7 @@ def test_a_second_writer(create: Callable[..., Gallery], server: Server, monkeyp
 def test_a_server_that_is_restarted(
     create: Callable[..., Gallery], server: Server, images: Catalog, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr(milvus_connection, "RESTART_SECONDS", 600)  # on a machine as busy as it may be
     monkeypatch.setattr(milvus_store, "ROWS_PER_REQUEST", 2)
     monkeypatch.setattr(MilvusStore, "images_per_change", 4)
     gallery = create("restarted")
