@@ -9,7 +9,7 @@ import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 from shortlist.ranking.recall import recall_at_k_loss
-from shortlist.ranking.scratch import Scratch, kept_scratch
+from shortlist.ranking.scratch import _KEPT_BYTES, Scratch, kept_scratch
 
 
 def test_a_buffer_is_reused_unless_it_is_too_small() -> None:
@@ -48,7 +48,7 @@ def test_small_buffers_are_kept_for_the_next_call() -> None:
     with kept_scratch(CPU, torch.float32) as second, kept_scratch(CPU, torch.float64) as other:
         assert second is first
         assert other is not first
-        second("a", 2**23 + 1)  # 64 MiB, rounded up
+        second("a", _KEPT_BYTES // 4 + 1)  # float32
     with kept_scratch(CPU, torch.float32) as third:
         assert third is not first
 
