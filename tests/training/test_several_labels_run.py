@@ -13,7 +13,7 @@ from shortlist.training import make_plan, train_run
 from tests.training.runs import class_folders, fast_config
 
 ONE = "training={epochs: null, steps: 1}"
-SEVERAL = ('data.label_separator="|"', "data.validation=none", "batch={size: 6, per_class: 3, chunk_size: 6}")
+SEVERAL = ("data.label_separator=|", "data.validation=none", "batch={size: 6, per_class: 3, chunk_size: 6}")
 
 
 @pytest.fixture(scope="module")

@@ -56,6 +56,10 @@ def open_catalog(
         ConfigError: If an argument is invalid.
     """
     check_on_missing(on_missing)
+    if label_separator == "":
+        raise ConfigError(
+            '`label_separator` is empty: give a separator such as "|", or omit it for one label per image.'
+        )
     path = as_path(source)
     folder = None if root is None else as_path(root)
     try:
