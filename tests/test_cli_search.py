@@ -108,6 +108,9 @@ def test_what_comes_with_an_image_comes_back(call: Call, folders: Path) -> None:
     assert (code, header) == (0, ["query", "rank", "id", "score", "label", "path", "sku", "price"])
     assert best == [str(first), "1", "0", best[3], "round, red", str(first), "A,1", "9.50"]
     assert (float(best[3]), other[6]) == (pytest.approx(1, abs=1e-4), "B")
+    for separator, labels in (([], ["round|red", "round"]), (["--label-separator=|"], [["round", "red"], ["round"]])):
+        assert call("embed", folders / "run", "table.csv", "-o", "vectors.parquet", *separator)[0] == 0
+        assert parquet.read_table("vectors.parquet")["label"].to_pylist() == labels
     (found,) = json.loads(call("search", "gallery", first, "--label", "red", "--json")[1])["results"]
     assert [(hit["labels"], hit["fields"]) for hit in found["hits"]] == [
         (["round", "red"], {"sku": "A,1", "price": "9.50"})

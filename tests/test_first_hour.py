@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import shutil
 from collections.abc import Callable
+from html import unescape
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -50,6 +51,17 @@ def images(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def few(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return class_folders(tmp_path_factory.mktemp("few") / "images", classes=3, images=3)
+
+
+@pytest.fixture(scope="module")
+def table(few: Path) -> Path:
+    """A table of the few images, with several labels per image, an unreadable image and a missing one."""
+    root = few.parent
+    files = [str(file.relative_to(root)) for file in sorted(few.rglob("*.png"))]
+    rows = [f"{file},{number}|{Path(file).parent}" for number, file in enumerate([*files, "bad.jpg", "missing.jpg"])]
+    (root / "bad.jpg").touch()
+    (root / "images.csv").write_text("\n".join(["path,label", *rows]))
+    return root / "images.csv"
 
 
 @pytest.fixture(scope="module")
@@ -118,8 +130,10 @@ class TestModelsByName:
         assert measured.queries == len(catalog)
 
     def test_evaluation_needs_images(self, images: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-        with pytest.raises(ConfigError, match="Only a run has test images of its own: give `data`"):
+        with pytest.raises(ConfigError, match=f"^{RANDOM} is not a run, and only a run has .* its own: give `data`"):
             evaluate_model(RANDOM)
+        with pytest.raises(ConfigError, match=r"^An encoder is not a run"):
+            evaluate_model(open_encoder(RANDOM))
         monkeypatch.setattr(Encoder, "from_pretrained", None)
         with pytest.raises(DataError, match="nowhere"):  # before the model is opened
             evaluate_model(RANDOM, images / "nowhere")
@@ -133,8 +147,10 @@ class TestModelsByName:
         assert before != after
         assert after["r@1"] == pytest.approx(run.evaluations()[0].values["r@1"])
         assert write_comparison(found, tmp_path / "page.html", Display()).is_file()
-        with pytest.raises(ConfigError, match="None of these models is a run"):
+        with pytest.raises(ConfigError, match=f"^{RANDOM} is not a run, and only a run has .*: give at least one run"):
             compare_runs([RANDOM, name], Display())
+        with pytest.raises(ConfigError, match=r"^`label_separator` is for tables that are given as `queries`"):
+            compare_runs([name, run.path], Display(), label_separator="|")
 
 
 class TestCommands:
@@ -150,11 +166,33 @@ class TestCommands:
         assert code == 0
         assert "1.0000  class 00" in out
 
-    def test_report_and_export(self, call: Call, few: Path) -> None:  # noqa: F811
-        code, _, err = call("report", "--model", RANDOM, few)
+    def test_a_run_that_does_not_exist(self, call: Call) -> None:  # noqa: F811
+        """The folder runs does not exist either, so that the name could also be one on the Hub."""
+        for command in (("evaluate", "runs/nope"), ("report", "runs/nope"), ("compare", RANDOM, "runs/nope")):
+            assert_error(call(*command), "There is no run in runs/nope, and only a run has test images of its own: ")
+        assert_error(call("report", RANDOM), f"{RANDOM} is not a run", f": shortlist report {RANDOM} my-images")
+
+    def test_evaluation_with_several_labels(self, call: Call, few: Path, table: Path) -> None:  # noqa: F811
+        """Each label by itself, as in folders; images that are missing or unreadable are left out."""
+        given = ("evaluate", RANDOM, table, "--json", "--label-separator")
+        assert_error(call(*given, "|"), "leave them out with --on-missing skip")
+        assert_error(call(*given, ""), "--label-separator is empty: give a separator")
+        code, out, _ = call(*given, "|", "--on-missing", "skip")
+        (measured,) = json.loads(out)
+        assert (code, measured["queries"]) == (0, 9)
+        assert measured["metrics"] == evaluate_model(RANDOM, few)[0].to_dict()["metrics"]
+        assert any("left out 1 missing and 1 unreadable images" in each for each in measured["remarks"])
+
+    def test_report_and_export(self, call: Call, table: Path) -> None:  # noqa: F811
+        options = ("--label-separator=|", "--on-missing=skip")
+        assert_error(call("report", "--model", RANDOM, table), "leave them out with --on-missing skip")
+        assert_error(call("report", RANDOM, options[0]), "--label-separator is for IMAGES")
+        code, _, err = call("report", "--model", RANDOM, table, *options)
         assert code == 0, err
         page = Path("report.html").read_text()
         assert RANDOM in page
+        assert "9 images" in page
+        assert f"'{options[0]}' {options[1]}" in unescape(page)
         assert "Curves" not in page
         assert call("export", "--model", RANDOM, "--package", "package")[0] == 0
         assert "# test_resnet@none" in Path("package", "README.md").read_text()

@@ -205,6 +205,7 @@ def evaluate(
     root: Path | str | None = None,
     distractors: Path | str | None = None,
     on_missing: str | None = None,
+    label_separator: str | None = None,
     model: nn.Module | None = None,
     parts: Path | str | None = None,
     display: Display | None = None,
@@ -222,6 +223,8 @@ def evaluate(
         root: Root of `data`, as in `open_catalog`.
         distractors: Folder of R1M, whose images are added to the gallery of `data`. For runs only.
         on_missing: "error" or "skip", for missing images. Default: the setting of the run, or "error".
+        label_separator: Separator of several labels of an image in `data`, a table. Default: that of the run, or one
+            label per image.
         model: A module of the same architecture, if the model of the run was given in Python.
         parts: Folder of parts written by `shortlist.training.embed_run_shard`, which are merged. For runs only.
         display: Shows the progress.
@@ -238,18 +241,16 @@ def evaluate(
     from shortlist.encoding import Encoder
     from shortlist.encoding.pretrained import is_pretrained
     from shortlist.training import evaluate_encoder, evaluate_run
-    from shortlist.training.run_evaluation import is_run
+    from shortlist.training.run_evaluation import is_run, no_test_images
 
     def work() -> list[Evaluation]:
-        settings: dict[str, Any] = {"root": root, "display": display}
+        settings: dict[str, Any] = {"root": root, "label_separator": label_separator, "display": display}
         path = run.path if isinstance(run, Run) else run
         if not isinstance(path, Encoder) and (is_run(path) or (data is None and not is_pretrained(path))):
             settings["parts"] = parts
             return evaluate_run(path, data, distractors=distractors, on_missing=on_missing, model=model, **settings)
         if data is None:
-            raise ConfigError(
-                "Only a run has test images of its own: give `data`, labelled images to evaluate this model on."
-            )
+            raise no_test_images(path, "give `data`, labelled images to evaluate this model on.")
         if any(each is not None for each in (distractors, model, parts)):
             raise ConfigError("`distractors`, `model` and `parts` are for runs, and have no effect on other models.")
         return evaluate_encoder(path, data, on_missing=on_missing or "error", **settings)

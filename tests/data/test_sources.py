@@ -376,7 +376,7 @@ def test_several_labels(tmp_path: Path):
         assert catalog.relevance_labels.tolist() == [[2, 0], [0, -1], [1, 2]]
         assert catalog.share_label([0, 0, 1], [1, 2, 2]).tolist() == [True, True, False]
         assert catalog.subset([2, 1]).label_names(0) == ("car", "red")
-    with pytest.raises(ConfigError, match="^`label_separator` is empty: give a separator"):
+    with pytest.raises(ConfigError, match=r"^`label_separator` is empty: give a separator"):
         open_catalog(toys / "images.csv", label_separator="")
     one = open_catalog(toys / "images.csv", train_share=1)
     assert (one.label_sets, one.class_names) == (None, ("ball", "car|red|red", "red | ball"))

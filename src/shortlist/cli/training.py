@@ -16,6 +16,7 @@ from rich.table import Table
 from shortlist.cli.app import (
     AsJsonLines,
     AsJsonWithProgress,
+    LabelSeparator,
     Merge,
     ModelCommand,
     ModelName,
@@ -129,6 +130,7 @@ def evaluate(
         str | None,
         typer.Option(help="For missing or unreadable images: error, or skip. Default: the setting of the run."),
     ] = None,
+    label_separator: LabelSeparator = None,
     shard: ShardOption = None,
     merge: Merge = False,
     parts: PartsFolder = None,
@@ -155,7 +157,12 @@ def evaluate(
     data = data or images
     display = display_for(sys.stderr, as_json=as_json)
     chosen, folder, merged = choose_parts(shard, merge, parts, Path(run, "vectors", "parts"))
-    options: dict[str, Any] = {"root": root, "distractors": distractors, "on_missing": on_missing}
+    options: dict[str, Any] = {
+        "root": root,
+        "distractors": distractors,
+        "on_missing": on_missing,
+        "label_separator": label_separator,
+    }
     keep_freed_memory()
     if chosen is not None:
         written = [str(path) for path in embed_run_shard(run, chosen, folder, data, **options, display=display)]

@@ -151,7 +151,7 @@ def _override(values: dict[str, Any], override: str) -> None:
 
 
 def _read_value(key: str, text: str) -> Any:
-    """Read the value of an override as YAML. Text that is not quoted stays as it is: YAML reads `|` as an empty text."""
+    """Read the value of an override as YAML. Text is taken as it is unless it is quoted, because YAML reads | as ''."""
     try:
         value = _parse(text)
     except (yaml.YAMLError, RecursionError, ValueError):

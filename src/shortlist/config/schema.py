@@ -109,6 +109,7 @@ class TestConfig(Section):
     root: Path | None = None  # None: data.root, if the source is a benchmark
     distractors: Path | None = None  # folder of R1M; metrics are computed without and with these distractors
     on_missing: Literal["error", "skip"] | None = None  # applies to images and distractors; None: data.on_missing
+    label_separator: OptionalText = None  # None: data.label_separator
 
 
 class DataConfig(Section):

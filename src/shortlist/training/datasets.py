@@ -71,15 +71,32 @@ def open_images(config: RunConfig, display: Display, folder: RunFolder | None = 
     data, catalog = config.data, _list_images(config, display)
     if data.on_missing == "error":
         return OpenedImages(catalog, [])
-    missing = len(catalog.missing)
     lists = [] if folder is None else [folder.unreadable_file]
     if data.view_cache is not None:  # runs that share features also share this list
         digest = hashlib.sha256("".join(image_keys(catalog)).encode()).hexdigest()
         lists.append(data.view_cache / f"unreadable-{digest[:16]}.json")
-    unreadable = _find_unreadable(catalog, lists, display)
-    left_out = {path for path, _ in unreadable}
-    left = catalog.subset([path not in left_out for path in catalog.paths])
-    return OpenedImages(_with_remark(left, missing, len(unreadable)), unreadable)
+    return _without_unreadable(catalog, lists, display)
+
+
+def open_labelled(
+    source: Path | str,
+    display: Display,
+    *,
+    root: Path | str | None = None,
+    on_missing: str = "error",
+    label_separator: str | None = None,
+) -> Catalog:
+    """Open images to evaluate a model on; if they define no splits, all of them are test images."""
+    with display.task(f"opening {source}", "images") as progress:
+        catalog = open_catalog(
+            source,
+            root=root,
+            on_missing=on_missing,
+            train_share=0,
+            label_separator=label_separator,
+            progress=progress,
+        )
+    return catalog if on_missing == "error" else _without_unreadable(catalog, [], display).catalog
 
 
 def _list_images(config: RunConfig, display: Display) -> Catalog:
@@ -96,6 +113,14 @@ def _list_images(config: RunConfig, display: Display) -> Catalog:
             progress=progress,
         )
     return catalog.subset(catalog.splits != "test") if data.withhold_test else catalog
+
+
+def _without_unreadable(catalog: Catalog, lists: list[Path], display: Display) -> OpenedImages:
+    """Leave out unreadable images, and add a remark on these and on missing images; see `_find_unreadable`."""
+    unreadable = _find_unreadable(catalog, lists, display)
+    left_out = {path for path, _ in unreadable}
+    left = catalog.subset([path not in left_out for path in catalog.paths])
+    return OpenedImages(_with_remark(left, len(catalog.missing), len(unreadable)), unreadable)
 
 
 def _find_unreadable(catalog: Catalog, lists: list[Path], display: Display) -> list[tuple[str, str]]:
@@ -168,8 +193,13 @@ def open_eval_sets(config: RunConfig, display: Display, own: Callable[[], Catalo
 def open_eval_set(config: RunConfig, test: TestConfig, display: Display, own: Callable[[], Catalog]) -> EvalSet:
     """Open one test set. If it is the run's own source, only the test classes are used; see `open_eval_sets`."""
     test = _absolute(test)
-    on_missing = test.on_missing or config.data.on_missing
-    catalog = own() if _is_own(config, test) else _open_other(config, test, display)
+    on_missing, is_own = test.on_missing or config.data.on_missing, _is_own(config, test)
+    if is_own and test.label_separator not in (None, config.data.label_separator):
+        raise ConfigError(
+            f"`label_separator`: {test.source} contains the training images of the run, so it is always opened with "
+            f"the separator of the run ({config.data.label_separator!r}). Omit it."
+        )
+    catalog = own() if is_own else _open_other(config, test, display)
     distractors = None
     if test.distractors is not None:
         with (
@@ -245,8 +275,9 @@ def _open_other(config: RunConfig, test: TestConfig, display: Display) -> Catalo
     roots = [each.root for each in config.evaluation.tests if each.source == test.source]
     root = next(filter(None, [test.root, *roots]), config.data.root if test.source in BENCHMARKS else None)
     other = {"source": test.source, "root": root, "train_share": 0.0, "withhold_test": False}
-    if test.on_missing is not None:
-        other["on_missing"] = test.on_missing
+    for name in ("on_missing", "label_separator"):
+        if (value := getattr(test, name)) is not None:
+            other[name] = value
     return open_images(config.with_changes(data=other), display).catalog
 
 
