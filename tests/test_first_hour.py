@@ -237,6 +237,14 @@ class TestOrder:
         shutil.copytree(images / "class 00", "my images")
         assert_error(call("train", "my images"), "shortlist train folder data.source='my images'")
         assert_error(call("train", run.path), "is a run. Resume it with: shortlist train --resume ")
+        assert_error(call("train", "nosuch"), "no file 'nosuch' (for your own images, use the recipe folder); known: ")
+
+    def test_images_that_are_not_given_as_a_setting(self, call: Call) -> None:  # noqa: F811
+        for command in ("train", "plan"):
+            assert_error(call(command, "folder-fast"), "There is no folder 'images' here", "Set data.source=FOLDER to")
+            assert_error(call(command, "folder", "my images"), "form key=value, such as optimizer.lr=1e-4.")
+        Path("my images").mkdir()
+        assert_error(call("train", "folder", "my images"), "To train on these images, write 'data.source=my images'.")
 
     def test_there_is_no_checkpoint_yet(self, images: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         def interrupt(*_: object) -> None:
@@ -404,7 +412,37 @@ class TestRecipeForThisMachine:
         assert (recipe, settings) == ("folder", given)
         assert text is not None
         assert "takes hours without a GPU" in text
-        assert text.endswith("in minutes: shortlist train folder-fast data.source=x")
+        assert text.endswith(
+            "in minutes: shortlist train folder-fast data.source=x training.epochs=10 training.steps=null"
+        )
+        open_recipe("folder-fast", [*given, "training.steps=null"])
+        text = suited_recipe("folder", ["data.source=x", "training.precision=bfloat16"]).advice
+        assert text is not None
+        assert text.endswith(
+            "folder-fast data.source=x (without training.precision=bfloat16, which folder-fast does not support)"
+        )
+
+    @pytest.mark.parametrize(
+        ("given", "added", "alternative"),
+        [
+            (("data.source=x", "training.steps=150"), (), "data.source=x training.steps=150 training.epochs=null"),
+            (("data.view_cache=c", "training.epochs=5"), ("training.steps=null",), "training.epochs=5"),
+        ],
+    )
+    def test_settings_of_folder_fast_only(
+        self,
+        given: tuple[str, ...],
+        added: tuple[str, ...],
+        alternative: str,
+        fake: Callable[..., None],
+    ) -> None:
+        recipe, settings, text = suited_recipe("folder", given)
+        assert (recipe, settings) == ("folder-fast", (*given, *added))
+        assert text is not None
+        assert text.endswith(f"shortlist train folder model.freeze=none {alternative}")
+        open_recipe("folder", alternative.split())
+        fake(gpu=True)
+        assert suited_recipe("folder", given)[:2] == ("folder", given)
 
     def test_no_choice(self) -> None:
         settings = ("data.source=x", "model.freeze=none")

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import difflib
 import re
+import shlex
 from collections.abc import Iterable, Iterator, Mapping
 from copy import deepcopy
 from functools import lru_cache
+from pathlib import Path
 from typing import Any, get_args
 
 import yaml
@@ -146,7 +148,9 @@ def flatten(values: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, 
 def _override(values: dict[str, Any], override: str) -> None:
     key, equals, text = override.partition("=")
     if not equals or not key:
-        raise ConfigError(f"{override!r} is not of the form key=value, such as optimizer.lr=1e-4.")
+        images = shlex.quote(f"data.source={override}") if override and Path(override).exists() else None
+        advice = f". To train on these images, write {images}." if images else ", such as optimizer.lr=1e-4."
+        raise ConfigError(f"{override!r} is not of the form key=value{advice}")
     _set(values, key, _read_value(key, text))
 
 

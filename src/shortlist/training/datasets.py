@@ -14,13 +14,14 @@ from shortlist.data import BENCHMARKS, Catalog, half_validation, open_catalog
 from shortlist.data.inspection import drop_unreadable
 from shortlist.data.sources import check_source
 from shortlist.encoding.feature_cache import image_keys
-from shortlist.errors import ConfigError, translate_arguments
+from shortlist.errors import ConfigError, DataError, translate_arguments
 from shortlist.files import read_json, write_json
 from shortlist.locations import absolute_path
 from shortlist.progress import Display
 from shortlist.training.folder import RunFolder
 
 DEFAULT_K = (1, 2, 4, 8)
+EXAMPLE = "images"  # data.source in the recipes for the user's own images
 Source = TypeVar("Source", DataConfig, TestConfig)
 
 
@@ -102,6 +103,7 @@ def open_labelled(
 def _list_images(config: RunConfig, display: Display) -> Catalog:
     """Open the catalog that `data` names, with unreadable images."""
     data = config.data
+    _check_given(data)
     with display.task(f"opening {data.source}", "images") as progress:
         catalog = open_catalog(
             data.source,
@@ -281,12 +283,22 @@ def _open_other(config: RunConfig, test: TestConfig, display: Display) -> Catalo
     return open_images(config.with_changes(data=other), display).catalog
 
 
+def _check_given(data: DataConfig) -> None:
+    """Check that the user has set `data.source`, if the recipe has only an example of it."""
+    if data.source == EXAMPLE and not Path(EXAMPLE).exists():
+        raise DataError(
+            f"There is no folder {EXAMPLE!r} here, which is only the default of the recipe. Set data.source=FOLDER to "
+            "a folder with one sub-folder per class, or to a .csv or .parquet file."
+        )
+
+
 def check_images_exist(config: RunConfig) -> None:
     """Check that the training images and the test images exist, without opening them.
 
     Raises:
         DataError: Images do not exist.
     """
+    _check_given(config.data)
     check_source(config.data.source, config.data.root)
     with translate_arguments({"root": "the root in evaluation.tests"}):
         for test in config.evaluation.tests:
