@@ -17,6 +17,7 @@ import torch
 from safetensors.torch import save_file
 from torch.nn.functional import normalize
 
+from shortlist.config import RunConfig
 from shortlist.data import half_validation, open_catalog
 from shortlist.encoding import Encoder
 from shortlist.encoding.pretrained import is_pretrained
@@ -321,6 +322,18 @@ class TestWhoTrainsAndWhoTests:
         assert set(catalog.splits) == {"train"}
         with pytest.raises(RunError, match="There is no run"):
             final_config(images)
+
+    def test_final_without_missing_images(self, call: Call, run: RunFolder, monkeypatch: pytest.MonkeyPatch) -> None:  # noqa: F811
+        """As the error about a missing image advises."""
+        given: list[RunConfig] = []
+        done = SimpleNamespace(path=Path("runs/final"))
+        monkeypatch.setattr("shortlist.runs.train", lambda config, **_: given.append(config) or done)
+        assert call("train", "--final", run.path, "data.on_missing=skip")[0] == 0
+        assert call("train", "--final", run.path)[0] == 0
+        assert [each.data.on_missing for each in given] == ["skip", "error"]
+        for other in ("optimizer.lr=1", "glyphs"):
+            assert_error(call("train", "--final", run.path, other), "except for data.on_missing", f"Omit '{other}'.")
+        assert_error(call("train", "--final", run.path, "--resume", run.path), "give one of the two options")
 
 
 SLOW, FAST = Machine(0.01, 8 * 10**9, 10**11), Machine(0.0003, 10**12, 10**12)

@@ -259,17 +259,25 @@ def evaluate(
         return current_processes().on_main(work)
 
 
-def final_config(path: Path | str) -> RunConfig:
+def final_config(path: Path | str, *settings: str) -> RunConfig:
     """Return a configuration for training on all data, for the number of epochs that was best in validation.
 
     Classes that the dataset itself declares as test classes remain test classes; all others are used for training.
 
     Args:
         path: Folder of the run.
+        settings: Overrides of `data.on_missing`, for images that are missing by now. All other settings are those of
+            the run.
 
     Raises:
+        ConfigError: Another setting is given.
         RunError: The run is not finished, or had no validation.
     """
+    for each in settings:
+        if not each.startswith("data.on_missing="):
+            raise ConfigError(
+                f"A final training has the settings of the run, except for data.on_missing. Omit {each!r}."
+            )
     from shortlist.errors import RunError
     from shortlist.training import RunFolder
 
@@ -286,7 +294,8 @@ def final_config(path: Path | str) -> RunConfig:
     lengths = {"epochs": None, "steps": None, "validate_every_steps": None, length: best[length.removesuffix("s")]}
     data = {"validation": "none", "validation_source": None, "train_share": 1.0}
     final = config.with_changes(data=data, training=lengths)
-    return final.model_copy(update={"name": f"{config.name.removesuffix('-final')}-final"})
+    values = final.model_copy(update={"name": f"{config.name.removesuffix('-final')}-final"}).model_dump()
+    return validate_config(values, f"The configuration of {path}", settings)
 
 
 NO_LENGTH = {"folder": "training.epochs=null", "folder-fast": "training.steps=null"}  # needed to set the other one

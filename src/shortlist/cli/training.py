@@ -50,7 +50,8 @@ def train(
         Path | None,
         typer.Option(
             metavar="RUN",
-            help="Folder of a finished run to repeat with all classes, for as long as was best in its validation.",
+            help="Folder of a finished run to repeat with all classes, for as long as was best in its validation. The "
+            "only setting that can be given is data.on_missing.",
         ),
     ] = None,
     dry_run: Annotated[
@@ -73,21 +74,21 @@ def train(
                 raise ConfigError(
                     "--resume takes only the folder of a run, which contains its settings. Omit the other arguments."
                 )
-            if final is not None and (recipe is not None or resume is not None):
-                raise ConfigError("--final takes the settings of the run that it repeats. Omit the other arguments.")
+            if final is not None and resume is not None:
+                raise ConfigError("--final starts a new run, and --resume continues one: give one of the two options.")
             if resume is None and recipe is None and final is None:
                 raise ConfigError("No recipe was given. Give the name of a recipe or a YAML file, or use --resume RUN.")
             config, advice = None, None
-            if recipe is not None:
+            if final is not None:
+                from shortlist.runs import final_config
+
+                config = final_config(final, *filter(None, [recipe, *(settings or [])]))
+            elif recipe is not None:
                 from shortlist.runs import new_folder, suited_recipe
 
                 suited = suited_recipe(recipe, settings or [], run)
                 config, advice = open_recipe(suited.recipe, suited.settings, context), suited.advice
                 run = run or (new_folder(recipe) if config.name == suited.recipe != recipe else None)
-            if final is not None:
-                from shortlist.runs import final_config
-
-                config = final_config(final)
         _train(config, run, resume, dry_run, as_json, advice)
 
 
