@@ -352,7 +352,7 @@ class TestMilvus:
         logger = logging.getLogger("pymilvus")
         before = logger.level
         try:
-            assert_error(call("search", "milvus:nothing.db", "x.png"), "there is no ", "nothing.db. Create a gallery")
+            assert_error(call("search", "milvus:nothing.db", "x.png"), "There is no ", "nothing.db. Create a gallery")
             assert logger.level == logging.CRITICAL
         finally:
             logger.setLevel(before)

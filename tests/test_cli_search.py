@@ -273,7 +273,7 @@ def test_paths_are_never_cut(call: Call, folders: Path, tmp_path: Path, monkeypa
 def test_mistakes(call: Call, folders: Path, tmp_path: Path) -> None:
     run, images = folders / "run", folders / "images"
     call("index", run, images / "class 00", "-o", "gallery")
-    assert_error(call("search", "nowhere", images / "class 00" / "0.png"), "there is no gallery in nowhere")
+    assert_error(call("search", "nowhere", images / "class 00" / "0.png"), "There is no gallery in nowhere")
     assert_error(call("search", "gallery", "nothing.png"), "nothing.png", "no such file")
     assert_error(call("search", "gallery", images / "class 00" / "0.png", "--model", tmp_path), "no embedder")
     query = images / "class 00" / "0.png"

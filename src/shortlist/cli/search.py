@@ -236,7 +236,7 @@ def search(
     if label is not None and not any(hits for _, hits in found):
         known = gallery.labels()
         hint = did_you_mean(label, known) if known else "and no labels at all"
-        raise DataError(f"the gallery {gallery.name} has no image with the label {label!r}, {hint}")
+        raise DataError(f"The gallery {gallery.name} has no image with the label {label!r}, {hint}")
     if sheet is not None:
         title = f"{gallery.name}: the most similar of {len(gallery):,} images"
         draw_hits(found, sheet, title=title, min_score=lowest)

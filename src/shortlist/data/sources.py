@@ -102,7 +102,7 @@ def open_collection(
         ConfigError: If an argument is invalid.
     """
     if split is not None and split not in SPLITS:
-        raise ConfigError(f"there is no split {split!r}, {did_you_mean(split, SPLITS)}")
+        raise ConfigError(f"There is no split {split!r}, {did_you_mean(split, SPLITS)}")
     catalog = open_catalog(
         source, root=root, labels="optional", on_missing="skip", label_separator=label_separator, progress=progress
     )

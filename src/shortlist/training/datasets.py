@@ -246,8 +246,8 @@ def check_validation_source(config: RunConfig, display: Display) -> None:
     images = _files(validation.catalog)
     if common := sorted(images & tests):
         raise ConfigError(
-            f"data.validation_source={other.source}: {len(common)} of its {len(images)} images are test images of this "
-            f"recipe, such as {common[0]}. Use other images, or remove it to hold out training classes."
+            f"data.validation_source={other.source} contains test images of this recipe ({len(common)} of its "
+            f"{len(images)} images), such as {common[0]}. Use other images, or remove it to hold out training classes."
         )
 
 
