@@ -274,9 +274,9 @@ def final_config(path: Path | str, *settings: str) -> RunConfig:
         RunError: The run is not finished, or had no validation.
     """
     for each in settings:
-        if not each.startswith("data.on_missing="):
+        if not each.startswith(f"{FINAL_SETTING}="):
             raise ConfigError(
-                f"A final training has the settings of the run, except for data.on_missing. Omit {each!r}."
+                f"A final training has the settings of the run, except for {FINAL_SETTING}. Omit {each!r}."
             )
     from shortlist.errors import RunError
     from shortlist.training import RunFolder
@@ -298,6 +298,7 @@ def final_config(path: Path | str, *settings: str) -> RunConfig:
     return validate_config(values, f"The configuration of {path}", settings)
 
 
+FINAL_SETTING = "data.on_missing"  # the only setting in which a final training may differ from its run
 NO_LENGTH = {"folder": "training.epochs=null", "folder-fast": "training.steps=null"}  # needed to set the other one
 NOT_ABOUT_TRAINING = ("data.", "evaluation.", "name=", "tracking=", "training.seed=")  # settings that suit any recipe
 
