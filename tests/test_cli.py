@@ -329,9 +329,7 @@ class TestNames:
         assert_error(
             call("export", run, "--onnx", "x", "--license", "y"), "--license is written to", "use it with --package."
         )
-        assert_error(
-            call("evaluate", run, "--root", "x"), "--root requires --data: it is the location of other images."
-        )
+        assert_error(call("evaluate", run, "--root", "x"), "--root requires --data: it applies to images other than")
         assert_error(call("evaluate", run, "--data", "sop"), "sop needs its folder: set --root to the one")
         assert_error(call("evaluate", run, "--on-missing", "skp"), "--on-missing skp: did you mean 'skip'?")
         gone = ("evaluate", run, "--data", images, "--distractors", "gone")
@@ -354,7 +352,7 @@ class TestMilvus:
         logger = logging.getLogger("pymilvus")
         before = logger.level
         try:
-            assert_error(call("search", "milvus:nothing.db", "x.png"), "there is no ", "nothing.db. Create a gallery")
+            assert_error(call("search", "milvus:nothing.db", "x.png"), "There is no ", "nothing.db. Create a gallery")
             assert logger.level == logging.CRITICAL
         finally:
             logger.setLevel(before)

@@ -108,6 +108,9 @@ def test_what_comes_with_an_image_comes_back(call: Call, folders: Path) -> None:
     assert (code, header) == (0, ["query", "rank", "id", "score", "label", "path", "sku", "price"])
     assert best == [str(first), "1", "0", best[3], "round, red", str(first), "A,1", "9.50"]
     assert (float(best[3]), other[6]) == (pytest.approx(1, abs=1e-4), "B")
+    for separator, labels in (([], ["round|red", "round"]), (["--label-separator=|"], [["round", "red"], ["round"]])):
+        assert call("embed", folders / "run", "table.csv", "-o", "vectors.parquet", *separator)[0] == 0
+        assert parquet.read_table("vectors.parquet")["label"].to_pylist() == labels
     (found,) = json.loads(call("search", "gallery", first, "--label", "red", "--json")[1])["results"]
     assert [(hit["labels"], hit["fields"]) for hit in found["hits"]] == [
         (["round", "red"], {"sku": "A,1", "price": "9.50"})
@@ -270,7 +273,7 @@ def test_paths_are_never_cut(call: Call, folders: Path, tmp_path: Path, monkeypa
 def test_mistakes(call: Call, folders: Path, tmp_path: Path) -> None:
     run, images = folders / "run", folders / "images"
     call("index", run, images / "class 00", "-o", "gallery")
-    assert_error(call("search", "nowhere", images / "class 00" / "0.png"), "there is no gallery in nowhere")
+    assert_error(call("search", "nowhere", images / "class 00" / "0.png"), "There is no gallery in nowhere")
     assert_error(call("search", "gallery", "nothing.png"), "nothing.png", "no such file")
     assert_error(call("search", "gallery", images / "class 00" / "0.png", "--model", tmp_path), "no embedder")
     query = images / "class 00" / "0.png"

@@ -48,6 +48,16 @@ def test_values_with_an_equals_sign_or_invalid_yaml_are_text() -> None:
     assert config("about='1'").about == "1"
 
 
+@pytest.mark.parametrize("text", ["|", ">", "#", "~", "-", " ", "; ", "5", "true", "[a]", "None", "a #1"])
+def test_text_is_not_read_as_yaml(text: str) -> None:
+    assert config(f"data.label_separator={text}").data.label_separator == text
+    assert config(f'data.label_separator="{text}"').data.label_separator == text
+    other = config("data.validation_source={source: x}", f"data.validation_source.source={text}").data.validation_source
+    assert other is not None
+    assert other.source == text
+    assert config("data.label_separator=null").data.label_separator is None
+
+
 @pytest.mark.parametrize(("written", "number"), [("1e-4", 1e-4), ("1E+2", 100), ("1.5e3", 1500), (".5e3", 500)])
 def test_numbers_with_an_exponent(written: str, number: float) -> None:
     """PyYAML by itself reads these as text."""
@@ -112,7 +122,9 @@ def test_all_problems_are_listed_at_once() -> None:
         ("batch.per_class=1", "batch.per_class: should be greater than or equal to 2"),
         ("model.layer_norm=perhaps", "model.layer_norm: should be a valid boolean"),
         ("data.workers=true", "data.workers: "),
-        ("data.source=5", "data.source: should be a valid string (given: 5)"),
+        ("data.source=", "data.source: should not be empty (given: '')"),
+        ("data.label_separator=", "data.label_separator: should not be empty (given: '')"),
+        ("data.label_separator=''", "data.label_separator: should not be empty (given: '')"),
         ("images.mean=[0.5, 0.5]", "images.mean: "),
         ("name=a b/c", "name: "),
         ("loss.k=5", "loss.k: must be a list (given: 5)"),

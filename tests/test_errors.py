@@ -105,7 +105,7 @@ class TestInPython:
             export(tmp_path)
         with pytest.raises(ValueError, match=r"^`license` is written to the model card: use it with `package`"):
             export(tmp_path, onnx=tmp_path / "x.onnx", license="MIT")
-        for argument in ("root", "distractors"):
+        for argument in ("root", "distractors", "label_separator"):
             with pytest.raises(ValueError, match=f"^`{argument}` requires `data`"):
                 evaluate_run(tmp_path, **{argument: tmp_path})
         with pytest.raises(ValueError, match=r"^`k`, the number of results, must be at least 1, not 0"):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import shutil
 from collections.abc import Callable
+from html import unescape
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -16,6 +17,7 @@ import torch
 from safetensors.torch import save_file
 from torch.nn.functional import normalize
 
+from shortlist.config import RunConfig
 from shortlist.data import half_validation, open_catalog
 from shortlist.encoding import Encoder
 from shortlist.encoding.pretrained import is_pretrained
@@ -50,6 +52,17 @@ def images(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def few(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return class_folders(tmp_path_factory.mktemp("few") / "images", classes=3, images=3)
+
+
+@pytest.fixture(scope="module")
+def table(few: Path) -> Path:
+    """A table of the few images, with several labels per image, an unreadable image and a missing one."""
+    root = few.parent
+    files = [str(file.relative_to(root)) for file in sorted(few.rglob("*.png"))]
+    rows = [f"{file},{number}|{Path(file).parent}" for number, file in enumerate([*files, "bad.jpg", "missing.jpg"])]
+    (root / "bad.jpg").touch()
+    (root / "images.csv").write_text("\n".join(["path,label", *rows]))
+    return root / "images.csv"
 
 
 @pytest.fixture(scope="module")
@@ -118,8 +131,10 @@ class TestModelsByName:
         assert measured.queries == len(catalog)
 
     def test_evaluation_needs_images(self, images: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-        with pytest.raises(ConfigError, match="Only a run has test images of its own: give `data`"):
+        with pytest.raises(ConfigError, match=f"^{RANDOM} is not a run, and only a run has .* its own: give `data`"):
             evaluate_model(RANDOM)
+        with pytest.raises(ConfigError, match=r"^An encoder is not a run"):
+            evaluate_model(open_encoder(RANDOM))
         monkeypatch.setattr(Encoder, "from_pretrained", None)
         with pytest.raises(DataError, match="nowhere"):  # before the model is opened
             evaluate_model(RANDOM, images / "nowhere")
@@ -133,8 +148,10 @@ class TestModelsByName:
         assert before != after
         assert after["r@1"] == pytest.approx(run.evaluations()[0].values["r@1"])
         assert write_comparison(found, tmp_path / "page.html", Display()).is_file()
-        with pytest.raises(ConfigError, match="None of these models is a run"):
+        with pytest.raises(ConfigError, match=f"^{RANDOM} is not a run, and only a run has .*: give at least one run"):
             compare_runs([RANDOM, name], Display())
+        with pytest.raises(ConfigError, match=r"^`label_separator` is for tables that are given as `queries`"):
+            compare_runs([name, run.path], Display(), label_separator="|")
 
 
 class TestCommands:
@@ -150,11 +167,33 @@ class TestCommands:
         assert code == 0
         assert "1.0000  class 00" in out
 
-    def test_report_and_export(self, call: Call, few: Path) -> None:  # noqa: F811
-        code, _, err = call("report", "--model", RANDOM, few)
+    def test_a_run_that_does_not_exist(self, call: Call) -> None:  # noqa: F811
+        """The folder runs does not exist either, so that the name could also be one on the Hub."""
+        for command in (("evaluate", "runs/nope"), ("report", "runs/nope"), ("compare", RANDOM, "runs/nope")):
+            assert_error(call(*command), "There is no run in runs/nope, and only a run has test images of its own: ")
+        assert_error(call("report", RANDOM), f"{RANDOM} is not a run", f": shortlist report {RANDOM} my-images")
+
+    def test_evaluation_with_several_labels(self, call: Call, few: Path, table: Path) -> None:  # noqa: F811
+        """Each label by itself, as in folders; images that are missing or unreadable are left out."""
+        given = ("evaluate", RANDOM, table, "--json", "--label-separator")
+        assert_error(call(*given, "|"), "leave them out with --on-missing skip")
+        assert_error(call(*given, ""), "--label-separator is empty: give a separator")
+        code, out, _ = call(*given, "|", "--on-missing", "skip")
+        (measured,) = json.loads(out)
+        assert (code, measured["queries"]) == (0, 9)
+        assert measured["metrics"] == evaluate_model(RANDOM, few)[0].to_dict()["metrics"]
+        assert any("left out 1 missing and 1 unreadable images" in each for each in measured["remarks"])
+
+    def test_report_and_export(self, call: Call, table: Path) -> None:  # noqa: F811
+        options = ("--label-separator=|", "--on-missing=skip")
+        assert_error(call("report", "--model", RANDOM, table), "leave them out with --on-missing skip")
+        assert_error(call("report", RANDOM, options[0]), "--label-separator is for IMAGES")
+        code, _, err = call("report", "--model", RANDOM, table, *options)
         assert code == 0, err
         page = Path("report.html").read_text()
         assert RANDOM in page
+        assert "9 images" in page
+        assert f"'{options[0]}' {options[1]}" in unescape(page)
         assert "Curves" not in page
         assert call("export", "--model", RANDOM, "--package", "package")[0] == 0
         assert "# test_resnet@none" in Path("package", "README.md").read_text()
@@ -199,6 +238,14 @@ class TestOrder:
         shutil.copytree(images / "class 00", "my images")
         assert_error(call("train", "my images"), "shortlist train folder data.source='my images'")
         assert_error(call("train", run.path), "is a run. Resume it with: shortlist train --resume ")
+        assert_error(call("train", "nosuch"), "no file 'nosuch' (for your own images, use the recipe folder); known: ")
+
+    def test_images_that_are_not_given_as_a_setting(self, call: Call) -> None:  # noqa: F811
+        for command in ("train", "plan"):
+            assert_error(call(command, "folder-fast"), "There is no folder 'images' here", "Set data.source=FOLDER to")
+            assert_error(call(command, "folder", "my images"), "form key=value, such as optimizer.lr=1e-4.")
+        Path("my images").mkdir()
+        assert_error(call("train", "folder", "my images"), "To train on these images, write 'data.source=my images'.")
 
     def test_there_is_no_checkpoint_yet(self, images: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         def interrupt(*_: object) -> None:
@@ -275,6 +322,18 @@ class TestWhoTrainsAndWhoTests:
         assert set(catalog.splits) == {"train"}
         with pytest.raises(RunError, match="There is no run"):
             final_config(images)
+
+    def test_final_without_missing_images(self, call: Call, run: RunFolder, monkeypatch: pytest.MonkeyPatch) -> None:  # noqa: F811
+        """As the error about a missing image advises."""
+        given: list[RunConfig] = []
+        done = SimpleNamespace(path=Path("runs/final"))
+        monkeypatch.setattr("shortlist.runs.train", lambda config, **_: given.append(config) or done)
+        assert call("train", "--final", run.path, "data.on_missing=skip")[0] == 0
+        assert call("train", "--final", run.path)[0] == 0
+        assert [each.data.on_missing for each in given] == ["skip", "error"]
+        for other in ("optimizer.lr=1", "glyphs"):
+            assert_error(call("train", "--final", run.path, other), "except for data.on_missing", f"Omit '{other}'.")
+        assert_error(call("train", "--final", run.path, "--resume", run.path), "give one of the two options")
 
 
 SLOW, FAST = Machine(0.01, 8 * 10**9, 10**11), Machine(0.0003, 10**12, 10**12)
@@ -366,7 +425,37 @@ class TestRecipeForThisMachine:
         assert (recipe, settings) == ("folder", given)
         assert text is not None
         assert "takes hours without a GPU" in text
-        assert text.endswith("in minutes: shortlist train folder-fast data.source=x")
+        assert text.endswith(
+            "in minutes: shortlist train folder-fast data.source=x training.epochs=10 training.steps=null"
+        )
+        open_recipe("folder-fast", [*given, "training.steps=null"])
+        text = suited_recipe("folder", ["data.source=x", "training.precision=bfloat16"]).advice
+        assert text is not None
+        assert text.endswith(
+            "folder-fast data.source=x (without training.precision=bfloat16, which folder-fast does not support)"
+        )
+
+    @pytest.mark.parametrize(
+        ("given", "added", "alternative"),
+        [
+            (("data.source=x", "training.steps=150"), (), "data.source=x training.steps=150 training.epochs=null"),
+            (("data.view_cache=c", "training.epochs=5"), ("training.steps=null",), "training.epochs=5"),
+        ],
+    )
+    def test_settings_of_folder_fast_only(
+        self,
+        given: tuple[str, ...],
+        added: tuple[str, ...],
+        alternative: str,
+        fake: Callable[..., None],
+    ) -> None:
+        recipe, settings, text = suited_recipe("folder", given)
+        assert (recipe, settings) == ("folder-fast", (*given, *added))
+        assert text is not None
+        assert text.endswith(f"shortlist train folder model.freeze=none {alternative}")
+        open_recipe("folder", alternative.split())
+        fake(gpu=True)
+        assert suited_recipe("folder", given)[:2] == ("folder", given)
 
     def test_no_choice(self) -> None:
         settings = ("data.source=x", "model.freeze=none")

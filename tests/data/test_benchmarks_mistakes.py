@@ -152,7 +152,7 @@ def test_missing_images(name: str, tmp_path: Path):
     catalog = open_catalog(name, root=root)
     gone = str(catalog.paths[-1])
     (root / gone).unlink()
-    refused(name, root, f"images are missing in {root}: {gone}. Add them, or leave them out with `on_missing")
+    refused(name, root, f" missing in {root}: {gone}. Add them, or leave them out with `on_missing")
     assert open_catalog(name, root=root, on_missing="skip").missing == (gone,)
 
 

@@ -199,7 +199,7 @@ def test_paths_may_be_relative_to_a_root_or_absolute(tmp_path: Path, toys: Path)
     file = csv_file(tmp_path / "lists", "path,label", "pics/0.jpg,a", f"{toys.absolute().as_posix()}/pics/1.jpg,b")
     catalog = open_catalog(file, root=toys)
     assert all(catalog.file(i).is_file() for i in range(2))
-    refused(file, "1 of 2 images are missing in .*lists: pics/0.jpg")
+    refused(file, "1 of 2 images is missing in .*lists: pics/0.jpg")
 
 
 def test_parquet_and_csv_give_the_same_catalog(toys: Path):
@@ -376,6 +376,8 @@ def test_several_labels(tmp_path: Path):
         assert catalog.relevance_labels.tolist() == [[2, 0], [0, -1], [1, 2]]
         assert catalog.share_label([0, 0, 1], [1, 2, 2]).tolist() == [True, True, False]
         assert catalog.subset([2, 1]).label_names(0) == ("car", "red")
+    with pytest.raises(ConfigError, match=r"^`label_separator` is empty: give a separator"):
+        open_catalog(toys / "images.csv", label_separator="")
     one = open_catalog(toys / "images.csv", train_share=1)
     assert (one.label_sets, one.class_names) == (None, ("ball", "car|red|red", "red | ball"))
     assert one.fingerprint() != catalog.fingerprint()

@@ -301,7 +301,7 @@ class TestUnreadable:
 
 class TestOpenVectors:
     def test_files_without_vectors(self, tmp_path: Path) -> None:
-        with pytest.raises(DataError, match=r"there is no .*none\.npy"):
+        with pytest.raises(DataError, match=r"There is no .*none\.npy"):
             open_vectors(tmp_path / "none.npy")
         (tmp_path / "text.npy").write_text("text")
         with pytest.raises(DataError, match=r"text\.npy is not a complete \.npy file"):

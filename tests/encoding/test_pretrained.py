@@ -108,8 +108,10 @@ class TestPackage:
 
     def test_a_package_that_is_not_on_the_hub(self, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(pretrained, "reachable", lambda address: False)
-        with pytest.raises(ModelError, match="there is no folder someone/nothing-7, and no package"):
+        with pytest.raises(ModelError, match=r"^There is no folder someone/nothing-7, and no package") as refused:
             Encoder.from_pretrained("someone/nothing-7")
+        assert "Hub: it cannot be reached, and no earlier download was found" in str(refused.value)
+        assert "local_files_only" not in str(refused.value)
 
     def test_damaged_packages(self, tmp_path: Path) -> None:
         package = exported(encoder(), tmp_path)
@@ -160,7 +162,7 @@ def test_a_run_that_is_not_finished(tmp_path: Path) -> None:
     (tmp_path / "config.yaml").write_text("")
     with pytest.raises(ModelError, match="is not finished: resume it first"):
         Encoder.from_run(tmp_path)
-    with pytest.raises(ModelError, match=r"there is no embedder.json in"):
+    with pytest.raises(ModelError, match=r"^There is no embedder.json in"):
         Encoder.from_run(tmp_path / "nothing")
 
 

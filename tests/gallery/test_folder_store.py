@@ -547,7 +547,7 @@ class TestKinds:
 
 class TestErrors:
     def test_no_gallery(self, tmp_path: Path) -> None:
-        with pytest.raises(GalleryError, match=r"there is no gallery in .*: it has no gallery.json"):
+        with pytest.raises(GalleryError, match=r"There is no gallery in .*: it has no gallery.json"):
             Gallery.open(tmp_path)
 
     def test_a_folder_with_other_contents(self, encoder: Encoder, tmp_path: Path) -> None:

@@ -61,6 +61,11 @@ def test_queries_of_the_user(encoder: Encoder, shared_images: Catalog, tmp_path:
     first_is_right = found == shared_images.class_names[shared_images.labels[0]]
     right = len(shared_images) - 1 + first_is_right  # all other queries are in the galleries
     assert test.means["old"]["r@1"] == test.means["new"]["r@1"] == pytest.approx(right / len(shared_images))
+    rows = [f"{shared_images.file(row)},{shared_images.label_names(row)[0]}|{row}" for row in range(len(shared_images))]
+    (tmp_path / "queries.csv").write_text("\n".join(["path,label", *rows]))
+    given = {"queries": tmp_path / "queries.csv", "label_separator": "|"}
+    (several,) = compare_runs([tmp_path / "old", tmp_path / "new"], **given).tests
+    assert several.means["old"] == test.means["old"]
 
 
 def test_refusals(encoder: Encoder, shared_images: Catalog, tmp_path: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from pathlib import Path
 
 import pytest
@@ -118,6 +119,18 @@ def test_workers(cores: int | None, workers: int, monkeypatch: pytest.MonkeyPatc
     monkeypatch.setattr("os.cpu_count", lambda: cores)
     assert decoding_workers(config(Path("x"), "data.workers=auto")) == workers
     assert decoding_workers(config(Path("x"), "data.workers=3")) == 3
+
+
+def test_the_command_that_lists_the_classes(images: Path, tmp_path: Path) -> None:
+    rows = [f"{file.relative_to(images)},{file.parent.name}|x{i % 2}" for i, file in enumerate(images.rglob("*.png"))]
+    splits = ["train" if row < "class 06" else "test" for row in rows]
+    table = tmp_path / "images.csv"
+    lines = [f"{row},{split}" for row, split in zip(rows, splits, strict=True)]
+    table.write_text("\n".join(["path,label,split", *lines]))
+    given = (f"data.root={images}", "data.label_separator=|", "data.split_seed=3", "data.validation=none")
+    lines = list(describe_data(make_plan(config(table, *given), Display())))
+    expected = f"{shlex.quote(str(table))} --classes --root={images} --split-seed=3 '--label-separator=|'"
+    assert f"Names of the classes: shortlist data show {expected}" in lines
 
 
 def test_a_trial_of_a_sweep_is_not_advised_to_train_on_all_classes(images: Path) -> None:

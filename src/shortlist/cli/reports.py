@@ -10,7 +10,17 @@ from typing import Annotated, Any
 import typer
 from typer.core import TyperCommand
 
-from shortlist.cli.app import AsJsonLines, AsJsonWithProgress, ModelCommand, ModelName, Root, app, keep_freed_memory
+from shortlist.cli.app import (
+    AsJsonLines,
+    AsJsonWithProgress,
+    LabelSeparator,
+    ModelCommand,
+    ModelName,
+    Root,
+    app,
+    keep_freed_memory,
+)
+from shortlist.errors import ConfigError
 
 
 @app.command(cls=ModelCommand)
@@ -24,6 +34,10 @@ def report(
         typer.Option("--out", "-o", help="HTML file to write. Default: RUN/report.html; with IMAGES, report.html."),
     ] = None,
     root: Root = None,
+    label_separator: LabelSeparator = None,
+    on_missing: Annotated[
+        str | None, typer.Option(help="For missing or unreadable IMAGES: error, or skip. Default: error.")
+    ] = None,
     training_images: Annotated[
         bool,
         typer.Option(
@@ -42,9 +56,13 @@ def report(
     from shortlist.report import write_model_report, write_report
 
     display = display_for(sys.stdout, as_json=as_json)
+    given = {"root": root, "label_separator": label_separator, "on_missing": on_missing}
+    options: dict[str, Any] = {name: value for name, value in given.items() if value is not None}
+    if options and images is None:
+        raise ConfigError(f"`{next(iter(options))}` is for IMAGES: give labelled images to report on, or omit it.")
     keep_freed_memory()
     if images is not None:
-        file = write_model_report(run, images, out or Path("report.html"), display, root=root)
+        file = write_model_report(run, images, out or Path("report.html"), display, **options)
     else:
         file = write_report(run, out, display, training_images=training_images)
     display.message(f"The report is {file}.", report=str(file))
@@ -91,6 +109,7 @@ def compare(
             "Default: their own labelled images, where each image searches for the others.",
         ),
     ] = None,
+    label_separator: LabelSeparator = None,
     out: Annotated[
         Path | None,
         typer.Option("--out", "-o", help="HTML file to write. Default: comparison.html; with --json, none."),
@@ -120,7 +139,7 @@ def compare(
     if groups:
         comparison = compare_groups([runs, *(group.split("\n") for group in groups)], display)
     else:
-        comparison = compare_runs(runs, display, queries=queries)
+        comparison = compare_runs(runs, display, queries=queries, label_separator=label_separator)
     if as_json:
         print(json.dumps(comparison.to_dict(), indent=2))
     else:

@@ -86,6 +86,7 @@ def embed(
     out: Annotated[Path, typer.Option("--out", "-o", metavar="FILE.parquet", help="Parquet file to write.")],
     root: Root = None,
     split: Split = None,
+    label_separator: LabelSeparator = None,
     workers: Workers = None,
     shard: ShardOption = None,
     merge: Merge = False,
@@ -109,7 +110,7 @@ def embed(
     display = display_for(sys.stderr, as_json=as_json)
     check_writable(out)
     chosen, folder, merged = choose_parts(shard, merge, parts, out.with_name(f"{out.name}.parts"))
-    catalog = open_collection(images, root=root, split=split)
+    catalog = open_collection(images, root=root, split=split, label_separator=label_separator)
     encoder = open_encoder(run)
     keep_freed_memory()
     if chosen is not None:
@@ -235,7 +236,7 @@ def search(
     if label is not None and not any(hits for _, hits in found):
         known = gallery.labels()
         hint = did_you_mean(label, known) if known else "and no labels at all"
-        raise DataError(f"the gallery {gallery.name} has no image with the label {label!r}, {hint}")
+        raise DataError(f"The gallery {gallery.name} has no image with the label {label!r}, {hint}")
     if sheet is not None:
         title = f"{gallery.name}: the most similar of {len(gallery):,} images"
         draw_hits(found, sheet, title=title, min_score=lowest)

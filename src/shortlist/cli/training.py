@@ -16,6 +16,7 @@ from rich.table import Table
 from shortlist.cli.app import (
     AsJsonLines,
     AsJsonWithProgress,
+    LabelSeparator,
     Merge,
     ModelCommand,
     ModelName,
@@ -50,7 +51,7 @@ def train(
         typer.Option(
             metavar="RUN",
             help="Folder of a finished run to repeat on all classes, for the number of epochs that was best in "
-            "validation.",
+            "validation. The only setting that can be given is data.on_missing.",
         ),
     ] = None,
     dry_run: Annotated[
@@ -73,21 +74,21 @@ def train(
                 raise ConfigError(
                     "--resume takes only the folder of a run, which contains its settings. Omit the other arguments."
                 )
-            if final is not None and (recipe is not None or resume is not None):
-                raise ConfigError("--final takes the settings of the run that it repeats. Omit the other arguments.")
+            if final is not None and resume is not None:
+                raise ConfigError("--final starts a new run, and --resume continues one: give one of the two options.")
             if resume is None and recipe is None and final is None:
                 raise ConfigError("No recipe was given. Give the name of a recipe or a YAML file, or use --resume RUN.")
             config, advice = None, None
-            if recipe is not None:
+            if final is not None:
+                from shortlist.runs import final_config
+
+                config = final_config(final, *filter(None, [recipe, *(settings or [])]))
+            elif recipe is not None:
                 from shortlist.runs import new_folder, suited_recipe
 
                 suited = suited_recipe(recipe, settings or [], run)
                 config, advice = open_recipe(suited.recipe, suited.settings, context), suited.advice
                 run = run or (new_folder(recipe) if config.name == suited.recipe != recipe else None)
-            if final is not None:
-                from shortlist.runs import final_config
-
-                config = final_config(final)
         _train(config, run, resume, dry_run, as_json, advice)
 
 
@@ -130,6 +131,7 @@ def evaluate(
         str | None,
         typer.Option(help="For missing or unreadable images: error, or skip. Default: the setting of the run."),
     ] = None,
+    label_separator: LabelSeparator = None,
     shard: ShardOption = None,
     merge: Merge = False,
     parts: PartsFolder = None,
@@ -157,7 +159,12 @@ def evaluate(
     data = data or images
     display = display_for(sys.stderr, as_json=as_json)
     chosen, folder, merged = choose_parts(shard, merge, parts, Path(run, "vectors", "parts"))
-    options: dict[str, Any] = {"root": root, "distractors": distractors, "on_missing": on_missing}
+    options: dict[str, Any] = {
+        "root": root,
+        "distractors": distractors,
+        "on_missing": on_missing,
+        "label_separator": label_separator,
+    }
     keep_freed_memory()
     if chosen is not None:
         written = [str(path) for path in embed_run_shard(run, chosen, folder, data, **options, display=display)]

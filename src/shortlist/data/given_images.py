@@ -64,9 +64,9 @@ def _is_file(sample: object) -> bool:
 
 def _catalog(paths: list[str], labels: list[Any]) -> Catalog:
     if len(paths) != len(labels):
-        raise DataError(f"there are {len(paths):,} paths but {len(labels):,} labels: give one label per image")
+        raise DataError(f"There are {len(paths):,} paths but {len(labels):,} labels: give one label per image")
     if not paths:
-        raise DataError("there are no images: the list of paths is empty")
+        raise DataError("There are no images: the list of paths is empty")
     names, indices = np.unique(np.array(_class_names(labels), dtype=object), return_inverse=True)
     splits = np.full(len(paths), "")
     return Catalog("images", Path(), np.array(paths, dtype=object), indices, tuple(names.tolist()), splits)

@@ -56,6 +56,7 @@ def open_catalog(
         ConfigError: If an argument is invalid.
     """
     check_on_missing(on_missing)
+    check_label_separator(label_separator)
     path = as_path(source)
     folder = None if root is None else as_path(root)
     try:
@@ -101,11 +102,23 @@ def open_collection(
         ConfigError: If an argument is invalid.
     """
     if split is not None and split not in SPLITS:
-        raise ConfigError(f"there is no split {split!r}, {did_you_mean(split, SPLITS)}")
+        raise ConfigError(f"There is no split {split!r}, {did_you_mean(split, SPLITS)}")
     catalog = open_catalog(
         source, root=root, labels="optional", on_missing="skip", label_separator=label_separator, progress=progress
     )
     return catalog if split is None else catalog.split(split)
+
+
+def check_label_separator(separator: str | None) -> None:
+    """Check that a separator of labels is not empty.
+
+    Raises:
+        ConfigError: If it is empty.
+    """
+    if separator == "":
+        raise ConfigError(
+            '`label_separator` is empty: give a separator such as "|", or omit it for one label per image.'
+        )
 
 
 def check_source(source: str | Path, root: str | Path | None = None) -> None:

@@ -231,7 +231,7 @@ def read_settings(file: Path) -> dict[str, Any]:
         ModelError: The file is missing or damaged.
     """
     if not file.is_file():
-        raise ModelError(f"there is no {file.name} in {file.parent}, which defines the image preprocessing")
+        raise ModelError(f"There is no {file.name} in {file.parent}, which defines the image preprocessing")
     try:
         return verified(read_json(file, dict[str, Any]), file)
     except (OSError, RunError) as error:

@@ -35,6 +35,7 @@ _ROWS = 8_192  # rows per row group, and in memory at a time
 
 Box = tuple[float, ...] | None
 Key = tuple[str, Box]  # identifies an image, or a part of an image
+Label = str | list[str] | None  # a list if images have several labels
 Stamp = tuple[int, int]  # size and modification time
 
 
@@ -58,7 +59,7 @@ class EmbedResult:
 @dataclass(frozen=True)
 class _Image:
     index: int  # in the catalog
-    label: str | None
+    label: Label
     stamp: Stamp
 
 
@@ -73,9 +74,9 @@ def embed_to_table(
 ) -> EmbedResult:
     """Write the embeddings of all readable images to a Parquet file, or update an existing file.
 
-    The columns are path (absolute), label, vector, size, modified, and box if the catalog has boxes. Images whose
-    vectors the file already has are not embedded again. Only a part of the file is held in memory. If the process is
-    killed, the existing file is unchanged, and the same call resumes.
+    The columns are path (absolute), label (a list if images have several), vector, size, modified, and box if the
+    catalog has boxes. Images whose vectors the file already has are not embedded again. Only a part of the file is held
+    in memory. If the process is killed, the existing file is unchanged, and the same call resumes.
 
     Args:
         encoder: Encoder that computes the vectors.
@@ -149,10 +150,10 @@ class _TableUpdate:
             if stamp is None:
                 self.result.unreadable[path] = NO_FILE
                 continue
-            box, label = catalog.box(index), catalog.class_names[catalog.labels[index]] or None
-            yield (path, None if box is None else tuple(box)), _Image(index, label, stamp)
+            box = catalog.box(index)
+            yield (path, None if box is None else tuple(box)), _Image(index, _label(catalog, index), stamp)
 
-    def _existing_rows(self) -> dict[Key, tuple[str | None, Stamp]]:
+    def _existing_rows(self) -> dict[Key, tuple[Label, Stamp]]:
         """Read the label and stamp of each row of the existing file."""
         if not self.path.exists():
             return {}
@@ -212,10 +213,16 @@ class _TableUpdate:
             yield pa.record_batch([pa.array(columns[each.name], each.type) for each in self.schema], schema=self.schema)
 
 
+def _label(catalog: Catalog, index: int) -> Label:
+    """Return the label of an image, or the list of its labels if images have several; None if it has none."""
+    names = [name for name in catalog.label_names(index) if name]
+    return names if names and catalog.label_sets is not None else next(iter(names), None)
+
+
 def _schema(encoder: Encoder, catalog: Catalog) -> pa.Schema:
     fields = [
         ("path", pa.string()),
-        ("label", pa.string()),
+        ("label", pa.string() if catalog.label_sets is None else pa.list_(pa.string())),
         ("vector", pa.list_(pa.float32(), encoder.dim)),
         ("size", pa.int64()),  # bytes
         ("modified", pa.int64()),  # nanoseconds

@@ -117,6 +117,8 @@ def _download(name: str) -> Path:
         return Path(huggingface_hub.snapshot_download(name, allow_patterns=files, local_files_only=not online))
     except Exception as error:  # the library raises many kinds
         problem = str(error).strip().partition("\n")[0]
+        if not online:  # the text of the library is about its own options
+            problem = "it cannot be reached, and no earlier download was found. Check the name and the connection."
         raise ModelError(
-            f"there is no folder {name}, and no package {name} can be downloaded from the Hugging Face Hub: {problem}"
+            f"There is no folder {name}, and no package {name} can be downloaded from the Hugging Face Hub: {problem}"
         ) from error

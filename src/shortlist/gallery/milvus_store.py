@@ -94,7 +94,7 @@ class MilvusStore:
 
     def __init__(self, address: MilvusAddress, client: MilvusConnection | None = None) -> None:
         if address.lite and client is None and not Path(address.uri).exists():
-            raise GalleryError(f"there is no {address.uri}. Create a gallery with shortlist index")
+            raise GalleryError(f"There is no {address.uri}. Create a gallery with shortlist index")
         self.address = address
         self.client = client or address.connect()
         self._check_lock: Callable[[], None] | None = None  # within `changing`, on a server

@@ -81,7 +81,7 @@ def switch_back(name: Path | str) -> GalleryName:
     """
     file = Path(name)
     if not is_name(name):
-        raise GalleryError(f"there is no name {name}: create it with shortlist gallery switch {name} GALLERY")
+        raise GalleryError(f"There is no name {name}: create it with shortlist gallery switch {name} GALLERY")
     with exclusive_write(file):
         now = _read(file)
         if now.previous is None:

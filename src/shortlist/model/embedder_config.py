@@ -74,7 +74,7 @@ class EmbedderConfig:
         if self.l2_pooled and self.layer_norm:
             raise ModelError("l2_pooled replaces the layer norm: set layer_norm=False")
         if self.pooling not in POOLINGS:
-            raise ModelError(f"there is no pooling {self.pooling!r}; {did_you_mean(self.pooling, POOLINGS)}")
+            raise ModelError(f"There is no pooling {self.pooling!r}; {did_you_mean(self.pooling, POOLINGS)}")
         for name in sorted(RESERVED.intersection(self.backbone_args)):
             raise ModelError(f"backbone_args must not contain {name!r}: the embedder sets it")
 

@@ -59,7 +59,7 @@ def read(folder: Path) -> SavedEmbedder:
     """
     for name in (CONFIG, WEIGHTS):
         if not (folder / name).is_file():
-            raise ModelError(f"there is no {name} in {folder}: give a folder that holds {CONFIG} and {WEIGHTS}")
+            raise ModelError(f"There is no {name} in {folder}: give a folder that holds {CONFIG} and {WEIGHTS}")
     file = folder / WEIGHTS
     try:
         with safe_open(file, framework="pt") as opened:

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from shortlist.config import CONFIG_KEYS
 from shortlist.data import Catalog
 from shortlist.data.loader import decoding_workers
-from shortlist.encoding.pretrained import is_pretrained
+from shortlist.encoding.pretrained import is_pretrained, is_timm
 from shortlist.errors import ConfigError, RunError, translate_arguments
 from shortlist.evaluation.intervals import RESAMPLES, Difference, paired_differences
 from shortlist.evaluation.protocols import QueryTable, score_queries
@@ -25,7 +25,7 @@ from shortlist.report.pages import QueryBrowser, Thumbnails, browse_queries, wri
 from shortlist.report.paper_tables import error_reduction
 from shortlist.training import RunFolder, open_encoder
 from shortlist.training.datasets import open_eval_sets, open_run_images
-from shortlist.training.run_evaluation import embed_test
+from shortlist.training.run_evaluation import embed_test, no_test_images
 
 MIN_QUERIES = 30  # with fewer, bootstrap intervals are too narrow: three queries that agree have an interval of width 0
 GROUP_SIZE = 12  # queries per group in the page
@@ -137,7 +137,11 @@ def format_p(difference: Difference) -> str:
 
 
 def compare_runs(
-    paths: Sequence[Path | str], display: Display | None = None, *, queries: Path | str | None = None
+    paths: Sequence[Path | str],
+    display: Display | None = None,
+    *,
+    queries: Path | str | None = None,
+    label_separator: str | None = None,
 ) -> Comparison:
     """Compare finished runs, or galleries, with the first one on the same queries, by a paired bootstrap.
 
@@ -150,17 +154,20 @@ def compare_runs(
         display: Shows the progress.
         queries: Labelled images to search galleries with. None: each labelled image searches for the other images with
             its label.
+        label_separator: Separator of several labels of an image in `queries`, a table.
 
     Raises:
         ConfigError: Fewer than two runs, the same run twice, or no run.
         RunError: A run is not finished, its images have changed, or the runs have no test in common.
     """
     display = display or default_display()
+    if label_separator is not None and queries is None:
+        raise ConfigError("`label_separator` is for tables that are given as `queries`.")
     runs = _name_runs(find_runs(paths))
     if _are_galleries(runs):
         from shortlist.report.gallery_tests import open_gallery_test  # needs the extra search
 
-        opened = [open_gallery_test(runs, queries, display)]
+        opened = [open_gallery_test(runs, queries, display, label_separator=label_separator)]
     elif queries is not None:
         raise ConfigError("`queries` are for galleries: runs are compared on the images that they were tested on.")
     else:
@@ -202,9 +209,7 @@ def open_common_tests(runs: Mapping[str, Path], display: Display) -> list[dict[s
     """
     of_runs = {name: _open_tests(path, display) for name, path in runs.items() if not is_pretrained(path)}
     if not of_runs:
-        raise ConfigError(
-            "None of these models is a run, so there are no test images to compare them on. Give at least one run."
-        )
+        raise no_test_images(_first_missing(runs), "give at least one run, on whose images the models are compared.")
     first = next(iter(of_runs.values()))
     tests_of = {
         name: of_runs[name] if name in of_runs else _embed_tests(path, first, display) for name, path in runs.items()
@@ -217,6 +222,12 @@ def open_common_tests(runs: Mapping[str, Path], display: Display) -> list[dict[s
             "same images: with the same data.source, data.split_seed and data.on_missing, or the same evaluation.tests."
         )
     return [{name: tests[key] for name, tests in tests_of.items()} for key in common]
+
+
+def _first_missing(runs: Mapping[str, Path]) -> Path:
+    """Return the first model that is neither a folder nor a timm model: probably a misspelled path of a run."""
+    paths = list(runs.values())
+    return next((path for path in paths if not is_timm(str(path)) and not path.exists()), paths[0])
 
 
 def _name_runs(paths: Sequence[Path]) -> dict[str, Path]:

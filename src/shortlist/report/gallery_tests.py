@@ -25,7 +25,7 @@ CUT_OFFS = (1, 5, 10)
 
 
 def open_gallery_test(
-    paths: Mapping[str, Path], queries: Path | str | None, display: Display
+    paths: Mapping[str, Path], queries: Path | str | None, display: Display, *, label_separator: str | None = None
 ) -> dict[str, EmbeddedTest]:
     """Open a test of galleries: the same queries, and the labelled images that all galleries have in common.
 
@@ -34,6 +34,7 @@ def open_gallery_test(
         queries: Labelled images, as in `open_collection`. None: each labelled image of the galleries searches for the
             other images with its label.
         display: Shows the progress.
+        label_separator: Separator of several labels of a query, as in `open_collection`.
 
     Raises:
         DataError: The galleries have no labelled images in common, or the queries have none of their labels.
@@ -45,7 +46,7 @@ def open_gallery_test(
     if not common:
         raise DataError(f"{' and '.join(paths)} have no labelled images in common, so they cannot be compared.")
     catalog = catalog_of(f"{len(common):,} images of {next(iter(paths))}", [first[path] for path in common])
-    query_images = None if queries is None else open_collection(queries)
+    query_images = None if queries is None else open_collection(queries, label_separator=label_separator)
     tests: dict[str, EmbeddedTest] = {}
     for name, gallery in galleries.items():
         with closing(gallery):

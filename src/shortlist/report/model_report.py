@@ -27,6 +27,8 @@ def write_model_report(
     display: Display | None = None,
     *,
     root: Path | str | None = None,
+    on_missing: str = "error",
+    label_separator: str | None = None,
 ) -> Path:
     """Write the report of any model on labelled images: on the test split, or on all images if there are no splits.
 
@@ -36,6 +38,8 @@ def write_model_report(
         out: HTML file to write.
         display: Shows the progress.
         root: Root of `data`, as in `open_catalog`.
+        on_missing: "error", or "skip" to leave out missing and unreadable images.
+        label_separator: Separator of several labels of an image in a table. None: one label per image.
 
     Returns:
         The file.
@@ -47,7 +51,9 @@ def write_model_report(
     """
     display, file, thumbnails = display or default_display(), Path(out), Thumbnails()
     check_writable(file)
-    encoder, eval_set, vectors = embed_labelled(name, data, display, root=root)
+    encoder, eval_set, vectors = embed_labelled(
+        name, data, display, root=root, on_missing=on_missing, label_separator=label_separator
+    )
     with display.task(f"ranking {eval_set.name}") as progress:
         measured = evaluate(vectors, eval_set.catalog, k=eval_set.k, progress=progress)
     test = EmbeddedTest(eval_set.catalog, eval_set.k, vectors.to(next(encoder.embedder.parameters()).device))
@@ -61,7 +67,9 @@ def write_model_report(
     }
     if torch.cuda.is_available():
         facts["device"] = torch.cuda.get_device_name()
-    root_option = [] if root is None else ["--root", str(root)]
+    given = {"--root": root, "--label-separator": label_separator}
+    options = [f"{option}={value}" for option, value in given.items() if value is not None]
+    options += ["--on-missing=skip"] if on_missing == "skip" else []
     return write_page(
         file,
         "report.html",
@@ -79,5 +87,5 @@ def write_model_report(
         tests=[result_sections(thumbnails, test, 1, display)],
         facts=[(key, text, key == "fingerprint") for key, text in facts.items() if text],
         config="",
-        command=shlex.join(["shortlist", "report", str(name), str(data), *root_option, "-o", "NEW.html"]),
+        command=shlex.join(["shortlist", "report", str(name), str(data), *options, "-o", "NEW.html"]),
     )

@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from shortlist.config import RunConfig
 from shortlist.data import Catalog
 from shortlist.data.inspection import find_look_alikes
+from shortlist.encoding.pretrained import is_pretrained
 from shortlist.errors import MAX_NAMES, DataError, shorten_list
 from shortlist.evaluation.protocols import gallery_rows
 from shortlist.files import check_writable, read_text
@@ -29,7 +30,7 @@ from shortlist.training import Plan, RunFolder, make_plan
 from shortlist.training.baseline import baseline_name
 from shortlist.training.folder import ImagesChangedError
 from shortlist.training.plan import decoding_workers
-from shortlist.training.run_evaluation import embed_test
+from shortlist.training.run_evaluation import embed_test, is_run, no_test_images
 
 MAX_CLASSES = 150  # classes with a query in the report, over all tests; all thumbnails together take a few MB
 MAX_DUPLICATES = 24  # maximum number of pairs that are shown
@@ -103,9 +104,12 @@ def write_report(
 
     Raises:
         RunError: There is no run, or it is not finished.
-        ConfigError: The file cannot be written.
+        ConfigError: The file cannot be written, or a pretrained model is given, which has no test images.
     """
     display = display or default_display()
+    if is_pretrained(path) and not is_run(path):
+        command = shlex.join(["shortlist", "report", str(path), "my-images"])
+        raise no_test_images(path, f"give labelled images to report on, such as: {command}")
     folder, config, encoder = open_finished_run(path, model)
     file = folder.path / "report.html" if out is None else Path(out)
     check_writable(file)

@@ -66,7 +66,7 @@ def choose_kind(requested: str, number: int, dim: int) -> str:
 def check_kind(kind: str) -> None:
     """Raise a ConfigError if there is no such kind of index."""
     if kind not in ("auto", *KINDS):
-        raise ConfigError(f"there is no index of the kind {kind!r}, {did_you_mean(kind, ('auto', *KINDS))}")
+        raise ConfigError(f"There is no index of the kind {kind!r}, {did_you_mean(kind, ('auto', *KINDS))}")
 
 
 def build(kind: str, vectors: Rows, progress: Progress | None = None) -> Any:

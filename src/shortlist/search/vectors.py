@@ -67,7 +67,7 @@ def open_vectors(path: Path | str) -> NDArray[Any]:
     try:
         found = np.load(path, mmap_mode="r", allow_pickle=False)
     except FileNotFoundError:
-        raise DataError(f"there is no {path}") from None
+        raise DataError(f"There is no {path}") from None
     except (OSError, ValueError, EOFError) as error:
         raise DataError(f"{path} is not a complete .npy file: {error}") from error
     if not isinstance(found, np.ndarray) or found.ndim != 2 or found.dtype.kind != "f":

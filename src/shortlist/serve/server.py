@@ -98,7 +98,7 @@ def serve(
 def _check_backend(backend: str) -> None:
     """Check that there is such a backend, and that its packages are installed."""
     if backend not in BACKENDS:
-        raise ConfigError(f"there is no `backend` {backend!r}; {did_you_mean(backend, BACKENDS)}")
+        raise ConfigError(f"There is no `backend` {backend!r}; {did_you_mean(backend, BACKENDS)}")
     if backend == "onnx":
         from shortlist.encoding.onnx_network import require_onnx
 

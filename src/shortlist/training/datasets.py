@@ -14,13 +14,14 @@ from shortlist.data import BENCHMARKS, Catalog, half_validation, open_catalog
 from shortlist.data.inspection import drop_unreadable
 from shortlist.data.sources import check_source
 from shortlist.encoding.feature_cache import image_keys
-from shortlist.errors import ConfigError, translate_arguments
+from shortlist.errors import ConfigError, DataError, translate_arguments
 from shortlist.evaluation.protocols import DEFAULT_K
 from shortlist.files import read_json, write_json
 from shortlist.locations import absolute_path
 from shortlist.progress import Display
 from shortlist.training.folder import RunFolder
 
+EXAMPLE = "images"  # data.source in the recipes for the user's own images
 Source = TypeVar("Source", DataConfig, TestConfig)
 
 
@@ -71,20 +72,38 @@ def open_images(config: RunConfig, display: Display, folder: RunFolder | None = 
     data, catalog = config.data, _list_images(config, display)
     if data.on_missing == "error":
         return OpenedImages(catalog, [])
-    missing = len(catalog.missing)
     lists = [] if folder is None else [folder.unreadable_file]
     if data.view_cache is not None:  # runs that share features also share this list
         digest = hashlib.sha256("".join(image_keys(catalog)).encode()).hexdigest()
         lists.append(data.view_cache / f"unreadable-{digest[:16]}.json")
-    unreadable = _find_unreadable(catalog, lists, display)
-    left_out = {path for path, _ in unreadable}
-    left = catalog.subset([path not in left_out for path in catalog.paths])
-    return OpenedImages(_with_remark(left, missing, len(unreadable)), unreadable)
+    return _without_unreadable(catalog, lists, display)
+
+
+def open_labelled(
+    source: Path | str,
+    display: Display,
+    *,
+    root: Path | str | None = None,
+    on_missing: str = "error",
+    label_separator: str | None = None,
+) -> Catalog:
+    """Open images to evaluate a model on; if they define no splits, all of them are test images."""
+    with display.task(f"opening {source}", "images") as progress:
+        catalog = open_catalog(
+            source,
+            root=root,
+            on_missing=on_missing,
+            train_share=0,
+            label_separator=label_separator,
+            progress=progress,
+        )
+    return catalog if on_missing == "error" else _without_unreadable(catalog, [], display).catalog
 
 
 def _list_images(config: RunConfig, display: Display) -> Catalog:
     """Open the catalog that `data` names, with unreadable images."""
     data = config.data
+    _check_given(data)
     with display.task(f"opening {data.source}", "images") as progress:
         catalog = open_catalog(
             data.source,
@@ -96,6 +115,14 @@ def _list_images(config: RunConfig, display: Display) -> Catalog:
             progress=progress,
         )
     return catalog.subset(catalog.splits != "test") if data.withhold_test else catalog
+
+
+def _without_unreadable(catalog: Catalog, lists: list[Path], display: Display) -> OpenedImages:
+    """Leave out unreadable images, and add a remark on these and on missing images; see `_find_unreadable`."""
+    unreadable = _find_unreadable(catalog, lists, display)
+    left_out = {path for path, _ in unreadable}
+    left = catalog.subset([path not in left_out for path in catalog.paths])
+    return OpenedImages(_with_remark(left, len(catalog.missing), len(unreadable)), unreadable)
 
 
 def _find_unreadable(catalog: Catalog, lists: list[Path], display: Display) -> list[tuple[str, str]]:
@@ -168,8 +195,13 @@ def open_eval_sets(config: RunConfig, display: Display, own: Callable[[], Catalo
 def open_eval_set(config: RunConfig, test: TestConfig, display: Display, own: Callable[[], Catalog]) -> EvalSet:
     """Open one test set. If it is the run's own source, only the test classes are used; see `open_eval_sets`."""
     test = _absolute(test)
-    on_missing = test.on_missing or config.data.on_missing
-    catalog = own() if _is_own(config, test) else _open_other(config, test, display)
+    on_missing, is_own = test.on_missing or config.data.on_missing, _is_own(config, test)
+    if is_own and test.label_separator not in (None, config.data.label_separator):
+        raise ConfigError(
+            f"`label_separator`: {test.source} contains the training images of the run, so it is always opened with "
+            f"the separator of the run ({config.data.label_separator!r}). Omit it."
+        )
+    catalog = own() if is_own else _open_other(config, test, display)
     distractors = None
     if test.distractors is not None:
         with (
@@ -214,8 +246,8 @@ def check_validation_source(config: RunConfig, display: Display) -> None:
     images = _files(validation.catalog)
     if common := sorted(images & tests):
         raise ConfigError(
-            f"data.validation_source={other.source}: {len(common)} of its {len(images)} images are test images of this "
-            f"recipe, such as {common[0]}. Use other images, or remove it to hold out training classes."
+            f"data.validation_source={other.source} contains test images of this recipe ({len(common)} of its "
+            f"{len(images)} images), such as {common[0]}. Use other images, or remove it to hold out training classes."
         )
 
 
@@ -245,9 +277,19 @@ def _open_other(config: RunConfig, test: TestConfig, display: Display) -> Catalo
     roots = [each.root for each in config.evaluation.tests if each.source == test.source]
     root = next(filter(None, [test.root, *roots]), config.data.root if test.source in BENCHMARKS else None)
     other = {"source": test.source, "root": root, "train_share": 0.0, "withhold_test": False}
-    if test.on_missing is not None:
-        other["on_missing"] = test.on_missing
+    for name in ("on_missing", "label_separator"):
+        if (value := getattr(test, name)) is not None:
+            other[name] = value
     return open_images(config.with_changes(data=other), display).catalog
+
+
+def _check_given(data: DataConfig) -> None:
+    """Check that the user has set `data.source`, if the recipe has only an example of it."""
+    if data.source == EXAMPLE and not Path(EXAMPLE).exists():
+        raise DataError(
+            f"There is no folder {EXAMPLE!r} here, which is only the default of the recipe. Set data.source=FOLDER to "
+            "a folder with one sub-folder per class, or to a .csv or .parquet file."
+        )
 
 
 def check_images_exist(config: RunConfig) -> None:
@@ -256,6 +298,7 @@ def check_images_exist(config: RunConfig) -> None:
     Raises:
         DataError: Images do not exist.
     """
+    _check_given(config.data)
     check_source(config.data.source, config.data.root)
     with translate_arguments({"root": "the root in evaluation.tests"}):
         for test in config.evaluation.tests:

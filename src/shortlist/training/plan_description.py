@@ -6,6 +6,7 @@ import shlex
 from collections.abc import Iterator
 from typing import Any
 
+from shortlist.config.schema import DataConfig
 from shortlist.data import BENCHMARKS, Catalog
 from shortlist.data.inspection import describe_splits
 from shortlist.model import Embedder
@@ -87,11 +88,17 @@ def describe_data(plan: Plan) -> Iterator[str]:
     for row in rows:
         yield "  ".join(f"{text:{width}}" for text, width in zip(row, widths, strict=True)).rstrip()
     if plan.config.data.source not in BENCHMARKS:
-        seed = "" if plan.config.data.split_seed is None else f" --split-seed {plan.config.data.split_seed}"
-        yield f"Names of the classes: shortlist data show {shlex.quote(plan.config.data.source)} --classes{seed}"
+        yield f"Names of the classes: {_show_command(plan.config.data)}"
     held_out = plan.validation is not None and plan.config.data.validation == "half"
     if held_out and not plan.config.data.withhold_test:  # not for a trial of a sweep
         yield "To train on all classes afterwards, for the best number of epochs: shortlist train --final RUN"
+
+
+def _show_command(data: DataConfig) -> str:
+    """Return the command that lists the classes of the images."""
+    given = {"--root": data.root, "--split-seed": data.split_seed, "--label-separator": data.label_separator}
+    options = [f"{option}={value}" for option, value in given.items() if value is not None]
+    return shlex.join(["shortlist", "data", "show", data.source, "--classes", *options])
 
 
 def describe_needs(plan: Plan, needs: Requirements) -> str:

@@ -16,14 +16,15 @@ from torch import Tensor, nn
 
 from shortlist.config import CONFIG_KEYS, RunConfig
 from shortlist.config.schema import TestConfig
-from shortlist.data import BENCHMARKS, Catalog, open_catalog
+from shortlist.data import BENCHMARKS, Catalog
 from shortlist.data.loader import decoding_workers as default_workers
 from shortlist.data.missing_files import check_on_missing
+from shortlist.data.sources import check_label_separator
 from shortlist.distributed import current_processes
 from shortlist.encoding import CachedFeatures, Encoder, NonFiniteError, Parts, Shard, embed_images, left_out_images
 from shortlist.encoding.embed import write_embeddings
 from shortlist.encoding.encoder import ENCODER_FILE
-from shortlist.encoding.pretrained import TIMM, is_pretrained
+from shortlist.encoding.pretrained import TIMM, is_pretrained, is_timm
 from shortlist.encoding.shards import encode_to_file
 from shortlist.errors import ConfigError, DataError, RunError, translate_arguments
 from shortlist.evaluation import Evaluation, evaluate
@@ -37,6 +38,7 @@ from shortlist.training.datasets import (
     open_eval_set,
     open_eval_sets,
     open_images,
+    open_labelled,
     open_run_images,
     reported_k,
 )
@@ -55,6 +57,7 @@ def evaluate_run(
     root: Path | str | None = None,
     distractors: Path | str | None = None,
     on_missing: str | None = None,
+    label_separator: str | None = None,
     model: nn.Module | None = None,
     parts: Path | str | None = None,
     display: Display | None = None,
@@ -68,6 +71,7 @@ def evaluate_run(
         root: Root of `data`, as in `open_catalog`.
         distractors: Folder of R1M, whose images are added to the gallery of `data`.
         on_missing: Replaces `data.on_missing` of the configuration.
+        label_separator: Separator of several labels of an image in `data`. Default: that of the run.
         model: The model, if it was given in Python; see `Encoder.from_run`.
         parts: Folder of the parts that `embed_run_shard` has written, which are merged and then deleted.
         display: Display for progress.
@@ -83,7 +87,7 @@ def evaluate_run(
         ImagesChangedError: The images of the run have changed, so that training images might become test images.
     """
     display = display or default_display()
-    opened = _open_tests(path, data, root, distractors, on_missing, model, display)
+    opened = _open_tests(path, data, root, distractors, on_missing, label_separator, model, display)
     from_parts = None if parts is None else Path(parts)
     found: list[Evaluation] = []
     for eval_set in opened.eval_sets:
@@ -101,6 +105,7 @@ def embed_run_shard(
     root: Path | str | None = None,
     distractors: Path | str | None = None,
     on_missing: str | None = None,
+    label_separator: str | None = None,
     model: nn.Module | None = None,
     display: Display | None = None,
 ) -> list[Path]:
@@ -114,6 +119,7 @@ def embed_run_shard(
         root: See `evaluate_run`.
         distractors: See `evaluate_run`.
         on_missing: See `evaluate_run`.
+        label_separator: See `evaluate_run`.
         model: See `evaluate_run`.
         display: Display for progress.
 
@@ -121,7 +127,7 @@ def embed_run_shard(
         The parts: one per test set, and one for its distractors.
     """
     display = display or default_display()
-    opened = _open_tests(path, data, root, distractors, on_missing, model, display)
+    opened = _open_tests(path, data, root, distractors, on_missing, label_separator, model, display)
     encoder = build_encoder(opened.config, opened.embedder)
     workers = decoding_workers(opened.config, current_processes().on_this_machine)
     written = []
@@ -151,13 +157,14 @@ def _open_tests(
     root: Path | str | None,
     distractors: Path | str | None,
     on_missing: str | None,
+    label_separator: str | None,
     model: nn.Module | None,
     display: Display,
 ) -> _Tests:
     """Open a run and the images to evaluate it on; see `evaluate_run`."""
-    for name, value in {"root": root, "distractors": distractors}.items():
+    for name, value in {"root": root, "distractors": distractors, "label_separator": label_separator}.items():
         if value is not None and data is None:
-            raise ConfigError(f"`{name}` requires `data`: it is the location of other images.")
+            raise ConfigError(f"`{name}` requires `data`: it applies to images other than those of the run.")
         if value is not None and isinstance(data, Catalog):
             raise ConfigError(f"`{name}` has no effect on a catalog.")
     folder = RunFolder.open(Path(path))
@@ -177,7 +184,9 @@ def _open_tests(
     if isinstance(data, Catalog):
         eval_sets = (EvalSet(_test_images(data), reported_k(config, data.name)),)
     elif data is not None:
-        test = TestConfig.model_validate({"source": str(data), "root": root, "distractors": distractors})
+        check_label_separator(label_separator)
+        given = {"root": root, "distractors": distractors, "label_separator": label_separator}
+        test = TestConfig.model_validate({"source": str(data), **given})
         eval_sets = (open_eval_set(config, test, display, own),)
     else:
         eval_sets = open_eval_sets(config, display, own)
@@ -192,6 +201,7 @@ def evaluate_encoder(
     *,
     root: Path | str | None = None,
     on_missing: str = "error",
+    label_separator: str | None = None,
     display: Display | None = None,
 ) -> list[Evaluation]:
     """Evaluate an encoder that need not belong to a run. It is given as an object, or by a name as in `open_encoder`.
@@ -199,7 +209,9 @@ def evaluate_encoder(
     See `evaluate_run` for the other arguments.
     """
     display = display or default_display()
-    _, eval_set, vectors = embed_labelled(encoder, data, display, root=root, on_missing=on_missing)
+    _, eval_set, vectors = embed_labelled(
+        encoder, data, display, root=root, on_missing=on_missing, label_separator=label_separator
+    )
     with display.task(f"ranking {eval_set.name}") as progress:
         return [evaluate(vectors, eval_set.catalog, k=eval_set.k, progress=progress)]
 
@@ -211,6 +223,7 @@ def embed_labelled(
     *,
     root: Path | str | None = None,
     on_missing: str = "error",
+    label_separator: str | None = None,
 ) -> tuple[Encoder, EvalSet, Tensor]:
     """Open and embed images to evaluate an encoder on; see `evaluate_encoder`.
 
@@ -218,8 +231,7 @@ def embed_labelled(
         The encoder, the test images, and their vectors.
     """
     if not isinstance(data, Catalog):
-        with display.task(f"opening {data}", "images") as progress:
-            data = open_catalog(data, root=root, on_missing=on_missing, train_share=0, progress=progress)
+        data = open_labelled(data, display, root=root, on_missing=on_missing, label_separator=label_separator)
     test = _test_images(data)
     if not isinstance(encoder, Encoder):
         encoder = open_encoder(encoder)  # after the images, because errors in these are found faster
@@ -399,6 +411,17 @@ def open_encoder(name: Path | str, model: nn.Module | None = None) -> Encoder:
         else f"Give the folder of a run, or {TIMM}NAME for a pretrained model."
     )
     raise RunError(f"There is no run in {name}, and no exported model. {advice}")
+
+
+def no_test_images(name: Encoder | Path | str, advice: str) -> ConfigError:
+    """Return the error for a model that is not a run, and for which no labelled images are given."""
+    if isinstance(name, Encoder):
+        problem = "An encoder is not a run"
+    elif is_timm(str(name)) or Path(name).exists():
+        problem = f"{name} is not a run"
+    else:
+        problem = f"There is no run in {name}"
+    return ConfigError(f"{problem}, and only a run has test images of its own: {advice}")
 
 
 def is_run(name: Path | str) -> bool:
