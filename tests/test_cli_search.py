@@ -141,9 +141,11 @@ def test_daily_updates(call: Call, folders: Path, tmp_path: Path) -> None:
     (images / "class 01" / "0.png").rename(images / "class 01" / "new.png")
     shutil.copy(images / "class 03" / "1.png", images / "class 02" / "1.png")
     (images / "class 04" / "bad.png").write_text("words")
-    found = json.loads(call(*update)[1])
+    _, out, err = call(*update)
+    found, counts = json.loads(out), f"added: 1, replaced: 1, unchanged: {NUMBER - 3}, removed: 2, unreadable: 1."
+    assert f"Images {counts} The gallery" in err
     assert {name: found[name] for name in ("added", "replaced", "unchanged", "removed")} == {
-        "added": 2,
+        "added": 1,
         "replaced": 1,
         "unchanged": NUMBER - 3,
         "removed": 2,
@@ -157,6 +159,8 @@ def test_daily_updates(call: Call, folders: Path, tmp_path: Path) -> None:
         ("unreadable", "class 04/bad.png"),
     }
     assert {each["gallery"] for each in changes} == {"gallery"}
+    reasons = {each["change"]: each["reason"] for each in changes if "reason" in each}
+    assert reasons == {"unreadable": found["unreadable"][str(images / "class 04" / "bad.png")]}
     call("gallery", "remove", "gallery", images / "class 05" / "0.png", "--log", "changes.jsonl")
     last = json.loads(Path("changes.jsonl").read_text().splitlines()[-1])
     assert (last["change"], last["path"]) == ("removed", str(images / "class 05" / "0.png"))

@@ -394,11 +394,12 @@ def _embed_shard(
 
 
 def report_added(display: Display, as_json: bool, gallery: Gallery, added: Added) -> None:
-    """Print the numbers of added, unchanged and removed images, and describe the gallery."""
+    """Print the numbers of added, replaced, unchanged and removed images, and describe the gallery."""
     _report_unreadable(display, added.unreadable)
     facts = gallery.facts()
+    replaced = f", replaced: {added.replaced:,}" if added.replaced else ""
     removed = f", removed: {added.removed:,}" if added.removed else ""
-    text = f"Images added: {added.added:,}, unchanged: {added.unchanged:,}{removed}"
+    text = f"Images added: {added.added:,}{replaced}, unchanged: {added.unchanged:,}{removed}"
     text = f"{text}, unreadable: {len(added.unreadable):,}."
     text = f"{text} The gallery {facts['place']} has {facts['images']:,} images; search is {_search_type(facts)}."
     _report_result(display, as_json, text, {**facts, **dataclasses.asdict(added)})

@@ -43,7 +43,7 @@ def rebuild(
         display: Shows the progress.
 
     Returns:
-        The new gallery, and the numbers of added, unchanged and removed images.
+        The new gallery, and the numbers of added, replaced, unchanged and removed images.
 
     Raises:
         GalleryError: The gallery is empty, or the location is in use by a gallery of another model.
