@@ -30,7 +30,8 @@ def rebuild(
 ) -> tuple[Gallery, Added]:
     """Embed all images of a gallery with another model, and write them to a new gallery.
 
-    The images keep their ids, labels and fields. If the process is killed, the next call resumes. If the gallery has
+    The images keep their ids, labels and fields. The minimum score of the gallery is kept only if the model is the same,
+    because the scores of another model differ. If the process is killed, the next call resumes. If the gallery has
     changed since, another call applies the changes to the new gallery: only new and changed images are embedded.
 
     Args:
@@ -52,7 +53,7 @@ def rebuild(
     if not items:
         raise GalleryError(f"the gallery {gallery.name} has no images")
     ids = {as_url(item.path): item.id for item in reversed(items)}
-    return index(
+    new, added = index(
         encoder,
         catalog_of(gallery.name, items),
         location,
@@ -63,6 +64,9 @@ def rebuild(
         prune="",
         display=display,
     )
+    if new.min_score is None and new.store.fingerprint == gallery.store.fingerprint:
+        new.set_min_score(gallery.min_score)
+    return new, added
 
 
 def catalog_of(name: str, items: Sequence[Item]) -> Catalog:
