@@ -12,6 +12,7 @@ import typer
 
 from shortlist.cli.app import Model, app, quiet_milvus
 from shortlist.errors import ConfigError
+from shortlist.progress import format_count
 
 
 @app.command()
@@ -74,7 +75,7 @@ def serve(
 
         def ready(address: str, public: bool) -> None:
             stream = sys.stderr if access_log == "-" else sys.stdout  # the log consists of JSON lines only
-            images = f"{len(opened):,} image{'' if len(opened) == 1 else 's'}"
+            images = format_count(len(opened), "images")
             print(f"Serving {opened.name} with {images} at {address} (press Ctrl-C to stop)", file=stream, flush=True)
             if public:
                 condition = "" if token is None else " and has the token"
