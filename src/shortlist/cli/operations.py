@@ -92,9 +92,10 @@ def switch(
 def _note_on_min_score(gallery: Gallery, before: float, place: Path | str) -> str:
     """Describe the minimum score of a gallery that replaces one with another minimum score."""
     if gallery.min_score is not None:
-        return f"The minimum score of {gallery.name} is {gallery.min_score:g}; that of the previous gallery is {before:g}."
+        now = f"The minimum score of {gallery.name} is {gallery.min_score:g}"
+        return f"{now}; that of the previous gallery is {before:g}."
     return (
-        f"{gallery.name} has no minimum score, so searches return all results. The previous gallery has {before:g}, but "
-        "the scores of different models cannot be compared. To set one: "
+        f"{gallery.name} has no minimum score, so searches return all results. The previous gallery has {before:g}, "
+        "but the scores of different models cannot be compared. To set one: "
         f"shortlist gallery set {shlex.quote(str(place))} --min-score SCORE"
     )

@@ -30,9 +30,9 @@ def rebuild(
 ) -> tuple[Gallery, Added]:
     """Embed all images of a gallery with another model, and write them to a new gallery.
 
-    The images keep their ids, labels and fields. The minimum score of the gallery is kept only if the model is the same,
-    because the scores of another model differ. If the process is killed, the next call resumes. If the gallery has
-    changed since, another call applies the changes to the new gallery: only new and changed images are embedded.
+    The images keep their ids, labels and fields. The minimum score of the gallery is kept only if the model is the
+    same, because the scores of another model differ. If the process is killed, the next call resumes. If the gallery
+    has changed since, another call applies the changes to the new gallery: only new and changed images are embedded.
 
     Args:
         gallery: The gallery, which is not changed.

@@ -30,8 +30,8 @@ from shortlist.training.run_evaluation import embed_test
 
 MIN_QUERIES = 30  # with fewer, bootstrap intervals are too narrow: three queries that agree have an interval of width 0
 OWN_QUERIES = (
-    "The queries are the labelled images of the galleries. A model looks better than it is on images that it was trained "
-    "on: to compare the models on new images, use --queries"
+    "The queries are the labelled images of the galleries. A model looks better than it is on images that it was "
+    "trained on: to compare the models on new images, use --queries"
 )
 GROUP_SIZE = 12  # queries per group in the page
 
@@ -322,12 +322,13 @@ def write_comparison(comparison: Comparison, out: Path | str, display: Display |
     display, thumbnails, file = display or default_display(), Thumbnails(), Path(out)
     check_writable(file)
     suffixes = [f": {test.catalog.name}" if len(comparison.tests) > 1 else "" for test in comparison.tests]
+    names, (_, nouns) = comparison.names, comparison.noun
     return write_page(
         file,
         "comparison.html",
         thumbnails,
-        title=" against ".join(reversed(comparison.names)) if len(comparison.names) == 2 else f"Comparison of {comparison.noun[1]}",
-        sections=[*(f"{part}{suffix}" for suffix in suffixes for part in ("Numbers", "Queries")), comparison.noun[1].capitalize()],
+        title=" against ".join(reversed(names)) if len(names) == 2 else f"Comparison of {nouns}",
+        sections=[*(f"{part}{suffix}" for suffix in suffixes for part in ("Numbers", "Queries")), nouns.capitalize()],
         comparison=comparison,
         tests=[(test, _browse_test(thumbnails, test, display)) for test in comparison.tests],
         format_p=format_p,
