@@ -16,6 +16,9 @@ import pytest
 from PIL import Image
 from pyarrow import parquet
 
+from shortlist.data import TestTransform
+from shortlist.encoding import Encoder
+from shortlist.model import Embedder
 from tests.test_cli import Call, assert_error, call  # noqa: F401
 
 NUMBER = 72
@@ -144,9 +147,11 @@ def test_daily_updates(call: Call, folders: Path, tmp_path: Path) -> None:
     (images / "class 01" / "0.png").rename(images / "class 01" / "new.png")
     shutil.copy(images / "class 03" / "1.png", images / "class 02" / "1.png")
     (images / "class 04" / "bad.png").write_text("words")
-    found = json.loads(call(*update)[1])
+    _, out, err = call(*update)
+    found, counts = json.loads(out), f"added: 1, replaced: 1, unchanged: {NUMBER - 3}, removed: 2, unreadable: 1."
+    assert f"Images {counts} The gallery" in err
     assert {name: found[name] for name in ("added", "replaced", "unchanged", "removed")} == {
-        "added": 2,
+        "added": 1,
         "replaced": 1,
         "unchanged": NUMBER - 3,
         "removed": 2,
@@ -160,6 +165,8 @@ def test_daily_updates(call: Call, folders: Path, tmp_path: Path) -> None:
         ("unreadable", "class 04/bad.png"),
     }
     assert {each["gallery"] for each in changes} == {"gallery"}
+    reasons = {each["change"]: each["reason"] for each in changes if "reason" in each}
+    assert reasons == {"unreadable": found["unreadable"][str(images / "class 04" / "bad.png")]}
     call("gallery", "remove", "gallery", images / "class 05" / "0.png", "--log", "changes.jsonl")
     last = json.loads(Path("changes.jsonl").read_text().splitlines()[-1])
     assert (last["change"], last["path"]) == ("removed", str(images / "class 05" / "0.png"))
@@ -185,6 +192,28 @@ def test_a_new_model(call: Call, folders: Path) -> None:
     assert json.loads(call("gallery", "show", "live", "--json")[1])["name"] == "one"
     for arguments in (("live",), ("live", "two", "--back")):
         assert_error(call("gallery", "switch", *arguments), "give either the gallery to switch to, or --back")
+
+
+def test_the_minimum_score_of_a_new_model(call: Call, folders: Path) -> None:
+    """It is kept for the same model only; otherwise, rebuild and switch say how to set one."""
+    call("index", folders / "run", folders / "images" / "class 00", "-o", "one", "--min-score", "0.7")
+    call("gallery", "switch", "live", "one")
+    _, out, err = call("gallery", "rebuild", "live", "--model", folders / "run", "-o", "same", "--json")
+    assert (json.loads(out)["min_score"], "minimum score" in err) == (0.7, False)
+    Encoder(Embedder("test_efficientnet", dim=8).eval(), TestTransform(32, 36)).save(Path("other"))
+    _, out, err = call("gallery", "rebuild", "live", "--model", "other", "-o", "two", "--json")
+    assert json.loads(out)["min_score"] is None
+    note = "two has no minimum score, so searches return all results. The previous gallery has 0.7, but"
+    assert facts(err)["message"].startswith(note)
+    assert facts(err)["message"].endswith("To set one: shortlist gallery set two --min-score SCORE")
+    code, out, err = call("gallery", "switch", "live", "two", "--json")
+    assert (code, json.loads(out)["gallery"], err.startswith(note)) == (0, "two", True)
+    assert err.endswith("shortlist gallery set live --min-score SCORE\n")
+    assert call("gallery", "switch", "live", "--back")[2] == ""
+    call("gallery", "set", "two", "--min-score", "0.4")
+    _, _, err = call("gallery", "rebuild", "live", "--model", "other", "-o", "two")
+    assert err.endswith("The minimum score of two is 0.4; that of the previous gallery is 0.7.\n")
+    assert call("gallery", "switch", "live", "two")[2] == ""
 
 
 def test_gallery_check(call: Call, folders: Path) -> None:

@@ -64,6 +64,9 @@ class TestLines:
             clock.now += 5
             advance(50_000, 50_000)
         assert written(stream)[2:] == ["embedding shop: done, 50,000 images in 26 s"]
+        with lines.task("embedding shop", "images") as advance:
+            advance(1, 1)
+        assert written(stream)[-1] == "embedding shop: done, 1 image in 0 s"
 
     @pytest.mark.parametrize("every", [0.01, 1, 7, 10])
     def test_at_least_every_30_seconds(self, every: float, lines: Lines, stream: io.StringIO, clock: Clock) -> None:

@@ -46,9 +46,13 @@ def test_a_process_that_is_killed_is_replaced(tmp_path: Path) -> None:
             time.sleep(0.01)
         os.kill(os.getpid(), signal.SIGTERM)
 
-    before = signal.getsignal(signal.SIGTERM)
-    supervise(2, wait_for_ever, (tmp_path,), threading.Thread(target=disturb).start)
+    def note_running() -> None:
+        running.update(each for each in pids() if psutil.pid_exists(int(each)))
+
+    before, running = signal.getsignal(signal.SIGTERM), set[str]()
+    supervise(2, wait_for_ever, (tmp_path,), threading.Thread(target=disturb).start, ending=note_running)
     assert (len(started[0]), len(pids())) == (2, 3)
+    assert running == pids() - {min(started[0])}  # `ending` was called before they were terminated
     assert not any(psutil.pid_exists(int(each)) for each in pids())
     assert signal.getsignal(signal.SIGTERM) is before
 

@@ -191,7 +191,8 @@ class _Task:
         if self.done is None:
             return f"{self.name}: done in {format_duration(seconds)}", facts
         facts |= {"done": self.done, "total": self.total, **self.facts}
-        return f"{self.name}: done, {self.done:,}{self._unit} in {format_duration(seconds)}", facts
+        count = format_count(self.done, self.unit) if self.unit else f"{self.done:,}"
+        return f"{self.name}: done, {count} in {format_duration(seconds)}", facts
 
     @property
     def _unit(self) -> str:
@@ -329,6 +330,18 @@ def format_facts(facts: dict[str, float]) -> list[str]:
 
 def _format_rate(rate: float) -> str:
     return f"{rate:,.0f}" if rate >= 10 else f"{rate:.2g}"
+
+
+def format_count(number: int, plural: str) -> str:
+    """Format a number of things for people.
+
+    Example:
+        >>> format_count(1, "images"), format_count(1, "queries"), format_count(2000, "images")
+        ('1 image', '1 query', '2,000 images')
+    """
+    if number != 1:
+        return f"{number:,} {plural}"
+    return f"1 {plural.removesuffix('ies')}y" if plural.endswith("ies") else f"1 {plural.removesuffix('s')}"
 
 
 def format_duration(seconds: float) -> str:

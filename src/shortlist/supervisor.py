@@ -27,7 +27,13 @@ class _TerminationError(Exception):
     pass
 
 
-def supervise(number: int, work: Work, arguments: tuple[Any, ...], ready: Callable[[], None]) -> None:
+def supervise(
+    number: int,
+    work: Work,
+    arguments: tuple[Any, ...],
+    ready: Callable[[], None],
+    ending: Callable[[], None] = lambda: None,
+) -> None:
     """Run a function in several processes until this one is interrupted or terminated, and then terminate them.
 
     A process that ends is replaced by another one.
@@ -37,6 +43,7 @@ def supervise(number: int, work: Work, arguments: tuple[Any, ...], ready: Callab
         work: Module-level function. Its first argument is a function that it calls when it is ready; then `arguments`.
         arguments: Arguments that can be pickled.
         ready: Called when all processes are ready.
+        ending: Called before the processes are terminated, such as to close a socket that they share.
 
     Raises:
         RunError: A process ended before it was ready.
@@ -65,6 +72,7 @@ def supervise(number: int, work: Work, arguments: tuple[Any, ...], ready: Callab
                         children[position] = start()
                         _wait_until_ready(children[position])
         finally:
+            ending()
             for child in children:
                 child.process.terminate()
             for child in children:

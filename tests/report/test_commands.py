@@ -70,6 +70,9 @@ class TestCompare:
         assert "other" in out
         assert err.splitlines()[-1] == "The page is comparison.html."
         assert (tmp_path / "comparison.html").is_file()
+        _, _, err = call("compare", *two)
+        replaced = "The page is comparison.html, which replaced an earlier file; --out writes to another one."
+        assert err.splitlines()[-1] == replaced
 
     def test_json(self, call: Call, two: tuple[Path, Path], tmp_path: Path) -> None:  # noqa: F811
         code, out, _ = call("compare", *two, "--json")

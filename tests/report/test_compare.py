@@ -158,7 +158,8 @@ class TestRuns:
             change_config(run, "data.source", str(moved))
         compare_runs([run.path for run in runs])  # control: images may be moved
         remove_class(moved, "class 00")
-        with pytest.raises(RunError, match="have changed since the start of the run"):
+        advice = r"\. Galleries can be compared even so: shortlist compare GALLERY NEW-GALLERY --queries IMAGES$"
+        with pytest.raises(RunError, match=f"have changed since the start of the run .*{advice}"):
             compare_runs([run.path for run in runs])
 
     def test_one_run_or_the_same_twice(self, runs: dict[str, RunFolder]) -> None:

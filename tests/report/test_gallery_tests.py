@@ -4,6 +4,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 import numpy as np
@@ -14,7 +15,8 @@ from shortlist.encoding import Encoder
 from shortlist.errors import ConfigError, DataError
 from shortlist.gallery import Gallery
 from shortlist.gallery.store import Row
-from shortlist.report import compare_runs
+from shortlist.report import compare_runs, write_comparison
+from shortlist.report.terminal_tables import print_comparison
 from tests.encoding.conftest import encoder, shared_images  # noqa: F401
 
 LABELS = ["ant", "bee", "cat"] * 12
@@ -39,23 +41,36 @@ def recall_at_1(vectors: np.ndarray, labels: list[str]) -> float:
     return float(np.mean([labels[best] == own for best, own in zip(similarities.argmax(1), labels, strict=True)]))
 
 
-def test_each_image_searches_for_the_others(encoder: Encoder, tmp_path: Path) -> None:
+def test_each_image_searches_for_the_others(
+    encoder: Encoder, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     """Only images that both galleries have are used, so that both have the same queries."""
     old = gallery(tmp_path / "old", encoder, 0.6, range(36))
     new = gallery(tmp_path / "new", encoder, 0.05, range(2, 36))
-    (test,) = compare_runs([tmp_path / "old", tmp_path / "new"]).tests
+    comparison = compare_runs([tmp_path / "old", tmp_path / "new"])
+    (test,) = comparison.tests
     assert test.queries["r@1"] == 34
     expected = {name: recall_at_1(each[2:], LABELS[2:]) for name, each in (("old", old), ("new", new))}
     assert expected["old"] < 0.9 < expected["new"]
     assert {name: each["r@1"] for name, each in test.means.items()} == pytest.approx(expected)
     assert test.differences["new"]["r@1"].significant
+    note = "on images that it was trained on: to compare the models on new images, use --queries"
+    page = write_comparison(comparison, tmp_path / "page.html").read_text(encoding="utf-8")
+    print_comparison(comparison)
+    for text in (page, capsys.readouterr().out, comparison.to_dict()["note"]):
+        assert note in text
+    texts = re.sub(r"<(script|style).*?</\1>|<[^>]*>", " ", page, flags=re.DOTALL)
+    assert not re.findall(r"\bruns?\b", texts, re.IGNORECASE)
+    assert "<h2>Galleries</h2>" in page
 
 
 def test_queries_of_the_user(encoder: Encoder, shared_images: Catalog, tmp_path: Path) -> None:
     """They are embedded by the model of each gallery, and search its images only."""
     for name in ("old", "new"):
         Gallery.build(encoder, shared_images.subset(range(1, len(shared_images))), tmp_path / name, workers=0)
-    (test,) = compare_runs([tmp_path / "old", tmp_path / "new"], queries=shared_images.root).tests
+    comparison = compare_runs([tmp_path / "old", tmp_path / "new"], queries=shared_images.root)
+    (test,) = comparison.tests
+    assert (comparison.note, "note" in comparison.to_dict()) == ("", False)
     assert test.queries["r@1"] == len(shared_images)
     found = Gallery.open(tmp_path / "old").search(shared_images.file(0), 1)[0].item.label
     first_is_right = found == shared_images.class_names[shared_images.labels[0]]

@@ -116,10 +116,13 @@ def test_results_below_the_minimum_score_are_left_out(client: TestClient, galler
     try:
         assert client.get("/api/gallery").json()["min_score"] == scores[4]
         for options, number in (({}, 5), ({"min_score": scores[2]}, 3), ({"min_score": -1}, 20)):
-            found = client.get("/api/items/5/similar", params={"k": 20, **options}).json()["results"]
-            assert [hit["score"] for hit in found] == scores[:number]
+            found = client.get("/api/items/5/similar", params={"k": 20, **options}).json()
+            assert [hit["score"] for hit in found["results"]] == scores[:number]
+            assert found["min_score"] == options.get("min_score", scores[4])
+            assert found["below_min_score"] == 20 - number
         image = {"image": gallery.item(20).path.read_bytes()}
-        assert len(client.post("/api/search", files=image, data={"min_score": 0.99999, "k": 9}).json()["results"]) == 1
+        found = client.post("/api/search", files=image, data={"min_score": 0.99999, "k": 9}).json()
+        assert (len(found["results"]), found["min_score"], found["below_min_score"]) == (1, 0.99999, 8)
         refused = client.post("/api/search", files=image, data={"min_score": "2"})
         assert (refused.status_code, "min_score" in refused.json()["detail"]) == (422, True)
     finally:
@@ -233,7 +236,8 @@ def test_an_empty_gallery(gallery: Gallery, tmp_path: Path) -> None:
     with TestClient(create_app(Gallery.create(tmp_path / "empty", gallery.encoder))) as client:
         assert client.get("/api/gallery").json()["images"] == 0
         assert client.get("/api/items").json() == {"items": [], "more": False}
-        assert client.post("/api/search", files={"image": png()}).json() == {"query": None, "results": []}
+        found = client.post("/api/search", files={"image": png()}).json()
+        assert found == {"query": None, "results": [], "min_score": None, "below_min_score": 0}
 
 
 @pytest.mark.parametrize(

@@ -6,6 +6,7 @@ import logging
 import socket
 import sys
 import warnings
+from collections.abc import Callable
 from pathlib import Path
 
 import httpx
@@ -68,6 +69,20 @@ def test_not_a_gallery(tmp_path: Path, capsys: pytest.CaptureFixture[str], monke
     code, err = run(str(tmp_path), capsys=capsys, monkeypatch=monkeypatch)
     assert (code, err.count("\n")) == (1, 1)
     assert str(tmp_path) in err
+
+
+@pytest.mark.parametrize("options", [(), ("--access-log", "-")])
+def test_the_log_on_standard_output_has_no_other_lines(
+    gallery: Gallery, options: tuple[str, ...], capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def announce(*_: object, ready: Callable[[str, bool], None], **__: object) -> None:
+        ready("http://ADDRESS", True)
+
+    monkeypatch.setattr("shortlist.serve.serve", announce)
+    code, err = run(str(gallery.store.folder), *options, capsys=capsys, monkeypatch=monkeypatch)
+    messages = [f"Serving gallery with {len(gallery)} images at http://ADDRESS", "Everyone who can connect"]
+    assert code == 0
+    assert [message in err for message in messages] == [bool(options)] * 2
 
 
 @pytest.mark.parametrize("package", ["fastapi", "uvicorn", "python_multipart"])

@@ -20,7 +20,7 @@ from shortlist.gallery import Gallery, rebuild, switch
 from shortlist.model import Embedder
 from shortlist.serve import create_app, serve, service
 from shortlist.serve.observer import AccessLog
-from shortlist.serve.prometheus import ROUTES, Metrics
+from shortlist.serve.prometheus import GAUGES, ROUTES, Metrics
 from shortlist.serve.server import _open_and_answer, _Settings
 from tests.processes import LONG
 from tests.serve.conftest import LIMITS
@@ -63,7 +63,11 @@ class TestMetrics:
         assert found["shortlist_gallery_images",] == len(gallery)
         assert found["shortlist_requests_in_progress",] == 1  # the request for the metrics
         assert found["shortlist_requests_waiting",] == 0
-        assert ("shortlist_gallery_info", gallery.name, gallery.store.identity, gallery.store.fingerprint) in found
+        created = gallery.store.now.manifest.created
+        assert ("shortlist_gallery_info", gallery.name, created, gallery.store.fingerprint) in found
+        described = re.findall("# HELP shortlist_([a-z_]+) [A-Z]", answer.text)
+        assert described == re.findall("# TYPE shortlist_([a-z_]+)", answer.text)
+        assert {*GAUGES, "request_seconds", "gallery_images", "gallery_info", "info"} == set(described)
 
     def test_buckets_are_cumulative(self) -> None:
         metrics = Metrics()

@@ -84,7 +84,8 @@ def new_page(browser: Browser, problems: list[str], **options: object) -> Page:
 
 
 def _is_problem(kind: str, text: str) -> bool:
-    return kind in ("error", "warning") and not re.search("status of [45]", text)  # how Chromium reports a refusal
+    """Whether it is an error, a warning or advice on the elements of the page, but no refusal of the server."""
+    return (kind in ("error", "warning") and not re.search("status of [45]", text)) or text.startswith("[DOM]")
 
 
 def cards(page: Page) -> Locator:
@@ -360,6 +361,8 @@ def test_keyboard_navigation(open_page: Open) -> None:
     page.keyboard.press("ArrowDown")
     expect(cards(page).nth(columns + 1)).to_be_focused()
     assert cards(page).nth(columns + 1).evaluate("card => getComputedStyle(card).outlineStyle") == "solid"
+    outline, ink = (f"getComputedStyle({each})" for each in ("document.activeElement", "document.body"))
+    assert page.evaluate(f"{outline}.outlineColor === {ink}.color")  # blue means the same label
     page.keyboard.press("ArrowLeft")
     page.keyboard.press("ArrowUp")
     page.keyboard.press("ArrowUp")  # the first row is the end

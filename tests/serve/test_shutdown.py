@@ -17,7 +17,11 @@ from tests.serve.servers import address_of
 from tests.serve.test_load import begun_upload
 
 SECONDS = "import shortlist.serve.server as server; server.SHUTDOWN_SECONDS = {}"
+PATIENT = f"""{SECONDS.format(LONG)}
+import functools, shortlist.serve as package
+package.Limits = functools.partial(package.Limits, seconds={LONG}, grace={LONG})"""  # however busy the machine is
 HEAD = '--b\r\nContent-Disposition: form-data; name="image"; filename="x"\r\n\r\n'
+TAIL = b"\r\n--b--\r\n"
 
 
 def refuses_connections(address: str) -> bool:
@@ -47,13 +51,13 @@ def test_unfinished_uploads_are_answered_with_503(commands: Commands, gallery: G
 
 
 def test_requests_in_progress_are_completed(commands: Commands, gallery: Gallery) -> None:
-    folder, tail = gallery.store.folder, b"\r\n--b--\r\n"
-    with commands.started("serve", folder, "--port", "0", cwd=folder.parent, before=SECONDS.format(300)) as running:
+    folder = gallery.store.folder
+    with commands.started("serve", folder, "--port", "0", cwd=folder.parent, before=PATIENT) as running:
         address = address_of(running)
-        with begun_upload(address, len(HEAD) + len(png()) + len(tail), HEAD) as upload:
+        with begun_upload(address, len(HEAD) + len(png()) + len(TAIL), HEAD) as upload:
             assert httpx.get(f"{address}/api/health", timeout=LONG).status_code == 200  # the upload has begun
             os.kill(running.pid, signal.SIGTERM)
             running.until(lambda: refuses_connections(address))
-            upload.sendall(png() + tail)
+            upload.sendall(png() + TAIL)
             assert upload.recv(100).startswith(b"HTTP/1.1 200 ")
         assert (running.wait(), running.err) == (0, "")

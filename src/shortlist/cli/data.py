@@ -108,7 +108,7 @@ def check(
     the other is not, because results on such test images are too good.
     """
     from shortlist.data import inspection, open_catalog
-    from shortlist.progress import display_for
+    from shortlist.progress import display_for, format_count
 
     display = display_for(sys.stderr, as_json=as_json)
     with display.task("unpacking", "images", later=True) as progress:
@@ -129,8 +129,10 @@ def check(
         if len(report.look_alikes) > SHOWN_LOOK_ALIKES:
             print(f"{len(report.look_alikes) - SHOWN_LOOK_ALIKES:,} more pairs look the same: --json lists all")
         print(
-            f"{report.images:,} images checked: {len(report.missing)} missing, {len(report.unreadable)} unreadable, "
-            f"{len(report.duplicates)} duplicates across classes, {report.copies} duplicates within a class, "
-            f"{len(report.look_alikes)} pairs that look the same"
+            f"{format_count(report.images, 'images')} checked: "
+            f"{len(report.missing)} missing, {len(report.unreadable)} unreadable, "
+            f"{format_count(len(report.duplicates), 'duplicates')} across classes, "
+            f"{format_count(report.copies, 'duplicates')} within a class, "
+            f"{format_count(len(report.look_alikes), 'pairs')} of images that look the same"
         )
     raise typer.Exit(0 if report.ok else 1)

@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 import json
+import shlex
 import sys
-from contextlib import closing
+from contextlib import closing, suppress
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from shortlist.cli.app import AsJson, AsJsonWithProgress, embedding_command, keep_freed_memory, quiet_milvus
 from shortlist.cli.search import Place, Workers, gallery_app, report_added
 from shortlist.errors import ConfigError
+
+if TYPE_CHECKING:
+    from shortlist.gallery import Gallery
 
 
 @gallery_app.command()
@@ -42,11 +46,14 @@ def rebuild(
         encoder = open_encoder(model)
         keep_freed_memory()
         new, added = galleries.rebuild(gallery, encoder, out, model=model, kind=kind, workers=workers, display=display)
+        before = gallery.min_score
     with closing(new):
         recommended = None if new.min_score is not None else RunFolder(Path(model)).recommended_min_score()
         if recommended is not None:
             new.set_min_score(recommended)
         report_added(display, as_json, new, added)
+        if before is not None and new.min_score != before:
+            display.message(_note_on_min_score(new, before, out), min_score=new.min_score, previous_min_score=before)
 
 
 @gallery_app.command()
@@ -67,9 +74,28 @@ def switch(
 
     if (new is None) != back:
         raise ConfigError("give either the gallery to switch to, or --back")
+    before = None
+    with suppress(galleries.GalleryError), closing(galleries.Gallery.open(name)) as gallery:
+        before = gallery.min_score
     now = galleries.switch_back(name) if new is None else galleries.switch(name, new)
     if as_json:
         print(json.dumps({"name": str(name), **now.model_dump()}, indent=2))
-        return
-    undo = "" if now.previous is None else f" To undo this: shortlist gallery switch {name} --back"
-    print(f"{name} now refers to {now.gallery}.{undo}")
+    else:
+        undo = "" if now.previous is None else f" To undo this: shortlist gallery switch {name} --back"
+        print(f"{name} now refers to {now.gallery}.{undo}")
+    if before is not None:
+        with closing(galleries.Gallery.open(name)) as gallery:
+            if gallery.min_score is None:
+                print(_note_on_min_score(gallery, before, name), file=sys.stderr)
+
+
+def _note_on_min_score(gallery: Gallery, before: float, place: Path | str) -> str:
+    """Describe the minimum score of a gallery that replaces one with another minimum score."""
+    if gallery.min_score is not None:
+        now = f"The minimum score of {gallery.name} is {gallery.min_score:g}"
+        return f"{now}; that of the previous gallery is {before:g}."
+    return (
+        f"{gallery.name} has no minimum score, so searches return all results. The previous gallery has {before:g}, "
+        "but the scores of different models cannot be compared. To set one: "
+        f"shortlist gallery set {shlex.quote(str(place))} --min-score SCORE"
+    )

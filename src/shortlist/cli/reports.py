@@ -145,5 +145,7 @@ def compare(
     else:
         print_comparison(comparison)
     if out is not None or not as_json:
-        file = write_comparison(comparison, out or Path("comparison.html"), display)
-        display.message(f"The page is {file}.", page=str(file))
+        file = out or Path("comparison.html")
+        remark = ", which replaced an earlier file; --out writes to another one" if file.exists() else ""
+        write_comparison(comparison, file, display)
+        display.message(f"The page is {file}{remark}.", page=str(file))

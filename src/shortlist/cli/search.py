@@ -31,6 +31,7 @@ from shortlist.cli.app import (
     quiet_milvus,
 )
 from shortlist.errors import ConfigError, DataError, did_you_mean
+from shortlist.progress import format_count
 
 if TYPE_CHECKING:
     from shortlist.data import Catalog
@@ -238,7 +239,7 @@ def search(
         hint = did_you_mean(label, known) if known else "and no labels at all"
         raise DataError(f"The gallery {gallery.name} has no image with the label {label!r}, {hint}")
     if sheet is not None:
-        title = f"{gallery.name}: the most similar of {len(gallery):,} images"
+        title = f"{gallery.name}: the most similar of {format_count(len(gallery), 'images')}"
         draw_hits(found, sheet, title=title, min_score=lowest)
     similar = [(query, [hit for hit in hits if lowest is None or hit.score >= lowest]) for query, hits in found]
     if as_json:
@@ -306,7 +307,8 @@ def check_gallery(place: Place, as_json: AsJsonWithProgress = False) -> None:
             print(f"damaged: {problem}")
         for name in found.unverified:
             print(f"not verified: {name} was written by an earlier version of shortlist, without a digest")
-        print(f"{found.files:,} files and the model checked: {len(found.problems)} problems")
+        problems = format_count(len(found.problems), "problems")
+        print(f"{format_count(found.files, 'files')} and the model checked: {problems}")
     raise typer.Exit(0 if found.ok else 1)
 
 
@@ -395,13 +397,15 @@ def _embed_shard(
 
 
 def report_added(display: Display, as_json: bool, gallery: Gallery, added: Added) -> None:
-    """Print the numbers of added, unchanged and removed images, and describe the gallery."""
+    """Print the numbers of added, replaced, unchanged and removed images, and describe the gallery."""
     _report_unreadable(display, added.unreadable)
     facts = gallery.facts()
+    replaced = f", replaced: {added.replaced:,}" if added.replaced else ""
     removed = f", removed: {added.removed:,}" if added.removed else ""
-    text = f"Images added: {added.added:,}, unchanged: {added.unchanged:,}{removed}"
+    text = f"Images added: {added.added:,}{replaced}, unchanged: {added.unchanged:,}{removed}"
     text = f"{text}, unreadable: {len(added.unreadable):,}."
-    text = f"{text} The gallery {facts['place']} has {facts['images']:,} images; search is {_search_type(facts)}."
+    images = format_count(facts["images"], "images")
+    text = f"{text} The gallery {facts['place']} has {images}; search is {_search_type(facts)}."
     _report_result(display, as_json, text, {**facts, **dataclasses.asdict(added)})
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import sys
 from contextlib import closing
 from pathlib import Path
 from typing import Annotated
@@ -11,6 +12,7 @@ import typer
 
 from shortlist.cli.app import Model, app, quiet_milvus
 from shortlist.errors import ConfigError
+from shortlist.progress import format_count
 
 
 @app.command()
@@ -72,11 +74,14 @@ def serve(
     with closing(Gallery.open(gallery, model)) as opened:
 
         def ready(address: str, public: bool) -> None:
-            print(f"Serving {opened.name} with {len(opened):,} images at {address} (press Ctrl-C to stop)", flush=True)
+            stream = sys.stderr if access_log == "-" else sys.stdout  # the log consists of JSON lines only
+            images = format_count(len(opened), "images")
+            print(f"Serving {opened.name} with {images} at {address} (press Ctrl-C to stop)", file=stream, flush=True)
             if public:
                 condition = "" if token is None else " and has the token"
                 advice = " To require a token, use --token-file." if token is None else ""
-                print(f"Everyone who can connect to this computer{condition} can see the images.{advice}", flush=True)
+                text = f"Everyone who can connect to this computer{condition} can see the images.{advice}"
+                print(text, file=stream, flush=True)
 
         serve(
             opened,

@@ -26,11 +26,11 @@ from shortlist.search.vectors import open_vectors
 
 @dataclass
 class Added:
-    """Numbers of added, unchanged and removed images, and the unreadable images.
+    """Numbers of added, replaced, unchanged and removed images, and the unreadable images.
 
     Args:
-        added: New images, and images whose files have changed.
-        replaced: Added images whose files have changed.
+        added: New images.
+        replaced: Images whose files have changed.
         unchanged: Images that the gallery already had.
         relabelled: Unchanged images with new labels or fields.
         removed: Images that the source no longer lists.
@@ -94,8 +94,8 @@ class ImageAdder:
                 self.result.removed = len(plan.unlisted)
                 self.log.write("relabelled", plan.relabelled)
                 self.log.write("removed", plan.unlisted.values())
-            self.log.write("unreadable", self.result.unreadable)
-        if not self.result.added and not self.result.unchanged:
+            self.log.write("unreadable", self.result.unreadable, reasons=self.result.unreadable)
+        if not (self.result.added or self.result.replaced or self.result.unchanged):
             raise NoReadableImageError(self.catalog.name, self.result.unreadable)
         if self.parts is not None:
             self.parts.remove()
@@ -152,10 +152,12 @@ class ImageAdder:
         ids = None if self.ids is None else [self.ids[row.path] for row in rows]
         self.store.change(rows, open_vectors(file), ids=ids, removed=replaced, progress=indexing)
         self.result.unreadable |= unreadable
-        self.result.added += len(rows)
-        self.result.replaced += sum(bool(plan.replaced[row.path]) for row in rows)
-        for change, is_new in (("added", True), ("replaced", False)):
-            self.log.write(change, (row.path for row in rows if is_new != bool(plan.replaced[row.path])))
+        changed = [row.path for row in rows if plan.replaced[row.path]]
+        new = [row.path for row in rows if not plan.replaced[row.path]]
+        self.result.added += len(new)
+        self.result.replaced += len(changed)
+        self.log.write("added", new)
+        self.log.write("replaced", changed)
 
 
 def rows_of(catalog: Catalog, missing: dict[str, str]) -> Iterable[tuple[int, Row]]:

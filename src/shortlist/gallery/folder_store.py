@@ -100,8 +100,7 @@ class FolderStore:
 
     @property
     def identity(self) -> str:
-        manifest = self.now.manifest
-        return f"{manifest.created} {manifest.fingerprint}"
+        return self.now.manifest.created
 
     @property
     def requested_kind(self) -> str:

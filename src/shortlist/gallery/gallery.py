@@ -6,7 +6,7 @@ import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, overload
+from typing import TYPE_CHECKING, Any, TypeVar, overload
 
 import numpy as np
 import torch
@@ -30,6 +30,8 @@ from shortlist.search.vectors import Vectors
 
 if TYPE_CHECKING:
     from shortlist.gallery.checking import GalleryCheck
+
+Result = TypeVar("Result")
 
 __all__ = ["Added", "Gallery", "GalleryError", "Hit", "Item", "NoSuchItem"]
 
@@ -335,7 +337,7 @@ class Gallery:
         Raises:
             ImageError: An image cannot be read.
         """
-        found = self._search_one_state(
+        found = self.in_one_state(
             lambda: self.search_vectors(self.encoder.encode(images), k, label=label, min_score=min_score)
         )
         return found[0] if is_single(images) else found
@@ -376,13 +378,16 @@ class Gallery:
         Raises:
             NoSuchItem: There is no image with this id.
         """
-        (found,) = self._search_one_state(
+        (found,) = self.in_one_state(
             lambda: self.search_vectors(self.store.vectors([id]), k + 1, label=label, min_score=min_score)
         )
         return [hit for hit in found if hit.item.id != id][:k]
 
-    def _search_one_state(self, search: Callable[[], list[list[Hit]]]) -> list[list[Hit]]:
-        """Search again if the gallery was replaced in the meantime: the query may be a vector of the other one."""
+    def in_one_state(self, search: Callable[[], Result]) -> Result:
+        """Call a function that searches, again if the gallery was replaced by another one in the meantime.
+
+        Otherwise, the query could be a vector, or the minimum score a value, of the other one.
+        """
         while True:
             identity = self.store.identity
             try:

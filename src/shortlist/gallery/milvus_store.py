@@ -183,7 +183,7 @@ class MilvusStore:
 
     @property
     def identity(self) -> str:
-        return f"{self._facts.get('created')} {self.fingerprint}"  # earlier versions wrote only the latter
+        return str(self._facts.get("created") or self.fingerprint)  # earlier versions wrote only the latter
 
     @property
     def requested_kind(self) -> str:

@@ -29,8 +29,9 @@ def rebuild(
 ) -> tuple[Gallery, Added]:
     """Embed all images of a gallery with another model, and write them to a new gallery.
 
-    The images keep their ids, labels and fields. If the process is killed, the next call resumes. If the gallery has
-    changed since, another call applies the changes to the new gallery: only new and changed images are embedded.
+    The images keep their ids, labels and fields. The minimum score of the gallery is kept only if the model is the
+    same, because the scores of another model differ. If the process is killed, the next call resumes. If the gallery
+    has changed since, another call applies the changes to the new gallery: only new and changed images are embedded.
 
     Args:
         gallery: The gallery, which is not changed.
@@ -42,7 +43,7 @@ def rebuild(
         display: Shows the progress.
 
     Returns:
-        The new gallery, and the numbers of added, unchanged and removed images.
+        The new gallery, and the numbers of added, replaced, unchanged and removed images.
 
     Raises:
         GalleryError: The gallery is empty, or the location is in use by a gallery of another model.
@@ -51,7 +52,7 @@ def rebuild(
     if not items:
         raise GalleryError(f"the gallery {gallery.name} has no images")
     ids = {as_url(item.path): item.id for item in reversed(items)}
-    return index(
+    new, added = index(
         encoder,
         catalog_of(gallery.name, items),
         location,
@@ -62,6 +63,9 @@ def rebuild(
         prune="",
         display=display,
     )
+    if new.min_score is None and new.store.fingerprint == gallery.store.fingerprint:
+        new.set_min_score(gallery.min_score)
+    return new, added
 
 
 def catalog_of(name: str, items: Sequence[Item]) -> Catalog:

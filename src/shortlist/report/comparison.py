@@ -1,4 +1,4 @@
-"""Comparison of runs on the same queries: statistics by a paired bootstrap, and an HTML page."""
+"""Comparison of runs, or galleries, on the same queries: statistics by a paired bootstrap, and an HTML page."""
 
 from __future__ import annotations
 
@@ -25,9 +25,14 @@ from shortlist.report.pages import QueryBrowser, Thumbnails, browse_queries, wri
 from shortlist.report.paper_tables import error_reduction
 from shortlist.training import RunFolder, open_encoder
 from shortlist.training.datasets import open_eval_sets, open_run_images
+from shortlist.training.folder import ImagesChangedError
 from shortlist.training.run_evaluation import embed_test, no_test_images
 
 MIN_QUERIES = 30  # with fewer, bootstrap intervals are too narrow: three queries that agree have an interval of width 0
+OWN_QUERIES = (
+    "The queries are the labelled images of the galleries. A model looks better than it is on images that it was "
+    "trained on: to compare the models on new images, use --queries"
+)
 GROUP_SIZE = 12  # queries per group in the page
 
 
@@ -67,17 +72,21 @@ class ComparedTest:
 
 @dataclass(frozen=True, eq=False)
 class Comparison:
-    """Several runs, by name, on the tests that they have in common.
+    """Several runs, or galleries, by name, on the tests that they have in common.
 
     Args:
         runs: Folders of all runs by name.
         tests: The tests.
         groups: Folders of the runs by group and seed; empty if single runs are compared.
+        noun: What is compared, in the singular and the plural.
+        note: What the reader has to know about the tests, or an empty text.
     """
 
     runs: dict[str, Path]
     tests: list[ComparedTest]
     groups: dict[str, dict[int, Path]] = field(default_factory=dict)
+    noun: tuple[str, str] = ("run", "runs")
+    note: str = ""
 
     @property
     def names(self) -> list[str]:
@@ -114,7 +123,8 @@ class Comparison:
         ]
         groups = {name: {seed: str(path) for seed, path in runs.items()} for name, runs in self.groups.items()}
         runs = {name: str(path) for name, path in self.runs.items()}
-        return {"runs": runs, **({"groups": groups} if groups else {}), "first": self.first, "tests": tests}
+        note = {"note": self.note} if self.note else {}
+        return {"runs": runs, **({"groups": groups} if groups else {}), "first": self.first, **note, "tests": tests}
 
 
 def _verdict(first: str, run: str, test: ComparedTest, metric: str, difference: Difference) -> str:
@@ -167,12 +177,12 @@ def compare_runs(
     if _are_galleries(runs):
         from shortlist.report.gallery_tests import open_gallery_test  # needs the extra search
 
-        opened = [open_gallery_test(runs, queries, display, label_separator=label_separator)]
-    elif queries is not None:
+        opened = open_gallery_test(runs, queries, display, label_separator=label_separator)
+        note = "" if queries is not None else OWN_QUERIES
+        return Comparison(runs, [_compare_test(opened, display)], noun=("gallery", "galleries"), note=note)
+    if queries is not None:
         raise ConfigError("`queries` are for galleries: runs are compared on the images that they were tested on.")
-    else:
-        opened = open_common_tests(runs, display)
-    return Comparison(runs, [_compare_test(tests, display) for tests in opened])
+    return Comparison(runs, [_compare_test(tests, display) for tests in open_common_tests(runs, display)])
 
 
 def _are_galleries(paths: Mapping[str, Path]) -> bool:
@@ -244,7 +254,11 @@ def _name_runs(paths: Sequence[Path]) -> dict[str, Path]:
 def _open_tests(path: Path, display: Display) -> dict[str, EmbeddedTest]:
     """Open the tests of a run by the fingerprint of their images."""
     folder, config, encoder = open_finished_run(path)
-    eval_sets = open_eval_sets(config, display, lambda: open_run_images(config, display, folder).catalog)
+    try:
+        eval_sets = open_eval_sets(config, display, lambda: open_run_images(config, display, folder).catalog)
+    except ImagesChangedError as error:
+        advice = "Galleries can be compared even so: shortlist compare GALLERY NEW-GALLERY --queries IMAGES"
+        raise ImagesChangedError(f"{error} {advice}") from None
     return {
         eval_set.catalog.fingerprint(): open_test(folder, config, encoder, eval_set, display) for eval_set in eval_sets
     }
@@ -320,12 +334,13 @@ def write_comparison(comparison: Comparison, out: Path | str, display: Display |
     display, thumbnails, file = display or default_display(), Thumbnails(), Path(out)
     check_writable(file)
     suffixes = [f": {test.catalog.name}" if len(comparison.tests) > 1 else "" for test in comparison.tests]
+    names, (_, nouns) = comparison.names, comparison.noun
     return write_page(
         file,
         "comparison.html",
         thumbnails,
-        title=" against ".join(reversed(comparison.names)) if len(comparison.names) == 2 else "Comparison of runs",
-        sections=[*(f"{part}{suffix}" for suffix in suffixes for part in ("Numbers", "Queries")), "Runs"],
+        title=" against ".join(reversed(names)) if len(names) == 2 else f"Comparison of {nouns}",
+        sections=[*(f"{part}{suffix}" for suffix in suffixes for part in ("Numbers", "Queries")), nouns.capitalize()],
         comparison=comparison,
         tests=[(test, _browse_test(thumbnails, test, display)) for test in comparison.tests],
         format_p=format_p,

@@ -81,6 +81,8 @@ class Results(BaseModel):
 
     query: ItemFacts | None = Field(description="The image of the gallery that was the query; null for an upload.")
     results: list[Result]
+    min_score: float | None = Field(description="Minimum score that was applied; null: no minimum.")
+    below_min_score: int = Field(description="Number of the k most similar images that were left out for their score.")
 
 
 class Items(BaseModel):

@@ -22,6 +22,12 @@ GAUGES = {
     "requests_in_progress": "Requests that have not been answered yet.",
     "requests_waiting": "Requests that wait for a thread.",
 }
+MEANINGS = {
+    **GAUGES,
+    "gallery_images": "Images of the gallery.",
+    "gallery_info": "The gallery in use, with its identifier and the fingerprint of its model. Always 1.",
+    "info": "The version of shortlist. Always 1.",
+}
 _SHAPE = (len(ROUTES), len(STATUSES), len(BUCKETS) + 1)  # requests by duration, and the sum of the durations
 _SIZE = int(np.prod(_SHAPE))
 Values = NDArray[np.float64]
@@ -55,18 +61,15 @@ class Metrics:
         """Return all metrics of all processes.
 
         Args:
-            gauges: Further values, by name.
+            gauges: Further values, by name; the names are in `MEANINGS`.
             facts: Labels of metrics whose value is always 1, by name.
         """
         total, current = self._sums()
         lines = list(_histogram(total[:_SIZE].reshape(_SHAPE)))
-        for (name, meaning), value in zip(GAUGES.items(), current[_SIZE:], strict=True):
-            lines += [f"# HELP shortlist_{name} {meaning}", f"# TYPE shortlist_{name} gauge"]
-            lines += [f"shortlist_{name} {value:g}"]
-        for name, number in gauges.items():
-            lines += [f"# TYPE shortlist_{name} gauge", f"shortlist_{name} {number:.15g}"]
+        for name, number in {**dict(zip(GAUGES, current[_SIZE:], strict=True)), **gauges}.items():
+            lines += [*_header(name, "gauge", MEANINGS[name]), f"shortlist_{name} {number:.15g}"]
         for name, labels in facts.items():
-            lines += [f"# TYPE shortlist_{name} gauge", f"shortlist_{name}{_labels(**labels)} 1"]
+            lines += [*_header(name, "gauge", MEANINGS[name]), f"shortlist_{name}{_labels(**labels)} 1"]
         return "\n".join(lines) + "\n"
 
     def _sums(self) -> tuple[Values, Values]:
@@ -84,8 +87,8 @@ class Metrics:
 
 def _histogram(durations: Values) -> Iterator[str]:
     name = "shortlist_request_seconds"
-    yield f"# HELP {name} Duration of requests, from the first byte of the header to the last byte of the answer."
-    yield f"# TYPE {name} histogram"
+    meaning = "Duration of requests, from the first byte of the header to the last byte of the answer."
+    yield from _header("request_seconds", "histogram", meaning)
     for i, j in zip(*np.nonzero(durations[..., :-1].any(-1)), strict=True):
         status = str(STATUSES[j] or "other")
         counts = durations[i, j, :-1].cumsum()
@@ -94,6 +97,10 @@ def _histogram(durations: Values) -> Iterator[str]:
             yield f"{name}_bucket{_labels(route=ROUTES[i], status=status, le=at_most)} {count:.15g}"
         yield f"{name}_sum{_labels(route=ROUTES[i], status=status)} {durations[i, j, -1]:.15g}"
         yield f"{name}_count{_labels(route=ROUTES[i], status=status)} {counts[-1]:.15g}"
+
+
+def _header(name: str, kind: str, meaning: str) -> tuple[str, str]:
+    return f"# HELP shortlist_{name} {meaning}", f"# TYPE shortlist_{name} {kind}"
 
 
 def _labels(**values: str) -> str:

@@ -92,7 +92,8 @@ def serve(
         metrics = Path(temporary, "metrics")
         metrics.mkdir()
         arguments = (gallery.opened_as, listening, dataclasses.replace(settings, metrics=metrics))
-        supervise(processes, _open_and_answer, arguments, announce)
+        # While this process held the socket open, clients could connect, but nobody would answer them.
+        supervise(processes, _open_and_answer, arguments, announce, ending=listening.close)
 
 
 def _check_backend(backend: str) -> None:

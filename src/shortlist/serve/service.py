@@ -42,6 +42,15 @@ class Picture(NamedTuple):
     jpeg: bytes | None  # None: the client has this version already
 
 
+class Found(NamedTuple):
+    """The result of a search."""
+
+    query: Item | None  # an image of the gallery; None: an upload
+    hits: list[Hit]
+    min_score: float | None  # that was applied
+    below: int  # number of hits that were left out
+
+
 class Service:
     """Answers requests in threads.
 
@@ -83,18 +92,16 @@ class Service:
         """Run a function that reads the gallery in a thread, and return its result."""
         return await self._lookups.run(find)
 
-    async def search(self, request: Request) -> list[Hit]:
+    async def search(self, request: Request) -> Found:
         """Search with the uploaded image of a request."""
         size, client = declared_bytes(request, self.limits), request.client.host if request.client else ""
         async with self._upload_memory.reserve(client, size):
             upload = await read_upload(request, self.limits)
             return await self._searches.run(self._search, upload.image, upload.options)
 
-    async def similar(self, id: int, options: SearchOptions) -> tuple[Item, list[Hit]]:  # noqa: A002
-        """Return an image of the gallery and the images that are most similar to it."""
-        return await self._searches.run(
-            lambda: (self.gallery.item(id), self.gallery.similar(id, **options.model_dump()))
-        )
+    async def similar(self, id: int, options: SearchOptions) -> Found:  # noqa: A002
+        """Find the images that are most similar to an image of the gallery."""
+        return await self._searches.run(self._similar, id, options)
 
     async def picture(self, id: int, size: int, known: str) -> Picture:  # noqa: A002
         """Return an image of the gallery as a JPEG.
@@ -120,13 +127,29 @@ class Service:
         except ImageError as error:
             raise RequestError(404, f"The file of image {id} cannot be read: {error.reason.rstrip('.')}.") from None
 
-    def _search(self, image: bytes, options: SearchOptions) -> list[Hit]:
+    def _similar(self, id: int, options: SearchOptions) -> Found:  # noqa: A002
+        def find() -> Found:
+            hits = self.gallery.similar(id, options.k, label=options.label, min_score=-1)
+            return self._found(self.gallery.item(id), hits, options)
+
+        return self.gallery.in_one_state(find)
+
+    def _search(self, image: bytes, options: SearchOptions) -> Found:
+        def find() -> Found:
+            return self._found(None, self.gallery.search(image, options.k, label=options.label, min_score=-1), options)
+
         pixels = check_image(image, self.limits.pixels)
         try:
             with self._lock_for(pixels):
-                return self.gallery.search(image, **options.model_dump())
+                return self.gallery.in_one_state(find)
         except ImageError as error:
             raise RequestError(422, f"The image is damaged: {error.reason.rstrip('.')}.") from None
+
+    def _found(self, query: Item | None, hits: list[Hit], options: SearchOptions) -> Found:
+        """Leave out the hits below the minimum score."""
+        lowest = self.gallery.min_score if options.min_score is None else options.min_score
+        enough = [hit for hit in hits if lowest is None or hit.score >= lowest]
+        return Found(query, enough, lowest, len(hits) - len(enough))
 
     def _encode_jpeg(self, path: Path, size: int, version: str) -> bytes:
         """Encode an image file as a JPEG of at most `size` x `size` pixels. The version is only part of the cache key.

@@ -17,7 +17,7 @@ from starlette.exceptions import HTTPException
 
 from shortlist import __version__
 from shortlist.errors import ShortlistError
-from shortlist.gallery.gallery import Gallery, Hit, Item, NoSuchItem
+from shortlist.gallery.gallery import Gallery, NoSuchItem
 from shortlist.serve import api_schema as schema
 from shortlist.serve.access_token import AccessToken
 from shortlist.serve.api_schema import responses
@@ -25,7 +25,7 @@ from shortlist.serve.guard import Guard
 from shortlist.serve.limits import Limits, RequestError, describe_errors
 from shortlist.serve.observer import AccessLog, Observer
 from shortlist.serve.prometheus import Metrics
-from shortlist.serve.service import THUMBNAIL_SIZE, VIEW_SIZE, Service
+from shortlist.serve.service import THUMBNAIL_SIZE, VIEW_SIZE, Found, Service
 
 PAGE = Path(__file__).parent / "page"
 PICTURE_RESPONSES: dict[int | str, dict[str, Any]] = {
@@ -163,20 +163,23 @@ def _add_searches(api: APIRouter, service: Service) -> None:
         min_score: schema.MinScore = None,
     ) -> schema.Results:
         """Find the images that are most similar to an image of the gallery, without that image itself."""
-        item, hits = await service.similar(id, schema.SearchOptions(k=k, label=label, min_score=min_score))
-        return _results(hits, item)
+        return _results(await service.similar(id, schema.SearchOptions(k=k, label=label, min_score=min_score)))
 
     form = {"requestBody": schema.SEARCH_FORM}
 
     @api.post("/api/search", responses=responses(408, 413, 415, 422), openapi_extra=form)
     async def search(request: Request) -> schema.Results:
         """Find the images that are most similar to an uploaded image, which is decoded in memory and not stored."""
-        return _results(await service.search(request), None)
+        return _results(await service.search(request))
 
 
-def _results(hits: list[Hit], query: Item | None) -> schema.Results:
-    item = None if query is None else schema.ItemFacts.of(query)
-    return schema.Results(query=item, results=[schema.Result.of_hit(hit) for hit in hits])
+def _results(found: Found) -> schema.Results:
+    return schema.Results(
+        query=None if found.query is None else schema.ItemFacts.of(found.query),
+        results=[schema.Result.of_hit(hit) for hit in found.hits],
+        min_score=found.min_score,
+        below_min_score=found.below,
+    )
 
 
 def _add_pictures(api: APIRouter, service: Service) -> None:
