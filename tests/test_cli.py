@@ -160,6 +160,7 @@ class TestTrain:
         assert plan["classes left out"] == []
         assert plan["steps"] == 9
         assert "until the end" in plan["time"]
+        assert re.search(r"\n  estimated time: 'about .*: 9 steps about .*, evaluations about .*'\n\Z", out)
         assert plan["parameters"]["all"] == sum(plan["parameters"][part] for part in ("backbone", "pooling", "head"))
         assert set(plan["memory"]) >= {"pixels of a batch", "activations of a chunk of 4", "peak"}
         assert sorted(file.name for file in tmp_path.iterdir()) == ["tiny.yaml"]  # nothing was begun

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import shutil
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -277,7 +278,7 @@ class TestWhoTrainsAndWhoTests:
             final_config(images)
 
 
-SLOW, FAST = Machine(0.01, 8 * 10**9, 10**11), Machine(0.0003, 10**12, 10**12)
+SLOW, FAST = Machine(0.01, 0.05, 8 * 10**9, 10**11), Machine(0.0003, 0.05, 10**12, 10**12)
 
 
 class TestRecipeForThisMachine:
@@ -289,7 +290,8 @@ class TestRecipeForThisMachine:
             trained: int = 1000, others: int = 3000, machine: Machine = SLOW, gpu: bool = False, weights: bool = True
         ) -> None:
             monkeypatch.setattr(torch.cuda, "is_available", lambda: gpu)
-            monkeypatch.setattr(datasets, "count_images", lambda *_: (trained, others))
+            images = SimpleNamespace(splits=np.array(["train"] * trained + ["test"] * others))
+            monkeypatch.setattr(datasets, "list_run_images", lambda *_: images)
             monkeypatch.setattr(affordable_views, "this_machine", lambda *_: machine)
             monkeypatch.setattr("shortlist.model.weights.has_lite0_package", lambda: weights)
 
@@ -300,8 +302,9 @@ class TestRecipeForThisMachine:
         recipe, settings, text = suited_recipe("folder", ["data.source=my images"])
         assert (recipe, settings) == ("folder-fast", ("data.source=my images",))
         assert text is not None
-        assert "on 16 views of each of 1,000 images: encoding these, and 3,000 images" in text
-        assert "takes about 3 min 10 s." in text
+        assert "on 16 views of each of 1,000 images. If the machine" in text
+        encoding = "encoding these views, and 3,000 images for validation and test, about 3 min 10 s"
+        assert f"this takes about 4 min 00 s: {encoding}, 1,000 steps about 50 s. To override" in text
         assert text.endswith("shortlist train folder model.freeze=none 'data.source=my images'")
         assert "not installed" not in text
 
@@ -337,8 +340,8 @@ class TestRecipeForThisMachine:
         recipe, settings, text = suited_recipe("folder", given)
         assert (recipe, settings) == ("folder-fast", given)
         assert text is not None
-        assert "on 12 views of each of 100,000 images: encoding" in text
-        assert "takes about 3 h 20 min." in text
+        assert "on 12 views of each of 100,000 images. If" in text
+        assert "test, about 3 h 20 min," in text
         assert text.endswith("shortlist train folder model.freeze=none data.source=x")
 
     def test_weights_that_are_not_installed(self, fake: Callable[..., None]) -> None:
@@ -409,9 +412,20 @@ def test_what_the_choice_of_a_recipe_depends_on(images: Path, tmp_path: Path, mo
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     monkeypatch.setattr(affordable_views, "MEASURED_SECONDS", 0.01)
     config = open_recipe("folder-fast", [f"data.source={images}"])
-    assert datasets.count_images(config, Display()) == (18, 18 + 36)
+    catalog = datasets.list_run_images(config, Display())
+    assert {split: int((catalog.splits == split).sum()) for split in ("train", "validation", "test")} == {
+        "train": 18,
+        "validation": 18,
+        "test": 36,
+    }
     with pytest.raises(DataError, match=r"there is no folder 'x' here"):
         suited_recipe("folder", ["data.source=x"])
     tiny = config.with_changes(model={"backbone": "test_resnet", "weights": None})
-    machine = affordable_views.this_machine(tiny, tmp_path / "no" / "such" / "folder")
+    machine = affordable_views.this_machine(tiny, tmp_path / "no" / "such" / "folder", catalog)
     assert (0 < machine.seconds < 60, machine.memory > 2**20, machine.disk > 2**20) == (True, True, True)
+    assert 0 < machine.step < 60
+    embedder = affordable_views.build_embedder(tiny, weights=False)
+    clock = iter(float(number) for number in range(100))
+    assert affordable_views._seconds_per_decoding(tiny, embedder, catalog, lambda: next(clock)) == 1
+    gone = replace(catalog, root=tmp_path)
+    assert affordable_views._seconds_per_decoding(tiny, embedder, gone, lambda: next(clock)) == 0

@@ -127,11 +127,9 @@ def open_run_images(config: RunConfig, display: Display, folder: RunFolder | Non
 
 
 @translate_arguments(CONFIG_KEYS)
-def count_images(config: RunConfig, display: Display) -> tuple[int, int]:
-    """Return the number of training images, and of validation and test images, some of which may be unreadable."""
-    catalog = _split(config, _list_images(config, display))
-    trained = int((catalog.splits == "train").sum())
-    return trained, len(catalog) - trained
+def list_run_images(config: RunConfig, display: Display) -> Catalog:
+    """List the images of a run with their splits, without checking whether they are readable."""
+    return _split(config, _list_images(config, display))
 
 
 def _split(config: RunConfig, catalog: Catalog) -> Catalog:

@@ -56,6 +56,7 @@ def describe(
         **({} if durations is None else {"time": _describe_time(plan, durations)}),
         "growth": {name: _describe_growth(each) for name, each in growth(needs).items()},
         "tests": [_describe_eval_set(eval_set) for eval_set in plan.eval_sets],
+        **({} if durations is None else {"estimated time": durations.estimate(plan)}),
     }
 
 
