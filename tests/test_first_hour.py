@@ -133,7 +133,12 @@ class TestModelsByName:
         before, after = test.means.values()
         assert before != after
         assert after["r@1"] == pytest.approx(run.evaluations()[0].values["r@1"])
-        assert write_comparison(found, tmp_path / "page.html", Display()).is_file()
+        (remark,) = found.remarks()  # explains why these values are not those of the baseline
+        assert remark.startswith(f"{found.names[0]} pools its features as usual for this timm model (average, ")
+        text = write_comparison(found, tmp_path / "page.html", Display()).read_text(encoding="utf-8")
+        assert remark in text
+        assert f"<code>{name}</code>" in text
+        assert not compare_runs([run.path, shutil.copytree(run.path, tmp_path / "other")], Display()).remarks()
         with pytest.raises(ConfigError, match="None of these models is a run"):
             compare_runs([RANDOM, name], Display())
 
@@ -238,7 +243,7 @@ class TestBaseline:
 
     def test_it_is_shown_beside_the_result(self, run: RunFolder, messages: Told) -> None:
         texts = [f"{100 * each.values['r@1']:.1f}" for each in (*run.evaluations(before=True), *run.evaluations())]
-        said = f"r@1 {texts[0]} with the pretrained backbone alone, {texts[1]} after training"
+        said = f"r@1 {texts[0]} with the pretrained backbone alone (pooled as in this run), {texts[1]} after training"
         assert any(said in each for each in messages.messages)
         assert len(records(run, PRETRAINED)) == 1
 
@@ -267,11 +272,14 @@ class TestWhoTrainsAndWhoTests:
         epochs = [each for each in messages.messages if each.startswith("epoch ")]
         assert 2 < len(epochs) <= training_loop.FROZEN_MESSAGES
 
-    def test_final(self, run: RunFolder, images: Path) -> None:
+    def test_final(self, run: RunFolder, images: Path, tmp_path: Path) -> None:
         final = final_config(run.path)
         best = max(records(run, "validation"), key=lambda each: each["r@1"])
         assert (final.training.steps, final.training.epochs) == (best["step"], None)
-        assert (final.data.validation, final.data.train_share, final.name) == ("none", 1.0, "tiny-final")
+        assert (final.data.validation, final.data.train_share, final.name) == ("none", 1.0, "run-final")
+        assert final.repeats == str(run.path)
+        other = Path(shutil.copytree(run.path, tmp_path / "my run-final"))
+        assert final_config(other).name == "my-run-final"
         catalog = open_catalog(images, train_share=final.data.train_share)
         assert set(catalog.splits) == {"train"}
         with pytest.raises(RunError, match="There is no run"):

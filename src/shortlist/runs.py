@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import shlex
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -261,7 +262,8 @@ def evaluate(
 def final_config(path: Path | str) -> RunConfig:
     """Return a configuration for training on all data, for the number of epochs that was best in validation.
 
-    Classes that the dataset itself declares as test classes remain test classes; all others are used for training.
+    Classes that the dataset itself declares as test classes remain test classes; all others are used for training. The
+    configuration is named after the folder: small-final for runs/small.
 
     Args:
         path: Folder of the run.
@@ -285,7 +287,9 @@ def final_config(path: Path | str) -> RunConfig:
     lengths = {"epochs": None, "steps": None, "validate_every_steps": None, length: best[length.removesuffix("s")]}
     data = {"validation": "none", "validation_source": None, "train_share": 1.0}
     final = config.with_changes(data=data, training=lengths)
-    return final.model_copy(update={"name": f"{config.name.removesuffix('-final')}-final"})
+    origin = folder.path.resolve()
+    name = re.sub(r"[^\w.-]", "-", origin.name).removesuffix("-final")
+    return final.model_copy(update={"name": f"{name}-final", "repeats": str(origin)})
 
 
 NOT_ABOUT_TRAINING = ("data.", "evaluation.", "name=", "tracking=", "training.seed=")  # settings that suit any recipe

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from shortlist.config import CONFIG_KEYS
 from shortlist.data import Catalog
 from shortlist.data.loader import decoding_workers
-from shortlist.encoding.pretrained import is_pretrained
+from shortlist.encoding.pretrained import is_pretrained, is_timm
 from shortlist.errors import ConfigError, RunError, translate_arguments
 from shortlist.evaluation.intervals import RESAMPLES, Difference, paired_differences
 from shortlist.evaluation.protocols import QueryTable, score_queries
@@ -95,6 +95,15 @@ class Comparison:
             f"{test.catalog.name}: {_verdict(self.first, run, test, *next(iter(differences.items())))}"
             for test in self.tests
             for run, differences in test.differences.items()
+        ]
+
+    def remarks(self) -> list[str]:
+        """Return a sentence about each timm model: its pooling may differ from that of the baseline of a run."""
+        return [
+            f"{name} pools its features as usual for this timm model (average, or the class token). The baseline that "
+            "training is compared with, the pretrained backbone alone, has the pooling of the run"
+            for name, path in self.runs.items()
+            if is_timm(str(path))
         ]
 
     def to_dict(self) -> dict[str, Any]:

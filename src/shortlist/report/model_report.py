@@ -72,6 +72,7 @@ def write_model_report(
         compared=MAX_COMPARED_IMAGES,
         near_training=None,
         evaluations=[(measured, None)],
+        repeated=None,
         counts=counts,
         reductions={},
         means={},

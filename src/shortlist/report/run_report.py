@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import os
 import shlex
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
+from urllib.parse import quote
 
 import numpy as np
 from torch import Tensor, nn
@@ -15,6 +17,7 @@ from shortlist.config import RunConfig
 from shortlist.data import Catalog
 from shortlist.data.inspection import find_look_alikes
 from shortlist.errors import MAX_NAMES, DataError, shorten_list
+from shortlist.evaluation import Evaluation
 from shortlist.evaluation.protocols import gallery_rows
 from shortlist.files import check_writable, read_text
 from shortlist.progress import Display, default_display, format_duration
@@ -60,6 +63,29 @@ class ResultSections:
     def recommended(self) -> Threshold | None:
         """The minimum score to use in a search, if there is one."""
         return recommended(self.thresholds)
+
+
+@dataclass(frozen=True)
+class RepeatedRun:
+    """The run that a run of `shortlist train --final` repeats with all classes.
+
+    Args:
+        name: Name of its folder.
+        link: Relative URL of its report; None if there is none.
+        evaluations: Its results and those of its baseline, by test; none if the folder does not exist any more.
+    """
+
+    name: str
+    link: str | None
+    evaluations: list[tuple[Evaluation, Evaluation | None]]
+
+    @classmethod
+    def of(cls, path: str, page: Path) -> RepeatedRun:
+        """Open the run in a folder, for a page that links to its report."""
+        folder = RunFolder(Path(path))
+        report = folder.path / "report.html"
+        link = quote(os.path.relpath(report, page.resolve().parent)) if report.is_file() else None
+        return cls(folder.path.name, link, _evaluations(folder))
 
 
 @dataclass(frozen=True)
@@ -119,10 +145,8 @@ def write_report(
         problem = f"The images have changed since the training, so no results are shown. {error}"
     except DataError as error:
         problem = f"The images cannot be opened, so no results are shown: {error}"
-    tested_before = folder.evaluations(before=True) if folder.before_file.exists() else []
-    before = {each.data: each for each in tested_before}
-    tested = folder.evaluations() if folder.evaluation_file.exists() else []
-    evaluations = [(each, before.get(each.data)) for each in tested]
+    evaluations = _evaluations(folder)
+    repeated = None if config.repeats is None else RepeatedRun.of(config.repeats, file)
     measured = percentages([after for after, _ in evaluations])
     thumbnails, records = Thumbnails(), folder.metrics()
     near_training = None
@@ -149,6 +173,8 @@ def write_report(
         compared=MAX_COMPARED_IMAGES,
         recipe=config.name,
         evaluations=evaluations,
+        repeated=repeated,
+        pooling=config.model.pooling,
         counts=counts,
         baseline_name=baseline_name,
         reductions=reductions_to_previous_best(config, measured),
@@ -162,6 +188,14 @@ def write_report(
         command=f"shortlist train {shlex.quote(str(folder.config_file.absolute()))} --run NEW",
         config=read_text(folder.config_file),
     )
+
+
+def _evaluations(folder: RunFolder) -> list[tuple[Evaluation, Evaluation | None]]:
+    """Return the results of a run, each with that of its baseline, if any."""
+    tested_before = folder.evaluations(before=True) if folder.before_file.exists() else []
+    before = {each.data: each for each in tested_before}
+    tested = folder.evaluations() if folder.evaluation_file.exists() else []
+    return [(each, before.get(each.data)) for each in tested]
 
 
 def report_after_training(folder: RunFolder, display: Display, model: nn.Module | None = None) -> None:
@@ -292,6 +326,7 @@ def _run_facts(
     facts = folder.facts().model_dump() if folder.facts_file.exists() else {}
     texts = {
         "recipe": f"{config.name}{': ' if config.about else ''}{config.about}",
+        "repeats": "" if config.repeats is None else f"{config.repeats}, with all classes",
         "images": config.data.source + (f" in {config.data.root}" if config.data.root else ""),
         **({} if plan is None else _data_facts(plan)),
         "excluded classes": _listing(facts.get("classes_too_small", []), "too few images for a batch"),

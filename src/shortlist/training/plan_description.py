@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shlex
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 from shortlist.data import BENCHMARKS, Catalog
@@ -81,8 +82,13 @@ def describe_memory(plan: Plan, needs: Requirements) -> dict[str, str]:
     return {**memory, "peak": format_bytes(needs.peak)}
 
 
-def describe_data(plan: Plan) -> Iterator[str]:
-    """Yield lines that describe the training, validation and test classes, and how to train on all classes."""
+def describe_data(plan: Plan, run: Path) -> Iterator[str]:
+    """Yield lines that describe the training, validation and test classes, and how to train on all classes.
+
+    Args:
+        plan: Plan of the run.
+        run: Folder of the run.
+    """
     rows = describe_splits(plan.catalog, plan.config.batch.per_class)
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     for row in rows:
@@ -92,7 +98,9 @@ def describe_data(plan: Plan) -> Iterator[str]:
         yield f"Names of the classes: shortlist data show {shlex.quote(plan.config.data.source)} --classes{seed}"
     held_out = plan.validation is not None and plan.config.data.validation == "half"
     if held_out and not plan.config.data.withhold_test:  # not for a trial of a sweep
-        yield "To train on all classes afterwards, for the best number of epochs: shortlist train --final RUN"
+        length = "epochs" if plan.config.training.validate_every_steps is None else "steps"
+        command = f"shortlist train --final {shlex.quote(str(run))}"
+        yield f"To train on all classes afterwards, for the best number of {length}: {command}"
 
 
 def describe_needs(plan: Plan, needs: Requirements) -> str:
