@@ -26,6 +26,7 @@ from shortlist.model import Embedder, weights
 from shortlist.model.weights import LITE0_BACKBONE, LITE0_PACKAGE
 from shortlist.recipes import open_recipe
 from shortlist.report import compare_runs, write_comparison
+from shortlist.report.terminal_tables import evaluation_table
 from shortlist.runs import evaluate as evaluate_model
 from shortlist.runs import final_config, suited_recipe
 from shortlist.training import Display, RunFolder, affordable_views, datasets, open_encoder, resume_run, train_run
@@ -117,6 +118,8 @@ class TestModelsByName:
         vectors = open_encoder(RANDOM).encode([catalog.file(index) for index in range(len(catalog))])
         assert measured.metrics == evaluate(vectors, catalog).metrics
         assert measured.queries == len(catalog)
+        assert measured.split == "all"
+        assert evaluation_table(measured).title == "images, all images: leave-one-out"
 
     def test_evaluation_needs_images(self, images: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         with pytest.raises(ConfigError, match="Only a run has test images of its own: give `data`"):

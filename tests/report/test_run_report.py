@@ -21,7 +21,6 @@ from shortlist.training import Display, RunFolder, make_plan, run_evaluation
 from tests.evaluation.test_evaluate import catalog, points
 from tests.report.runs import NASTY, CopyRun, change_config, read, remove_class, trained
 
-
 NO_TEST = ("data.train_share=1", "data.validation=none", "training.epochs=1")
 
 

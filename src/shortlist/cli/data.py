@@ -14,7 +14,9 @@ from rich.table import Table
 from shortlist.cli.app import AsJson, AsJsonWithProgress, LabelSeparator, Root, Source, app, untruncated_column
 from shortlist.errors import ConfigError, did_you_mean, shorten_list
 
-SHOWN_LOOK_ALIKES = 50  # maximum number of pairs that are printed
+SHOWN_PAIRS = 50  # maximum number of pairs of each kind that are printed
+
+SplitSeed = Annotated[int | None, typer.Option(help="Same as data.split_seed in training.")]
 
 data_app = typer.Typer(help="Inspect images and benchmarks before training.", no_args_is_help=True)
 app.add_typer(data_app, name="data")
@@ -54,7 +56,7 @@ def about(name: Annotated[str, typer.Argument(help="Name of the benchmark.")], a
 def show(
     source: Source,
     root: Root = None,
-    split_seed: Annotated[int | None, typer.Option(help="Same as data.split_seed in training.")] = None,
+    split_seed: SplitSeed = None,
     classes: Annotated[
         bool, typer.Option("--classes", help="Also print the names of the training and test classes.")
     ] = False,
@@ -100,7 +102,11 @@ def show(
 
 @data_app.command()
 def check(
-    source: Source, root: Root = None, label_separator: LabelSeparator = None, as_json: AsJsonWithProgress = False
+    source: Source,
+    root: Root = None,
+    split_seed: SplitSeed = None,
+    label_separator: LabelSeparator = None,
+    as_json: AsJsonWithProgress = False,
 ) -> None:
     """Decode all images, and list missing files, unreadable files and duplicates. Exits with 1 if there are any.
 
@@ -112,8 +118,9 @@ def check(
 
     display = display_for(sys.stderr, as_json=as_json)
     with display.task("unpacking", "images", later=True) as progress:
-        catalog = open_catalog(source, root=root, on_missing="skip", label_separator=label_separator, progress=progress)
-    report = inspection.check(catalog, display=display)
+        settings = {"split_seed": split_seed, "label_separator": label_separator}
+        catalog = open_catalog(source, root=root, on_missing="skip", progress=progress, **settings)
+    report = inspection.check(inspection.split_as_training(catalog), display=display)
     if as_json:
         print(json.dumps({**dataclasses.asdict(report), "ok": report.ok}, indent=2))
     else:
@@ -123,14 +130,28 @@ def check(
             print(f"unreadable: {path}: {reason}")
         for one, other in report.duplicates:
             print(f"the same image in two classes: {one} and {other}")
-        for pair in report.look_alikes[:SHOWN_LOOK_ALIKES]:
-            where = "in the training images and in others" if pair.leak else "in two classes"
-            print(f"looks the same, {where}: {pair.one} and {pair.other}")
-        if len(report.look_alikes) > SHOWN_LOOK_ALIKES:
-            print(f"{len(report.look_alikes) - SHOWN_LOOK_ALIKES:,} more pairs look the same: --json lists all")
+        for one, other in report.copies[:SHOWN_PAIRS]:
+            print(f"the same image twice in a class: {one} and {other}")
+        _print_rest(len(report.copies), "the same image twice in a class")
+        for pair in report.look_alikes[:SHOWN_PAIRS]:
+            problem = "one is a training image, the other is not" if pair.leak else "they are in two classes"
+            print(f"looks the same; {problem}: {pair.one} and {pair.other}")
+        _print_rest(len(report.look_alikes), "images that look the same")
+        duplicates, copies, alike = (len(each) for each in (report.duplicates, report.copies, report.look_alikes))
         print(
-            f"{report.images:,} images checked: {len(report.missing)} missing, {len(report.unreadable)} unreadable, "
-            f"{len(report.duplicates)} duplicates across classes, {report.copies} duplicates within a class, "
-            f"{len(report.look_alikes)} pairs that look the same"
+            f"{_count(report.images, 'image')} checked: {len(report.missing):,} missing, "
+            f"{len(report.unreadable):,} unreadable, {_count(duplicates, 'duplicate')} across classes, "
+            f"{_count(copies, 'duplicate')} within a class, "
+            f"{_count(alike, 'pair')} that {'looks' if alike == 1 else 'look'} the same"
         )
     raise typer.Exit(0 if report.ok else 1)
+
+
+def _print_rest(number: int, kind: str) -> None:
+    """Print how many pairs of a kind are not printed."""
+    if number > SHOWN_PAIRS:
+        print(f"{_count(number - SHOWN_PAIRS, 'more pair')} ({kind}): --json lists all")
+
+
+def _count(number: int, noun: str) -> str:
+    return f"{number:,} {noun}{'' if number == 1 else 's'}"

@@ -362,14 +362,15 @@ def catalog_counts(catalog: Catalog) -> str:
         return f"{queries:,} queries and {gallery:,} images to search"
     sizes = catalog.class_sizes()
     per_class = f"{sizes.min()}" if sizes.min() == sizes.max() else f"{sizes.min()} to {sizes.max():,}"
-    return f"{len(catalog):,} images of {len(sizes):,} classes, {per_class} per class"
+    return f"{len(catalog):,} images of {len(sizes):,} class{'' if len(sizes) == 1 else 'es'}, {per_class} per class"
 
 
 def _training_facts(size: int | str, plan: Plan | None, records: Sequence[dict[str, Any]]) -> dict[str, str]:
     steps = [record for record in records if record["kind"] == "step"]
     if not steps:
         return {"steps": "none"}
-    facts = {"steps": f"{steps[-1]['step']:,} in {steps[-1]['epoch']:,} epochs"}
+    epochs = steps[-1]["epoch"]
+    facts = {"steps": f"{steps[-1]['step']:,} in {epochs:,} epoch{'' if epochs == 1 else 's'}"}
     if plan is not None:
         facts["batches"] = str(plan.sampler)
     if isinstance(size, int):  # not in the facts of runs of earlier versions, and possibly auto in their configuration

@@ -63,7 +63,8 @@ def _reproduced(results: Mapping[str, Mapping[str, float]]) -> str:
 
 def evaluation_table(evaluation: Evaluation) -> Table:
     """Return a table with one row per metric, those of the paper first, with the paper's values and differences."""
-    title = escape(f"{evaluation.data}, {evaluation.split}: {evaluation.protocol}")
+    images = "all images" if evaluation.split == "all" else evaluation.split
+    title = escape(f"{evaluation.data}, {images}: {evaluation.protocol}")
     table = Table("metric", "%", "95 % interval", title=title)
     if evaluation.paper:
         table.add_column("paper", justify="right")
