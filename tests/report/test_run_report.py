@@ -109,6 +109,7 @@ class TestPage:
         vectors = [np.load(finished.path / "vectors" / f"images{each}.npy") for each in ("", "-train")]
         expected = int(((vectors[0] @ vectors[1].T).max(1) >= 0.98).sum())
         assert re.search(rf"{expected} test images? ha(s|ve) a similarity of at least 0.98 to a training image", text)
+        assert "--training-images" not in text
 
     def test_every_curve_is_drawn(self, page: Path) -> None:
         _, found = read(page)
@@ -192,9 +193,14 @@ class TestVariants:
     def test_the_same_picture_in_two_classes(self, run: RunFolder, images: Path) -> None:
         folders = images.parent / "images"
         shutil.copyfile(folders / "class 07" / "0.png", folders / "class 08" / "3.png")
-        text, _ = read(write_report(run.path))
+        text, page = read(write_report(run.path))
         assert "1 pair of images has equal pixels and different labels" in text
         assert "images/class 08/3.png" in text
+        _, _, alike = text.partition("Pairs of images in two classes")
+        assert alike.startswith(" None.")  # the pair is shown once
+        tooltips = [each.get("title") for _, each in page.elements if each.get("class") == "path"]
+        assert "images/class 08/3.png" in tooltips
+        assert f"To write the report with this list: shortlist report {run.path} --training-images" in text
 
     def test_more_classes_than_are_shown(self) -> None:
         test = EmbeddedTest(catalog([number // 2 for number in range(50)]), (1,), points(50))

@@ -61,6 +61,7 @@ def write_model_report(
     }
     if torch.cuda.is_available():
         facts["device"] = torch.cuda.get_device_name()
+    sections = result_sections(thumbnails, test, 1, display)
     root_option = [] if root is None else ["--root", str(root)]
     return write_page(
         file,
@@ -68,16 +69,17 @@ def write_model_report(
         thumbnails,
         title=Path(name).absolute().name.removeprefix(TIMM),
         sections=["Numbers", "Results", "Failures", "Look-alikes", "What was run"],
-        alike=look_alikes(thumbnails, eval_set.catalog, display),
+        alike=look_alikes(thumbnails, eval_set.catalog, display, [sections]),
         compared=MAX_COMPARED_IMAGES,
         near_training=None,
+        embed_command=None,
         evaluations=[(measured, None)],
         repeated=None,
         counts=counts,
         reductions={},
         means={},
         curves=[],
-        tests=[result_sections(thumbnails, test, 1, display)],
+        tests=[sections],
         facts=[(key, text, key == "fingerprint") for key, text in facts.items() if text],
         config="",
         command=shlex.join(["shortlist", "report", str(name), str(data), *root_option, "-o", "NEW.html"]),

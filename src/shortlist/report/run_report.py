@@ -155,8 +155,8 @@ def write_report(
             train = replace(plan.train, name=f"{plan.train.name}-train")
             trained = embed_test(encoder, train, decoding_workers(config), folder, progress)
         near_training = _near_training(thumbnails, train, trained, tests)
-    alike = None if plan is None or not tests else look_alikes(thumbnails, plan.catalog, display)
     sections = [result_sections(thumbnails, test, len(tests), display) for test in tests]
+    alike = None if plan is None or not tests else look_alikes(thumbnails, plan.catalog, display, sections)
     if sections:
         best = sections[0].recommended
         folder.recommend_min_score(None if best is None else (best.min_score, best.rate))
@@ -186,6 +186,7 @@ def write_report(
         problem=problem,
         facts=_run_facts(folder, config, plan, records),
         command=f"shortlist train {shlex.quote(str(folder.config_file.absolute()))} --run NEW",
+        embed_command=f"shortlist report {shlex.quote(str(folder.path))} --training-images",
         config=read_text(folder.config_file),
     )
 
@@ -258,12 +259,24 @@ def result_sections(thumbnails: Thumbnails, test: EmbeddedTest, num_tests: int, 
     )
 
 
-def look_alikes(thumbnails: Thumbnails, catalog: Catalog, display: Display) -> LookAlikes | None:
-    """Find images of a run that look the same; None if there are too many images."""
+def look_alikes(
+    thumbnails: Thumbnails, catalog: Catalog, display: Display, sections: Sequence[ResultSections] = ()
+) -> LookAlikes | None:
+    """Find images of a run that look the same; None if there are too many images.
+
+    Args:
+        thumbnails: Thumbnails of the page.
+        catalog: The images.
+        display: Shows the progress.
+        sections: Sections about tests, which show identical images. Those pairs are left out.
+    """
     if len(catalog) > MAX_COMPARED_IMAGES:
         return None
     with display.task("searching for images that look the same", "images") as progress:
         found = find_look_alikes(catalog, progress=progress)
+    own = (each for each in sections if each.name == catalog.name)
+    shown = {frozenset(picture.path for picture in pair) for each in own for pair in each.duplicates}
+    found = [each for each in found if frozenset(str(catalog.paths[row]) for row in each[0]) not in shown]
     by_kind: dict[bool, list[tuple[Picture, Picture]]] = {True: [], False: []}
     for (one, other), leak in found:
         if len(by_kind[leak]) < MAX_DUPLICATES:
