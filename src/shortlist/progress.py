@@ -191,7 +191,8 @@ class _Task:
         if self.done is None:
             return f"{self.name}: done in {format_duration(seconds)}", facts
         facts |= {"done": self.done, "total": self.total, **self.facts}
-        return f"{self.name}: done, {self.done:,}{self._unit} in {format_duration(seconds)}", facts
+        unit = _singular(self._unit) if self.done == 1 else self._unit
+        return f"{self.name}: done, {self.done:,}{unit} in {format_duration(seconds)}", facts
 
     @property
     def _unit(self) -> str:
@@ -329,6 +330,11 @@ def format_facts(facts: dict[str, float]) -> list[str]:
 
 def _format_rate(rate: float) -> str:
     return f"{rate:,.0f}" if rate >= 10 else f"{rate:.2g}"
+
+
+def _singular(unit: str) -> str:
+    """Return the singular of a unit such as images or queries."""
+    return f"{unit.removesuffix('ies')}y" if unit.endswith("ies") else unit.removesuffix("s")
 
 
 def format_duration(seconds: float) -> str:

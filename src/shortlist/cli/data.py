@@ -118,8 +118,14 @@ def check(
 
     display = display_for(sys.stderr, as_json=as_json)
     with display.task("unpacking", "images", later=True) as progress:
-        settings = {"split_seed": split_seed, "label_separator": label_separator}
-        catalog = open_catalog(source, root=root, on_missing="skip", progress=progress, **settings)
+        catalog = open_catalog(
+            source,
+            root=root,
+            on_missing="skip",
+            split_seed=split_seed,
+            label_separator=label_separator,
+            progress=progress,
+        )
     report = inspection.check(inspection.split_as_training(catalog), display=display)
     if as_json:
         print(json.dumps({**dataclasses.asdict(report), "ok": report.ok}, indent=2))

@@ -85,8 +85,9 @@ def this_machine(config: RunConfig, folder: Path, images: Catalog) -> Machine:
 def _seconds_per_step(config: RunConfig, embedder: Embedder, images: Catalog) -> float:
     """Measure the processor time of some training steps on random features."""
     per_class = config.batch.per_class
-    labels = torch.arange(batch_size(config, images)[0] // per_class).repeat_interleave(per_class)
-    learner = Learner(config, torch.device("cpu"), labels.unique(), embedder)
+    classes = torch.arange(batch_size(config, images)[0] // per_class)
+    learner = Learner(config, torch.device("cpu"), classes, embedder)
+    labels = classes.repeat_interleave(per_class)
     return seconds_per_step(learner, labels, MEASURED_STEPS, time.process_time) or 0.0
 
 
