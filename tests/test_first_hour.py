@@ -26,6 +26,7 @@ from shortlist.model import Embedder, weights
 from shortlist.model.weights import LITE0_BACKBONE, LITE0_PACKAGE
 from shortlist.recipes import open_recipe
 from shortlist.report import compare_runs, write_comparison
+from shortlist.report.run_report import write_report
 from shortlist.report.terminal_tables import evaluation_table
 from shortlist.runs import evaluate as evaluate_model
 from shortlist.runs import final_config, suited_recipe
@@ -249,6 +250,10 @@ class TestBaseline:
         said = f"r@1 {texts[0]} with the pretrained backbone alone (pooled as in this run), {texts[1]} after training"
         assert any(said in each for each in messages.messages)
         assert len(records(run, PRETRAINED)) == 1
+
+    def test_the_report_names_its_pooling(self, run: RunFolder, tmp_path: Path) -> None:
+        text = write_report(run.path, tmp_path / "page.html", Display()).read_text(encoding="utf-8")
+        assert "The features of the pretrained backbone are pooled as in this run (gem)." in text
 
     def test_random_weights_are_no_baseline(self) -> None:
         assert baseline_name(()) == UNTRAINED
