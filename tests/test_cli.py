@@ -20,6 +20,8 @@ import yaml
 from PIL import Image
 
 from shortlist.cli import app, main
+from shortlist.data import open_catalog
+from shortlist.data.inspection import split_as_training
 from shortlist.errors import RunError
 from shortlist.training import RunFolder, durations
 from tests.miniatures import miniature
@@ -160,6 +162,7 @@ class TestTrain:
         assert plan["classes left out"] == []
         assert plan["steps"] == 9
         assert "until the end" in plan["time"]
+        assert re.search(r"\n  estimated time: 'about .*: 9 steps about .*, evaluations about .*'\n\Z", out)
         assert plan["parameters"]["all"] == sum(plan["parameters"][part] for part in ("backbone", "pooling", "head"))
         assert set(plan["memory"]) >= {"pixels of a batch", "activations of a chunk of 4", "peak"}
         assert sorted(file.name for file in tmp_path.iterdir()) == ["tiny.yaml"]  # nothing was begun
@@ -306,6 +309,7 @@ class TestData:
         assert code == 1
         assert "unreadable: class 00/0.png: it is not an image" in out
         assert "the same image in two classes: class 01/1.png and class 02/copy.png" in out
+        assert "1 unreadable, 1 duplicate across classes, 0 duplicates within a class, 0 pairs that look" in out
         code, out, _ = call("data", "check", "images", "--json")
         assert code == 1
         report = json.loads(out)
@@ -314,6 +318,37 @@ class TestData:
         assert (
             "unreadable: 1 of these images; shortlist data check gives the reasons" in call("data", "show", "images")[1]
         )
+
+    def test_check_lists_copies_within_a_class(
+        self, call: Call, folders: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        images = tmp_path / "images" / "class 00"
+        for name in ("class 00", "class 01"):
+            shutil.copytree(folders / "images" / name, tmp_path / "images" / name)
+        for number in range(2):
+            shutil.copy(images / "0.png", images / f"copy {number}.png")
+        copies = [["class 00/0.png", f"class 00/copy {number}.png"] for number in range(2)]
+        code, out, _ = call("data", "check", "images", "--json")
+        assert (code, json.loads(out)["copies"]) == (0, copies)
+        monkeypatch.setattr("shortlist.cli.data.SHOWN_PAIRS", 1)
+        _, out, _ = call("data", "check", "images")
+        first, rest, last = out.splitlines()
+        assert first == "the same image twice in a class: class 00/0.png and class 00/copy 0.png"
+        assert rest == "1 more pair (the same image twice in a class): --json lists all"
+        assert "0 duplicates across classes, 2 duplicates within a class" in last
+
+    def test_check_with_the_split_of_the_training(self, call: Call, folders: Path, tmp_path: Path) -> None:
+        images = Path(shutil.copytree(folders / "images", tmp_path / "images"))
+        with Image.open(images / "class 01" / "1.png") as image:
+            image.save(images / "class 02" / "copy.bmp")
+        for seed in range(4):
+            catalog = split_as_training(open_catalog(images, split_seed=seed))
+            split_of = dict(zip(catalog.paths.tolist(), (catalog.splits == "train").tolist(), strict=True))
+            leak = split_of["class 01/1.png"] != split_of["class 02/copy.bmp"]
+            said = "one is a training image, the other is not" if leak else "they are in two classes"
+            _, out, _ = call("data", "check", "images", "--split-seed", seed)
+            assert f"looks the same; {said}: class 01/1.png and class 02/copy.bmp" in out
+            assert out.endswith("1 pair that looks the same\n")
 
 
 class TestNames:

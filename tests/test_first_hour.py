@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import shutil
 from collections.abc import Callable
+from dataclasses import replace
 from html import unescape
 from pathlib import Path
 from types import SimpleNamespace
@@ -27,6 +28,8 @@ from shortlist.model import Embedder, weights
 from shortlist.model.weights import LITE0_BACKBONE, LITE0_PACKAGE
 from shortlist.recipes import open_recipe
 from shortlist.report import compare_runs, write_comparison
+from shortlist.report.run_report import write_report
+from shortlist.report.terminal_tables import evaluation_table
 from shortlist.runs import evaluate as evaluate_model
 from shortlist.runs import final_config, suited_recipe
 from shortlist.training import Display, RunFolder, affordable_views, datasets, open_encoder, resume_run, train_run
@@ -129,6 +132,8 @@ class TestModelsByName:
         vectors = open_encoder(RANDOM).encode([catalog.file(index) for index in range(len(catalog))])
         assert measured.metrics == evaluate(vectors, catalog).metrics
         assert measured.queries == len(catalog)
+        assert measured.split == "all"
+        assert evaluation_table(measured).title == "images, all images: leave-one-out"
 
     def test_evaluation_needs_images(self, images: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         with pytest.raises(ConfigError, match=f"^{RANDOM} is not a run, and only a run has .* its own: give `data`"):
@@ -147,7 +152,12 @@ class TestModelsByName:
         before, after = test.means.values()
         assert before != after
         assert after["r@1"] == pytest.approx(run.evaluations()[0].values["r@1"])
-        assert write_comparison(found, tmp_path / "page.html", Display()).is_file()
+        (remark,) = found.remarks()  # explains why these values are not those of the baseline
+        assert remark.startswith(f"{found.names[0]} pools its features as usual for this timm model (average, ")
+        text = write_comparison(found, tmp_path / "page.html", Display()).read_text(encoding="utf-8")
+        assert remark in text
+        assert f"<code>{name}</code>" in text
+        assert not compare_runs([run.path, shutil.copytree(run.path, tmp_path / "other")], Display()).remarks()
         with pytest.raises(ConfigError, match=f"^{RANDOM} is not a run, and only a run has .*: give at least one run"):
             compare_runs([RANDOM, name], Display())
         with pytest.raises(ConfigError, match=r"^`label_separator` is for tables that are given as `queries`"):
@@ -284,9 +294,13 @@ class TestBaseline:
 
     def test_it_is_shown_beside_the_result(self, run: RunFolder, messages: Told) -> None:
         texts = [f"{100 * each.values['r@1']:.1f}" for each in (*run.evaluations(before=True), *run.evaluations())]
-        said = f"r@1 {texts[0]} with the pretrained backbone alone, {texts[1]} after training"
+        said = f"r@1 {texts[0]} with the pretrained backbone alone (pooled as in this run), {texts[1]} after training"
         assert any(said in each for each in messages.messages)
         assert len(records(run, PRETRAINED)) == 1
+
+    def test_the_report_names_its_pooling(self, run: RunFolder, tmp_path: Path) -> None:
+        text = write_report(run.path, tmp_path / "page.html", Display()).read_text(encoding="utf-8")
+        assert "The features of the pretrained backbone are pooled as in this run (gem)." in text
 
     def test_random_weights_are_no_baseline(self) -> None:
         assert baseline_name(()) == UNTRAINED
@@ -313,11 +327,14 @@ class TestWhoTrainsAndWhoTests:
         epochs = [each for each in messages.messages if each.startswith("epoch ")]
         assert 2 < len(epochs) <= training_loop.FROZEN_MESSAGES
 
-    def test_final(self, run: RunFolder, images: Path) -> None:
+    def test_final(self, run: RunFolder, images: Path, tmp_path: Path) -> None:
         final = final_config(run.path)
         best = max(records(run, "validation"), key=lambda each: each["r@1"])
         assert (final.training.steps, final.training.epochs) == (best["step"], None)
-        assert (final.data.validation, final.data.train_share, final.name) == ("none", 1.0, "tiny-final")
+        assert (final.data.validation, final.data.train_share, final.name) == ("none", 1.0, "run-final")
+        assert final.repeats == str(run.path)
+        other = Path(shutil.copytree(run.path, tmp_path / "my run-final"))
+        assert final_config(other).name == "my-run-final"
         catalog = open_catalog(images, train_share=final.data.train_share)
         assert set(catalog.splits) == {"train"}
         with pytest.raises(RunError, match="There is no run"):
@@ -336,7 +353,7 @@ class TestWhoTrainsAndWhoTests:
         assert_error(call("train", "--final", run.path, "--resume", run.path), "give one of the two options")
 
 
-SLOW, FAST = Machine(0.01, 8 * 10**9, 10**11), Machine(0.0003, 10**12, 10**12)
+SLOW, FAST = Machine(0.01, 0.05, 8 * 10**9, 10**11), Machine(0.0003, 0.05, 10**12, 10**12)
 
 
 class TestRecipeForThisMachine:
@@ -348,7 +365,8 @@ class TestRecipeForThisMachine:
             trained: int = 1000, others: int = 3000, machine: Machine = SLOW, gpu: bool = False, weights: bool = True
         ) -> None:
             monkeypatch.setattr(torch.cuda, "is_available", lambda: gpu)
-            monkeypatch.setattr(datasets, "count_images", lambda *_: (trained, others))
+            images = SimpleNamespace(splits=np.array(["train"] * trained + ["test"] * others))
+            monkeypatch.setattr(datasets, "list_run_images", lambda *_: images)
             monkeypatch.setattr(affordable_views, "this_machine", lambda *_: machine)
             monkeypatch.setattr("shortlist.model.weights.has_lite0_package", lambda: weights)
 
@@ -359,8 +377,9 @@ class TestRecipeForThisMachine:
         recipe, settings, text = suited_recipe("folder", ["data.source=my images"])
         assert (recipe, settings) == ("folder-fast", ("data.source=my images",))
         assert text is not None
-        assert "on 16 views of each of 1,000 images: encoding these, and 3,000 images" in text
-        assert "takes about 3 min 10 s." in text
+        assert "on 16 views of each of 1,000 images. If the machine" in text
+        encoding = "encoding these views, and 3,000 images for validation and test, about 3 min 10 s"
+        assert f"this takes about 4 min 00 s: {encoding}, 1,000 steps about 50 s. To override" in text
         assert text.endswith("shortlist train folder model.freeze=none 'data.source=my images'")
         assert "not installed" not in text
 
@@ -396,8 +415,8 @@ class TestRecipeForThisMachine:
         recipe, settings, text = suited_recipe("folder", given)
         assert (recipe, settings) == ("folder-fast", given)
         assert text is not None
-        assert "on 12 views of each of 100,000 images: encoding" in text
-        assert "takes about 3 h 20 min." in text
+        assert "on 12 views of each of 100,000 images. If" in text
+        assert "test, about 3 h 20 min," in text
         assert text.endswith("shortlist train folder model.freeze=none data.source=x")
 
     def test_weights_that_are_not_installed(self, fake: Callable[..., None]) -> None:
@@ -498,9 +517,20 @@ def test_what_the_choice_of_a_recipe_depends_on(images: Path, tmp_path: Path, mo
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     monkeypatch.setattr(affordable_views, "MEASURED_SECONDS", 0.01)
     config = open_recipe("folder-fast", [f"data.source={images}"])
-    assert datasets.count_images(config, Display()) == (18, 18 + 36)
+    catalog = datasets.list_run_images(config, Display())
+    assert {split: int((catalog.splits == split).sum()) for split in ("train", "validation", "test")} == {
+        "train": 18,
+        "validation": 18,
+        "test": 36,
+    }
     with pytest.raises(DataError, match=r"there is no folder 'x' here"):
         suited_recipe("folder", ["data.source=x"])
     tiny = config.with_changes(model={"backbone": "test_resnet", "weights": None})
-    machine = affordable_views.this_machine(tiny, tmp_path / "no" / "such" / "folder")
+    machine = affordable_views.this_machine(tiny, tmp_path / "no" / "such" / "folder", catalog)
     assert (0 < machine.seconds < 60, machine.memory > 2**20, machine.disk > 2**20) == (True, True, True)
+    assert 0 < machine.step < 60
+    embedder = affordable_views.build_embedder(tiny, weights=False)
+    clock = iter(float(number) for number in range(100))
+    assert affordable_views._seconds_per_decoding(tiny, embedder, catalog, lambda: next(clock)) == 1
+    gone = replace(catalog, root=tmp_path)
+    assert affordable_views._seconds_per_decoding(tiny, embedder, gone, lambda: next(clock)) == 0

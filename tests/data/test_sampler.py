@@ -199,6 +199,7 @@ def test_cars196() -> None:
         "(fewer than 4 images)"
     )
     assert len(ClassBalancedSampler(some_labels(CARS), 588, per_class=6)) == 9
+    assert str(ClassBalancedSampler([0, 0, 1, 1], 4, 2)).startswith("1 batch per epoch, each of 2 classes")
 
 
 def test_a_batch_for_each_image_of_a_class() -> None:

@@ -130,12 +130,18 @@ def test_curves_of_validations_and_of_tests_during_training() -> None:
     by_step = [record("validation", 2, 1, 0.5), record("validation", 3, 1, 0.25)]
     tests = [record(test, 3, 1, 0.1, data="small"), record(test, 3, 1, 0.2, data="large")]
     assert [(plot.title, tooltips(plot)) for plot in training_curves([*by_epoch, *tests])] == [
-        ("validation r@1", ["epoch 1: 50.0 %", "epoch 2: 25.0 %"]),
-        ("test during training small r@1", ["epoch 1: 10.0 %"]),
-        ("test during training large r@1", ["epoch 1: 20.0 %"]),
+        ("validation r@1", ["step 3: 50.0 %", "step 6: 25.0 %"]),
+        ("test during training small r@1", ["step 3: 10.0 %"]),
+        ("test during training large r@1", ["step 3: 20.0 %"]),
     ]
     (curve,) = training_curves(by_step)
     assert tooltips(curve) == ["step 2: 50.0 %", "step 3: 25.0 %"]
+
+
+@pytest.mark.parametrize(("values", "drawn"), [((3.0, 3.0), False), ((3.0, 3.1), True)])
+def test_an_exponent_that_is_not_trained_is_not_drawn(values: tuple[float, float], drawn: bool) -> None:
+    steps = [{"kind": "step", "step": step, "gem_p": value} for step, value in enumerate(values)]
+    assert [plot.title for plot in training_curves(steps)] == ["GeM's p"] * drawn
 
 
 def tooltips(plot: Plot) -> list[str]:

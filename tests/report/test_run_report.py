@@ -6,6 +6,7 @@ import json
 import re
 import shutil
 from pathlib import Path
+from urllib.parse import unquote
 
 import numpy as np
 import pytest
@@ -19,6 +20,8 @@ from shortlist.report.run_report import look_alikes, report_after_training, resu
 from shortlist.training import Display, RunFolder, make_plan, run_evaluation
 from tests.evaluation.test_evaluate import catalog, points
 from tests.report.runs import NASTY, CopyRun, change_config, read, remove_class, trained
+
+NO_TEST = ("data.train_share=1", "data.validation=none", "training.epochs=1")
 
 
 class Listener(Display):
@@ -106,6 +109,7 @@ class TestPage:
         vectors = [np.load(finished.path / "vectors" / f"images{each}.npy") for each in ("", "-train")]
         expected = int(((vectors[0] @ vectors[1].T).max(1) >= 0.98).sum())
         assert re.search(rf"{expected} test images? ha(s|ve) a similarity of at least 0.98 to a training image", text)
+        assert "--training-images" not in text
 
     def test_every_curve_is_drawn(self, page: Path) -> None:
         _, found = read(page)
@@ -189,9 +193,14 @@ class TestVariants:
     def test_the_same_picture_in_two_classes(self, run: RunFolder, images: Path) -> None:
         folders = images.parent / "images"
         shutil.copyfile(folders / "class 07" / "0.png", folders / "class 08" / "3.png")
-        text, _ = read(write_report(run.path))
+        text, page = read(write_report(run.path))
         assert "1 pair of images has equal pixels and different labels" in text
         assert "images/class 08/3.png" in text
+        _, _, alike = text.partition("Pairs of images in two classes")
+        assert alike.startswith(" None, except for the pairs that are shown above")
+        tooltips = [each.get("title") for _, each in page.elements if each.get("class") == "path"]
+        assert "images/class 08/3.png" in tooltips
+        assert f"To write the report with this list: shortlist report {run.path} --training-images" in text
 
     def test_more_classes_than_are_shown(self) -> None:
         test = EmbeddedTest(catalog([number // 2 for number in range(50)]), (1,), points(50))
@@ -210,13 +219,32 @@ class TestVariants:
 
 
 class TestMissingParts:
-    def test_no_test_images(self, source: Path, tmp_path: Path) -> None:
-        run = trained(source, tmp_path / "run", "data.train_share=1", "data.validation=none", "training.epochs=1")
+    def test_no_test_images(self, copy_run: CopyRun, tmp_path: Path) -> None:
+        run = copy_run(tmp_path / "run", *NO_TEST)
         text, found = read(write_report(run.path))
         assert "The run had no test images" in text
         assert "This run had no tests." in text
         assert "This run had no validation." in text
         assert not [each for name, each in found.elements if name == "article"]
+
+    def test_a_final_run_shows_the_results_of_the_run_that_it_repeats(
+        self, copy_run: CopyRun, finished: RunFolder, page: Path, tmp_path: Path
+    ) -> None:
+        final = copy_run(tmp_path / "run-final", *NO_TEST)
+        text = final.config_file.read_text(encoding="utf-8")
+        assert "\nrepeats: null\n" in text
+        (after,), (before,) = finished.evaluations(), finished.evaluations(before=True)
+        for origin, exists in ((finished.path, True), (tmp_path / "gone", False)):
+            repeats = f"\nrepeats: {json.dumps(str(origin))}\n"
+            final.config_file.write_text(text.replace("\nrepeats: null\n", repeats), encoding="utf-8")
+            said, found = read(write_report(final.path))
+            assert re.search(rf"This run repeats {origin.name} with all classes. No class was left for a test", said)
+            assert f"repeats {origin} , with all classes".replace(" ,", ",") in said
+            assert (f"{100 * after.values['r@1']:.1f} % of 36 queries" in said) is exists
+            assert (f"before training it was {100 * before.values['r@1']:.1f} %" in said) is exists
+            links = [each["href"] for name, each in found.elements if name == "a" and each["href"][0] != "#"]
+            assert bool(links) is exists
+            assert all((final.path / unquote(link)).samefile(page) for link in links)
 
     def test_images_that_are_gone(self, run: RunFolder, tmp_path: Path) -> None:
         change_config(run, "data.source", str(tmp_path / "gone.csv"))

@@ -69,6 +69,12 @@ class TestDurations:
         assert found["encoding"] == (5 * len(plan.train) + VALIDATION + TEST) * 0.5
         assert found["until the end"] == found["encoding"] + STEPS * 2.0
 
+    def test_in_one_line(self, images: Path) -> None:
+        frozen = plan_of(images, "model.freeze=backbone", "data.views=5")
+        measured = Durations(step=2.0, image=0.5)
+        assert measured.estimate(frozen) == "about 1 min 30 s: encoding about 1 min 12 s, 9 steps about 18 s"
+        assert measured.estimate(plan_of(images)) == "about 1 min 03 s: 9 steps about 18 s, evaluations about 45 s"
+
 
 class TestRemainingTime:
     def test_counts_steps_and_evaluations_apart(self, images: Path) -> None:

@@ -30,7 +30,7 @@ from shortlist.training import Display, RunFolder, ablate, datasets, describe, e
 from shortlist.training import resume_run as resume
 from shortlist.training import train_run as train
 from shortlist.training.components import build_embedder, build_transforms
-from shortlist.training.durations import MEASURED_STEPS, seconds_per_step
+from shortlist.training.durations import MEASURED_STEPS, batch_labels, seconds_per_step
 from shortlist.training.frozen import _Estimate
 from shortlist.training.learner import Learner
 from tests.processes import Commands
@@ -318,11 +318,13 @@ def test_the_identity_is_corrected_if_dimensions_are_equal(images: Path) -> None
 
 def test_the_estimate() -> None:
     clock, display, done = iter([0.0, 1.0, 2.5, 9.0]), Listener(), []
-    estimate = _Estimate("encoding", "9 steps", lambda *counts: done.append(counts), display, lambda: next(clock))
+    settings = "encoding", 200, {"9 steps": 80.0}, lambda *counts: done.append(counts), display
+    estimate = _Estimate(*settings, lambda: next(clock))
     for number in (10, 20, 35, 50):
         estimate(number, 1000)
     assert done == [(10, 1000), (20, 1000), (35, 1000), (50, 1000)]
-    assert display.messages == ["encoding: about 1 min 40 s, then 9 steps"]  # 25 images in 2.5 s
+    said = "measured time until the end: about 3 min 20 s: encoding about 2 min 00 s, 9 steps about 1 min 20 s"
+    assert display.messages == [said]  # 25 images in 2.5 s
 
 
 def test_measuring_a_step_changes_nothing(images: Path) -> None:
@@ -335,7 +337,8 @@ def test_measuring_a_step_changes_nothing(images: Path) -> None:
         *[2.5] * (MEASURED_STEPS - 1),
     ]  # of preparations, of a step that had to wait, of the others
     clock = iter(time for duration in durations for time in (100.0, 100.0 + duration))
-    assert seconds_per_step(learner, make_plan(chosen, Display()), lambda: next(clock)) == 2.5
+    labels = batch_labels(make_plan(chosen, Display()))
+    assert seconds_per_step(learner, labels, clock=lambda: next(clock)) == 2.5
     assert same_weights(before, learner.state(0).tensors)
     assert torch.equal(torch.get_rng_state(), state)
 

@@ -134,8 +134,8 @@ def test_the_command_that_lists_the_classes(images: Path, tmp_path: Path) -> Non
 
 
 def test_a_trial_of_a_sweep_is_not_advised_to_train_on_all_classes(images: Path) -> None:
-    advice = "shortlist train --final RUN"
+    advice = "for the best number of epochs: shortlist train --final 'runs/my run'"
     for withheld in (False, True):
         chosen = config(images, "data.validation=half", f"data.withhold_test={str(withheld).lower()}")
-        lines = list(describe_data(make_plan(chosen, Display())))
+        lines = list(describe_data(make_plan(chosen, Display()), Path("runs/my run")))
         assert any(advice in line for line in lines) is not withheld

@@ -134,6 +134,13 @@ class TestFolder:
         assert facts["versions"]["torch"] == torch.__version__.partition("+")[0]
         assert facts["missing"] == facts["classes_too_small"] == []
 
+    @pytest.mark.parametrize("program", ["/usr/bin/shortlist", "/usr/lib/shortlist/__main__.py"])
+    def test_the_command(self, program: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr("sys.argv", [program, "train", "my recipe.yaml"])
+        folder = RunFolder(tmp_path)
+        folder.record_facts("fingerprint")
+        assert folder.facts().model_dump()["command"] == "shortlist train 'my recipe.yaml'"
+
     def test_metrics(self, finished: RunFolder) -> None:
         steps = records(finished)
         assert [each["step"] for each in steps] == list(range(1, 3 * STEPS_PER_EPOCH + 1))

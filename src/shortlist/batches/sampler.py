@@ -173,8 +173,9 @@ class ClassBalancedSampler(Sampler[list[int]]):
 
     def __str__(self) -> str:
         classes = self.batch_size // self.per_class
+        batches = "1 batch" if self._batches == 1 else f"{self._batches} batches"
         return (
-            f"{self._batches} batches per epoch, each of {classes} classes x {self.per_class} images: "
+            f"{batches} per epoch, each of {classes} classes x {self.per_class} images: "
             f"{self._batches * self.batch_size} of {self.number_of_images} images; {len(self.left_out)} of "
             f"{self.number_of_classes} classes left out (fewer than {self.per_class} images)"
         )

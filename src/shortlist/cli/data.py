@@ -14,7 +14,9 @@ from rich.table import Table
 from shortlist.cli.app import AsJson, AsJsonWithProgress, LabelSeparator, Root, Source, app, untruncated_column
 from shortlist.errors import ConfigError, did_you_mean, shorten_list
 
-SHOWN_LOOK_ALIKES = 50  # maximum number of pairs that are printed
+SHOWN_PAIRS = 50  # maximum number of pairs of each kind that are printed
+
+SplitSeed = Annotated[int | None, typer.Option(help="Same as data.split_seed in training.")]
 
 data_app = typer.Typer(help="Inspect images and benchmarks before training.", no_args_is_help=True)
 app.add_typer(data_app, name="data")
@@ -54,7 +56,7 @@ def about(name: Annotated[str, typer.Argument(help="Name of the benchmark.")], a
 def show(
     source: Source,
     root: Root = None,
-    split_seed: Annotated[int | None, typer.Option(help="Same as data.split_seed in training.")] = None,
+    split_seed: SplitSeed = None,
     classes: Annotated[
         bool, typer.Option("--classes", help="Also print the names of the training and test classes.")
     ] = False,
@@ -100,7 +102,11 @@ def show(
 
 @data_app.command()
 def check(
-    source: Source, root: Root = None, label_separator: LabelSeparator = None, as_json: AsJsonWithProgress = False
+    source: Source,
+    root: Root = None,
+    split_seed: SplitSeed = None,
+    label_separator: LabelSeparator = None,
+    as_json: AsJsonWithProgress = False,
 ) -> None:
     """Decode all images, and list missing files, unreadable files and duplicates. Exits with 1 if there are any.
 
@@ -112,8 +118,15 @@ def check(
 
     display = display_for(sys.stderr, as_json=as_json)
     with display.task("unpacking", "images", later=True) as progress:
-        catalog = open_catalog(source, root=root, on_missing="skip", label_separator=label_separator, progress=progress)
-    report = inspection.check(catalog, display=display)
+        catalog = open_catalog(
+            source,
+            root=root,
+            on_missing="skip",
+            split_seed=split_seed,
+            label_separator=label_separator,
+            progress=progress,
+        )
+    report = inspection.check(inspection.split_as_training(catalog), display=display)
     if as_json:
         print(json.dumps({**dataclasses.asdict(report), "ok": report.ok}, indent=2))
     else:
@@ -123,16 +136,26 @@ def check(
             print(f"unreadable: {path}: {reason}")
         for one, other in report.duplicates:
             print(f"the same image in two classes: {one} and {other}")
-        for pair in report.look_alikes[:SHOWN_LOOK_ALIKES]:
-            where = "in the training images and in others" if pair.leak else "in two classes"
-            print(f"looks the same, {where}: {pair.one} and {pair.other}")
-        if len(report.look_alikes) > SHOWN_LOOK_ALIKES:
-            print(f"{len(report.look_alikes) - SHOWN_LOOK_ALIKES:,} more pairs look the same: --json lists all")
+        for one, other in report.copies[:SHOWN_PAIRS]:
+            print(f"the same image twice in a class: {one} and {other}")
+        _print_rest(len(report.copies), "the same image twice in a class")
+        for pair in report.look_alikes[:SHOWN_PAIRS]:
+            problem = "one is a training image, the other is not" if pair.leak else "they are in two classes"
+            print(f"looks the same; {problem}: {pair.one} and {pair.other}")
+        _print_rest(len(report.look_alikes), "images that look the same")
+        duplicates, copies, alike = (len(each) for each in (report.duplicates, report.copies, report.look_alikes))
         print(
-            f"{format_count(report.images, 'images')} checked: "
-            f"{len(report.missing)} missing, {len(report.unreadable)} unreadable, "
-            f"{format_count(len(report.duplicates), 'duplicates')} across classes, "
-            f"{format_count(report.copies, 'duplicates')} within a class, "
-            f"{format_count(len(report.look_alikes), 'pairs')} of images that look the same"
+            f"{format_count(report.images, 'images')} checked: {len(report.missing):,} missing, "
+            f"{len(report.unreadable):,} unreadable, {format_count(duplicates, 'duplicates')} across classes, "
+            f"{format_count(copies, 'duplicates')} within a class, "
+            f"{format_count(alike, 'pairs')} of images that look the same"
         )
     raise typer.Exit(0 if report.ok else 1)
+
+
+def _print_rest(number: int, kind: str) -> None:
+    """Print how many pairs of a kind are not printed."""
+    from shortlist.progress import format_count
+
+    if number > SHOWN_PAIRS:
+        print(f"{format_count(number - SHOWN_PAIRS, 'more pairs')} ({kind}): --json lists all")

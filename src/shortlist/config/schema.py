@@ -454,6 +454,7 @@ class RunConfig(Section):
     about: str = ""
     paper: Figures = {}  # results in the paper
     measured: Figures = {}  # results of this implementation
+    repeats: str | None = None  # folder of the run that `train --final` repeats with all classes
     imports: tuple[str, ...] = ()  # modules to import first, such as one that registers a timm model
     data: DataConfig
     images: ImagesConfig = ImagesConfig()

@@ -119,7 +119,8 @@ class CheckReport:
         missing: Paths of files that do not exist.
         unreadable: (path, reason) of files that cannot be decoded.
         duplicates: Pairs of paths with equal bytes and different classes: at least one of the labels is wrong.
-        copies: Number of files that equal another file of the same class; harmless, but they count twice.
+        copies: Pairs of paths with equal bytes and the same class: the first such file of the class, and a copy of it.
+            Harmless, but they count twice.
         look_alikes: Near-duplicates with different bytes that are in different classes, or where exactly one is a
             training image; see `near_duplicates`. They can be legitimate, so they do not affect `ok`.
     """
@@ -128,7 +129,7 @@ class CheckReport:
     missing: tuple[str, ...]
     unreadable: tuple[Unreadable, ...]
     duplicates: tuple[tuple[str, str], ...]
-    copies: int
+    copies: tuple[tuple[str, str], ...]
     look_alikes: tuple[LookAlikes, ...] = ()
 
     @property
@@ -164,7 +165,7 @@ def check(catalog: Catalog, workers: int | None = None, display: Display | None 
         LookAlikes(str(catalog.paths[one]), str(catalog.paths[other]), leak)
         for (one, other), leak in look_alikes(catalog, looks, indices_by_digest.values())
     )
-    return CheckReport(len(catalog), tuple(missing), tuple(unreadable), tuple(duplicates), copies, alike)
+    return CheckReport(len(catalog), tuple(missing), tuple(unreadable), tuple(duplicates), tuple(copies), alike)
 
 
 def find_look_alikes(
@@ -282,14 +283,21 @@ def _decode_all(
             yield result
 
 
-def _duplicates(catalog: Catalog, indices_by_digest: dict[bytes, list[int]]) -> tuple[list[tuple[str, str]], int]:
-    """Return pairs of equal files in different classes, and the number of copies within classes."""
-    pairs: list[tuple[str, str]] = []
-    copies = 0
+Pairs = list[tuple[str, str]]
+
+
+def _duplicates(catalog: Catalog, indices_by_digest: dict[bytes, list[int]]) -> tuple[Pairs, Pairs]:
+    """Return pairs of equal files in different classes, and pairs of equal files in the same class."""
+    pairs: Pairs = []
+    copies: Pairs = []
     for indices in indices_by_digest.values():
-        labels = catalog.labels[indices]
-        copies += len(indices) - len(np.unique(labels))
-        pairs += [(catalog.paths[indices[0]], catalog.paths[i]) for i in indices if catalog.labels[i] != labels[0]]
+        firsts: dict[int, int] = {}  # first file of each class
+        for index in indices:
+            first = firsts.setdefault(int(catalog.labels[index]), index)
+            if first != index:
+                copies.append((str(catalog.paths[first]), str(catalog.paths[index])))
+            if catalog.labels[index] != catalog.labels[indices[0]]:
+                pairs.append((str(catalog.paths[indices[0]]), str(catalog.paths[index])))
     return pairs, copies
 
 

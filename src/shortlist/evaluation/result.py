@@ -18,7 +18,7 @@ class Evaluation:
 
     Args:
         data: Name of the images, under which a recipe lists the paper's results, such as "roxford5k+r1m".
-        split: Split of the catalog.
+        split: Split of the catalog, or "all" for all images of a source without splits.
         protocol: "leave-one-out" (every image is a query for all others), "query/gallery" (by the roles of the
             catalog), "revisited" (judged queries with several setups), "judged" (with one setup), or the name that
             the catalog itself gives to its protocol.

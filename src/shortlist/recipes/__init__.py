@@ -1,8 +1,8 @@
 """Recipes: YAML files with every setting of an experiment, which inherit shared settings.
 
 A recipe inherits from one or more others with `inherits: NAME` or a list of names. The inherited values are merged in
-the given order, section by section, and the values of the recipe itself are merged last. `name`, `about`, `paper` and
-`measured` are not inherited.
+the given order, section by section, and the values of the recipe itself are merged last. `name`, `about`, `paper`,
+`measured` and `repeats` are not inherited.
 """
 
 from __future__ import annotations
@@ -19,7 +19,8 @@ from shortlist.errors import ConfigError, did_you_mean
 
 __all__ = ["describe_recipes", "differences", "open_recipe", "recipe_names"]
 
-NOT_INHERITED = ("name", "about", "paper", "measured")
+DESCRIPTION = ("name", "about", "paper", "measured")
+NOT_INHERITED = (*DESCRIPTION, "repeats")
 NOT_COMPARED = (  # prefixes of keys that do not change the experiment
     *NOT_INHERITED,
     "imports",
@@ -78,7 +79,7 @@ def _no_recipe(recipe: str) -> str:
 def describe_recipes() -> list[dict[str, Any]]:
     """Return the name, description and reported results of every packaged recipe, as JSON-compatible dictionaries."""
     configs = (open_recipe(name) for name in recipe_names())
-    return [config.model_dump(mode="json", include=set(NOT_INHERITED)) for config in configs]
+    return [config.model_dump(mode="json", include=set(DESCRIPTION)) for config in configs]
 
 
 def differences(config: RunConfig) -> list[str]:

@@ -106,6 +106,15 @@ class Comparison:
             for run, differences in test.differences.items()
         ]
 
+    def remarks(self) -> list[str]:
+        """Return a sentence about each timm model: its pooling may differ from that of the baseline of a run."""
+        return [
+            f"{name} pools its features as usual for this timm model (average, or the class token). The baseline that "
+            "training is compared with, the pretrained backbone alone, has the pooling of the run"
+            for name, path in self.runs.items()
+            if is_timm(str(path))
+        ]
+
     def to_dict(self) -> dict[str, Any]:
         """Return the comparison as JSON data."""
         tests = [

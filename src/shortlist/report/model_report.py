@@ -70,21 +70,24 @@ def write_model_report(
     given = {"--root": root, "--label-separator": label_separator}
     options = [f"{option}={value}" for option, value in given.items() if value is not None]
     options += ["--on-missing=skip"] if on_missing == "skip" else []
+    sections = result_sections(thumbnails, test, 1, display)
     return write_page(
         file,
         "report.html",
         thumbnails,
         title=Path(name).absolute().name.removeprefix(TIMM),
         sections=["Numbers", "Results", "Failures", "Look-alikes", "What was run"],
-        alike=look_alikes(thumbnails, eval_set.catalog, display),
+        alike=look_alikes(thumbnails, eval_set.catalog, display, [sections]),
         compared=MAX_COMPARED_IMAGES,
         near_training=None,
+        embed_command=None,
         evaluations=[(measured, None)],
+        repeated=None,
         counts=counts,
         reductions={},
         means={},
         curves=[],
-        tests=[result_sections(thumbnails, test, 1, display)],
+        tests=[sections],
         facts=[(key, text, key == "fingerprint") for key, text in facts.items() if text],
         config="",
         command=shlex.join(["shortlist", "report", str(name), str(data), *options, "-o", "NEW.html"]),

@@ -68,12 +68,16 @@ class Axis:
 
 
 def training_curves(records: Sequence[dict[str, Any]]) -> list[Plot]:
-    """Plot the metrics that a run logged at each step, and the first metric of each validation and interim test."""
+    """Plot the metrics that a run logged at each step, and the first metric of each validation and interim test.
+
+    The exponent of GeM is omitted if it is not trained.
+    """
     steps = [record for record in records if record["kind"] == "step"]
     plots = []
     for name, (title, number_format) in _STEP_METRICS.items():
         points = [(float(record["step"]), float(record[name])) for record in steps if name in record]
-        if points:
+        frozen = name == "gem_p" and len({value for _, value in points}) == 1
+        if points and not frozen:
             plots.append(line_plot(title, points, x_name="step", show=number_format.format))
     evaluated: dict[str, list[dict[str, Any]]] = {}
     for record in records:
@@ -84,9 +88,8 @@ def training_curves(records: Sequence[dict[str, Any]]) -> list[Plot]:
 
 def _evaluation_curve(kind: str, records: Sequence[dict[str, Any]]) -> Plot:
     metric = next(name for name in records[0] if name not in ("kind", "step", "epoch", "data"))
-    x_name = "epoch" if len({record["epoch"] for record in records}) == len(records) else "step"
-    points = [(float(record[x_name]), 100 * record[metric]) for record in records]
-    return line_plot(f"{kind} {metric}", points, x_name=x_name, unit=" %", show="{:.1f}".format)
+    points = [(float(record["step"]), 100 * record[metric]) for record in records]
+    return line_plot(f"{kind} {metric}", points, x_name="step", unit=" %", show="{:.1f}".format)
 
 
 _STEP_METRICS = {  # key of a step's record: title of its plot, and format of its values

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import os
 import shlex
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
+from urllib.parse import quote
 
 import numpy as np
 from torch import Tensor, nn
@@ -16,6 +18,7 @@ from shortlist.data import Catalog
 from shortlist.data.inspection import find_look_alikes
 from shortlist.encoding.pretrained import is_pretrained
 from shortlist.errors import MAX_NAMES, DataError, shorten_list
+from shortlist.evaluation import Evaluation
 from shortlist.evaluation.protocols import gallery_rows
 from shortlist.files import check_writable, read_text
 from shortlist.progress import Display, default_display, format_duration
@@ -61,6 +64,29 @@ class ResultSections:
     def recommended(self) -> Threshold | None:
         """The minimum score to use in a search, if there is one."""
         return recommended(self.thresholds)
+
+
+@dataclass(frozen=True)
+class RepeatedRun:
+    """The run that a run of `shortlist train --final` repeats with all classes.
+
+    Args:
+        name: Name of its folder.
+        link: Relative URL of its report; None if there is none.
+        evaluations: Its results and those of its baseline, by test; none if the folder does not exist any more.
+    """
+
+    name: str
+    link: str | None
+    evaluations: list[tuple[Evaluation, Evaluation | None]]
+
+    @classmethod
+    def of(cls, path: str, page: Path) -> RepeatedRun:
+        """Open the run in a folder, for a page that links to its report."""
+        folder = RunFolder(Path(path))
+        report = folder.path / "report.html"
+        link = quote(os.path.relpath(report, page.resolve().parent)) if report.is_file() else None
+        return cls(folder.path.name, link, _evaluations(folder))
 
 
 @dataclass(frozen=True)
@@ -123,10 +149,8 @@ def write_report(
         problem = f"The images have changed since the training, so no results are shown. {error}"
     except DataError as error:
         problem = f"The images cannot be opened, so no results are shown: {error}"
-    tested_before = folder.evaluations(before=True) if folder.before_file.exists() else []
-    before = {each.data: each for each in tested_before}
-    tested = folder.evaluations() if folder.evaluation_file.exists() else []
-    evaluations = [(each, before.get(each.data)) for each in tested]
+    evaluations = _evaluations(folder)
+    repeated = None if config.repeats is None else RepeatedRun.of(config.repeats, file)
     measured = percentages([after for after, _ in evaluations])
     thumbnails, records = Thumbnails(), folder.metrics()
     near_training = None
@@ -135,8 +159,8 @@ def write_report(
             train = replace(plan.train, name=f"{plan.train.name}-train")
             trained = embed_test(encoder, train, decoding_workers(config), folder, progress)
         near_training = _near_training(thumbnails, train, trained, tests)
-    alike = None if plan is None or not tests else look_alikes(thumbnails, plan.catalog, display)
     sections = [result_sections(thumbnails, test, len(tests), display) for test in tests]
+    alike = None if plan is None or not tests else look_alikes(thumbnails, plan.catalog, display, sections)
     if sections:
         best = sections[0].recommended
         folder.recommend_min_score(None if best is None else (best.min_score, best.rate))
@@ -153,6 +177,8 @@ def write_report(
         compared=MAX_COMPARED_IMAGES,
         recipe=config.name,
         evaluations=evaluations,
+        repeated=repeated,
+        pooling=config.model.pooling,
         counts=counts,
         baseline_name=baseline_name,
         reductions=reductions_to_previous_best(config, measured),
@@ -164,8 +190,17 @@ def write_report(
         problem=problem,
         facts=_run_facts(folder, config, plan, records),
         command=f"shortlist train {shlex.quote(str(folder.config_file.absolute()))} --run NEW",
+        embed_command=f"shortlist report {shlex.quote(str(folder.path))} --training-images",
         config=read_text(folder.config_file),
     )
+
+
+def _evaluations(folder: RunFolder) -> list[tuple[Evaluation, Evaluation | None]]:
+    """Return the results of a run, each with that of its baseline, if any."""
+    tested_before = folder.evaluations(before=True) if folder.before_file.exists() else []
+    before = {each.data: each for each in tested_before}
+    tested = folder.evaluations() if folder.evaluation_file.exists() else []
+    return [(each, before.get(each.data)) for each in tested]
 
 
 def report_after_training(folder: RunFolder, display: Display, model: nn.Module | None = None) -> None:
@@ -228,12 +263,24 @@ def result_sections(thumbnails: Thumbnails, test: EmbeddedTest, num_tests: int, 
     )
 
 
-def look_alikes(thumbnails: Thumbnails, catalog: Catalog, display: Display) -> LookAlikes | None:
-    """Find images of a run that look the same; None if there are too many images."""
+def look_alikes(
+    thumbnails: Thumbnails, catalog: Catalog, display: Display, sections: Sequence[ResultSections] = ()
+) -> LookAlikes | None:
+    """Find images of a run that look the same; None if there are too many images.
+
+    Args:
+        thumbnails: Thumbnails of the page.
+        catalog: The images.
+        display: Shows the progress.
+        sections: Sections about tests, which show identical images. Those pairs are left out.
+    """
     if len(catalog) > MAX_COMPARED_IMAGES:
         return None
     with display.task("searching for images that look the same", "images") as progress:
         found = find_look_alikes(catalog, progress=progress)
+    own = (each for each in sections if each.name == catalog.name)
+    shown = {frozenset(picture.path for picture in pair) for each in own for pair in each.duplicates}
+    found = [each for each in found if frozenset(str(catalog.paths[row]) for row in each[0]) not in shown]
     by_kind: dict[bool, list[tuple[Picture, Picture]]] = {True: [], False: []}
     for (one, other), leak in found:
         if len(by_kind[leak]) < MAX_DUPLICATES:
@@ -296,6 +343,7 @@ def _run_facts(
     facts = folder.facts().model_dump() if folder.facts_file.exists() else {}
     texts = {
         "recipe": f"{config.name}{': ' if config.about else ''}{config.about}",
+        "repeats": "" if config.repeats is None else f"{config.repeats}, with all classes",
         "images": config.data.source + (f" in {config.data.root}" if config.data.root else ""),
         **({} if plan is None else _data_facts(plan)),
         "excluded classes": _listing(facts.get("classes_too_small", []), "too few images for a batch"),
@@ -331,14 +379,15 @@ def catalog_counts(catalog: Catalog) -> str:
         return f"{queries:,} queries and {gallery:,} images to search"
     sizes = catalog.class_sizes()
     per_class = f"{sizes.min()}" if sizes.min() == sizes.max() else f"{sizes.min()} to {sizes.max():,}"
-    return f"{len(catalog):,} images of {len(sizes):,} classes, {per_class} per class"
+    return f"{len(catalog):,} images of {len(sizes):,} class{'' if len(sizes) == 1 else 'es'}, {per_class} per class"
 
 
 def _training_facts(size: int | str, plan: Plan | None, records: Sequence[dict[str, Any]]) -> dict[str, str]:
     steps = [record for record in records if record["kind"] == "step"]
     if not steps:
         return {"steps": "none"}
-    facts = {"steps": f"{steps[-1]['step']:,} in {steps[-1]['epoch']:,} epochs"}
+    epochs = steps[-1]["epoch"]
+    facts = {"steps": f"{steps[-1]['step']:,} in {epochs:,} epoch{'' if epochs == 1 else 's'}"}
     if plan is not None:
         facts["batches"] = str(plan.sampler)
     if isinstance(size, int):  # not in the facts of runs of earlier versions, and possibly auto in their configuration

@@ -63,7 +63,8 @@ def _reproduced(results: Mapping[str, Mapping[str, float]]) -> str:
 
 def evaluation_table(evaluation: Evaluation) -> Table:
     """Return a table with one row per metric, those of the paper first, with the paper's values and differences."""
-    title = escape(f"{evaluation.data}, {evaluation.split}: {evaluation.protocol}")
+    images = "all images" if evaluation.split == "all" else evaluation.split
+    title = escape(f"{evaluation.data}, {images}: {evaluation.protocol}")
     table = Table("metric", "%", "95 % interval", title=title)
     if evaluation.paper:
         table.add_column("paper", justify="right")
@@ -108,7 +109,7 @@ def print_comparison(comparison: Comparison, console: Console | None = None) -> 
     every = [each for test in comparison.tests for run in test.differences.values() for each in run.values()]
     if not all(difference.significant for difference in every):
         console.print("~ not significant: the interval contains 0", markup=False, highlight=False)
-    for sentence in (*comparison.verdicts(), *filter(None, [comparison.note])):
+    for sentence in (*comparison.verdicts(), *comparison.remarks(), *filter(None, [comparison.note])):
         console.print(f"{sentence}.", markup=False, highlight=False, soft_wrap=True)
 
 

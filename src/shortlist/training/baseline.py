@@ -49,5 +49,9 @@ def improvement(before: Evaluation, after: Evaluation) -> str:
         return ""
     values = before.values[metric], after.values[metric]
     texts = [f"{100 * value:.1f}" for value in values]
-    name = "with the pretrained backbone alone" if baseline_name(before.remarks) == PRETRAINED else UNTRAINED
+    name = (
+        "with the pretrained backbone alone (pooled as in this run)"
+        if baseline_name(before.remarks) == PRETRAINED
+        else UNTRAINED
+    )
     return f"{after.data}: {metric} {texts[0]} {name}, {texts[1]} after training ({100 * (values[1] - values[0]):+.1f})"

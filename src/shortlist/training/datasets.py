@@ -15,6 +15,7 @@ from shortlist.data.inspection import drop_unreadable
 from shortlist.data.sources import check_source
 from shortlist.encoding.feature_cache import image_keys
 from shortlist.errors import ConfigError, DataError, translate_arguments
+from shortlist.evaluation import Evaluation
 from shortlist.evaluation.protocols import DEFAULT_K
 from shortlist.files import read_json, write_json
 from shortlist.locations import absolute_path
@@ -41,17 +42,23 @@ class EvalSet:
         k: Values of k to report.
         distractors: Additional gallery images; metrics are computed both without and with them.
         on_missing: What to do with distractors that cannot be read, `error` or `skip`.
+        whole: Whether these are all images of the user's own source, which then has no training images.
     """
 
     catalog: Catalog
     k: tuple[int, ...]
     distractors: Catalog | None = None
     on_missing: str = "error"
+    whole: bool = False
 
     @property
     def name(self) -> str:
         """Name of the catalog."""
         return self.catalog.name
+
+    def labelled(self, measured: Evaluation) -> Evaluation:
+        """Return an evaluation on these images, with the split "all" if they are not a part of their source."""
+        return replace(measured, split="all") if self.whole else measured
 
     @property
     def remarks(self) -> tuple[str, ...]:
@@ -154,11 +161,9 @@ def open_run_images(config: RunConfig, display: Display, folder: RunFolder | Non
 
 
 @translate_arguments(CONFIG_KEYS)
-def count_images(config: RunConfig, display: Display) -> tuple[int, int]:
-    """Return the number of training images, and of validation and test images, some of which may be unreadable."""
-    catalog = _split(config, _list_images(config, display))
-    trained = int((catalog.splits == "train").sum())
-    return trained, len(catalog) - trained
+def list_run_images(config: RunConfig, display: Display) -> Catalog:
+    """List the images of a run with their splits, without checking whether they are readable."""
+    return _split(config, _list_images(config, display))
 
 
 def _split(config: RunConfig, catalog: Catalog) -> Catalog:
@@ -263,7 +268,12 @@ def _eval_set(
         raise ConfigError(
             f"{catalog.name} cannot be tested with distractors: they require judged queries, as in roxford5k."
         )
-    return EvalSet(catalog.split(split), reported_k(config, source), distractors)
+    return EvalSet(catalog.split(split), reported_k(config, source), distractors, whole=is_whole(catalog))
+
+
+def is_whole(catalog: Catalog) -> bool:
+    """Return whether all images of the user's own source are test images."""
+    return catalog.name not in BENCHMARKS and bool((catalog.splits == "test").all())
 
 
 def reported_k(config: RunConfig, source: str) -> tuple[int, ...]:

@@ -6,7 +6,7 @@ import copy
 import itertools
 import statistics
 import time
-from collections.abc import Generator, Iterable, Iterator
+from collections.abc import Generator, Iterable, Iterator, Mapping
 from contextlib import closing, contextmanager
 from dataclasses import dataclass
 
@@ -20,7 +20,7 @@ from shortlist.data import ImageDataset, Transform, image_chunks
 from shortlist.distributed import ALONE
 from shortlist.encoding.embed import MAX_PIXELS
 from shortlist.model import Embedder
-from shortlist.progress import Clock
+from shortlist.progress import Clock, format_duration
 from shortlist.training.components import build_transforms
 from shortlist.training.learner import Learner
 from shortlist.training.plan import Plan, decoding_workers, inference_batch_size
@@ -53,15 +53,32 @@ class Durations:
         """
         config, epochs = plan.config, plan.total_steps / plan.steps_per_epoch
         if config.frozen:
-            tested = plan.images_tested + (0 if plan.validation is None else len(plan.validation.catalog))
             views = len(plan.train) * config.data.number_of_views
-            parts = {"encoding": (views + tested) * self.image, "steps": plan.total_steps * self.step}
+            encoded = views + plan.images_without_views
+            parts = {"encoding": encoded * self.image, "steps": plan.total_steps * self.step}
         else:
             before = plan.images_tested * self.image if config.evaluation.before else 0.0
             steps = plan.total_steps * self.step
             parts = {"steps": steps, "evaluations": before + self.left(plan, 0) - steps}
         whole = sum(parts.values())
         return {"per step": self.step, "per epoch": whole / max(epochs, 1), **parts, "until the end": whole}
+
+    def estimate(self, plan: Plan) -> str:
+        """Describe the duration of a run and of its parts in one line."""
+        parts, steps = self.of(plan), f"{plan.total_steps:,} steps"
+        named = {"encoding": "encoding", "steps": steps, "evaluations": "evaluations"}
+        return describe_parts({text: parts[name] for name, text in named.items() if name in parts})
+
+
+def describe_parts(seconds: Mapping[str, float]) -> str:
+    """Describe the duration of a whole, and of its parts.
+
+    Example:
+        >>> describe_parts({"encoding": 190, "1,000 steps": 170})
+        'about 6 min 00 s: encoding about 3 min 10 s, 1,000 steps about 2 min 50 s'
+    """
+    parts = ", ".join(f"{name} about {format_duration(each)}" for name, each in seconds.items())
+    return f"about {format_duration(sum(seconds.values()))}: {parts}"
 
 
 class RemainingTime:
@@ -115,7 +132,8 @@ def measure_durations(
     learner = Learner(plan.config, device, plan.classes, embedder)
     train, test = build_transforms(plan.config, learner.embedder)
     if plan.config.frozen:
-        return Durations(seconds_per_step(learner, plan) or 0.0, _seconds_per_embedding(plan, learner, train, clock))
+        step = seconds_per_step(learner, batch_labels(plan)) or 0.0
+        return Durations(step, _seconds_per_embedding(plan, learner, train, clock))
     step = _seconds_per_training_image(plan, learner, needs, train, clock) * needs.batch
     return Durations(step + _seconds_of_loss(plan, learner, clock), _seconds_per_embedding(plan, learner, test, clock))
 
@@ -165,7 +183,7 @@ def _seconds_per_embedding(plan: Plan, learner: Learner, transform: Transform, c
 
 def _seconds_of_loss(plan: Plan, learner: Learner, clock: Clock) -> float:
     """Measure the loss of a whole batch of random vectors, after a warm-up; 0 for a loss that refuses them."""
-    labels = _labels(plan).to(learner.device)
+    labels = batch_labels(plan).to(learner.device)
     vectors = torch.nn.functional.normalize(torch.randn(len(labels), learner.embedder.dim, device=learner.device))
 
     def losses() -> Iterator[int]:
@@ -198,8 +216,16 @@ def _seconds_per_item(counts: Iterator[int], seconds: float, clock: Clock) -> fl
     return (clock() - started) / max(done, 1)
 
 
-def seconds_per_step(learner: Learner, plan: Plan, clock: Clock = time.monotonic) -> float | None:
+def seconds_per_step(
+    learner: Learner, labels: Tensor, number: int | None = None, clock: Clock = time.monotonic
+) -> float | None:
     """Measure the time of a training step on random features, without changing the learner.
+
+    Args:
+        learner: The learner of the run.
+        labels: Labels of a batch.
+        number: Number of steps to measure. Default: `MEASURED_STEPS`.
+        clock: Function that returns the time in seconds.
 
     Returns:
         The time in seconds; None for a loss that cannot be copied.
@@ -208,18 +234,17 @@ def seconds_per_step(learner: Learner, plan: Plan, clock: Clock = time.monotonic
         head, loss = copy.deepcopy((learner.trained, learner.loss))
     except Exception:  # a user-defined loss
         return None
-    labels = _labels(plan)
     with seeded(0, learner.device):
         features = torch.randn(len(labels), learner.embedder.layout.channels)
         step = LargeBatchStep(head, loss, len(labels), keep_graphs=True, processes=ALONE)
         times = []
-        for _ in range(1 + MEASURED_STEPS):  # the first step includes preparations
+        for _ in range(1 + (number or MEASURED_STEPS)):  # the first step includes preparations
             started = clock()
             step(features, labels)
             times.append(clock() - started)
     return statistics.median(times[1:])
 
 
-def _labels(plan: Plan) -> Tensor:
+def batch_labels(plan: Plan) -> Tensor:
     """Return the labels of the first batch."""
     return torch.from_numpy(plan.train.relevance_labels[plan.sampler.batches(0)[0].numpy()])

@@ -250,7 +250,7 @@ class RunFolder:
             "processes": processes,
             "device": torch.cuda.get_device_name() if torch.cuda.is_available() else platform.processor() or "cpu",
             "started": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
-            "command": _PASSWORD.sub(r"\1***@", shlex.join([Path(sys.argv[0]).name, *sys.argv[1:]])),
+            "command": _PASSWORD.sub(r"\1***@", shlex.join([_program(), *sys.argv[1:]])),
         }
         write_json(self.facts_file, facts)
 
@@ -276,6 +276,12 @@ class RunFolder:
         records = [record for record in self.metrics() if record["step"] <= step and record["kind"] != "test"]
         kept = [json.dumps(record) + "\n" for record in records]
         write_text_atomically(self.metrics_file, "".join(kept))
+
+
+def _program() -> str:
+    """Return the name of the running program; `python -m shortlist` is shortlist."""
+    path = Path(sys.argv[0])
+    return path.parent.name if path.name == "__main__.py" else path.name
 
 
 @cache

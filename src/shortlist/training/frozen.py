@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 
 import numpy as np
 import torch
@@ -12,10 +12,10 @@ from torch import Tensor
 from shortlist.config import RunConfig
 from shortlist.data import Catalog
 from shortlist.encoding import CachedFeatures, FeatureCache, Views
-from shortlist.progress import Clock, Display, Progress, format_duration
+from shortlist.progress import Clock, Display, Progress
 from shortlist.seeds import derived_seed
 from shortlist.training.components import build_transforms
-from shortlist.training.durations import seconds_per_step
+from shortlist.training.durations import batch_labels, describe_parts, seconds_per_step
 from shortlist.training.folder import RunFolder
 from shortlist.training.initial_whitening import sample_images, whiten
 from shortlist.training.learner import Learner
@@ -50,16 +50,18 @@ class FrozenBackbone:
         number = self._augmented.number
         name = f"{number} views of {len(self.plan.train):,} images"
         with self.display.task(f"encoding {name}", "images", later=True) as progress:
-            estimate = _Estimate(f"encoding {name}", self._training_time(), progress, self.display)
+            others = self.plan.images_without_views / number  # in units of training images, which have several views
+            estimate = _Estimate(f"encoding {name}", others, self._training_time(), progress, self.display)
             found = self._features(self.plan.train, self._augmented, estimate)
         old = len(found) - found.encoded
         cached = "" if not old else f", {old:,} found in {self.cache.folder}"
         self.display.message(f"{name}: {found.encoded:,} encoded{cached}", encoded=found.encoded, views=number)
         return found
 
-    def _training_time(self) -> str:
-        steps, seconds = self.plan.total_steps, seconds_per_step(self.learner, self.plan)
-        return f"{steps:,} steps" + ("" if seconds is None else f": about {format_duration(steps * seconds)}")
+    def _training_time(self) -> dict[str, float]:
+        """Return the duration of all steps, if it is known, by their description."""
+        steps, seconds = self.plan.total_steps, seconds_per_step(self.learner, batch_labels(self.plan))
+        return {} if seconds is None else {f"{steps:,} steps": steps * seconds}
 
     def _features(self, catalog: Catalog, views: Views, progress: Progress) -> CachedFeatures:
         size, workers = inference_batch_size(self.config), decoding_workers(self.config)
@@ -116,17 +118,24 @@ class _Estimate:
 
     Args:
         encoding: Description of the encoding.
-        training: Description of the training that follows, with its duration.
+        others: Images that are encoded later, as a number of images that take as long as the encoded ones.
+        training: Duration of the training that follows, by its description.
         progress: Callback that is called as well.
         display: Display for the message.
         clock: Function that returns the time in seconds.
     """
 
     def __init__(
-        self, encoding: str, training: str, progress: Progress, display: Display, clock: Clock = time.monotonic
+        self,
+        encoding: str,
+        others: float,
+        training: Mapping[str, float],
+        progress: Progress,
+        display: Display,
+        clock: Clock = time.monotonic,
     ) -> None:
-        self.encoding, self.training, self.progress, self.display = encoding, training, progress, display
-        self.clock, self.reported = clock, False
+        self.encoding, self.others, self.training = encoding, others, training
+        self.progress, self.display, self.clock, self.reported = progress, display, clock, False
         self._first: tuple[float, int] | None = None  # time and number of images of the first call
 
     def __call__(self, done: int, total: int) -> None:
@@ -135,6 +144,6 @@ class _Estimate:
         started, before = self._first = self._first or (now, done)
         if now - started >= MEASURED_SECONDS and not self.reported:
             self.reported = True
-            seconds = total * (now - started) / (done - before)
-            text = f"{self.encoding}: about {format_duration(seconds)}, then {self.training}"
+            seconds = (total + self.others) * (now - started) / (done - before)
+            text = f"measured time until the end: {describe_parts({self.encoding: seconds, **self.training})}"
             self.display.message(text, seconds=round(seconds, 1))

@@ -207,7 +207,7 @@ class Trainer:
         left_out = {"missing": list(plan.catalog.missing), "classes_too_small": plan.classes_left_out}
         facts = {"seed": self.config.training.seed, "batch_size": plan.sampler.batch_size}
         self.folder.record_facts(plan.catalog.fingerprint(), self.processes.number, **facts, **left_out)
-        for text in describe_data(plan):
+        for text in describe_data(plan, self.folder.path):
             display.message(text)
         counts = {"missing": len(plan.catalog.missing), "unreadable": len(plan.unreadable)}
         display.message(f"{plan.total_steps:,} steps; {plan.sampler}", steps=plan.total_steps, **counts)

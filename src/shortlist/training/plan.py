@@ -114,6 +114,11 @@ class Plan:
         """Number of test images, without distractors."""
         return sum(len(each.catalog) for each in self.eval_sets)
 
+    @property
+    def images_without_views(self) -> int:
+        """Number of validation and test images, which a frozen backbone encodes once, without augmentation."""
+        return self.images_tested + (0 if self.validation is None else len(self.validation.catalog))
+
     def images_evaluated_after(self, step: int) -> int:
         """Return the number of images that are embedded in all evaluations after `step` steps and in the final test."""
         return self._images_left[step]
@@ -152,7 +157,7 @@ def make_plan(config: RunConfig, display: Display, folder: RunFolder | None = No
     train = catalog.split("train")
     if train.label_sets is not None:
         _check_loss_for_several_labels(config)
-    size, remarks = _batch_size(config, catalog)
+    size, remarks = batch_size(config, catalog)
     sampler = ClassBalancedSampler(train.labels.tolist(), size, batch.per_class, config.training.seed, batch.epoch)
     eval_sets = open_eval_sets(config, display, lambda: catalog)
     return Plan(config, catalog, train, validation, eval_sets, sampler, unreadable, remarks)
@@ -167,7 +172,7 @@ def _check_loss_for_several_labels(config: RunConfig) -> None:
             raise ConfigError(f"loss.{name} needs images with one label each, but some have several: remove it")
 
 
-def _batch_size(config: RunConfig, catalog: Catalog) -> tuple[int, tuple[str, ...]]:
+def batch_size(config: RunConfig, catalog: Catalog) -> tuple[int, tuple[str, ...]]:
     """Return the batch size, and a remark if it is reduced because half of the classes are held out for validation."""
     batch = config.batch
 

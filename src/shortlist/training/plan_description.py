@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shlex
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 from shortlist.config.schema import DataConfig
@@ -57,6 +58,7 @@ def describe(
         **({} if durations is None else {"time": _describe_time(plan, durations)}),
         "growth": {name: _describe_growth(each) for name, each in growth(needs).items()},
         "tests": [_describe_eval_set(eval_set) for eval_set in plan.eval_sets],
+        **({} if durations is None else {"estimated time": durations.estimate(plan)}),
     }
 
 
@@ -81,8 +83,13 @@ def describe_memory(plan: Plan, needs: Requirements) -> dict[str, str]:
     return {**memory, "peak": format_bytes(needs.peak)}
 
 
-def describe_data(plan: Plan) -> Iterator[str]:
-    """Yield lines that describe the training, validation and test classes, and how to train on all classes."""
+def describe_data(plan: Plan, run: Path) -> Iterator[str]:
+    """Yield lines that describe the training, validation and test classes, and how to train on all classes.
+
+    Args:
+        plan: Plan of the run.
+        run: Folder of the run.
+    """
     rows = describe_splits(plan.catalog, plan.config.batch.per_class)
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     for row in rows:
@@ -91,7 +98,9 @@ def describe_data(plan: Plan) -> Iterator[str]:
         yield f"Names of the classes: {_show_command(plan.config.data)}"
     held_out = plan.validation is not None and plan.config.data.validation == "half"
     if held_out and not plan.config.data.withhold_test:  # not for a trial of a sweep
-        yield "To train on all classes afterwards, for the best number of epochs: shortlist train --final RUN"
+        length = "epochs" if plan.config.training.validate_every_steps is None else "steps"
+        command = f"shortlist train --final {shlex.quote(str(run))}"
+        yield f"To train on all classes afterwards, for the best number of {length}: {command}"
 
 
 def _show_command(data: DataConfig) -> str:

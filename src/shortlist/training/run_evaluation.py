@@ -35,6 +35,7 @@ from shortlist.search import Vectors, open_vectors
 from shortlist.training.components import build_transforms
 from shortlist.training.datasets import (
     EvalSet,
+    is_whole,
     open_eval_set,
     open_eval_sets,
     open_images,
@@ -213,7 +214,7 @@ def evaluate_encoder(
         encoder, data, display, root=root, on_missing=on_missing, label_separator=label_separator
     )
     with display.task(f"ranking {eval_set.name}") as progress:
-        return [evaluate(vectors, eval_set.catalog, k=eval_set.k, progress=progress)]
+        return [eval_set.labelled(evaluate(vectors, eval_set.catalog, k=eval_set.k, progress=progress))]
 
 
 def embed_labelled(
@@ -239,7 +240,7 @@ def embed_labelled(
         workers = default_workers(len(test), current_processes().on_this_machine)
         vectors = embed_test(encoder, test, workers, None, progress)
     k = BENCHMARKS[data.name].k if data.name in BENCHMARKS else DEFAULT_K
-    return encoder, EvalSet(test, k), vectors
+    return encoder, EvalSet(test, k, whole=is_whole(data)), vectors
 
 
 def _test_images(catalog: Catalog) -> Catalog:
@@ -306,7 +307,7 @@ def evaluate_embedder(
                 vectors, eval_set.catalog, k=eval_set.k, bootstrap=bootstrap, distractors=distractors, progress=progress
             )
         paper = config.paper.get(measured.data, {})
-        found.append(replace(measured, paper=paper, remarks=measured.remarks + remarks))
+        found.append(replace(eval_set.labelled(measured), paper=paper, remarks=measured.remarks + remarks))
     return found
 
 

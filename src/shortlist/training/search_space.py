@@ -17,7 +17,7 @@ from shortlist.errors import ConfigError
 if TYPE_CHECKING:
     from optuna.trial import Trial
 
-FIXED = ("data", "evaluation", "name", "about", "paper", "measured")  # sections that a sweep does not vary
+FIXED = ("data", "evaluation", "name", "about", "paper", "measured", "repeats")  # sections that a sweep does not vary
 MAX_CHECKED = 20_000  # maximum number of combinations that are validated before the first trial
 RANGE_KEYS = {"low", "high", "log"}
 

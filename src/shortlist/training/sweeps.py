@@ -39,7 +39,7 @@ MIN_FOR_IMPORTANCES = 8  # minimum number of complete trials
 DEFAULT_TRIALS = 20  # for the samplers random and tpe
 STATES = {"COMPLETE": "complete", "PRUNED": "pruned", "FAIL": "failed", "RUNNING": "running", "WAITING": "running"}
 NOT_COMPARED: dict[str, Any] = {  # settings that may differ between the workers of a study
-    **dict.fromkeys(("name", "about", "paper", "measured", "tracking"), True),
+    **dict.fromkeys(("name", "about", "paper", "measured", "repeats", "tracking"), True),
     "data": {  # images are compared
         **dict.fromkeys(("source", "root", "workers", "view_cache"), True),
         "validation_source": {"root"},
