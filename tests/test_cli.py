@@ -309,7 +309,7 @@ class TestData:
         assert code == 1
         assert "unreadable: class 00/0.png: it is not an image" in out
         assert "the same image in two classes: class 01/1.png and class 02/copy.png" in out
-        assert "1 unreadable, 1 duplicate across classes, 0 duplicates within a class, 0 pairs that look" in out
+        assert "1 unreadable, 1 duplicate across classes, 0 duplicates within a class, 0 pairs of images that look the same" in out
         code, out, _ = call("data", "check", "images", "--json")
         assert code == 1
         report = json.loads(out)
@@ -348,7 +348,7 @@ class TestData:
             said = "one is a training image, the other is not" if leak else "they are in two classes"
             _, out, _ = call("data", "check", "images", "--split-seed", seed)
             assert f"looks the same; {said}: class 01/1.png and class 02/copy.bmp" in out
-            assert out.endswith("1 pair that looks the same\n")
+            assert out.endswith("1 pair of images that look the same\n")
 
 
 class TestNames:

@@ -128,7 +128,7 @@ def test_the_command_that_lists_the_classes(images: Path, tmp_path: Path) -> Non
     lines = [f"{row},{split}" for row, split in zip(rows, splits, strict=True)]
     table.write_text("\n".join(["path,label,split", *lines]))
     given = (f"data.root={images}", "data.label_separator=|", "data.split_seed=3", "data.validation=none")
-    lines = list(describe_data(make_plan(config(table, *given), Display())))
+    lines = list(describe_data(make_plan(config(table, *given), Display()), tmp_path))
     expected = f"{shlex.quote(str(table))} --classes --root={images} --split-seed=3 '--label-separator=|'"
     assert f"Names of the classes: shortlist data show {expected}" in lines
 
