@@ -46,6 +46,7 @@ def main() -> None:
         browser = playwright.chromium.launch(executable_path=place, args=["--no-sandbox", "--disable-gpu"])
         look_at_report(browser, work / "runs" / "characters" / "report.html", options.out)
         look_at_search(browser, address, work / "new" / "latin capital r.png", options.out)
+        look_for_something_else(browser, address, work / "new" / "greek capital psi.png", options.out)
         browser.close()
 
 
@@ -66,6 +67,14 @@ def look_at_search(browser: Browser, address: str, image: Path, out: Path) -> No
     shoot(page, out / "folder-page.png")
 
 
+def look_for_something_else(browser: Browser, address: str, image: Path, out: Path) -> None:
+    page = opened(browser, f"{address}?min_score=0.95", height=640)
+    page.set_input_files("#file", image)
+    page.get_by_role("heading", name="Nothing similar enough").wait_for()
+    page.wait_for_load_state("networkidle")
+    shoot(page, out / "folder-weak.png")
+
+
 def opened(browser: Browser, address: str, height: int) -> Page:
     page = browser.new_page(viewport={"width": WIDTH, "height": height}, device_scale_factor=SHARPNESS)
     page.goto(address)
@@ -74,6 +83,7 @@ def opened(browser: Browser, address: str, height: int) -> Page:
 
 
 def shoot(page: Page, path: Path) -> None:
+    page.evaluate("document.activeElement.blur()")  # people who use a mouse see no focus, either
     save(Image.open(io.BytesIO(page.screenshot())), path)
 
 
