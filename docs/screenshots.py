@@ -25,6 +25,7 @@ from playwright.sync_api import Browser, Page, sync_playwright
 PAGE = Path(__file__).with_name("from-folder-to-search.md")
 NAMES = ("chromium", "chromium-browser", "google-chrome")
 WIDTH, SHARPNESS = 1000, 1.5
+LOADED = "[...document.images].every(each => each.getBoundingClientRect().top > innerHeight || each.naturalWidth)"
 LARGEST = 300_000  # bytes of a picture
 
 
@@ -76,13 +77,15 @@ def look_for_something_else(browser: Browser, address: str, image: Path, out: Pa
 
 
 def opened(browser: Browser, address: str, height: int) -> Page:
-    page = browser.new_page(viewport={"width": WIDTH, "height": height}, device_scale_factor=SHARPNESS)
+    size = {"width": WIDTH, "height": height}
+    page = browser.new_page(viewport=size, device_scale_factor=SHARPNESS, bypass_csp=True)  # to wait for images
     page.goto(address)
     page.wait_for_load_state("networkidle")
     return page
 
 
 def shoot(page: Page, path: Path) -> None:
+    page.wait_for_function(LOADED)
     page.evaluate("document.activeElement.blur()")  # people who use a mouse see no focus, either
     save(Image.open(io.BytesIO(page.screenshot())), path)
 
