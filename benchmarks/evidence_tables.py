@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from evidence import METHODS, REMEDIES
 from scipy.special import stdtrit
 
 ROOT = Path(__file__).parents[1]
@@ -23,21 +24,6 @@ PAGE = ROOT / "docs" / "results.md"
 PLOT = ROOT / "docs" / "images" / "results.png"
 BUDGETS = {"images": "Equal images (120,000)", "steps": "Equal steps (1,000)"}
 BATCHES = (16, 64, 392)
-METHODS = ("RS@k", "RS@k + SiMix", "SAP", "SAP + SiMix")
-REMEDIES = (
-    "none",
-    "rank_temperature: auto",
-    "start: rank_temperature 500",
-    "start: similarity_temperature 0.1",
-    "start: k_factor 8",
-    "rank_temperature: auto, tail",
-    "plus: calibration",
-    "plus: normalised softmax",
-    "memory",
-    "SiMix",
-    "SiMix, simix_alphas 2",
-    "SiMix, simix_negatives 1",
-)
 SMALL = 0.5  # points: a difference whose whole interval is smaller than this is none
 Table = tuple[Sequence[str], Sequence[Sequence[str]]]  # header and rows
 

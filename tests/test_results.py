@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import importlib.util
+import importlib
 import math
-import sys
 from pathlib import Path
 from types import ModuleType
 
@@ -16,13 +15,9 @@ ROOT = Path(__file__).parents[1]
 
 @pytest.fixture(scope="module")
 def tables() -> ModuleType:
-    spec = importlib.util.spec_from_file_location("evidence_tables", ROOT / "benchmarks" / "evidence_tables.py")
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[spec.name] = module  # where dataclasses look up annotations
-    spec.loader.exec_module(module)
-    return module
+    with pytest.MonkeyPatch.context() as patch:
+        patch.syspath_prepend(ROOT / "benchmarks")  # as for a script
+        return importlib.import_module("evidence_tables")
 
 
 def test_the_page_shows_the_raw_results(tables: ModuleType) -> None:

