@@ -57,7 +57,7 @@ def test_each_image_searches_for_the_others(
     note = "on images that it was trained on: to compare the models on new images, use --queries"
     page = write_comparison(comparison, tmp_path / "page.html").read_text(encoding="utf-8")
     print_comparison(comparison)
-    for text in (page, capsys.readouterr().out, comparison.to_dict()["note"]):
+    for text in (page, capsys.readouterr().out, comparison.to_dict()["remarks"][0]):
         assert note in text
     texts = re.sub(r"<(script|style).*?</\1>|<[^>]*>", " ", page, flags=re.DOTALL)
     assert not re.findall(r"\bruns?\b", texts, re.IGNORECASE)
@@ -70,7 +70,7 @@ def test_queries_of_the_user(encoder: Encoder, shared_images: Catalog, tmp_path:
         Gallery.build(encoder, shared_images.subset(range(1, len(shared_images))), tmp_path / name, workers=0)
     comparison = compare_runs([tmp_path / "old", tmp_path / "new"], queries=shared_images.root)
     (test,) = comparison.tests
-    assert (comparison.note, "note" in comparison.to_dict()) == ("", False)
+    assert (comparison.remarks(), "remarks" in comparison.to_dict()) == ([], False)
     assert test.queries["r@1"] == len(shared_images)
     found = Gallery.open(tmp_path / "old").search(shared_images.file(0), 1)[0].item.label
     first_is_right = found == shared_images.class_names[shared_images.labels[0]]

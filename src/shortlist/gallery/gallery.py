@@ -49,9 +49,7 @@ class Gallery:
         self._encoder: Encoder | None = None
         self._prepare: Callable[[Encoder], Encoder] = Encoder.to  # moves it to the GPU, if there is one
         self._loading, self._following = threading.Lock(), threading.Lock()
-        self._followed: tuple[Path, Path | str] | None = (
-            None  # the name that was opened, and the location that it referred to
-        )
+        self._followed: tuple[Path, Path | str] | None = None  # the name that was opened, and where it referred to
         self._former: list[Store] = []  # stores that searches may still use
         self.opened_as: tuple[str, str | None] | None = None  # arguments with which another process can open it
 

@@ -79,14 +79,14 @@ class Comparison:
         tests: The tests.
         groups: Folders of the runs by group and seed; empty if single runs are compared.
         noun: What is compared, in the singular and the plural.
-        note: What the reader has to know about the tests, or an empty text.
+        own_queries: Whether the queries are images of the compared galleries themselves.
     """
 
     runs: dict[str, Path]
     tests: list[ComparedTest]
     groups: dict[str, dict[int, Path]] = field(default_factory=dict)
     noun: tuple[str, str] = ("run", "runs")
-    note: str = ""
+    own_queries: bool = False
 
     @property
     def names(self) -> list[str]:
@@ -107,8 +107,8 @@ class Comparison:
         ]
 
     def remarks(self) -> list[str]:
-        """Return a sentence about each timm model: its pooling may differ from that of the baseline of a run."""
-        return [
+        """Return sentences that help to interpret the results: on the queries, and on the pooling of timm models."""
+        return [OWN_QUERIES] * self.own_queries + [
             f"{name} pools its features as usual for this timm model (average, or the class token). The baseline that "
             "training is compared with, the pretrained backbone alone, has the pooling of the run"
             for name, path in self.runs.items()
@@ -132,8 +132,9 @@ class Comparison:
         ]
         groups = {name: {seed: str(path) for seed, path in runs.items()} for name, runs in self.groups.items()}
         runs = {name: str(path) for name, path in self.runs.items()}
-        note = {"note": self.note} if self.note else {}
-        return {"runs": runs, **({"groups": groups} if groups else {}), "first": self.first, **note, "tests": tests}
+        facts = {"groups": groups, "remarks": self.remarks()}
+        shown = {name: value for name, value in facts.items() if value}
+        return {"runs": runs, **shown, "first": self.first, "tests": tests}
 
 
 def _verdict(first: str, run: str, test: ComparedTest, metric: str, difference: Difference) -> str:
@@ -187,8 +188,8 @@ def compare_runs(
         from shortlist.report.gallery_tests import open_gallery_test  # needs the extra search
 
         opened = open_gallery_test(runs, queries, display, label_separator=label_separator)
-        note = "" if queries is not None else OWN_QUERIES
-        return Comparison(runs, [_compare_test(opened, display)], noun=("gallery", "galleries"), note=note)
+        noun = ("gallery", "galleries")
+        return Comparison(runs, [_compare_test(opened, display)], noun=noun, own_queries=queries is None)
     if queries is not None:
         raise ConfigError("`queries` are for galleries: runs are compared on the images that they were tested on.")
     return Comparison(runs, [_compare_test(tests, display) for tests in open_common_tests(runs, display)])

@@ -109,7 +109,7 @@ def print_comparison(comparison: Comparison, console: Console | None = None) -> 
     every = [each for test in comparison.tests for run in test.differences.values() for each in run.values()]
     if not all(difference.significant for difference in every):
         console.print("~ not significant: the interval contains 0", markup=False, highlight=False)
-    for sentence in (*comparison.verdicts(), *comparison.remarks(), *filter(None, [comparison.note])):
+    for sentence in (*comparison.verdicts(), *comparison.remarks()):
         console.print(f"{sentence}.", markup=False, highlight=False, soft_wrap=True)
 
 
