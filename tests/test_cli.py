@@ -368,7 +368,7 @@ class TestNames:
         assert_error(call("evaluate", run, "--data", "sop"), "sop needs its folder: set --root to the one")
         assert_error(call("evaluate", run, "--on-missing", "skp"), "--on-missing skp: did you mean 'skip'?")
         gone = ("evaluate", run, "--data", images, "--distractors", "gone")
-        assert_error(call(*gone), "there is no folder", "; --distractors must hold")
+        assert_error(call(*gone), "does not exist", "; --distractors must contain")
 
     def test_keys(self, call: Call, tmp_path: Path) -> None:
         (class_folders(tmp_path / "images") / "empty").mkdir()

@@ -126,7 +126,9 @@ class TestOfAConfiguration:
         monkeypatch.chdir(tmp_path)
         self.refused("sop", "^sop needs its folder: set data.root to the one that holds")
         self.refused(
-            "sop", f"sop: there is no folder {tmp_path / 'x'}; data.root must hold", f"data.root={tmp_path / 'x'}"
+            "sop",
+            f"sop: the folder {tmp_path / 'x'} does not exist; data.root must contain",
+            f"data.root={tmp_path / 'x'}",
         )
         one = class_folders(tmp_path / "one", classes=1)
         self.refused(one, "train on all of them with data.train_share=1")
@@ -146,7 +148,7 @@ class TestOfAConfiguration:
             ("{source: roxford5k}", "roxford5k needs its folder: set the root in evaluation.tests to the one"),
             (
                 f"{{source: {images}, distractors: nowhere}}",
-                "there is no folder .*; the distractors in evaluation.tests",
+                "the folder .* does not exist; the distractors in evaluation.tests",
             ),
         ):
             with pytest.raises(DataError, match=said):

@@ -252,7 +252,11 @@ class TestOrder:
 
     def test_images_that_are_not_given_as_a_setting(self, call: Call) -> None:  # noqa: F811
         for command in ("train", "plan"):
-            assert_error(call(command, "folder-fast"), "There is no folder 'images' here", "Set data.source=FOLDER to")
+            assert_error(
+                call(command, "folder-fast"),
+                "The folder 'images', the default of this recipe, does not exist",
+                "Set data.source=FOLDER to",
+            )
             assert_error(call(command, "folder", "my images"), "form key=value, such as optimizer.lr=1e-4.")
         Path("my images").mkdir()
         assert_error(call("train", "folder", "my images"), "To train on these images, write 'data.source=my images'.")
@@ -523,7 +527,7 @@ def test_what_the_choice_of_a_recipe_depends_on(images: Path, tmp_path: Path, mo
         "validation": 18,
         "test": 36,
     }
-    with pytest.raises(DataError, match=r"there is no folder 'x' here"):
+    with pytest.raises(DataError, match=r"the folder 'x' does not exist"):
         suited_recipe("folder", ["data.source=x"])
     tiny = config.with_changes(model={"backbone": "test_resnet", "weights": None})
     machine = affordable_views.this_machine(tiny, tmp_path / "no" / "such" / "folder", catalog)

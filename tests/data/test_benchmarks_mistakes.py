@@ -57,7 +57,9 @@ def small(name: str, folder: Path) -> Path:
 @pytest.mark.parametrize("name", NAMES)
 def test_no_folder(name: str, tmp_path: Path):
     refused(name, None, f"{name} needs its folder: set `root` to the one that holds {BENCHMARKS[name].expects}")
-    refused(name, tmp_path / "nowhere", f"{name}: there is no folder {tmp_path / 'nowhere'}; `root` must hold")
+    refused(
+        name, tmp_path / "nowhere", f"{name}: the folder {tmp_path / 'nowhere'} does not exist; `root` must contain"
+    )
 
 
 @pytest.mark.parametrize("name", NAMES)

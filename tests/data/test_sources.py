@@ -299,11 +299,11 @@ def test_unknown_names(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.chdir(tmp_path)
     refused(
         "cars169",
-        r"unknown source 'cars169': .* no benchmark of that name, did you mean 'cars196'\? \(expected a benchmark",
+        r"unknown source 'cars169': .* no benchmark has this name, did you mean 'cars196'\? \(expected a benchmark",
     )
     refused(
         "xyz",
-        r"unknown source 'xyz': there is no folder 'xyz' here, .*, known: cars196, cub, .*omniglot, .* \(expected",
+        r"unknown source 'xyz': the folder 'xyz' does not exist, .*, known: cars196, cub, .*omniglot, .* \(expected",
     )
     refused("./cars196", r"cars196 does not exist; expected a benchmark's name, a folder")
     refused("list.csv", r"list.csv does not exist; expected")
@@ -325,7 +325,9 @@ def test_errors_of_the_operating_system(tmp_path: Path, monkeypatch: pytest.Monk
 
 def test_a_benchmark_needs_its_folder(tmp_path: Path):
     refused("cars196", r"cars196 needs its folder: set `root` to the one that holds cars_annos.mat and car_ims/")
-    refused("omniglot", r"omniglot: there is no folder .*nowhere; `root` must hold", root=tmp_path / "nowhere")
+    refused(
+        "omniglot", r"omniglot: the folder .*nowhere does not exist; `root` must contain", root=tmp_path / "nowhere"
+    )
 
 
 def test_a_benchmark_takes_precedence_over_a_folder_of_the_same_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):

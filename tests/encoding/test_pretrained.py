@@ -108,7 +108,9 @@ class TestPackage:
 
     def test_a_package_that_is_not_on_the_hub(self, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(pretrained, "reachable", lambda address: False)
-        with pytest.raises(ModelError, match=r"^There is no folder someone/nothing-7, and no package") as refused:
+        with pytest.raises(
+            ModelError, match=r"^The folder someone/nothing-7 does not exist, and no package of this name"
+        ) as refused:
             Encoder.from_pretrained("someone/nothing-7")
         assert "Hub: it cannot be reached, and no earlier download was found" in str(refused.value)
         assert "local_files_only" not in str(refused.value)

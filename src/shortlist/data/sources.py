@@ -148,5 +148,5 @@ def _unknown_source(source: str, path: Path, kinds: str) -> DataError:
         return DataError(f"{path} cannot be opened as images; expected {kinds}")
     if os.sep in source or "/" in source or path.suffix:
         return DataError(f"{absolute_path(path)} does not exist; expected {kinds}")
-    where = f"there is no folder {source!r} here, and no benchmark of that name"
+    where = f"the folder {source!r} does not exist, and no benchmark has this name"
     return DataError(f"unknown source {source!r}: {where}, {did_you_mean(source, BENCHMARKS)} (expected {kinds})")

@@ -120,5 +120,6 @@ def _download(name: str) -> Path:
         if not online:  # the text of the library is about its own options
             problem = "it cannot be reached, and no earlier download was found. Check the name and the connection."
         raise ModelError(
-            f"There is no folder {name}, and no package {name} can be downloaded from the Hugging Face Hub: {problem}"
+            f"The folder {name} does not exist, and no package of this name can be downloaded from the Hugging "
+            f"Face Hub: {problem}"
         ) from error

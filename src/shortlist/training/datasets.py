@@ -297,7 +297,7 @@ def _check_given(data: DataConfig) -> None:
     """Check that the user has set `data.source`, if the recipe has only an example of it."""
     if data.source == EXAMPLE and not Path(EXAMPLE).exists():
         raise DataError(
-            f"There is no folder {EXAMPLE!r} here, which is only the default of the recipe. Set data.source=FOLDER to "
+            f"The folder {EXAMPLE!r}, the default of this recipe, does not exist. Set data.source=FOLDER to "
             "a folder with one sub-folder per class, or to a .csv or .parquet file."
         )
 

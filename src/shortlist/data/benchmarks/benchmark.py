@@ -124,7 +124,7 @@ class Benchmark:
         if root is None:
             raise DataError(f"{self.name} needs its folder: set `root` to the one that holds {self.expects}")
         if not root.is_dir():
-            raise DataError(f"{self.name}: there is no folder {root}; `root` must hold {self.expects}")
+            raise DataError(f"{self.name}: the folder {root} does not exist; `root` must contain {self.expects}")
         if any((root / marker).exists() for marker in self.markers):
             return root
         found = next((f"; {name} {what}" for name, what in self.lookalikes.items() if (root / name).exists()), "")
