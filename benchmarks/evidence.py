@@ -292,9 +292,11 @@ class Runner:
 def train(job: Job, data: Path, work: Path) -> dict[str, Any]:
     """Train one run, or resume it, and return its results."""
     from shortlist import runs
+    from shortlist.batches.memory import reuse_freed_memory
     from shortlist.progress import Display
     from shortlist.training import RunFolder
 
+    reuse_freed_memory()  # as the command line does
     study, validation = STUDIES[job.study], job.phase == "validation"
     folder, started = work / "runs" / job.key, time.perf_counter()
     if (folder / "config.yaml").exists():

@@ -15,6 +15,7 @@ from pathlib import Path
 
 import torch
 
+from shortlist.batches.memory import reuse_freed_memory
 from shortlist.config import RunConfig
 from shortlist.encoding.embed import embed_images
 from shortlist.model import Embedder
@@ -34,6 +35,7 @@ def main() -> None:
     parser.add_argument("folder", type=Path, help="folder to save to")
     parser.add_argument("settings", nargs="*", help="overrides of the recipe, as key=value")
     options = parser.parse_args()
+    reuse_freed_memory()  # as the command line does
     config = open_recipe(options.recipe, options.settings)
     options.folder.mkdir(parents=True, exist_ok=True)
     half = max(config.training.epochs // 2, 1)
