@@ -19,8 +19,9 @@ import json
 import resource
 import statistics
 import time
+from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from itertools import product
 from pathlib import Path
 from typing import Any
@@ -209,8 +210,8 @@ def sweep_cases(real: Path | None) -> Iterator[Case]:
                 continue  # there are not enough classes of this size
             for loss in ("recall", "recall+simix") if kind.per_class == 4 else ("recall",):
                 yield Case(loss, batch, "eager", kind)
-                if batch < 4000 and kind == Embeddings(kind.per_class):
-                    yield Case(loss, batch, "dense", kind)  # its time does not depend on the kind
+                if kind in (replace(stage, per_class=kind.per_class) for stage in STAGES.values()):
+                    yield Case(loss, batch, "dense", kind)  # its time depends on the kind only by subnormal numbers
 
 
 # -------------------------------------------------------------------------------------------------------- targets
@@ -231,6 +232,7 @@ def _trained(case: Case) -> bool:
 TARGETS = [
     Target("RS@k 4000, every kind", lambda case: case.loss == "recall" and case.batch == 4000, 2),
     Target("RS@k 4000, trained", lambda case: case.loss == "recall" and case.batch == 4000 and _trained(case), 1.25),
+    Target("RS@k 1000, every kind", lambda case: case.loss == "recall" and case.batch == 1000, 2),
     Target("RS@k 400, every kind", lambda case: case.loss == "recall" and case.batch == 400, 4),
     Target("RS@k + SiMix 4000, trained", lambda case: case.simix and case.batch == 4000 and _trained(case), 5),
     Target("RS@k + SiMix 4000, every kind", lambda case: case.simix and case.batch == 4000, 8),
@@ -247,16 +249,14 @@ def show_targets(results: Results) -> None:
             verdict = "met" if measured[worst] <= target.times_floor else "MISSED"
             times = f"{measured[worst]:6.2f} x floor, target {target.times_floor}"
             print(f"{target.name:32} {times}: {verdict}; {worst.embeddings}")
-    dense_times = {
-        (case.loss, case.batch, case.embeddings.per_class): result["times_floor"]
-        for case, result in results.items()
-        if case.contender == "dense" and "times_floor" in result
-    }
+    dense_times = defaultdict(list)
+    for case, result in results.items():
+        if case.contender == "dense" and "times_floor" in result:
+            dense_times[case.loss, case.batch, case.embeddings.per_class].append(result["times_floor"])
     ratios = {}
     for case, times in ours_times.items():
-        key = case.loss, case.batch, case.embeddings.per_class
-        if key in dense_times:
-            ratios[case] = times / dense_times[key]
+        if known := dense_times.get((case.loss, case.batch, case.embeddings.per_class)):
+            ratios[case] = times / min(known)
     if ratios:
         worst = max(ratios, key=lambda case: ratios[case])
         verdict = "met" if ratios[worst] <= 1 else "MISSED"
