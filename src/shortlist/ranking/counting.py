@@ -31,7 +31,7 @@ from shortlist.ranking.pruning import exponent_range, flat_from, series
 from shortlist.ranking.scratch import Scratch
 from shortlist.ranking.tail import LinearTail
 
-Steps = Callable[[Tensor, Tensor, float, Tensor, LinearTail | None], tuple[Tensor, Tensor]]
+Steps = Callable[[Tensor, Tensor, float, Tensor, LinearTail | None, Tensor | None], tuple[Tensor, Tensor]]
 
 _CACHE_ELEMENTS = 2**20  # number of elements that a CPU processes at a time
 
@@ -67,7 +67,12 @@ def sigmoid_or_zero(x: Tensor, items: int) -> Tensor:
 
 
 def soft_steps(
-    items: Tensor, thresholds: Tensor, scale: float, slope: Tensor, tail: LinearTail | None = None
+    items: Tensor,
+    thresholds: Tensor,
+    scale: float,
+    slope: Tensor,
+    tail: LinearTail | None = None,
+    own: Tensor | None = None,
 ) -> tuple[Tensor, Tensor]:
     """Compute the counts and the derivative of every sigmoid.
 
@@ -77,6 +82,7 @@ def soft_steps(
         scale: Inverse temperature of the sigmoid.
         slope: Output of shape (T, P, N): the derivative of each sigmoid, divided by `scale`.
         tail: Upper bound that takes the place of the sigmoid, if any.
+        own: Item that is not counted for each threshold, of shape (T, P).
 
     Returns:
         The counts and the sums of the derivatives over the items, both of shape (T, P).
@@ -84,6 +90,8 @@ def soft_steps(
     gap = torch.sub(items.unsqueeze(1), thresholds.unsqueeze(2), out=slope)
     unscaled = gap if tail is None else gap.clone()
     soft = sigmoid_or_zero(gap.mul_(scale), items.shape[1])
+    if own is not None:
+        soft.scatter_(2, own.unsqueeze(2), 0)
     counts = soft.sum(2)
     if tail is not None:
         counts += tail.excess(unscaled, soft, scale)
@@ -98,6 +106,7 @@ class DenseCounts:
 
     Args:
         steps: `soft_steps`, or `compiled_steps` for the same computation fused by torch.compile.
+        own: Item that is not counted for each threshold, of shape (T, P).
     """
 
     def __init__(
@@ -108,9 +117,10 @@ class DenseCounts:
         steps: Steps,
         scratch: Scratch,
         tail: LinearTail | None = None,
+        own: Tensor | None = None,
     ):
         self._slope = scratch("slope", *thresholds.shape, items.shape[1])
-        self.counts, self._slope_sums = steps(items, thresholds, scale, self._slope, tail)
+        self.counts, self._slope_sums = steps(items, thresholds, scale, self._slope, tail, own)
 
     def gradient(self, weights: Tensor, columns: Tensor, addend: Tensor, out: Tensor) -> Tensor:
         torch.bmm(weights.unsqueeze(1), self._slope, out=out.unsqueeze(1))
@@ -411,19 +421,25 @@ class _Compiled:
         self._worked = False
 
     def __call__(
-        self, items: Tensor, thresholds: Tensor, scale: float, slope: Tensor, tail: LinearTail | None = None
+        self,
+        items: Tensor,
+        thresholds: Tensor,
+        scale: float,
+        slope: Tensor,
+        tail: LinearTail | None = None,
+        own: Tensor | None = None,
     ) -> tuple[Tensor, Tensor]:
         if self._steps is None:
             self._steps = torch.compile(soft_steps, dynamic=True)
         try:
-            result = self._steps(items, thresholds, scale, slope, tail)
+            result = self._steps(items, thresholds, scale, slope, tail, own)
         except Exception as error:  # a missing or broken compiler can raise anything
             if self._worked or isinstance(error, torch.OutOfMemoryError):
                 raise
             reason = str(error).strip().split("\n")[0]
             warnings.warn(f"torch.compile failed; continuing without it: {reason}", stacklevel=2)
             self._steps = soft_steps
-            result = soft_steps(items, thresholds, scale, slope, tail)
+            result = soft_steps(items, thresholds, scale, slope, tail, own)
         self._worked = True
         return result
 

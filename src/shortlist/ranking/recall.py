@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
@@ -33,6 +33,8 @@ class RecallHead:
         k: Cut-offs to average over.
         rank_temperature: Temperature tau_1 of the sigmoid on ranks.
     """
+
+    uses_among_positives: ClassVar[bool] = False
 
     k: tuple[int, ...]
     rank_temperature: float

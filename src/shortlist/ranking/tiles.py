@@ -51,13 +51,17 @@ class Ranks(NamedTuple):
     """Smooth ranks, starting at 1, of the positives of a tile of T queries with up to P positives each."""
 
     overall: Tensor  # (T, P) rank in the whole database; inf if it certainly exceeds the head's reach
-    among_positives: Tensor  # (T, P) rank among the positives of the query
+    among_positives: Tensor  # (T, P) rank among the positives of the query; may be NaN if the head does not use it
     present: Tensor  # (T, P) bool, False for padding
     number: Tensor  # (T,) number of positives
 
 
 class Head(Protocol):
-    """A ranking loss as a function of ranks."""
+    """A ranking loss as a function of ranks.
+
+    If a head has an attribute `uses_among_positives` that is False, the ranks among the positives are not always
+    computed, which makes small batches faster.
+    """
 
     def __call__(self, ranks: Ranks) -> Tensor:
         """Compute the loss of each query, (T,), differentiable with respect to `overall` and `among_positives` only."""
@@ -140,6 +144,8 @@ class Engine:
                 columns, present = relevance.positives(rows, width)
                 positives = competitors.gather(1, columns)
                 relevance.hide(competitors, rows, columns)
+                if not stream.splits:
+                    competitors.scatter_(1, columns, positives)
                 losses[part], gradients = stream.tile(_Tile(competitors, columns, positives, present, active=present))
                 if backward:
                     pull_back(gradients)
@@ -165,7 +171,7 @@ class Engine:
 class _Tile(NamedTuple):
     """Similarities of a tile of T queries with up to P positives each."""
 
-    competitors: Tensor  # (T, N) similarities of the competitors of the positives; -inf for all other items
+    competitors: Tensor  # (T, N) similarities of the competitors of the positives; -inf for items that do not count
     columns: Tensor  # (T, P) database indices of the positives
     positives: Tensor  # (T, P) similarities of the positives
     present: Tensor  # (T, P) bool, False for padding
@@ -185,6 +191,15 @@ class _Stream:
     scratch: Scratch
     tail: LinearTail | None
 
+    @property
+    def splits(self) -> bool:
+        """Whether positives are compared with each other separately. Otherwise they are among the competitors.
+
+        A pruned computation cannot leave out the comparison of a positive with itself, whose slope of 1/4 would hide
+        small gradients.
+        """
+        return self.prune or self.tail is not None or getattr(self.head, "uses_among_positives", True)
+
     def tile(self, tile: _Tile) -> tuple[Tensor, Gradients]:
         """Compute the losses, (T,), and the gradients of the mean loss with respect to the similarities."""
         if self.prune:
@@ -193,14 +208,13 @@ class _Stream:
             in_reach = tile.positives > similarity_out_of_reach(tile.competitors, reach, least)
             tile = tile._replace(active=tile.active & in_reach)
         counted = list(self._count(tile))
-        among = PositiveCounts(
-            tile.positives, tile.present, 1 / self.temperature, self.scratch, exact=self.tail is not None
-        )
-        overall = 1 + among.counts
+        among = self._count_among_positives(tile)
+        overall = torch.ones_like(tile.positives) if among is None else 1 + among.counts
+        among_positives = torch.full_like(overall, torch.nan) if among is None else overall.clone()
         for rows, ahead in counted:
             overall[rows] += ahead.counts
         overall.masked_fill_(tile.present & ~tile.active, torch.inf)
-        ranks = Ranks(overall, 1 + among.counts, tile.present, tile.present.sum(1))
+        ranks = Ranks(overall, among_positives, tile.present, tile.present.sum(1))
         if not self.backward:
             return self.head(ranks), []
         with torch.enable_grad():
@@ -208,7 +222,7 @@ class _Stream:
             losses = self.head(ranks)
             mean = losses.sum() / (self.queries * self.temperature)  # includes the inner derivative of the sigmoids
             by_overall, by_among = torch.autograd.grad(mean, inputs, allow_unused=True, materialize_grads=True)
-        at_positives = among.gradient(by_overall + by_among)
+        at_positives = torch.zeros_like(by_overall) if among is None else among.gradient(by_overall + by_among)
 
         gradients: Gradients = []
         dense = []
@@ -225,12 +239,19 @@ class _Stream:
             gradients.append((out[:filled], _concatenate(dense)))
         return losses.detach(), gradients
 
+    def _count_among_positives(self, tile: _Tile) -> PositiveCounts | None:
+        if not self.splits:
+            return None
+        exact = self.tail is not None
+        return PositiveCounts(tile.positives, tile.present, 1 / self.temperature, self.scratch, exact)
+
     def _count(self, tile: _Tile) -> Iterator[tuple[Rows, RankCounts]]:
         """Count the competitors ahead of each positive. Yield the rows that are counted in the same way together."""
         size, dtype, scale = tile.competitors.shape[1], tile.positives.dtype, 1 / self.temperature
         all_rows, scratch, tail = slice(None), self.scratch, self.tail
         if not self.prune:
-            yield all_rows, DenseCounts(tile.competitors, tile.positives, scale, self.steps, scratch, tail)
+            own = None if self.splits else tile.columns
+            yield all_rows, DenseCounts(tile.competitors, tile.positives, scale, self.steps, scratch, tail, own)
             return
         if size < _SORT_FROM:
             yield all_rows, SeriesCounts(tile.competitors, tile.positives, tile.active, scale, scratch, tail)
