@@ -33,17 +33,9 @@ def read(root: Path, progress: Progress | None = None) -> Catalog:
     if without := int((~kept).sum()):
         ids = tuple(itertools.compress(ids, kept))
         remarks = (f"images of {LIST} without a landmark, which were left out: {without:,}",)
-    numbers, labels = np.unique(landmark_ids[kept], return_inverse=True)
     folder = _image_prefix(root, ids)
-    return Catalog(
-        name="gldv1",
-        root=root,
-        paths=np.array([f"{folder}{image}.jpg" for image in ids], dtype=object),
-        labels=labels,
-        class_names=tuple(map(str, numbers.tolist())),
-        splits=np.full(len(ids), "train"),
-        remarks=remarks,
-    )
+    paths = [f"{folder}{image}.jpg" for image in ids]
+    return Catalog.from_classes("gldv1", root, paths, landmark_ids[kept].tolist(), "train", remarks=remarks)
 
 
 def _image_prefix(root: Path, ids: tuple[str, ...]) -> str:

@@ -76,15 +76,9 @@ def _catalog(folder: Path, expected: int) -> Catalog:
         raise DataError(
             f"{folder} should hold {expected} images but holds {len(files)}. Delete it; it will be rendered again."
         )
-    names, labels = np.unique([file.parent.name for file in files], return_inverse=True)
-    return Catalog(
-        name="glyphs",
-        root=folder,
-        paths=np.array([file.relative_to(folder).as_posix() for file in files], dtype=object),
-        labels=labels,
-        class_names=tuple(names.tolist()),
-        splits=np.array([file.parent.parent.name for file in files]),
-    )
+    paths = [file.relative_to(folder).as_posix() for file in files]
+    splits, classes, _ = zip(*(path.split("/") for path in paths), strict=True)
+    return Catalog.from_classes("glyphs", folder, paths, classes, splits)
 
 
 def _render(folder: Path, seed: int, classes: int, per_class: int, progress: Progress | None) -> None:

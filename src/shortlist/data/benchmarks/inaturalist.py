@@ -5,8 +5,6 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
-import numpy as np
-
 from shortlist.data.benchmarks.benchmark import Benchmark, Count
 from shortlist.data.benchmarks.lists import read_lines
 from shortlist.data.catalog import Catalog
@@ -33,16 +31,7 @@ def read(root: Path, progress: Progress | None = None) -> Catalog:
         paths += listed
         names += [path[len(IMAGES) + 1 : path.rindex("/")] for path in listed]
         splits += [split] * len(listed)
-    class_names = sorted(set(names))
-    label_of = {name: label for label, name in enumerate(class_names)}
-    return Catalog(
-        name="inaturalist",
-        root=root,
-        paths=np.array(paths, dtype=object),
-        labels=np.array([label_of[name] for name in names]),
-        class_names=tuple(class_names),
-        splits=np.array(splits),
-    )
+    return Catalog.from_classes("inaturalist", root, paths, names, splits)
 
 
 def _paths(file: Path) -> list[str]:

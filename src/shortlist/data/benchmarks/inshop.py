@@ -31,18 +31,10 @@ def read(root: Path, progress: Progress | None = None) -> Catalog:
             raise DataError(
                 f"inshop: {file}, line {line}: unknown evaluation_status {value!r}; {did_you_mean(value, STATUSES)}"
             )
-    class_names, labels = np.unique(np.array(items), return_inverse=True)
-    status = np.array(statuses)
-    folder = first_folder_with(root, ("", "Img"), names) or ""
-    return Catalog(
-        name="inshop",
-        root=root,
-        paths=np.array([f"{folder}/{name}" if folder else name for name in names], dtype=object),
-        labels=labels,
-        class_names=tuple(class_names.tolist()),
-        splits=np.where(status == "train", "train", "test"),
-        roles=np.where(status == "train", "", status),
-    )
+    training, folder = np.array(statuses) == "train", first_folder_with(root, ("", "Img"), names)
+    paths = [f"{folder}/{name}" if folder else name for name in names]
+    splits, roles = np.where(training, "train", "test"), np.where(training, "", statuses)
+    return Catalog.from_classes("inshop", root, paths, items, splits, roles=roles)
 
 
 def _rows(file: Path) -> list[str]:

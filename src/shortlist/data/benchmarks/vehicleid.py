@@ -35,19 +35,11 @@ def reader(size: str, protocol: str | None = None) -> Callable[[Path, Progress |
     def read(root: Path, progress: Progress | None = None) -> Catalog:
         parts = [_listed(root / "train_test_split" / file, name) for file in ("train_list.txt", test)]
         images = [image for listed, _ in parts for image in listed]
-        vehicles, labels = np.unique(np.concatenate([numbers for _, numbers in parts]), return_inverse=True)
+        vehicles = [vehicle for _, numbers in parts for vehicle in numbers.tolist()]
         splits = np.repeat(["train", "test"], [len(listed) for listed, _ in parts])
-        roles = _roles(images, labels, splits) if protocol else None
-        return Catalog(
-            name=name,
-            root=root,
-            paths=np.array([f"image/{image}.jpg" for image in images], dtype=object),
-            labels=labels,
-            class_names=tuple(map(str, vehicles.tolist())),
-            splits=splits,
-            roles=roles,
-            protocol=protocol,
-        )
+        roles = _roles(images, vehicles, splits) if protocol else None
+        paths = [f"image/{image}.jpg" for image in images]
+        return Catalog.from_classes(name, root, paths, vehicles, splits, roles=roles, protocol=protocol)
 
     return read
 
@@ -59,14 +51,13 @@ def _listed(file: Path, name: str) -> tuple[Sequence[str], NDArray[np.int64]]:
     return images, integers(file, name, vehicles, "vehicle")
 
 
-def _roles(images: Sequence[str], labels: NDArray[np.int64], splits: NDArray[np.str_]) -> NDArray[np.str_]:
+def _roles(images: Sequence[str], vehicles: Sequence[int], splits: NDArray[np.str_]) -> NDArray[np.str_]:
     """Return the role of each image: the image of a test vehicle with the smallest hash is its gallery image."""
     roles = np.where(splits == "test", "query", "").astype("<U7")
-    smallest: dict[int, tuple[str, int]] = {}  # label -> hash, row
+    smallest: dict[int, tuple[str, int]] = {}  # vehicle -> hash, row
     for row in np.flatnonzero(splits == "test").tolist():
         candidate = (hashlib.sha256(f"{GALLERY_SEED}/{images[row]}".encode()).hexdigest(), row)
-        label = int(labels[row])
-        smallest[label] = min(smallest.get(label, candidate), candidate)
+        smallest[vehicles[row]] = min(smallest.get(vehicles[row], candidate), candidate)
     roles[[row for _, row in smallest.values()]] = "gallery"
     return roles
 
