@@ -117,6 +117,6 @@ class TestMeasuring:
         before = {name: each.clone() for name, each in embedder.state_dict().items()}
         clock = itertools.count(0, 10)  # seconds per look at the clock
         found = measure_durations(plan, embedder, find_requirements(plan, embedder), lambda: float(next(clock)))
-        assert found.step > 0
+        assert found.step >= 10  # a step with a frozen backbone is measured by the same clock
         assert found.image > 0
         assert all(torch.equal(each, before[name]) for name, each in embedder.state_dict().items())
