@@ -152,7 +152,7 @@ def evaluate(
     from shortlist.recipes import differences, recipe_names
     from shortlist.report.terminal_tables import print_evaluations
     from shortlist.runs import evaluate
-    from shortlist.training import RunFolder, embed_run_shard
+    from shortlist.training import EvalImages, RunFolder, embed_run_shard
 
     if images is not None and data is not None:
         raise ConfigError("The images are given twice, as an argument and with --data: give one of the two.")
@@ -167,7 +167,8 @@ def evaluate(
     }
     keep_freed_memory()
     if chosen is not None:
-        written = [str(path) for path in embed_run_shard(run, chosen, folder, data, **options, display=display)]
+        named = EvalImages(data, **options)
+        written = [str(path) for path in embed_run_shard(run, chosen, folder, named, display=display)]
         text = f"Shard {chosen} is embedded. When all shards are done, use --merge instead of --shard."
         display.message(text, parts=written)
         return

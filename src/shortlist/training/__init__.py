@@ -9,6 +9,7 @@ with extra("training", __name__):
     from shortlist.progress import Display
     from shortlist.training.ablation import ablate, collect
     from shortlist.training.components import Given
+    from shortlist.training.datasets import EvalImages
     from shortlist.training.folder import RunFolder
     from shortlist.training.loop import resume_run, train_run
     from shortlist.training.plan import Plan, make_plan
@@ -25,6 +26,7 @@ with extra("training", __name__):
 
 __all__ = [
     "Display",
+    "EvalImages",
     "Given",
     "LargeBatchStep",
     "Plan",
