@@ -537,7 +537,7 @@ class TestImages:
         unreadable = json.loads(run.unreadable_file.read_text())
         assert [path for path, _ in unreadable] == ["class 01/2.png", "class 04/text.jpg"]
         assert json.loads(run.facts_file.read_text())["classes_too_small"] == ["class 05"]
-        monkeypatch.setattr(datasets, "drop_unreadable", lambda *_, **__: pytest.fail("searched again"))
+        monkeypatch.setattr(datasets, "find_unreadable", lambda *_, **__: pytest.fail("searched again"))
         run.evaluation_file.unlink()
         again = Listener()
         resume(run.path, again)

@@ -9,7 +9,7 @@ with extra("training", __name__):
     from shortlist.data.catalog import ROLES, SPLITS, Catalog, Judgement, Judgements
     from shortlist.data.folders import UNLABELLED
     from shortlist.data.images import ImageDataset, ImageError, load_image
-    from shortlist.data.inspection import CheckReport, check, drop_unreadable, summary
+    from shortlist.data.inspection import CheckReport, check, find_unreadable, summary
     from shortlist.data.loader import image_chunks
     from shortlist.data.sources import open_catalog, open_collection
     from shortlist.data.splits import half_validation, open_set_split
@@ -36,7 +36,7 @@ __all__ = [
     "build_once",
     "cache_folder",
     "check",
-    "drop_unreadable",
+    "find_unreadable",
     "half_validation",
     "image_chunks",
     "load_image",

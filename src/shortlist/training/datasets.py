@@ -11,7 +11,7 @@ from typing import Any, NamedTuple, TypeVar
 from shortlist.config import CONFIG_KEYS, RunConfig
 from shortlist.config.schema import DataConfig, TestConfig
 from shortlist.data import BENCHMARKS, Catalog, half_validation, open_catalog
-from shortlist.data.inspection import drop_unreadable
+from shortlist.data.inspection import find_unreadable
 from shortlist.data.sources import check_source
 from shortlist.encoding.feature_cache import image_keys
 from shortlist.errors import ConfigError, DataError, translate_arguments
@@ -156,7 +156,7 @@ def _find_unreadable(catalog: Catalog, lists: list[Path], display: Display) -> l
         unreadable = [(path, why) for path, why in read_json(known, list[tuple[str, str]])]
     else:
         with display.task("checking for unreadable images", "images") as progress:
-            _, unreadable = drop_unreadable(catalog, progress=progress)
+            unreadable = find_unreadable(catalog, progress=progress)
     for file in lists:
         if not file.exists():
             file.parent.mkdir(parents=True, exist_ok=True)
