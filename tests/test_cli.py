@@ -287,7 +287,7 @@ class TestData:
             assert said in out
         facts = json.loads(call("data", "about", "sop", "--json")[1])
         assert facts["counts"]["test"] == {"images": 60502, "classes": 11316}
-        assert_error(call("data", "about", "spo"), "no benchmark 'spo', did you mean 'sop'?")
+        assert_error(call("data", "about", "spo"), "no benchmark 'spo'; did you mean 'sop'?")
 
     def test_show_reports_unexpected_counts(self, call: Call, tmp_path: Path) -> None:
         root = miniature("vehicleid-small", tmp_path / "vehicles", 2, 2)
