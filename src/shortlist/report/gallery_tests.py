@@ -11,7 +11,6 @@ import torch
 from torch import Tensor
 
 from shortlist.data import Catalog, open_collection
-from shortlist.data.loader import decoding_workers
 from shortlist.errors import DataError
 from shortlist.gallery import Gallery
 from shortlist.gallery.rebuilding import catalog_of
@@ -58,7 +57,7 @@ def open_gallery_test(
 
 def _embed(queries: Catalog, gallery: Gallery, display: Display) -> Tensor:
     with display.task(f"embedding {queries.name} with {gallery.name}", "images") as progress:
-        return embed_test(gallery.encoder, queries, decoding_workers(len(queries)), None, progress).cpu()
+        return embed_test(gallery.encoder, queries, None, None, progress).cpu()
 
 
 def _with_queries(test: EmbeddedTest, queries: Catalog, vectors: Tensor) -> EmbeddedTest:

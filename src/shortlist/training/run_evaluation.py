@@ -17,7 +17,6 @@ from torch import Tensor, nn
 from shortlist.config import CONFIG_KEYS, RunConfig
 from shortlist.config.schema import TestConfig
 from shortlist.data import BENCHMARKS, Catalog
-from shortlist.data.loader import decoding_workers as default_workers
 from shortlist.data.missing_files import check_on_missing
 from shortlist.data.sources import check_label_separator
 from shortlist.distributed import current_processes
@@ -199,8 +198,7 @@ def embed_labelled(
     if not isinstance(encoder, Encoder):
         encoder = open_encoder(encoder)  # after the images, because errors in these are found faster
     with display.task(f"embedding {test.name}", "images") as progress:
-        workers = default_workers(len(test), current_processes().on_this_machine)
-        vectors = embed_test(encoder, test, workers, None, progress)
+        vectors = embed_test(encoder, test, None, None, progress)
     k = BENCHMARKS[data.name].k if data.name in BENCHMARKS else DEFAULT_K
     return encoder, EvalSet(test, k, whole=is_whole(data)), vectors
 
@@ -276,7 +274,7 @@ def evaluate_embedder(
 def embed_test(
     encoder: Encoder,
     catalog: Catalog,
-    workers: int,
+    workers: int | None,
     folder: RunFolder | None,
     progress: Advance,
     parts: Path | None = None,
