@@ -14,6 +14,7 @@ from torch import Tensor
 
 from shortlist.config import RunConfig
 from shortlist.data import Catalog, FitTransform, TestTransform, load_image
+from shortlist.data.transforms import transform_image
 from shortlist.errors import ModelError
 from shortlist.model import Embedder, pair_whitening, pca_whitening
 from shortlist.training import Display, Given, RunFolder, loop, make_plan
@@ -71,7 +72,7 @@ def test_another_size(transform: TestTransform | FitTransform, expected: object)
 def whitening_of(chosen: RunConfig, embedder: Embedder, catalog: Catalog) -> tuple[Tensor, Tensor]:
     """The whitening of all images, embedded one by one."""
     _, transform = build_transforms(chosen, embedder)
-    pictures = [transform(load_image(catalog.file(index)), Random(0)) for index in range(len(catalog))]
+    pictures = [transform_image(load_image(catalog.file(index)), transform, Random(0)) for index in range(len(catalog))]
     with torch.no_grad():
         features = torch.cat([embedder.eval().pooled(picture[None]) for picture in pictures])
     if chosen.model.whitening == "pca":
