@@ -12,7 +12,6 @@ from shortlist.data.benchmarks.folder_hints import first_folder_with
 from shortlist.data.benchmarks.lists import integers, read_csv
 from shortlist.data.catalog import Catalog
 from shortlist.errors import DataError
-from shortlist.progress import Progress
 
 LIST, HEADER = "train.csv", ("id", "url", "landmark_id")
 FOLDERS = ("train", "images", "jpg", "")  # folders that the images are commonly in
@@ -20,7 +19,7 @@ NO_LIST = f"exists, but {LIST} does not: put it next to it"
 HINT = "expected train.csv of Google Landmarks 2018"
 
 
-def read(root: Path, progress: Progress | None = None) -> Catalog:
+def read(root: Path) -> Catalog:
     """Read all images of `train.csv` that have a landmark."""
     file = root / LIST
     ids, landmarks = read_csv(file, "gldv1", HEADER, ("id", "landmark_id"), HINT)

@@ -10,13 +10,12 @@ from shortlist.data.benchmarks.benchmark import Benchmark, Count
 from shortlist.data.benchmarks.lists import integers, read_csv
 from shortlist.data.catalog import Catalog
 from shortlist.errors import DataError
-from shortlist.progress import Progress
 
 LIST, HEADER = "train_clean.csv", ("landmark_id", "images")
 HINT = "expected train_clean.csv of GLDv2 (train.csv is the uncleaned list)"
 
 
-def read(root: Path, progress: Progress | None = None) -> Catalog:
+def read(root: Path) -> Catalog:
     """Read all images of `train_clean.csv`."""
     file = root / LIST
     landmarks, images = read_csv(file, "gldv2-clean", HEADER, HEADER, HINT)

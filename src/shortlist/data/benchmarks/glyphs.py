@@ -185,10 +185,11 @@ def background(random: np.random.RandomState) -> NDArray[np.int64]:
 BENCHMARK = Benchmark(
     name="glyphs",
     about="characters in many fonts, rendered on first use",
-    read=lambda root, progress: glyphs(root, progress=progress),
+    read=glyphs,
     protocol="leave-one-out",
     k=(1, 2, 4, 8),
     download="nothing to download",
     expects=None,
     counts={"train": Count(2_400, 150), "test": Count(2_400, 150)},
+    writes=True,
 )

@@ -9,7 +9,6 @@ from shortlist.data.benchmarks.benchmark import Benchmark, Count
 from shortlist.data.benchmarks.lists import read_lines
 from shortlist.data.catalog import Catalog
 from shortlist.errors import DataError
-from shortlist.progress import Progress
 
 IMAGES = "train_val2018"
 LISTS = {"Inaturalist_train_set1.txt": "train", "Inaturalist_test_set1.txt": "test"}
@@ -17,7 +16,7 @@ FOLDER = "Inat_dataset_splits"
 EXAMPLE = f"{IMAGES}/Plantae/7477/0123abcd.jpg"
 
 
-def read(root: Path, progress: Progress | None = None) -> Catalog:
+def read(root: Path) -> Catalog:
     """Read all images of both lists, which are in `Inat_dataset_splits` or in the root itself.
 
     The class of an image is its folder together with the parent folder, such as Plantae/7477.

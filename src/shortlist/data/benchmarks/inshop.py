@@ -11,7 +11,6 @@ from shortlist.data.benchmarks.folder_hints import first_folder_with
 from shortlist.data.benchmarks.lists import columns, read_lines
 from shortlist.data.catalog import Catalog
 from shortlist.errors import DataError, did_you_mean
-from shortlist.progress import Progress
 
 LIST = "list_eval_partition.txt"
 HEADER = "image_name item_id evaluation_status"
@@ -22,7 +21,7 @@ OTHER_HEADERS = {
 }
 
 
-def read(root: Path, progress: Progress | None = None) -> Catalog:
+def read(root: Path) -> Catalog:
     """Read all images of the list. The list is in the root or in `Eval`, and the images in the root or in `Img`."""
     file = root / LIST if (root / LIST).is_file() else root / "Eval" / LIST
     names, items, statuses = columns(file, "inshop", _rows(file), HEADER, first_line=3)

@@ -142,4 +142,5 @@ images_background.npz     images (classes, 20, 105, 105) bool, labels (classes, 
 images_evaluation.npz""",
     markers=MARKERS,
     counts={"train": Count(19_280, 964), "test": Count(13_180, 659)},
+    writes=True,
 )

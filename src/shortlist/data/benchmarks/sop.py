@@ -8,13 +8,12 @@ from shortlist.data.benchmarks.benchmark import Benchmark, Count
 from shortlist.data.benchmarks.lists import columns, integers, read_lines
 from shortlist.data.catalog import Catalog
 from shortlist.errors import DataError
-from shortlist.progress import Progress
 
 HEADER = "image_id class_id super_class_id path"
 LISTS = {"Ebay_train.txt": "train", "Ebay_test.txt": "test"}
 
 
-def read(root: Path, progress: Progress | None = None) -> Catalog:
+def read(root: Path) -> Catalog:
     """Read all images of both lists."""
     paths: list[str] = []
     numbers: list[int] = []  # class of each image

@@ -12,7 +12,6 @@ from numpy.typing import NDArray
 from shortlist.data.benchmarks.benchmark import Benchmark, Count
 from shortlist.data.benchmarks.lists import columns, integers, read_lines
 from shortlist.data.catalog import Catalog
-from shortlist.progress import Progress
 
 SIZES = {"small": Count(6_493, 800), "medium": Count(13_377, 1_600), "large": Count(19_777, 2_400)}
 TRAIN = Count(113_346, 13_164)
@@ -21,7 +20,7 @@ GALLERY_SEED = 0  # selects one gallery image per vehicle
 RE_IDENTIFICATION = "re-identification"
 
 
-def reader(size: str, protocol: str | None = None) -> Callable[[Path, Progress | None], Catalog]:
+def reader(size: str, protocol: str | None = None) -> Callable[[Path], Catalog]:
     """Return the function that reads the training list and one of the test lists.
 
     Args:
@@ -32,7 +31,7 @@ def reader(size: str, protocol: str | None = None) -> Callable[[Path, Progress |
     name = f"vehicleid-{size}" + ("-reid" if protocol else "")
     test = f"test_list_{SIZES[size].classes}.txt"
 
-    def read(root: Path, progress: Progress | None = None) -> Catalog:
+    def read(root: Path) -> Catalog:
         parts = [_listed(root / "train_test_split" / file, name) for file in ("train_list.txt", test)]
         images = [image for listed, _ in parts for image in listed]
         vehicles = [vehicle for _, numbers in parts for vehicle in numbers.tolist()]
