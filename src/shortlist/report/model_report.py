@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import platform
 import shlex
 from pathlib import Path
 
@@ -18,6 +17,7 @@ from shortlist.report.pages import Thumbnails, write_page
 from shortlist.report.run_report import MAX_COMPARED_IMAGES, catalog_counts, look_alikes, result_sections
 from shortlist.report.terminal_tables import counts
 from shortlist.training.datasets import EvalImages
+from shortlist.training.folder import device_name
 from shortlist.training.run_evaluation import embed_labelled
 
 
@@ -48,12 +48,10 @@ def write_model_report(name: Path | str, images: EvalImages, out: Path | str, di
         "model": str(name),
         "images": f"{images.data}: {catalog_counts(eval_set.catalog)}",
         "remarks": "; ".join(eval_set.remarks),
-        "device": platform.processor() or "cpu",
+        "device": device_name(),
         "versions": f"shortlist {__version__}, torch {torch.__version__}",
         "fingerprint": encoder.fingerprint,
     }
-    if torch.cuda.is_available():
-        facts["device"] = torch.cuda.get_device_name()
     given = {"--root": images.root, "--label-separator": images.label_separator, "--on-missing": images.on_missing}
     options = [f"{option}={value}" for option, value in given.items() if value is not None]
     sections = result_sections(thumbnails, test, 1, display)
@@ -65,16 +63,9 @@ def write_model_report(name: Path | str, images: EvalImages, out: Path | str, di
         sections=["Numbers", "Results", "Failures", "Look-alikes", "What was run"],
         alike=look_alikes(thumbnails, eval_set.catalog, display, [sections]),
         compared=MAX_COMPARED_IMAGES,
-        near_training=None,
-        embed_command=None,
         evaluations=[(measured, None)],
-        repeated=None,
         counts=counts,
-        reductions={},
-        means={},
-        curves=[],
         tests=[sections],
         facts=[(key, text, key == "fingerprint") for key, text in facts.items() if text],
-        config="",
         command=shlex.join(["shortlist", "report", str(name), str(images.data), *options, "-o", "NEW.html"]),
     )
