@@ -23,11 +23,10 @@ from shortlist.data import (
     ImageError,
     TestTransform,
     TrainTransform,
-    augmentation_rng,
     images,
 )
 from shortlist.data.images import load_crop, load_crops, load_image
-from shortlist.data.transforms import INTERPOLATIONS, Crop, apply_crop, transform_image
+from shortlist.data.transforms import INTERPOLATIONS, Crop, apply_crop, augmentation_rng, transform_image
 from shortlist.errors import ConfigError
 from tests.data.pictures import class_folders, picture, write
 

@@ -3,8 +3,6 @@
 from shortlist.extras import extra
 
 with extra("training", __name__):
-    from shortlist.batches import ClassBalancedSampler
-    from shortlist.cache import build_once, cache_folder
     from shortlist.data.benchmarks import BENCHMARKS, Benchmark
     from shortlist.data.catalog import ROLES, SPLITS, Catalog, Judgement, Judgements
     from shortlist.data.folders import UNLABELLED
@@ -13,7 +11,7 @@ with extra("training", __name__):
     from shortlist.data.loader import image_chunks
     from shortlist.data.sources import open_catalog, open_collection
     from shortlist.data.splits import half_validation, open_set_split
-    from shortlist.data.transforms import FitTransform, TestTransform, TrainTransform, Transform, augmentation_rng
+    from shortlist.data.transforms import FitTransform, TestTransform, TrainTransform, Transform
 
 __all__ = [
     "BENCHMARKS",
@@ -23,7 +21,6 @@ __all__ = [
     "Benchmark",
     "Catalog",
     "CheckReport",
-    "ClassBalancedSampler",
     "FitTransform",
     "ImageDataset",
     "ImageError",
@@ -32,9 +29,6 @@ __all__ = [
     "TestTransform",
     "TrainTransform",
     "Transform",
-    "augmentation_rng",
-    "build_once",
-    "cache_folder",
     "check",
     "find_unreadable",
     "half_validation",

@@ -5,7 +5,6 @@ from shortlist.extras import extra
 with extra("training", __name__):
     import tensorboard  # noqa: F401 - accelerate imports it only when training starts
 
-    from shortlist.batches import LargeBatchStep, StepOutput
     from shortlist.progress import Display
     from shortlist.training.ablation import ablate, collect
     from shortlist.training.components import Given
@@ -28,11 +27,9 @@ __all__ = [
     "Display",
     "EvalImages",
     "Given",
-    "LargeBatchStep",
     "Plan",
     "Requirements",
     "RunFolder",
-    "StepOutput",
     "SweepResult",
     "TrialResult",
     "ablate",
