@@ -257,16 +257,8 @@ def encode_to_file(
 ) -> Path:
     """Call `embed_to_file` with an encoder's settings, or copy the vectors from parts.
 
-    Args:
-        encoder: The encoder.
-        catalog: The images.
-        path: Path of the file.
-        images: Indices of the images to embed. Default: all.
-        dtype: See `embed_to_file`.
-        on_missing: See `embed_to_file`.
-        workers: See `embed_to_file`.
-        progress: See `embed_to_file`.
-        parts: Parts that contain the vectors, with the same encoder, catalog and data type.
+    Only the images with the indices `images` are embedded. `parts` contains the vectors of the whole catalog, with the
+    same encoder and data type. See `embed_to_file` for the other arguments.
     """
     if parts is not None:
         return parts.copy(path, range(len(catalog)) if images is None else images, progress)
