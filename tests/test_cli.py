@@ -79,7 +79,7 @@ class TestHelp:
         [
             ([], "train"),
             (["train"], "--resume"),
-            (["evaluate"], "--data"),
+            (["evaluate"], "IMAGES"),
             (["demo"], "glyphs"),
             (["data"], "check"),
             (["data", "show"], "--root"),
@@ -201,9 +201,9 @@ class TestEvaluate:
         assert json.loads(out) == json.loads((folders / "run" / "evaluation.json").read_text())
 
     def test_table(self, call: Call, folders: Path) -> None:
-        code, out, _ = call("evaluate", folders / "run", "--data", folders / "images")
+        code, out, _ = call("evaluate", folders / "run", folders / "images")
         assert code == 0
-        (measured,) = json.loads(call("evaluate", folders / "run", "--data", folders / "images", "--json")[1])
+        (measured,) = json.loads(call("evaluate", folders / "run", folders / "images", "--json")[1])
         rows = {line.split()[1]: line for line in out.splitlines() if line.startswith("│")}
         for name, estimate in measured["metrics"].items():
             assert f"{100 * estimate['value']:.1f}" in rows[name]
@@ -243,9 +243,9 @@ class TestEvaluate:
 
     def test_errors(self, call: Call, folders: Path, tmp_path: Path) -> None:
         assert_error(call("evaluate", tmp_path), "There is no run in")
-        assert_error(call("evaluate", folders / "run", "--data", "glyps"), "did you mean 'glyphs'")
-        assert_error(call("evaluate", folders / "run", "--root", "x"), "--root", "--data")
-        assert_error(call("evaluate", folders / "run", "--distractors", "x"), "--distractors", "--data")
+        assert_error(call("evaluate", folders / "run", "glyps"), "did you mean 'glyphs'")
+        assert_error(call("evaluate", folders / "run", "--root", "x"), "--root", "IMAGES")
+        assert_error(call("evaluate", folders / "run", "--distractors", "x"), "--distractors", "IMAGES")
         shutil.copytree(folders / "run", tmp_path / "run")
         (tmp_path / "run" / "embedder.json").unlink()
         assert_error(call("evaluate", "run"), "is not finished", "shortlist train --resume run")
@@ -287,7 +287,7 @@ class TestData:
             assert said in out
         facts = json.loads(call("data", "about", "sop", "--json")[1])
         assert facts["counts"]["test"] == {"images": 60502, "classes": 11316}
-        assert_error(call("data", "about", "spo"), "no benchmark 'spo', did you mean 'sop'?")
+        assert_error(call("data", "about", "spo"), "no benchmark 'spo'; did you mean 'sop'?")
 
     def test_show_reports_unexpected_counts(self, call: Call, tmp_path: Path) -> None:
         root = miniature("vehicleid-small", tmp_path / "vehicles", 2, 2)
@@ -364,10 +364,10 @@ class TestNames:
         assert_error(
             call("export", run, "--onnx", "x", "--license", "y"), "--license is written to", "use it with --package."
         )
-        assert_error(call("evaluate", run, "--root", "x"), "--root requires --data: it applies to images other than")
-        assert_error(call("evaluate", run, "--data", "sop"), "sop needs its folder: set --root to the one")
+        assert_error(call("evaluate", run, "--root", "x"), "--root requires IMAGES: it applies to images other than")
+        assert_error(call("evaluate", run, "sop"), "sop needs its folder: set --root to the one")
         assert_error(call("evaluate", run, "--on-missing", "skp"), "--on-missing skp: did you mean 'skip'?")
-        gone = ("evaluate", run, "--data", images, "--distractors", "gone")
+        gone = ("evaluate", run, images, "--distractors", "gone")
         assert_error(call(*gone), "does not exist", "; --distractors must contain")
 
     def test_keys(self, call: Call, tmp_path: Path) -> None:

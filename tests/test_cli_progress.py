@@ -23,7 +23,7 @@ COMMANDS = {  # the task whose start and end are reported, a line in between, an
         r"training: 1 of \d+ steps \(\d+ %\), epoch 1, loss [\d.e-]+, [\d,.e+]+ images/s, [\d.,e+]+ steps/s, .+ left$",
         ["train", "tiny.yaml", "data.source=images", *FAST],
     ),
-    "evaluate": ("embedding images", rf"embedding images: \d+{IMAGES}", ["evaluate", "run", "--data", "images"]),
+    "evaluate": ("embedding images", rf"embedding images: \d+{IMAGES}", ["evaluate", "run", "images"]),
     "embed": ("embedding images", rf"embedding images: \d+{IMAGES}", ["embed", "run", "images", "-o", "v.parquet"]),
     "index": ("embedding images", rf"embedding images: \d+{IMAGES}", ["index", "run", "images", "-o", "gallery"]),
     "add": ("embedding more", rf"embedding more: \d+{IMAGES}", ["gallery", "add", "there", "more"]),

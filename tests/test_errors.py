@@ -18,7 +18,7 @@ from shortlist.errors import ConfigError, DataError, RunError, rename_arguments,
 from shortlist.export import export
 from shortlist.progress import Display
 from shortlist.search import nearest
-from shortlist.training import evaluate_run, make_plan
+from shortlist.training import EvalImages, evaluate_run, make_plan
 from shortlist.training import train_run as train
 from tests.processes import SOURCES
 from tests.training.runs import class_folders, config
@@ -107,7 +107,7 @@ class TestInPython:
             export(tmp_path, onnx=tmp_path / "x.onnx", license="MIT")
         for argument in ("root", "distractors", "label_separator"):
             with pytest.raises(ValueError, match=f"^`{argument}` requires `data`"):
-                evaluate_run(tmp_path, **{argument: tmp_path})
+                evaluate_run(tmp_path, EvalImages(**{argument: tmp_path}))
         with pytest.raises(ValueError, match=r"^`k`, the number of results, must be at least 1, not 0"):
             nearest(torch.ones(1, 2), torch.ones(3, 2), 0)
         with pytest.raises(RuntimeError, match="There is no run in"):

@@ -220,9 +220,6 @@ class TestCommands:
             assert code == 0
             assert ("differs from the recipe" in out) is said
 
-    def test_images_given_twice(self, call: Call, images: Path) -> None:  # noqa: F811
-        assert_error(call("evaluate", RANDOM, images, "--data", images), "The images are given twice")
-
     def test_outputs_are_checked_first(self, call: Call, few: Path, monkeypatch: pytest.MonkeyPatch) -> None:  # noqa: F811
         monkeypatch.setattr(Encoder, "from_pretrained", None)
         Path("file").touch()

@@ -19,7 +19,7 @@ from shortlist.encoding.parquet import embed_to_table
 from shortlist.gallery import index
 from shortlist.process import threads
 from shortlist.report.run_report import write_report
-from shortlist.training import RunFolder, evaluate_run, open_encoder, sweep
+from shortlist.training import EvalImages, RunFolder, evaluate_run, open_encoder, sweep
 from shortlist.training import resume_run as resume
 from shortlist.training import train_run as train
 from tests.processes import Commands
@@ -61,7 +61,7 @@ def stopped(run: RunFolder) -> RunFolder:
 STAGES: dict[str, Callable[[Path, Path], object]] = {  # that of an export is compared where its files are: export/
     "train": lambda home, out: train(config(home / "images", *SHORT, "data.workers=1"), out / "run"),
     "resume": lambda home, out: resume(stopped(train(config(home / "images", *SHORT), out / "run")).path),
-    "evaluate": lambda home, out: evaluate_run(home / "run", str(home / "images")),
+    "evaluate": lambda home, out: evaluate_run(home / "run", EvalImages(str(home / "images"))),
     "embed": lambda home, out: embed_to_table(
         open_encoder(home / "run"), open_collection(home / "images"), out / "vectors.parquet"
     ),

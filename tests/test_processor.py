@@ -14,9 +14,9 @@ import torch
 from torch import nn
 
 from shortlist import processor
+from shortlist.batches import LargeBatchStep
 from shortlist.errors import ConfigError
 from shortlist.processor import CAP, VARIABLE
-from shortlist.training import LargeBatchStep
 from shortlist.training import train_run as train
 from tests.training.runs import class_folders, config
 

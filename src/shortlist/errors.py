@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import difflib
 import re
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import TypeVar
 
@@ -112,6 +112,12 @@ def did_you_mean(name: str, known: Iterable[str]) -> str:
     if len(known) > 2 * MAX_NAMES:
         listed = sorted(difflib.get_close_matches(name, known, n=MAX_NAMES, cutoff=0))
     return f"known: {', '.join(listed)}{', ...' if len(listed) < len(known) else ''}"
+
+
+def check_known(what: str, name: str, known: Collection[str], error: type[ShortlistError] = ConfigError) -> None:
+    """Raise an error with a suggestion if a name is unknown; `what` says what it is the name of."""
+    if name not in known:
+        raise error(f"There is no {what} {name!r}; {did_you_mean(name, known)}")
 
 
 def shorten_list(names: Iterable[str], shown: int = 3) -> str:

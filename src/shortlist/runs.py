@@ -242,20 +242,19 @@ def evaluate(
     from shortlist.distributed import current_processes
     from shortlist.encoding import Encoder
     from shortlist.encoding.pretrained import is_pretrained
-    from shortlist.training import evaluate_encoder, evaluate_run
+    from shortlist.training import EvalImages, evaluate_encoder, evaluate_run
     from shortlist.training.run_evaluation import is_run, no_test_images
 
     def work() -> list[Evaluation]:
-        settings: dict[str, Any] = {"root": root, "label_separator": label_separator, "display": display}
+        images = EvalImages(data, root, distractors, on_missing, label_separator)
         path = run.path if isinstance(run, Run) else run
         if not isinstance(path, Encoder) and (is_run(path) or (data is None and not is_pretrained(path))):
-            settings["parts"] = parts
-            return evaluate_run(path, data, distractors=distractors, on_missing=on_missing, model=model, **settings)
+            return evaluate_run(path, images, model=model, parts=parts, display=display)
         if data is None:
             raise no_test_images(path, "give `data`, labelled images to evaluate this model on.")
         if any(each is not None for each in (distractors, model, parts)):
             raise ConfigError("`distractors`, `model` and `parts` are for runs, and have no effect on other models.")
-        return evaluate_encoder(path, data, on_missing=on_missing or "error", **settings)
+        return evaluate_encoder(path, images, display)
 
     with launched():
         return current_processes().on_main(work)

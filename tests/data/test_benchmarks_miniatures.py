@@ -295,7 +295,7 @@ def test_judgements_are_right_without_the_missing_images(tmp_path: Path):
     ("name", "images", "easy"), [("roxford5k", 4993, 68), ("rparis6k", 6322, 70)], ids=["Oxford", "Paris"]
 )
 def test_the_real_ground_truth(name: str, images: int, easy: int):
-    catalog = BENCHMARKS[name].read(GROUND_TRUTH, None)
+    catalog = BENCHMARKS[name].read(GROUND_TRUTH)
     assert BENCHMARKS[name]._deviations(catalog) == []
     assert Counter(catalog.roles.tolist()) == {"query": 70, "gallery": images}
     answered = {setup: sum(len(one.positives) > 0 for one in each) for setup, each in catalog.judgements.items()}

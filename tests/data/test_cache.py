@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from shortlist.data import build_once, cache_folder
+from shortlist.cache import build_once, cache_folder
 from shortlist.data.loader import process_context
 from shortlist.errors import DataError
 

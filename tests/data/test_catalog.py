@@ -37,6 +37,19 @@ def test_files_and_class_sizes():
     assert TOYS.class_sizes().tolist() == [1, 2, 3]
 
 
+def test_labels_from_classes():
+    numbers = Catalog.from_classes("toys", Path(), ["a.jpg", "b.jpg", "c.jpg"], [10, 9, 10], "train")
+    assert numbers.class_names == ("9", "10")  # sorted as numbers
+    assert numbers.labels.tolist() == [1, 0, 1]
+    assert numbers.splits.tolist() == ["train"] * 3
+    assert numbers.label_sets is None
+    several = Catalog.from_classes("toys", Path(), ["a.jpg", "b.jpg"], [("red", "car"), ("car",)], ["test", "train"])
+    assert several.class_names == ("car", "red")
+    assert several.labels.tolist() == [1, 0]
+    assert several.label_sets.tolist() == [(1, 0), (0,)]
+    assert several.splits.tolist() == ["test", "train"]
+
+
 def test_a_subset_keeps_the_labels():
     test = TOYS.split("test")
     assert test.paths.tolist() == ["3.jpg", "4.jpg", "5.jpg"]

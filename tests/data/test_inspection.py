@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from PIL import Image, ImageEnhance, ImageOps
 
-from shortlist.data import Catalog, check, drop_unreadable, open_catalog, summary
+from shortlist.data import Catalog, check, find_unreadable, open_catalog, summary
 from shortlist.data.inspection import find_look_alikes
 from shortlist.data.near_duplicates import MAX_DISTANCE, Look, look_of, near_duplicates
 from tests.data.pictures import class_folders, picture, write
@@ -100,19 +100,14 @@ def test_equal_unreadable_files_are_not_duplicates(toys: Catalog):
     assert report.duplicates == ()
 
 
-def test_unreadable_images_are_dropped_and_named(toys: Catalog):
-    same, none = drop_unreadable(toys)
-    assert (same, none) == (toys, [])
+def test_unreadable_images_are_named(toys: Catalog):
+    assert find_unreadable(toys) == []
     toys.file(4).write_text("a text")
     toys.file(12).unlink()
     steps: list[int] = []
-    rest, bad = drop_unreadable(toys, workers=2, progress=lambda done, total: steps.append(done))
+    bad = find_unreadable(toys, workers=2, progress=lambda done, total: steps.append(done))
     assert [path for path, _ in bad] == ["a/4.jpg", "d/0.jpg"]
     assert bad[1][1] == "there is no such file"
-    assert rest.missing == ("a/4.jpg", "d/0.jpg")
-    assert rest.paths.tolist() == [path for path in toys.paths if path not in rest.missing]
-    assert rest.class_names == toys.class_names
-    assert check(rest.subset(range(len(rest)))).unreadable == ()
     assert steps == list(range(1, 14))
 
 

@@ -299,11 +299,11 @@ def test_unknown_names(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.chdir(tmp_path)
     refused(
         "cars169",
-        r"unknown source 'cars169': .* no benchmark has this name, did you mean 'cars196'\? \(expected a benchmark",
+        r"unknown source 'cars169': .* no benchmark has this name; did you mean 'cars196'\? \(expected a benchmark",
     )
     refused(
         "xyz",
-        r"unknown source 'xyz': the folder 'xyz' does not exist, .*, known: cars196, cub, .*omniglot, .* \(expected",
+        r"unknown source 'xyz': the folder 'xyz' does not exist, .*; known: cars196, cub, .*omniglot, .* \(expected",
     )
     refused("./cars196", r"cars196 does not exist; expected a benchmark's name, a folder")
     refused("list.csv", r"list.csv does not exist; expected")

@@ -23,11 +23,10 @@ from shortlist.data import (
     ImageError,
     TestTransform,
     TrainTransform,
-    augmentation_rng,
     images,
 )
 from shortlist.data.images import load_crop, load_crops, load_image
-from shortlist.data.transforms import INTERPOLATIONS, Crop, apply_crop
+from shortlist.data.transforms import INTERPOLATIONS, Crop, apply_crop, augmentation_rng, transform_image
 from shortlist.errors import ConfigError
 from tests.data.pictures import class_folders, picture, write
 
@@ -166,7 +165,7 @@ def test_training_crops_match_torchvision_up_to_the_border(interpolation: str, s
             image, top, left, bottom - top, right - left, [size, size], MODES[interpolation], antialias=True
         )
         theirs = v2.functional.pil_to_tensor(v2.functional.horizontal_flip(theirs) if flip else theirs)
-        ours = transform(image, augmentation_rng(0, 0, index))
+        ours = transform_image(image, transform, augmentation_rng(0, 0, index))
         assert ours.is_contiguous()
         assert distance(ours, theirs) <= (1 if interpolation == "bilinear" else 2)
         assert distance(ours.flip(2), theirs) > 20  # control: the measure detects a flip
@@ -178,16 +177,19 @@ def test_test_transforms_resize_with_pillow(transform: TestTransform | FitTransf
     image, transform = picture(140, 110), replace(transform, interpolation=interpolation)
     crop = transform.crop(*image.size, Random(0))
     pillow = image.resize(crop.size, INTERPOLATIONS[interpolation], box=crop.box, reducing_gap=1.5)
-    assert torch.equal(transform(image, Random(0)), v2.functional.pil_to_tensor(pillow))
+    assert torch.equal(transform_image(image, transform, Random(0)), v2.functional.pil_to_tensor(pillow))
     if isinstance(transform, FitTransform):  # control: the other method would give other pixels
-        assert not torch.equal(apply_crop(image, replace(crop, fast=True), interpolation), transform(image, Random(0)))
+        assert not torch.equal(
+            apply_crop(image, replace(crop, fast=True), interpolation), transform_image(image, transform, Random(0))
+        )
 
 
 def test_upscaling_a_tiny_image():
     for size in ((1, 1), (1, 50), (3, 2)):
-        pixels = TrainTransform(16)(picture(*size), Random(0))
+        pixels = transform_image(picture(*size), TrainTransform(16), Random(0))
         assert pixels.shape == (3, 16, 16)
-    assert TrainTransform(16)(Image.new("RGB", (1, 1), (9, 8, 7)), Random(0))[:, 5, 5].tolist() == [9, 8, 7]
+    pixels = transform_image(Image.new("RGB", (1, 1), (9, 8, 7)), TrainTransform(16), Random(0))
+    assert pixels[:, 5, 5].tolist() == [9, 8, 7]
 
 
 def test_crops_depend_on_seed_epoch_and_index(tmp_path: Path):
@@ -215,7 +217,7 @@ def test_resize_and_centre_crop_match_torchvision(image: tuple[int, int], size: 
     whole = picture(*image)
     mode = MODES[interpolation]
     theirs = v2.Compose([v2.Resize(resize, interpolation=mode, antialias=True), v2.CenterCrop(size), v2.PILToTensor()])
-    ours = TestTransform(size, resize, interpolation)(whole)
+    ours = transform_image(whole, TestTransform(size, resize, interpolation), Random(0))
     assert ours.shape == (3, size, size)
     # Large images are first reduced by an integer factor (REDUCING_GAP); others may differ by rounding.
     assert distance(ours, theirs(whole)) <= (1 if min(image) < 1.5 * 2 * resize else 3)
@@ -234,7 +236,7 @@ def test_the_test_crop_is_inside_the_image(width: int, height: int, size: int, m
 def test_every_size_gives_a_square(width: int, height: int, size: int, more: int):
     image = Image.new("RGB", (width, height), (10, 200, 30))
     for transform in (TestTransform(size, size + more), TrainTransform(size)):
-        pixels = transform(image, Random(0))
+        pixels = transform_image(image, transform, Random(0))
         assert pixels.shape == (3, size, size)
         assert (pixels == torch.tensor([10, 200, 30]).view(3, 1, 1)).all()
 
@@ -257,18 +259,19 @@ def test_the_longer_side_shrinks_and_the_aspect_ratio_is_kept(
     image: tuple[int, int], output: tuple[int, int], interpolation: str
 ):
     whole = picture(*image)
-    ours = FitTransform(100, interpolation=interpolation)(whole, Random(0))
+    ours = transform_image(whole, FitTransform(100, interpolation=interpolation), Random(0))
     assert ours.shape == (3, output[1], output[0])
     mode = MODES[interpolation]
     theirs = v2.functional.pil_to_tensor(v2.functional.resize(whole, list(output[::-1]), mode, antialias=True))
     assert distance(ours, theirs) <= (0 if image == output else 3)
     assert distance(ours, theirs.flip(1)) > 50
-    assert FitTransform(100)(picture(1000, 2), Random(0)).shape == (3, 1, 100)  # a side has at least one pixel
+    flat = transform_image(picture(1000, 2), FitTransform(100), Random(0))
+    assert flat.shape == (3, 1, 100)  # a side has at least one pixel
 
 
 def test_only_flips_are_random():
     image = picture(60, 40)
-    still, mirrored = (FitTransform(30, flip=flip)(image, Random(0)) for flip in (0.0, 1.0))
+    still, mirrored = (transform_image(image, FitTransform(30, flip=flip), Random(0)) for flip in (0.0, 1.0))
     assert torch.equal(mirrored, still.flip(2))
     assert not torch.equal(mirrored, still)
     flips = [FitTransform(30, flip=0.5).crop(60, 40, augmentation_rng(0, 0, index)).flip for index in range(1000)]
@@ -301,9 +304,9 @@ def test_a_box_is_cut_out_first(tmp_path: Path, transform: FitTransform | TestTr
         assert found.shape == (3, 16, 24)
         exact = v2.functional.pil_to_tensor(part.resize((24, 16), Image.Resampling.BILINEAR))
         assert distance(found, exact) <= 3
-        assert transform(part, Random(1)).shape == (3, 40, 60)  # the size without the larger image
+        assert transform_image(part, transform, Random(1)).shape == (3, 40, 60)  # the size without the larger image
     else:
-        assert torch.equal(found, transform(part, Random(1)))
+        assert torch.equal(found, transform_image(part, transform, Random(1)))
     if isinstance(transform, FitTransform):
         assert not torch.equal(found, load_crop(file, transform, Random(1), (100, 60, 340, 220)))
     assert distance(found, load_crop(file, transform, Random(1), (10, 220, 250, 380))) > 20
@@ -373,11 +376,11 @@ def test_a_jpeg_decoded_at_reduced_size_gives_the_same_image(tmp_path: Path, ori
     for transform, draws in [*((each, 1) for each in still), *((each, 3) for each in random)]:
         for index in range(draws):
             small = load_crop(file, transform, augmentation_rng(0, 0, index))
-            exact = transform(whole, augmentation_rng(0, 0, index))
+            exact = transform_image(whole, transform, augmentation_rng(0, 0, index))
             assert small.shape == exact.shape
             assert distance(small, exact) <= 5
             assert (small.int() - exact.int()).abs().float().mean() < 1
-        other = transform(ImageOps.invert(whole), augmentation_rng(0, 0, index))
+        other = transform_image(ImageOps.invert(whole), transform, augmentation_rng(0, 0, index))
         assert distance(small, other) > 50  # control: the measure detects another image
 
 
@@ -432,7 +435,9 @@ def test_pillow_decodes_what_simplejpeg_does_not(tmp_path: Path):
     for name, image, options in (("rotated", whole, {"exif": exif}), ("grey", whole.convert("L"), {})):
         file = write(tmp_path / f"{name}.jpg", image, **options)
         assert image_decoded_with_simplejpeg(file) is None
-        assert torch.equal(load_crop(file, transform, Random(1)), transform(load_image(file), Random(1)))
+        assert torch.equal(
+            load_crop(file, transform, Random(1)), transform_image(load_image(file), transform, Random(1))
+        )
     content = write(tmp_path / "whole.jpg", whole).read_bytes()
     (tmp_path / "part.jpg").write_bytes(content[: len(content) // 2])
     with pytest.raises(ImageError, match=r"part\.jpg: .*truncated"):
@@ -442,7 +447,9 @@ def test_pillow_decodes_what_simplejpeg_does_not(tmp_path: Path):
 def test_a_png_is_the_same_from_the_file(tmp_path: Path):
     file = write(tmp_path / "a.png", picture(90, 70))
     for transform in (TestTransform(32, 36), TrainTransform(32), FitTransform(80)):
-        assert torch.equal(load_crop(file, transform, Random(3)), transform(picture(90, 70), Random(3)))
+        assert torch.equal(
+            load_crop(file, transform, Random(3)), transform_image(picture(90, 70), transform, Random(3))
+        )
 
 
 # Invalid arguments

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from shortlist.data import Catalog, TestTransform
-from shortlist.encoding import embed_images, embed_to_file, vector_file
+from shortlist.encoding import embed, embed_images, embed_to_file, vector_file
 from shortlist.errors import DataError, RunError
 from shortlist.model import Embedder
 from shortlist.search import open_vectors
@@ -73,6 +73,14 @@ class TestComplete:
         assert len(calls) == 6
         assert files(file) == {"r1m.npy", "r1m.npy.json"}  # no temporary file is left
         assert json.loads((file.parent / "r1m.npy.json").read_text())["left_out"] == {}
+
+    def test_the_default_number_of_workers(self, images: Catalog, monkeypatch: pytest.MonkeyPatch) -> None:
+        asked: list[tuple[int, int]] = []
+        monkeypatch.setattr(embed, "decoding_workers", lambda *numbers: asked.append(numbers) or 0)
+        embed_images(Corner(), images, SQUARE, workers=0)
+        assert asked == []
+        embed_images(Corner(), images, SQUARE, batch_size=4)
+        assert asked == [(IMAGES, 1)]
 
     def test_numpy_reads_it(self, images: Catalog, file: Path) -> None:
         embed_to_file(Corner(), images, SQUARE, file)

@@ -14,7 +14,7 @@ from PIL import Image
 
 from shortlist.data import FitTransform, TestTransform, Transform
 from shortlist.data.images import upright_rgb
-from shortlist.data.transforms import INTERPOLATIONS, apply_crop
+from shortlist.data.transforms import INTERPOLATIONS, transform_image
 from shortlist.export.metadata import preprocess, preprocessing_settings
 from tests.data.pictures import picture
 from tests.export.encoders import encoder
@@ -34,8 +34,7 @@ ENCODER = encoder()
 
 
 def pixels_of_the_run(image: Image.Image, transform: Transform) -> np.ndarray:
-    upright = upright_rgb(image)
-    return apply_crop(upright, transform.crop(*upright.size, Random(0)), transform.interpolation).numpy()
+    return transform_image(upright_rgb(image), transform, Random(0)).numpy()
 
 
 def settings_of(transform: Transform) -> dict:

@@ -558,7 +558,7 @@ class TestErrors:
         assert [each.name for each in tmp_path.iterdir()] == ["thesis.tex"]
 
     def test_an_unknown_kind(self, encoder: Encoder, tmp_path: Path) -> None:
-        with pytest.raises(ConfigError, match="no index of the kind 'ivf', did you mean 'ivfpq'"):
+        with pytest.raises(ConfigError, match="no index of the kind 'ivf'; did you mean 'ivfpq'"):
             Gallery.create(tmp_path / "gallery", encoder, kind="ivf")
         assert not (tmp_path / "gallery").exists()
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import shutil
 import sys
 from pathlib import Path
@@ -88,6 +89,15 @@ class TestOpening:
         client.close()
         with pytest.raises(GalleryError, match="was not created by shortlist"):
             Gallery.open(str(place))
+
+    def test_another_format_version(self, new: Open) -> None:
+        store = new().store
+        facts = json.loads(store._properties()[milvus_store.FACTS])
+        for number, message in ((99, "later version"), (1, "earlier version of shortlist: create the gallery again")):
+            changed = {milvus_store.FACTS: json.dumps({**facts, "format": number})}
+            store.client.alter_collection_properties(store.name, changed)
+            with pytest.raises(GalleryError, match=message):
+                store.refresh()
 
     def test_open_in_another_process(self, new: Open, place: str, commands: Commands, tmp_path: Path) -> None:
         new()

@@ -18,7 +18,8 @@ def test_pooling_and_head_are_the_embedder(options: dict[str, object]) -> None:
         pooled = embedder.pool(images)
         assert torch.equal(pooled, embedder.pooling(embedder.features(images)))
         assert torch.equal(embedder.head()(pooled), embedder(images))
-        assert torch.equal(embedder.head().prepared(pooled), embedder.pooled(images))
+        expected = nn.functional.normalize(pooled) if embedder.config.l2_pooled else embedder.layer_norm(pooled)
+        assert torch.equal(embedder.head().prepared(pooled), expected)
 
 
 def test_a_head_shares_its_layers() -> None:
@@ -35,7 +36,7 @@ def test_another_head_on_the_same_backbone() -> None:
     assert other.linear is layer
     assert embedder.linear is not layer
     with torch.no_grad():
-        assert torch.equal(other(images), normalize(layer(embedder.pooled(images))))
+        assert torch.equal(other(images), normalize(layer(embedder.layer_norm(embedder.pool(images)))))
 
 
 def test_the_digest_of_features_does_not_depend_on_the_head() -> None:

@@ -10,7 +10,15 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from shortlist.ranking.counting import BandCounts, DenseCounts, FactoredCounts, RankCounts, SeriesCounts, soft_steps
+from shortlist.ranking.counting import (
+    BandCounts,
+    Comparison,
+    DenseCounts,
+    FactoredCounts,
+    RankCounts,
+    SeriesCounts,
+    soft_steps,
+)
 from shortlist.ranking.pruning import exponent_range, flat_from, series, similarity_out_of_reach
 from shortlist.ranking.scratch import Scratch
 from shortlist.ranking.tail import LinearTail
@@ -19,16 +27,16 @@ from shortlist.ranking.tail import LinearTail
 def counts(
     way: str, items: Tensor, thresholds: Tensor, members: Tensor, scale: float, tail: LinearTail | None = None
 ) -> RankCounts:
-    scratch = Scratch(items.device, items.dtype)
+    compared = Comparison(items, thresholds, members, scale, Scratch(items.device, items.dtype), tail)
     if way == "dense":
-        return DenseCounts(items, thresholds, scale, soft_steps, scratch, tail)
+        return DenseCounts(compared, soft_steps)
     if way == "factored":
-        return FactoredCounts(items, thresholds, members, scale, scratch, tail=tail)
+        return FactoredCounts(compared)
     if way == "series":
-        return SeriesCounts(items, thresholds, members, scale, scratch, tail)
+        return SeriesCounts(compared)
     lowest = thresholds.masked_fill(~members, torch.inf).amin(1, keepdim=True)
     floor = lowest - flat_from(items.shape[1], items.dtype) / scale
-    return BandCounts(items, thresholds, members, scale, scratch, floor, tail)
+    return BandCounts(compared, floor)
 
 
 @settings(max_examples=60, deadline=None)

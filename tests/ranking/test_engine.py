@@ -203,9 +203,9 @@ def test_every_way_of_pruning_is_used(
     """Negative control of the tests above, which prove nothing if pruning computes all sigmoids."""
     rows: Counter[str] = Counter()
 
-    def counted(plain: type, items: Tensor, *others: Any, **options: Any) -> Any:
-        rows[plain.__name__] += len(items)
-        return plain(items, *others, **options)
+    def counted(plain: type, compared: counting.Comparison, *others: Any) -> Any:
+        rows[plain.__name__] += len(compared.items)
+        return plain(compared, *others)
 
     for plain in (tiles.BandCounts, tiles.SeriesCounts, tiles.FactoredCounts):
         monkeypatch.setattr(tiles, plain.__name__, partial(counted, plain))

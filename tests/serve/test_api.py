@@ -310,3 +310,17 @@ def test_the_openapi_description_is_complete(client: TestClient) -> None:
             for status, response in operation["responses"].items():
                 if status >= "400":
                     assert response["content"]["application/json"]["schema"]["$ref"].endswith("/Problem")
+
+
+def test_the_search_form_is_described(client: TestClient) -> None:
+    search = client.get("/openapi.json").json()["paths"]["/api/search"]["post"]
+    form = search["requestBody"]["content"]["multipart/form-data"]["schema"]
+    assert form["required"] == ["image"]
+    fields = form["properties"]
+    assert all(field.pop("description") for field in fields.values())
+    assert fields == {
+        "image": {"type": "string", "format": "binary"},
+        "k": {"type": "integer", "minimum": 1, "maximum": 200, "default": 10},
+        "label": {"type": "string", "maxLength": 1000},
+        "min_score": {"type": "number", "minimum": -1, "maximum": 1},
+    }

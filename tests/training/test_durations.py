@@ -8,10 +8,11 @@ from pathlib import Path
 import pytest
 import torch
 
-from shortlist.training import Display, Plan, durations, find_requirements, make_plan
-from shortlist.training.components import build_embedder
+from shortlist.training import Display, Plan, RunFolder, durations, find_requirements, make_plan
+from shortlist.training.components import Given, build_embedder
 from shortlist.training.durations import Durations, RemainingTime, measure_durations
-from tests.training.runs import FASTEST_MODEL, class_folders, config
+from shortlist.training.loop import Trainer
+from tests.training.runs import FASTEST_MODEL, class_folders, config, fast_config
 
 STEPS, VALIDATION, TEST = 9, 18, 36  # steps of a run, and images of its validation and test
 
@@ -91,6 +92,19 @@ class TestRemainingTime:
             pass
         assert remaining.after(3) == 6 * 3.0 + (2 * VALIDATION + TEST) * 0.5
 
+    def test_counts_the_test_before_training(
+        self, images: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        times = [0.0]
+        monkeypatch.setattr(Trainer, "_test", lambda *_, **__: times.append(18.0) or [])
+        chosen = fast_config(images, "evaluation.before=true")
+        trainer = Trainer(chosen, RunFolder(tmp_path), Display(), Given())
+        trainer.remaining = RemainingTime(trainer.plan, lambda: times[-1])
+        trainer._begin()
+        with trainer.remaining.step():
+            pass  # in no time
+        assert trainer.remaining.after(0) == (3 * VALIDATION + TEST) * (18.0 / TEST)
+
 
 class TestMeasuring:
     @pytest.mark.parametrize("overrides", [(), ("model.freeze=backbone", "batch.chunk_size=auto")])
@@ -103,6 +117,6 @@ class TestMeasuring:
         before = {name: each.clone() for name, each in embedder.state_dict().items()}
         clock = itertools.count(0, 10)  # seconds per look at the clock
         found = measure_durations(plan, embedder, find_requirements(plan, embedder), lambda: float(next(clock)))
-        assert found.step > 0
+        assert found.step >= 10  # a step with a frozen backbone is measured by the same clock
         assert found.image > 0
         assert all(torch.equal(each, before[name]) for name, each in embedder.state_dict().items())

@@ -21,7 +21,7 @@ from shortlist.errors import ConfigError, DataError
 from shortlist.evaluation import Estimate, Evaluation, evaluate
 from shortlist.model import Embedder, MultiScale
 from shortlist.report.terminal_tables import print_evaluations
-from shortlist.training import Display, RunFolder, describe, evaluate_run, make_plan, run_evaluation
+from shortlist.training import Display, EvalImages, RunFolder, describe, evaluate_run, make_plan, run_evaluation
 from shortlist.training import train_run as train
 from shortlist.training.components import build_embedder, build_transforms
 from shortlist.training.datasets import with_absolute_paths
@@ -162,7 +162,7 @@ class TestLandmarks:
         run = RunFolder(Path(shutil.copytree(finished.path, tmp_path / "run")))
         shutil.rmtree(run.vectors)
         monkeypatch.setattr(os, "access", lambda *_: False)
-        (measured,) = evaluate_run(run.path, "rparis6k")
+        (measured,) = evaluate_run(run.path, EvalImages("rparis6k"))
         assert measured.to_dict() == json.loads(finished.evaluation_file.read_text())[2]
         assert not run.vectors.exists()
 
@@ -190,7 +190,7 @@ class TestLandmarks:
         some = Path(shutil.copytree(home / "oxford", tmp_path / "oxford"))
         next(some.rglob("query_000001.jpg")).unlink()
         next(some.rglob("query_000002.jpg")).write_text("no image")
-        (fewer,) = evaluate_run(finished.path, "roxford5k", root=some)
+        (fewer,) = evaluate_run(finished.path, EvalImages("roxford5k", root=some))
         assert fewer.queries == 4
         text = "roxford5k: left out 1 missing and 1 unreadable images (on_missing=skip)"
         assert fewer.remarks == (*oxford["remarks"], text)
@@ -202,7 +202,7 @@ class TestLandmarks:
         assert {remark.rpartition("but ")[2].partition(" ")[0] for remark in found} >= {"gldv1", "roxford5k", "r1m"}
 
     def test_other_images_with_distractors(self, finished: RunFolder, home: Path) -> None:
-        found = evaluate_run(finished.path, "rparis6k", root=home / "paris", distractors=home / "r1m")
+        found = evaluate_run(finished.path, EvalImages("rparis6k", root=home / "paris", distractors=home / "r1m"))
         assert [each.data for each in found] == ["rparis6k", "rparis6k+r1m"]
         assert found[1].paper == {"mAP medium": 30}
 
@@ -212,7 +212,7 @@ class TestLandmarks:
         run.config_file.write_text(run.config_file.read_text().replace("on_missing: skip", "on_missing: error"))
         with pytest.raises(DataError, match=r"\.JPG.* Leave such images out with `on_missing=\"skip\"`"):
             evaluate_run(run.path)
-        found = [each.to_dict() for each in evaluate_run(run.path, on_missing="skip")]
+        found = [each.to_dict() for each in evaluate_run(run.path, EvalImages(on_missing="skip"))]
         assert found == json.loads(finished.evaluation_file.read_text())
         text = run.config_file.read_text()  # or by the test alone, as the landmark recipes do
         at = text.index("tests:")
@@ -220,11 +220,11 @@ class TestLandmarks:
         shutil.rmtree(run.vectors)
         assert [each.to_dict() for each in evaluate_run(run.path)] == found
         with pytest.raises(ConfigError, match="`on_missing=\"skp\"`: did you mean 'skip'"):
-            evaluate_run(run.path, on_missing="skp")
+            evaluate_run(run.path, EvalImages(on_missing="skp"))
 
     def test_a_test_of_the_run_is_found_by_its_name(self, finished: RunFolder) -> None:
         """Not in data.root, the folder of the training images."""
-        (found,) = evaluate_run(finished.path, "rparis6k")
+        (found,) = evaluate_run(finished.path, EvalImages("rparis6k"))
         assert found.to_dict() == json.loads(finished.evaluation_file.read_text())[2]
 
     def test_scales(self, finished: RunFolder, home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -326,9 +326,9 @@ evaluation:
         (own,) = evaluate_run(run.path)
         monkeypatch.chdir(tmp_path)
         for name in (str(images), "images", "./images"):
-            assert evaluate_run(run.path, name) == [own]
+            assert evaluate_run(run.path, EvalImages(name)) == [own]
         shutil.copytree(images, tmp_path / "others")
-        (others,) = evaluate_run(run.path, "others")
+        (others,) = evaluate_run(run.path, EvalImages("others"))
         assert others.queries == 2 * own.queries
 
     def test_distractors_need_judged_queries(self, home: Path, tmp_path: Path) -> None:

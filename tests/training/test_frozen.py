@@ -265,7 +265,7 @@ def test_unreadable_images_are_looked_for_once(images: Path, tmp_path: Path, mon
     (copy / "class 00" / "0.png").write_text("not an image")
     chosen = config(copy, *FROZEN, "data.on_missing=skip", f"data.view_cache={tmp_path / 'cache'}")
     first = make_plan(chosen, Display())
-    monkeypatch.setattr(datasets, "drop_unreadable", None)
+    monkeypatch.setattr(datasets, "find_unreadable", None)
     second = make_plan(chosen, Display())
     assert [path for path, _ in second.unreadable] == ["class 00/0.png"]
     assert second.catalog.fingerprint() == first.catalog.fingerprint()

@@ -116,7 +116,7 @@ def test_errors_are_printed_once(home: Path, commands: Commands) -> None:
     shutil.copytree(home / "run", home / "other", ignore=shutil.ignore_patterns("vectors"))
     cases = {
         "--shard is I/N": ["embed", "run", "images", "-o", "wrong.parquet", "--shard", "2/2"],
-        "words.png: it is not an image": ["evaluate", "other", "--data", "words"],
+        "words.png: it is not an image": ["evaluate", "other", "words"],
     }
     shutil.copytree(home / "own" / "class 00", home / "words" / "class 00")
     (home / "words" / "class 00" / "words.png").write_text("words")  # the last of three batches

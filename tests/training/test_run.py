@@ -23,6 +23,7 @@ from shortlist.errors import ConfigError, DataError, ModelError, RunError
 from shortlist.evaluation import Estimate, Evaluation
 from shortlist.training import (
     Display,
+    EvalImages,
     RunFolder,
     datasets,
     evaluate_run,
@@ -536,7 +537,7 @@ class TestImages:
         unreadable = json.loads(run.unreadable_file.read_text())
         assert [path for path, _ in unreadable] == ["class 01/2.png", "class 04/text.jpg"]
         assert json.loads(run.facts_file.read_text())["classes_too_small"] == ["class 05"]
-        monkeypatch.setattr(datasets, "drop_unreadable", lambda *_, **__: pytest.fail("searched again"))
+        monkeypatch.setattr(datasets, "find_unreadable", lambda *_, **__: pytest.fail("searched again"))
         run.evaluation_file.unlink()
         again = Listener()
         resume(run.path, again)
@@ -580,7 +581,7 @@ class TestEvaluateRun:
 
     def test_other_images(self, finished: RunFolder, tmp_path: Path) -> None:
         other = class_folders(tmp_path / "others", classes=4, seed=9)
-        (measured,) = evaluate_run(finished.path, str(other))
+        (measured,) = evaluate_run(finished.path, EvalImages(str(other)))
         assert measured.data == "others"
         assert measured.queries == 4 * IMAGES  # all images, because they have no splits
         assert measured.metrics != evaluate_run(finished.path)[0].metrics
@@ -589,10 +590,10 @@ class TestEvaluateRun:
         other = class_folders(tmp_path / "others", classes=3)
         (other / "class 00" / "0.png").write_text("text")
         with pytest.raises(DataError, match=r"class 00/0\.png"):
-            evaluate_run(finished.path, str(other))
+            evaluate_run(finished.path, EvalImages(str(other)))
         run = copy_of(finished, tmp_path / "run", unfinished=False)
         run.config_file.write_text(run.config_file.read_text().replace("on_missing: error", "on_missing: skip"))
-        assert evaluate_run(run.path, str(other))[0].queries == 3 * IMAGES - 1
+        assert evaluate_run(run.path, EvalImages(str(other)))[0].queries == 3 * IMAGES - 1
         assert not run.unreadable_file.exists()  # those are not the run's images
 
     def test_an_unfinished_run(self, finished: RunFolder, tmp_path: Path) -> None:

@@ -9,7 +9,7 @@ import pytest
 from shortlist.errors import ConfigError
 from shortlist.progress import default_display
 from shortlist.report.run_report import write_report
-from shortlist.training import evaluate_run, make_plan, train_run
+from shortlist.training import EvalImages, evaluate_run, make_plan, train_run
 from tests.training.runs import class_folders, fast_config
 
 ONE = "training={epochs: null, steps: 1}"
@@ -47,12 +47,12 @@ def test_a_run(table: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
     (measured,) = run.evaluations()
     assert (measured.queries, measured.left_out) == (8, 0)
     with pytest.raises(ConfigError, match=r"contains the training images of the run, .* of the run \('\|'\)\. Omit it"):
-        evaluate_run(run.path, table, label_separator=";")
+        evaluate_run(run.path, EvalImages(table, label_separator=";"))
     other = table.with_name("other.csv")
     other.write_text(table.read_text().replace("|", ";"))
-    (same,) = evaluate_run(run.path, other, label_separator=";")
+    (same,) = evaluate_run(run.path, EvalImages(other, label_separator=";"))
     assert same.metrics == measured.metrics
-    assert same.metrics != evaluate_run(run.path, other)[0].metrics
+    assert same.metrics != evaluate_run(run.path, EvalImages(other))[0].metrics
     page = write_report(run.path).read_text(encoding="utf-8")
     assert "class 02, odd" in page
 

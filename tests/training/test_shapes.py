@@ -16,6 +16,7 @@ from shortlist.batches import large_batch
 from shortlist.batches.large_batch import LargeBatchStep
 from shortlist.batches.memory import GraphSize
 from shortlist.data import Catalog, FitTransform, ImageDataset, image_chunks, load_image
+from shortlist.data.transforms import transform_image
 from shortlist.encoding import embed_images
 from shortlist.model import MultiScale
 from shortlist.training import Display, describe, make_plan
@@ -107,7 +108,9 @@ def test_embeddings_are_those_of_the_images_one_by_one(images: Path, catalog: Ca
     transform = FitTransform(40)
     for module in (embedder, MultiScale(embedder, (1, 0.5))):
         with torch.no_grad():
-            pictures = [transform(load_image(catalog.file(index)), Random(0)) for index in range(len(catalog))]
+            pictures = [
+                transform_image(load_image(catalog.file(index)), transform, Random(0)) for index in range(len(catalog))
+            ]
             expected = torch.cat([module(picture[None]) for picture in pictures])
         found = embed_images(module, catalog, transform, batch_size=5)
         torch.testing.assert_close(found, expected, atol=1e-5, rtol=1e-4)

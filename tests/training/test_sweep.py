@@ -24,7 +24,16 @@ from shortlist.errors import ConfigError, DataError, Interrupted, RunError
 from shortlist.files import exclusive_lock
 from shortlist.progress import Display
 from shortlist.recipes import open_recipe
-from shortlist.training import RunFolder, SweepResult, evaluate_run, make_plan, sweep, sweeps, write_best_recipe
+from shortlist.training import (
+    EvalImages,
+    RunFolder,
+    SweepResult,
+    evaluate_run,
+    make_plan,
+    sweep,
+    sweeps,
+    write_best_recipe,
+)
 from shortlist.training import train_run as train
 from shortlist.training.loop import Validation
 from shortlist.training.sweep_study import open_study
@@ -141,7 +150,7 @@ class TestTestImages:
         assert result.best is not None
         for on_missing in (None, "skip"):
             with pytest.raises(DataError, match="has no test images"):
-                evaluate_run(run_of(result, 0).path, on_missing=on_missing)
+                evaluate_run(run_of(result, 0).path, EvalImages(on_missing=on_missing))
 
     def test_the_best_recipe_is_tested_once_after_training_on_all_classes(
         self, finished: SweepResult, base: RunConfig, tmp_path: Path

@@ -14,6 +14,7 @@ from torch import Tensor
 
 from shortlist.config import RunConfig
 from shortlist.data import Catalog, FitTransform, TestTransform, load_image
+from shortlist.data.transforms import transform_image
 from shortlist.errors import ModelError
 from shortlist.model import Embedder, pair_whitening, pca_whitening
 from shortlist.training import Display, Given, RunFolder, loop, make_plan
@@ -71,9 +72,10 @@ def test_another_size(transform: TestTransform | FitTransform, expected: object)
 def whitening_of(chosen: RunConfig, embedder: Embedder, catalog: Catalog) -> tuple[Tensor, Tensor]:
     """The whitening of all images, embedded one by one."""
     _, transform = build_transforms(chosen, embedder)
-    pictures = [transform(load_image(catalog.file(index)), Random(0)) for index in range(len(catalog))]
+    pictures = [transform_image(load_image(catalog.file(index)), transform, Random(0)) for index in range(len(catalog))]
     with torch.no_grad():
-        features = torch.cat([embedder.eval().pooled(picture[None]) for picture in pictures])
+        pooled = torch.cat([embedder.eval().pool(picture[None]) for picture in pictures])
+        features = embedder.head().prepared(pooled)
     if chosen.model.whitening == "pca":
         return pca_whitening(features, 8, 0.1)
     return pair_whitening(features, torch.from_numpy(catalog.labels.copy()), 8, 0.1)
@@ -162,12 +164,12 @@ def test_batches_are_not_larger_than_chunks_of_training(
     images: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     largest: list[int] = []
-    real = Embedder.pooled
+    real = Embedder.pool
 
-    def pooled(self: Embedder, given: Tensor) -> Tensor:
+    def pool(self: Embedder, given: Tensor) -> Tensor:
         largest.append(len(given))
         return real(self, given)
 
-    monkeypatch.setattr(Embedder, "pooled", pooled)
+    monkeypatch.setattr(Embedder, "pool", pool)
     train(fast_config(images, *WHITENING, "batch.chunk_size=3"), tmp_path / "run")
     assert max(largest) == 3

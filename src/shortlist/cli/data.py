@@ -12,7 +12,7 @@ from rich.console import Console
 from rich.table import Table
 
 from shortlist.cli.app import AsJson, AsJsonWithProgress, LabelSeparator, Root, Source, app, untruncated_column
-from shortlist.errors import ConfigError, did_you_mean, shorten_list
+from shortlist.errors import check_known, shorten_list
 
 SHOWN_PAIRS = 50  # maximum number of pairs of each kind that are printed
 
@@ -46,8 +46,7 @@ def about(name: Annotated[str, typer.Argument(help="Name of the benchmark.")], a
     """Describe a benchmark: its images, where to download them, and the expected folder structure."""
     from shortlist.data.benchmarks import BENCHMARKS
 
-    if name not in BENCHMARKS:
-        raise ConfigError(f"There is no benchmark {name!r}, {did_you_mean(name, BENCHMARKS)}")
+    check_known("benchmark", name, BENCHMARKS)
     benchmark = BENCHMARKS[name]
     print(json.dumps(benchmark.facts(), indent=2) if as_json else benchmark.description())
 

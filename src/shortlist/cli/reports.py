@@ -54,6 +54,7 @@ def report(
     """
     from shortlist.progress import display_for
     from shortlist.report import write_model_report, write_report
+    from shortlist.training import EvalImages
 
     display = display_for(sys.stdout, as_json=as_json)
     given = {"root": root, "label_separator": label_separator, "on_missing": on_missing}
@@ -62,7 +63,7 @@ def report(
         raise ConfigError(f"`{next(iter(options))}` is for IMAGES: give labelled images to report on, or omit it.")
     keep_freed_memory()
     if images is not None:
-        file = write_model_report(run, images, out or Path("report.html"), display, **options)
+        file = write_model_report(run, EvalImages(images, **options), out or Path("report.html"), display)
     else:
         file = write_report(run, out, display, training_images=training_images)
     display.message(f"The report is {file}.", report=str(file))

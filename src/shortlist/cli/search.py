@@ -380,13 +380,9 @@ def _embed_shard(
     display: Display,
     as_json: bool,
 ) -> None:
-    from shortlist.data.loader import decoding_workers
-    from shortlist.distributed import current_processes
     from shortlist.encoding import Parts
     from shortlist.encoding.vector_file import read_note
 
-    if workers is None:
-        workers = decoding_workers(len(catalog) // shard.number, current_processes().on_this_machine)
     with display.task(f"embedding {catalog.name}, shard {shard}", "images") as progress:
         path = Parts(folder, encoder, catalog).embed(shard, workers=workers, progress=progress)
     note = read_note(path)

@@ -30,7 +30,7 @@ from shortlist.cli.app import (
     embedding_command,
     keep_freed_memory,
 )
-from shortlist.errors import ConfigError
+from shortlist.errors import ConfigError, translate_arguments
 from shortlist.launch import is_main_process, launched
 
 if TYPE_CHECKING:
@@ -116,16 +116,16 @@ def _train(
 
 
 @app.command(cls=ModelCommand)
+@translate_arguments({"data": "IMAGES"})
 @embedding_command
 def evaluate(
     run: ModelName,
     images: Annotated[
         str | None, typer.Argument(help="Labelled images to evaluate on. Default: the test images of the run.")
     ] = None,
-    data: Annotated[str | None, typer.Option(help="The same as IMAGES.")] = None,
     root: Root = None,
     distractors: Annotated[
-        Path | None, typer.Option(help="Folder of R1M: evaluate --data without and with these distractors.")
+        Path | None, typer.Option(help="Folder of R1M: evaluate on IMAGES without and with these distractors.")
     ] = None,
     on_missing: Annotated[
         str | None,
@@ -152,11 +152,8 @@ def evaluate(
     from shortlist.recipes import differences, recipe_names
     from shortlist.report.terminal_tables import print_evaluations
     from shortlist.runs import evaluate
-    from shortlist.training import RunFolder, embed_run_shard
+    from shortlist.training import EvalImages, RunFolder, embed_run_shard
 
-    if images is not None and data is not None:
-        raise ConfigError("The images are given twice, as an argument and with --data: give one of the two.")
-    data = data or images
     display = display_for(sys.stderr, as_json=as_json)
     chosen, folder, merged = choose_parts(shard, merge, parts, Path(run, "vectors", "parts"))
     options: dict[str, Any] = {
@@ -167,15 +164,16 @@ def evaluate(
     }
     keep_freed_memory()
     if chosen is not None:
-        written = [str(path) for path in embed_run_shard(run, chosen, folder, data, **options, display=display)]
+        named = EvalImages(images, **options)
+        written = [str(path) for path in embed_run_shard(run, chosen, folder, named, display=display)]
         text = f"Shard {chosen} is embedded. When all shards are done, use --merge instead of --shard."
         display.message(text, parts=written)
         return
-    evaluations = evaluate(run, data, **options, parts=merged, display=display)
+    evaluations = evaluate(run, images, **options, parts=merged, display=display)
     if as_json:
         print(json.dumps([each.to_dict() for each in evaluations], indent=2))
     else:
-        if data is not None:
+        if images is not None:
             print_evaluations(evaluations)
             return
         config = RunFolder.open(Path(run)).config()

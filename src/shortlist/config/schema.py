@@ -466,6 +466,14 @@ class RunConfig(Section):
         """Whether only the head is trained."""
         return self.model.freeze == "backbone"
 
+    @property
+    def kept_graphs(self) -> bool | int | Literal["auto"]:
+        """The argument `keep_graphs` of `LargeBatchStep`. The graphs of a frozen backbone's head are small."""
+        keep = self.batch.keep_graphs
+        if isinstance(keep, float):
+            return int(keep * 2**30)
+        return True if self.frozen and keep == "auto" else keep
+
     @model_validator(mode="after")
     def _refuse_conflicts_with_freezing(self) -> RunConfig:
         if not self.frozen:

@@ -3,17 +3,15 @@
 from shortlist.extras import extra
 
 with extra("training", __name__):
-    from shortlist.batches import ClassBalancedSampler
-    from shortlist.cache import build_once, cache_folder
     from shortlist.data.benchmarks import BENCHMARKS, Benchmark
     from shortlist.data.catalog import ROLES, SPLITS, Catalog, Judgement, Judgements
     from shortlist.data.folders import UNLABELLED
     from shortlist.data.images import ImageDataset, ImageError, load_image
-    from shortlist.data.inspection import CheckReport, check, drop_unreadable, summary
+    from shortlist.data.inspection import CheckReport, check, find_unreadable, summary
     from shortlist.data.loader import image_chunks
     from shortlist.data.sources import open_catalog, open_collection
     from shortlist.data.splits import half_validation, open_set_split
-    from shortlist.data.transforms import FitTransform, TestTransform, TrainTransform, Transform, augmentation_rng
+    from shortlist.data.transforms import FitTransform, TestTransform, TrainTransform, Transform
 
 __all__ = [
     "BENCHMARKS",
@@ -23,7 +21,6 @@ __all__ = [
     "Benchmark",
     "Catalog",
     "CheckReport",
-    "ClassBalancedSampler",
     "FitTransform",
     "ImageDataset",
     "ImageError",
@@ -32,11 +29,8 @@ __all__ = [
     "TestTransform",
     "TrainTransform",
     "Transform",
-    "augmentation_rng",
-    "build_once",
-    "cache_folder",
     "check",
-    "drop_unreadable",
+    "find_unreadable",
     "half_validation",
     "image_chunks",
     "load_image",

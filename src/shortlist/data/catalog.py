@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from math import isnan
@@ -79,6 +79,41 @@ class Catalog:
     missing: tuple[str, ...] = ()
     ignored: tuple[str, ...] = ()
     remarks: tuple[str, ...] = ()
+
+    @classmethod
+    def from_classes(
+        cls,
+        name: str,
+        root: Path,
+        paths: Sequence[str],
+        classes: Sequence[str | int] | Sequence[tuple[str, ...]],
+        splits: ArrayLike = "",
+        **others: Any,
+    ) -> Catalog:
+        """Return a catalog whose class names are the sorted classes of its images.
+
+        Args:
+            name: See `Catalog`.
+            root: See `Catalog`.
+            paths: (n,) paths or URLs.
+            classes: (n,) class of each image, as text or as an integer, or the tuple of all its classes.
+            splits: (n,) values of SPLITS, or one for all images.
+            others: Other arguments of `Catalog`.
+        """
+        tuples = [each if isinstance(each, tuple) else (each,) for each in classes]
+        known = sorted({each for several in tuples for each in several})
+        label_of = {each: label for label, each in enumerate(known)}
+        sets = [tuple(label_of[each] for each in several) for several in tuples]
+        return cls(
+            name=name,
+            root=root,
+            paths=object_array(paths),
+            labels=np.array([several[0] for several in sets], dtype=np.int64),
+            class_names=tuple(map(str, known)),
+            splits=np.full(len(paths), splits),
+            label_sets=object_array(sets) if any(len(several) > 1 for several in sets) else None,
+            **others,
+        )
 
     def __post_init__(self) -> None:
         fields: dict[str, NDArray[Any]] = {
@@ -246,6 +281,13 @@ class Catalog:
             judged = [(judgement.positives.tolist(), judgement.junk.tolist()) for judgement in per_query]
             digest.update(json.dumps([setup, judged]).encode())
         return digest.hexdigest()
+
+
+def object_array(values: Sequence[Any]) -> NDArray[np.object_]:
+    """Return an array of objects, which may be tuples."""
+    array = np.empty(len(values), dtype=object)
+    array[:] = values
+    return array
 
 
 def _check_values(field: str, values: NDArray[np.str_], known: tuple[str, ...]) -> None:

@@ -5,9 +5,9 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from itertools import compress
+from operator import not_
 from pathlib import Path
-
-import numpy as np
 
 from shortlist.data.catalog import Catalog
 from shortlist.errors import DataError, shorten_list
@@ -160,16 +160,12 @@ def _class_catalog(root: Path, classes: list[_ClassFolder], on_missing: str, *, 
             'Fill or remove them, or leave them out with `on_missing="skip"`'
         )
     filled = [one for one in classes if one[2].images]
-    names = sorted({name for _, name, _ in filled})
-    label_of = {name: label for label, name in enumerate(names)}
-    sizes = [len(listing.images) for _, _, listing in filled]
-    return Catalog(
-        name=_name(root),
-        root=root,
-        paths=np.array([path for _, _, listing in filled for path in listing.images], dtype=object),
-        labels=np.repeat([label_of[name] for _, name, _ in filled], sizes),
-        class_names=tuple(names),
-        splits=np.repeat([split for split, _, _ in filled], sizes),
+    return Catalog.from_classes(
+        _name(root),
+        root,
+        [path for _, _, listing in filled for path in listing.images],
+        [name for _, name, listing in filled for _ in listing.images],
+        [split for split, _, listing in filled for _ in listing.images],
         missing=tuple(empty),
         ignored=tuple(path for _, _, listing in classes for path in listing.others),
     )
@@ -177,20 +173,11 @@ def _class_catalog(root: Path, classes: list[_ClassFolder], on_missing: str, *, 
 
 def _path_catalog(root: Path, paths: list[str], labels: list[str], splits: list[str], name: str) -> Catalog:
     """Return the catalog of these images; names that are not valid UTF-8 are left out and recorded in `missing`."""
-    valid = np.array([_is_utf8(f"{root}/{path}") for path in paths])
-    if not valid.any():
+    valid = [_is_utf8(f"{root}/{path}") for path in paths]
+    if not any(valid):
         raise DataError(f"the file name of {root / paths[0]} is not valid UTF-8: rename the file")
-    class_names, numbers = np.unique(np.array(labels, dtype=object)[valid], return_inverse=True)
-    all_paths = np.array(paths, dtype=object)
-    return Catalog(
-        name=name,
-        root=root,
-        paths=all_paths[valid],
-        labels=numbers,
-        class_names=tuple(class_names.tolist()),
-        splits=np.array(splits)[valid],
-        missing=tuple(all_paths[~valid].tolist()),
-    )
+    kept = (list(compress(values, valid)) for values in (paths, labels, splits))
+    return Catalog.from_classes(name, root, *kept, missing=tuple(compress(paths, map(not_, valid))))
 
 
 def _name(root: Path) -> str:

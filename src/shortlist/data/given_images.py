@@ -67,9 +67,7 @@ def _catalog(paths: list[str], labels: list[Any]) -> Catalog:
         raise DataError(f"There are {len(paths):,} paths but {len(labels):,} labels: give one label per image")
     if not paths:
         raise DataError("There are no images: the list of paths is empty")
-    names, indices = np.unique(np.array(_class_names(labels), dtype=object), return_inverse=True)
-    splits = np.full(len(paths), "")
-    return Catalog("images", Path(), np.array(paths, dtype=object), indices, tuple(names.tolist()), splits)
+    return Catalog.from_classes("images", Path(), paths, _class_names(labels))
 
 
 def _class_names(labels: list[Any]) -> list[str]:

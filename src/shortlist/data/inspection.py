@@ -9,7 +9,7 @@ import warnings
 from collections import deque
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -18,7 +18,7 @@ import numpy as np
 
 from shortlist.data.benchmarks import BENCHMARKS
 from shortlist.data.catalog import ROLES, SPLITS, Catalog
-from shortlist.data.images import ImageError, load_image, open_image, upright_rgb, upright_size
+from shortlist.data.images import ImageError, open_image, upright_rgb, upright_size
 from shortlist.data.near_duplicates import LOOK_SIDE, Look, look_of, near_duplicates, suspicious
 from shortlist.data.splits import half_validation
 from shortlist.locations import as_url, open_binary
@@ -150,7 +150,8 @@ def check(catalog: Catalog, workers: int | None = None, display: Display | None 
     indices_by_digest: dict[bytes, list[int]] = {}
     looks: dict[int, Look] = {}
     with (display or default_display()).task(f"opening {catalog.name}", "images") as progress:
-        for index, (digest, reason, look) in enumerate(_decode_all(catalog, workers, progress)):
+        decoded = _decode_all(catalog, workers, progress, digests=True, looks=True)
+        for index, (digest, reason, look) in enumerate(decoded):
             path = str(catalog.paths[index])
             if look is not None:
                 looks[index] = look
@@ -172,21 +173,8 @@ def find_look_alikes(
     catalog: Catalog, workers: int | None = None, progress: Progress | None = None
 ) -> list[tuple[tuple[int, int], bool]]:
     """Decode every image, JPEGs at a reduced size, and find those that look the same; see `look_alikes`."""
-
-    def look(index: int) -> Look | None:
-        try:
-            return look_of(load_image(catalog.file(index), at_least=LOOK_SIDE))
-        except ImageError:
-            return None
-
-    found: dict[int, Look] = {}
-    with ThreadPoolExecutor(workers or os.cpu_count() or 1) as pool:
-        for index, each in enumerate(pool.map(look, range(len(catalog)))):
-            if each is not None:
-                found[index] = each
-            if progress is not None:
-                progress(index + 1, len(catalog))
-    return look_alikes(catalog, found)
+    decoded = _decode_all(catalog, workers, progress, looks=True, at_least=LOOK_SIDE)
+    return look_alikes(catalog, {index: look for index, (_, _, look) in enumerate(decoded) if look is not None})
 
 
 def look_alikes(
@@ -218,30 +206,16 @@ def look_alikes(
     ]
 
 
-def drop_unreadable(
-    catalog: Catalog, workers: int | None = None, progress: Progress | None = None
-) -> tuple[Catalog, list[Unreadable]]:
-    """Remove the images that cannot be decoded.
+def find_unreadable(catalog: Catalog, workers: int | None = None, progress: Progress | None = None) -> list[Unreadable]:
+    """Decode every image, and return the path of each that cannot be decoded, with the reason.
 
     Args:
         catalog: The images.
         workers: Number of threads. None uses one per core.
         progress: Callback that is called with (done, total).
-
-    Returns:
-        The catalog without these images, which are appended to its `missing`, and (path, reason) of each of them.
     """
-    bad = [
-        (index, reason)
-        for index, (_, reason, _) in enumerate(_decode_all(catalog, workers, progress, compare=False))
-        if reason is not None
-    ]
-    if not bad:
-        return catalog, []
-    unreadable = [(str(catalog.paths[index]), reason) for index, reason in bad]
-    keep = np.setdiff1d(np.arange(len(catalog)), [index for index, _ in bad])
-    missing = catalog.missing + tuple(path for path, _ in unreadable)
-    return replace(catalog.subset(keep), missing=missing), unreadable
+    decoded = zip(catalog.paths, _decode_all(catalog, workers, progress), strict=True)
+    return [(str(path), reason) for path, (_, reason, _) in decoded if reason is not None]
 
 
 # SHA-256 of the file, None if it does not exist; the problem, if any; perceptual hash and thumbnail
@@ -249,9 +223,18 @@ _Decoded = tuple[bytes | None, str | None, Look | None]
 
 
 def _decode_all(
-    catalog: Catalog, workers: int | None, progress: Progress | None, compare: bool = True
+    catalog: Catalog,
+    workers: int | None,
+    progress: Progress | None,
+    *,
+    digests: bool = False,
+    looks: bool = False,
+    at_least: int | None = None,
 ) -> Iterator[_Decoded]:
-    """Decode the images in order. Threads suffice, because Pillow, hashlib and file reads release the GIL."""
+    """Decode the images in order, JPEGs at a reduced size with at least the given shorter side.
+
+    Threads suffice, because Pillow, hashlib and file reads release the GIL.
+    """
 
     def decode(index: int) -> _Decoded:
         file = catalog.file(index)
@@ -262,13 +245,15 @@ def _decode_all(
             return None, "there is no such file", None
         except OSError as error:
             return b"", error.strerror or str(error), None
-        digest = hashlib.sha256(content).digest() if compare else b""
+        digest = hashlib.sha256(content).digest() if digests else b""
         try:
             with open_image(file, io.BytesIO(content)) as image:
+                if at_least is not None:
+                    image.draft(None, (at_least, at_least))
                 rgb = upright_rgb(image)
         except ImageError as error:
             return digest, error.reason, None
-        return digest, None, look_of(rgb) if compare else None
+        return digest, None, look_of(rgb) if looks else None
 
     workers = workers or os.cpu_count() or 1
     with warnings.catch_warnings(), ThreadPoolExecutor(workers) as pool:

@@ -13,7 +13,7 @@ from shortlist.data.folders import UNLABELLED, class_folder_catalog, nested_fold
 from shortlist.data.missing_files import check_on_missing, without_missing
 from shortlist.data.splits import open_set_split
 from shortlist.data.tables import TABLE_EXTENSIONS, table_catalog
-from shortlist.errors import ConfigError, DataError, did_you_mean
+from shortlist.errors import ConfigError, DataError, check_known, did_you_mean
 from shortlist.locations import absolute_path, as_path, as_url, is_remote, remote_kind
 
 Labels = Literal["required", "optional"]
@@ -101,8 +101,8 @@ def open_collection(
         DataError: If the source does not exist, or has no images.
         ConfigError: If an argument is invalid.
     """
-    if split is not None and split not in SPLITS:
-        raise ConfigError(f"There is no split {split!r}, {did_you_mean(split, SPLITS)}")
+    if split is not None:
+        check_known("split", split, SPLITS)
     catalog = open_catalog(
         source, root=root, labels="optional", on_missing="skip", label_separator=label_separator, progress=progress
     )
@@ -149,4 +149,4 @@ def _unknown_source(source: str, path: Path, kinds: str) -> DataError:
     if os.sep in source or "/" in source or path.suffix:
         return DataError(f"{absolute_path(path)} does not exist; expected {kinds}")
     where = f"the folder {source!r} does not exist, and no benchmark has this name"
-    return DataError(f"unknown source {source!r}: {where}, {did_you_mean(source, BENCHMARKS)} (expected {kinds})")
+    return DataError(f"unknown source {source!r}: {where}; {did_you_mean(source, BENCHMARKS)} (expected {kinds})")

@@ -11,10 +11,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-from numpy.typing import NDArray
-
-from shortlist.data.catalog import ROLES, SPLITS, Catalog
+from shortlist.data.catalog import ROLES, SPLITS, Catalog, object_array
 from shortlist.errors import DataError, did_you_mean, shorten_list
 from shortlist.extras import extra
 from shortlist.files import atomic_replace
@@ -75,48 +72,30 @@ def table_catalog(
             if first.setdefault(path, index) != index:
                 earlier = table.row_numbers[first[path]]
                 raise table.error(index, f"{path} is already listed in {table.row_word} {earlier}")
-    names, labels, label_sets = _labels(table, unlabelled)
-    return Catalog(
-        name=file.stem,
-        root=file.parent if root is None else root,
-        paths=np.array(paths, dtype=object),
-        labels=labels,
-        class_names=names,
-        splits=np.array(_splits(table)),
-        roles=np.array(_roles(table)) if "role" in columns else None,
-        label_sets=label_sets,
+    return Catalog.from_classes(
+        file.stem,
+        file.parent if root is None else root,
+        paths,
+        _classes(table, unlabelled),
+        _splits(table),
+        roles=_roles(table) if "role" in columns else None,
         fields={name: object_array(values) for name, values in table.fields.items()} or None,
     )
 
 
-def _labels(
-    table: _Table, unlabelled: str | None
-) -> tuple[tuple[str, ...], NDArray[np.int64], NDArray[np.object_] | None]:
-    """Return the class names, the first label of each row, and all labels of each row if one has several."""
+def _classes(table: _Table, unlabelled: str | None) -> list[tuple[str, ...]]:
+    """Return all classes of each row."""
     if table.label_lists is None:
-        labelled = [label or unlabelled for label in table.columns.get("label", [""] * len(table.row_numbers))]
-        names, labels = np.unique(np.array(labelled, dtype=object), return_inverse=True)
-        return tuple(names.tolist()), labels, None
-    lists = []
+        return [(label or unlabelled or "",) for label in table.columns.get("label", [""] * len(table.row_numbers))]
+    classes = []
     for index, given in enumerate(table.label_lists):
-        distinct = list(dict.fromkeys(label for each in given if (label := each.strip())))
+        distinct = tuple(dict.fromkeys(label for each in given if (label := each.strip())))
         if not distinct and unlabelled is None:
             raise table.error(index, "the label is empty")
         if any("\n" in label for label in distinct):
             raise table.error(index, "one of several labels has a line break; remove it")
-        lists.append(distinct or [unlabelled or ""])
-    known = sorted({label for each in lists for label in each})
-    number = {label: place for place, label in enumerate(known)}
-    label_sets = object_array([tuple(number[label] for label in each) for each in lists])
-    several = any(len(each) > 1 for each in lists)
-    return tuple(known), np.array([each[0] for each in label_sets]), label_sets if several else None
-
-
-def object_array(values: Sequence[Any]) -> NDArray[np.object_]:
-    """Return an array of objects, which may be tuples."""
-    array = np.empty(len(values), dtype=object)
-    array[:] = values
-    return array
+        classes.append(distinct or (unlabelled or "",))
+    return classes
 
 
 def write_table(catalog: Catalog, file: Path) -> None:

@@ -85,6 +85,11 @@ class Transform(Protocol):
         """
 
 
+def transform_image(image: Image.Image, transform: Transform, rng: Random) -> Tensor:
+    """Transform an RGB image of any size. Returns a uint8 tensor (3, height, width)."""
+    return apply_crop(image, transform.crop(*image.size, rng), transform.interpolation)
+
+
 def apply_crop(image: Image.Image, crop: Crop, interpolation: str) -> Tensor:
     """Crop, resize and flip an RGB image. Returns a uint8 tensor (3, height, width)."""
     right, bottom = min(crop.box[2], image.width), min(crop.box[3], image.height)  # may exceed it by rounding
@@ -151,10 +156,6 @@ class TrainTransform:
             box = self._centre_box(width, height)
         return Crop(box, (self.size, self.size), flip, fast=True)
 
-    def __call__(self, image: Image.Image, rng: Random) -> Tensor:
-        """Transform an RGB image of any size. Returns a uint8 tensor (3, size, size)."""
-        return apply_crop(image, self.crop(*image.size, rng), self.interpolation)
-
     def _centre_box(self, width: int, height: int) -> tuple[int, int, int, int]:
         """Return the largest centred box with an allowed ratio: the fallback for very elongated images."""
         crop_width = min(width, max(1, round(height * self.ratio[1])))
@@ -199,10 +200,6 @@ class TestTransform:
         x, y = width / new_width, height / new_height
         return Crop((left * x, top * y, (left + self.size) * x, (top + self.size) * y), (self.size, self.size))
 
-    def __call__(self, image: Image.Image, rng: Random | None = None) -> Tensor:
-        """Transform an RGB image of any size. Returns a uint8 tensor (3, size, size)."""
-        return apply_crop(image, self.crop(*image.size), self.interpolation)
-
 
 @dataclass(frozen=True)
 class FitTransform:
@@ -237,10 +234,6 @@ class FitTransform:
         by = min(1.0, self.max_side / max(whole or (width, height)))
         size = max(1, round(width * by)), max(1, round(height * by))
         return Crop((0, 0, width, height), size, rng.random() < self.flip)
-
-    def __call__(self, image: Image.Image, rng: Random) -> Tensor:
-        """Transform an RGB image of any size. Returns a uint8 tensor (3, height, width)."""
-        return apply_crop(image, self.crop(*image.size, rng), self.interpolation)
 
 
 def _check(size: int, interpolation: str) -> None:

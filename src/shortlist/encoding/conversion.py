@@ -15,7 +15,7 @@ from torch.export import Dim, ExportedProgram
 
 from shortlist.batches.sizes import by_size
 from shortlist.data import Transform
-from shortlist.data.transforms import apply_crop
+from shortlist.data.transforms import transform_image
 from shortlist.encoding.encoder import Encoder
 from shortlist.errors import ModelError, ShortlistError
 
@@ -137,4 +137,4 @@ def _synthetic_image(seed: int, transform: Transform) -> Tensor:
     size = _SYNTHETIC_SIZES[seed % len(_SYNTHETIC_SIZES)]
     coarse = torch.randint(256, (6, 8, 3), generator=torch.Generator().manual_seed(seed), dtype=torch.uint8)
     image = Image.fromarray(coarse.numpy()).resize(size, Image.Resampling.BICUBIC)
-    return apply_crop(image, transform.crop(*size, Random(0)), transform.interpolation)
+    return transform_image(image, transform, Random(0))

@@ -18,6 +18,7 @@ from torch import Tensor, nn
 
 from shortlist.batches.sizes import by_size
 from shortlist.data import Catalog, ImageDataset, ImageError, Transform, image_chunks
+from shortlist.data.loader import decoding_workers
 from shortlist.digests import tensors_digest
 from shortlist.distributed import Processes, current_processes
 from shortlist.encoding.vector_file import VectorFile
@@ -56,7 +57,7 @@ def embed_images(
     transform: Transform,
     *,
     batch_size: int = 32,
-    workers: int = 0,
+    workers: int | None = None,
     progress: Progress | None = None,
 ) -> Tensor:
     """Embed all images of a catalog and keep the embeddings in memory.
@@ -67,7 +68,7 @@ def embed_images(
         catalog: The images.
         transform: Either makes all images squares of one size, or keeps their aspect ratios.
         batch_size: Number of images per batch. Large images of different sizes are embedded in smaller groups.
-        workers: Number of processes that decode images.
+        workers: Number of processes that decode images. Default: chosen by the number of cores and images.
         progress: Called with the number of images done and the total number.
 
     Returns:
@@ -92,7 +93,7 @@ def embed_to_file(
     dtype: DTypeLike = np.float16,
     on_missing: str = "error",
     batch_size: int = 32,
-    workers: int = 0,
+    workers: int | None = None,
     progress: Progress | None = None,
 ) -> Path:
     """Embed all images of a catalog and write the embeddings to a .npy file (n, d), for `open_vectors`.
@@ -109,7 +110,7 @@ def embed_to_file(
         dtype: Data type of the vectors in the file.
         on_missing: What to do with images that cannot be read: "skip" leaves them out, "error" raises an error.
         batch_size: Number of images per batch.
-        workers: Number of processes that decode images.
+        workers: Number of processes that decode images. Default: chosen by the number of cores and images.
         progress: Called with the number of images done and the total number.
 
     Returns:
@@ -140,7 +141,7 @@ def embed_dataset(
     *,
     on_missing: str = "error",
     batch_size: int = 32,
-    workers: int = 0,
+    workers: int | None = None,
     progress: Progress | None = None,
 ) -> Path:
     """Embed a dataset and write the vectors of all views of an image into one row: (n, views * d).
@@ -166,7 +167,7 @@ def append_embeddings(
     file: VectorFile,
     on_missing: str,
     batch_size: int,
-    workers: int,
+    workers: int | None,
     progress: Progress | None,
 ) -> None:
     """Embed the images that an open file does not have yet; see `embed_dataset`."""
@@ -226,7 +227,7 @@ class _Job:
     embedder: nn.Module
     dataset: ImageDataset
     batches: list[Sequence[int]]
-    workers: int
+    workers: int | None
     skips: bool = False  # skip unreadable images instead of raising an ImageError
 
     @contextmanager
@@ -245,7 +246,10 @@ class _Job:
         size = 1 if number == 1 else min(MAX_BATCHES, math.ceil(len(self.batches) / number))
         starts = range(0, len(self.batches), max(size, 1))
         blocks = [self.batches[start : start + size] for start in starts]
-        own = self._embed([batch for block in blocks[processes.rank :: number] for batch in block])
+        workers = self.workers
+        if workers is None:
+            workers = decoding_workers(sum(map(len, self.batches)), processes.on_this_machine)
+        own = self._embed([batch for block in blocks[processes.rank :: number] for batch in block], workers)
         for start in range(0, len(blocks), number):
             now = blocks[start : start + number]
             found = list(islice(own, len(now[processes.rank]))) if processes.rank < len(now) else []
@@ -253,7 +257,7 @@ class _Job:
             unreadable = [index for _, indices in found for index in indices]
             yield _Round(now[-1][-1][-1] + 1, *_gather(processes, vectors, unreadable))
 
-    def _embed(self, batches: list[Sequence[int]]) -> Iterator[tuple[Tensor, list[int]]]:
+    def _embed(self, batches: list[Sequence[int]], workers: int) -> Iterator[tuple[Tensor, list[int]]]:
         """Yield the vectors of the readable images of each batch, and the indices of the others."""
         done, unreadable = 0, list[int]()  # number of finished batches; unreadable images of the next batch
         while done < len(batches):
@@ -264,7 +268,7 @@ class _Job:
                     yield torch.empty(0), unreadable
                     done, unreadable = done + 1, []
                     continue
-                for vectors in _iterate_embeddings(self.embedder, self.dataset, [readable, *later], self.workers):
+                for vectors in _iterate_embeddings(self.embedder, self.dataset, [readable, *later], workers):
                     yield vectors, unreadable
                     done, unreadable = done + 1, []
             except ImageError as error:

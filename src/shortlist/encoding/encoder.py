@@ -21,7 +21,7 @@ from torch import Tensor, nn
 from shortlist.batches.sizes import by_size
 from shortlist.data import Transform
 from shortlist.data.images import as_image, load_crop
-from shortlist.data.transforms import apply_crop
+from shortlist.data.transforms import transform_image
 from shortlist.encoding.pretrained import TRANSFORMS, is_timm, open_pretrained
 from shortlist.errors import ConfigError, ModelError, RunError
 from shortlist.files import read_json, verified, with_checksum, write_json
@@ -186,8 +186,7 @@ class Encoder:
             return load_crop("(given as bytes)", self.transform, unused, content=io.BytesIO(image))
         if isinstance(image, Path | str):
             return load_crop(image, self.transform, unused)
-        upright = as_image(image)
-        return apply_crop(upright, self.transform.crop(*upright.size, unused), self.transform.interpolation)
+        return transform_image(as_image(image), self.transform, unused)
 
     def save(self, folder: Path | str) -> Path:
         """Write the embedder and `encoder.json` to a folder, and return the folder."""

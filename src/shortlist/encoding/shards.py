@@ -98,14 +98,14 @@ class Parts:
         self.folder, self.encoder, self.catalog, self.dtype = Path(folder), encoder, catalog, np.dtype(dtype)
 
     def embed(
-        self, shard: Shard, *, on_missing: str = "skip", workers: int = 0, progress: Progress | None = None
+        self, shard: Shard, *, on_missing: str = "skip", workers: int | None = None, progress: Progress | None = None
     ) -> Path:
         """Embed the images of a shard. A complete part is kept, and an interrupted one is resumed.
 
         Args:
             shard: The shard.
             on_missing: What to do with images that cannot be read: "skip" leaves them out, "error" raises an error.
-            workers: Number of processes that decode images.
+            workers: See `embed_images`.
             progress: Called with the number of images done and their total number.
 
         Returns:
@@ -251,22 +251,14 @@ def encode_to_file(
     images: Sequence[int] | None = None,
     dtype: DTypeLike = np.float32,
     on_missing: str = "skip",
-    workers: int = 0,
+    workers: int | None = None,
     progress: Progress | None = None,
     parts: Parts | None = None,
 ) -> Path:
     """Call `embed_to_file` with an encoder's settings, or copy the vectors from parts.
 
-    Args:
-        encoder: The encoder.
-        catalog: The images.
-        path: Path of the file.
-        images: Indices of the images to embed. Default: all.
-        dtype: See `embed_to_file`.
-        on_missing: See `embed_to_file`.
-        workers: See `embed_to_file`.
-        progress: See `embed_to_file`.
-        parts: Parts that contain the vectors, with the same encoder, catalog and data type.
+    Only the images with the indices `images` are embedded. `parts` contains the vectors of the whole catalog, with the
+    same encoder and data type. See `embed_to_file` for the other arguments.
     """
     if parts is not None:
         return parts.copy(path, range(len(catalog)) if images is None else images, progress)

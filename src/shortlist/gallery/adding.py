@@ -78,7 +78,7 @@ class ImageAdder:
         self.parts = None if parts is None else Parts(parts, encoder, self.catalog)
         self.result = Added(unreadable={absolute_path(join(catalog.root, path)): NO_FILE for path in catalog.missing})
 
-    def run(self, workers: int, embedding: Progress, indexing: Progress) -> Added:
+    def run(self, workers: int | None, embedding: Progress, indexing: Progress) -> Added:
         with self.store.changing() as work:
             if self.encoder.fingerprint != self.store.fingerprint:
                 raise GalleryError(f"{self.store.name} was replaced by a gallery of another model: open it again")
@@ -134,7 +134,7 @@ class ImageAdder:
         plan: _Plan,
         indices: list[int],
         work: Path,
-        workers: int,
+        workers: int | None,
         embedding: Progress,
         indexing: Progress,
     ) -> None:

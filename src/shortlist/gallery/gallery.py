@@ -12,8 +12,6 @@ import numpy as np
 import torch
 
 from shortlist.data import Catalog, open_collection
-from shortlist.data.loader import decoding_workers
-from shortlist.distributed import current_processes
 from shortlist.encoding.encoder import Encoder, ImageLike, is_single
 from shortlist.encoding.pretrained import is_pretrained
 from shortlist.errors import ConfigError, DataError, ShortlistError
@@ -430,8 +428,6 @@ class Gallery:
             GalleryError: Another process is changing the gallery.
         """
         display = display or default_display()
-        if workers is None:
-            workers = decoding_workers(len(catalog), current_processes().on_this_machine)
         folder = None if parts is None else Path(parts)
         with (
             display.task(f"embedding {catalog.name}", "images") as embedding,

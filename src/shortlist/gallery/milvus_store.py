@@ -51,7 +51,8 @@ from shortlist.search.faiss_index import (
     lowest_effort,
 )
 
-FORMAT, WITHOUT_FIELDS = 2, 1
+FORMAT = 2
+COLUMNS = ["path", "label", "fields"]  # of an item
 FACTS, NEXT_ID, TUNING = "shortlist.facts", "shortlist.next_id", "shortlist.tuning"  # properties of the collection
 MAX_ROWS_PER_QUERY = 16_384  # a limit of Milvus
 ROWS_PER_REQUEST = 1_000  # stays below the 64 MB of a message with 4,096 dimensions
@@ -151,8 +152,11 @@ class MilvusStore:
         if FACTS not in properties:
             raise GalleryError(f"{self.address} was not created by shortlist: choose another name")
         facts = json.loads(properties[FACTS])
-        if facts["format"] > FORMAT:
-            raise GalleryError(f"{self.address} was written by a later version of shortlist: update shortlist")
+        if facts["format"] != FORMAT:
+            problem = "a later version of shortlist: update shortlist"
+            if facts["format"] < FORMAT:
+                problem = "an earlier version of shortlist: create the gallery again"
+            raise GalleryError(f"{self.address} was written by {problem}")
         if facts != self._facts:
             self.client.load_collection(self._collection)
             self._facts, self._tuning = facts, _tuning(properties)
@@ -183,7 +187,7 @@ class MilvusStore:
 
     @property
     def identity(self) -> str:
-        return str(self._facts.get("created") or self.fingerprint)  # earlier versions wrote only the latter
+        return str(self._facts["created"])
 
     @property
     def requested_kind(self) -> str:
@@ -218,11 +222,11 @@ class MilvusStore:
         return int(found["count(*)"])
 
     def item(self, id: int) -> Item:  # noqa: A002
-        return _item(self._get([id], self._columns)[0])
+        return _item(self._get([id], COLUMNS)[0])
 
     def items(self, label: str | None, offset: int, limit: int) -> list[Item]:
         batch = min(MAX_ROWS_PER_QUERY, max(1, offset + limit))
-        found = self._scan(self._label_filter(label), self._columns, batch=batch)
+        found = self._scan(self._label_filter(label), COLUMNS, batch=batch)
         return [_item(each) for each in islice(found, offset, offset + limit)]
 
     def labels(self) -> dict[str, int]:
@@ -258,7 +262,7 @@ class MilvusStore:
                 list(vectors[start : start + per_request]),
                 filter=expression,
                 limit=candidates,
-                output_fields=[*self._columns, *(["vector"] if reranks else [])],
+                output_fields=[*COLUMNS, *(["vector"] if reranks else [])],
                 search_params={"metric_type": "IP", "params": params},
             )
             hits += [_hits(query, each)[:limit] for query, each in zip(vectors[start:], found, strict=False)]
@@ -269,10 +273,9 @@ class MilvusStore:
         found: dict[str, list[StoredRow]] = {}
         for start in range(0, len(paths), ROWS_PER_REQUEST):
             group = list(paths[start : start + ROWS_PER_REQUEST])
-            columns = [*self._columns, "size", "modified"]
+            columns = [*COLUMNS, "size", "modified"]
             for each in self._scan(f"path in {json.dumps(group, ensure_ascii=False)}", columns):
-                fields = each.get("fields") or None
-                row = Row(each["path"], each["label"] or None, each["size"], each["modified"], fields)
+                row = Row(each["path"], each["label"] or None, each["size"], each["modified"], each["fields"] or None)
                 found.setdefault(row.path, []).append(StoredRow(each["id"], row))
         return found
 
@@ -316,10 +319,10 @@ class MilvusStore:
             self._check_lock()
         if rows and vectors is not None:
             self._insert(rows, vectors, ids, progress)
-        changes = {"label": labels or {}, "fields": (fields or {}) if "fields" in self._columns else {}}
+        changes = {"label": labels or {}, "fields": fields or {}}
         changed = list(dict.fromkeys(each for values in changes.values() for each in values))
         for start in range(0, len(changed), ROWS_PER_REQUEST):
-            group = self._get(changed[start : start + ROWS_PER_REQUEST], ["vector", *self._columns, "size", "modified"])
+            group = self._get(changed[start : start + ROWS_PER_REQUEST], ["vector", *COLUMNS, "size", "modified"])
             for each in group:
                 each |= {name: values[each["id"]] or "" for name, values in changes.items() if each["id"] in values}
             self.client.upsert(self._collection, group)
@@ -341,15 +344,9 @@ class MilvusStore:
             if progress is not None:
                 progress(start + len(data), len(rows))
 
-    @property
-    def _columns(self) -> list[str]:
-        """The columns of an item. Collections of earlier versions store no fields."""
-        return ["path", "label", *(["fields"] if self._facts["format"] > WITHOUT_FIELDS else [])]
-
     def _entity(self, id: int, vector: Floats, row: Row) -> dict[str, Any]:  # noqa: A002
         """Return a row as Milvus stores it. Missing values are empty strings, because old servers have no null."""
-        values = {name: value or "" for name, value in row._asdict().items() if name in self._columns}
-        return {"id": id, "vector": vector, "size": row.size, "modified": row.modified, **values}
+        return {"id": id, "vector": vector, **row._asdict(), "label": row.label or "", "fields": row.fields or ""}
 
     def _first_free_id(self) -> int:
         """Return the next id. For some time after a restart, a server may return an outdated property."""
@@ -483,4 +480,4 @@ def _hits(query: Floats, results: Sequence[Mapping[str, Any]]) -> list[Hit]:
 
 
 def _item(found: Mapping[str, Any]) -> Item:
-    return Item.of(int(found["id"]), found["path"], found["label"], found.get("fields"))
+    return Item.of(int(found["id"]), found["path"], found["label"], found["fields"])

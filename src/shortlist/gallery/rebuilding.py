@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
 from pathlib import Path
 
-import numpy as np
-
 from shortlist.data import Catalog
-from shortlist.data.tables import object_array
+from shortlist.data.catalog import object_array
+from shortlist.data.folders import UNLABELLED
 from shortlist.encoding.encoder import Encoder
 from shortlist.gallery.gallery import Added, Gallery, index
 from shortlist.gallery.store import GalleryError, Item
@@ -72,22 +70,5 @@ def catalog_of(name: str, items: Sequence[Item]) -> Catalog:
     """Return images of a gallery as a catalog, with their labels and fields."""
     columns = dict.fromkeys(column for item in items for column in item.fields)
     fields = {column: object_array([item.fields.get(column) for item in items]) for column in columns}
-    catalog = labelled_catalog(name, [as_url(item.path) for item in items], [item.labels for item in items])
-    return replace(catalog, fields=fields or None)
-
-
-def labelled_catalog(name: str, paths: Sequence[str], labels: Sequence[Sequence[str]]) -> Catalog:
-    """Return images with any number of labels as a catalog. The class name "" means that an image has no label."""
-    labels = [each or ("",) for each in labels]
-    classes = tuple(sorted({label for each in labels for label in each}))
-    numbers = {each: number for number, each in enumerate(classes)}
-    sets = [tuple(numbers[label] for label in each) for each in labels]
-    return Catalog(
-        name=name,
-        root=Path(),
-        paths=object_array(paths),
-        labels=np.array([each[0] for each in sets], dtype=np.int64),
-        class_names=classes,
-        splits=np.full(len(paths), ""),
-        label_sets=object_array(sets) if any(len(each) > 1 for each in sets) else None,
-    )
+    classes = [item.labels or (UNLABELLED,) for item in items]
+    return Catalog.from_classes(name, Path(), [as_url(item.path) for item in items], classes, fields=fields or None)

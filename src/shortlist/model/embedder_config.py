@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from shortlist.errors import ModelError, did_you_mean
+from shortlist.errors import ModelError, check_known
 from shortlist.imports import is_user_part
 from shortlist.model.pooling import POOLINGS
 
@@ -73,8 +73,7 @@ class EmbedderConfig:
             return
         if self.l2_pooled and self.layer_norm:
             raise ModelError("l2_pooled replaces the layer norm: set layer_norm=False")
-        if self.pooling not in POOLINGS:
-            raise ModelError(f"There is no pooling {self.pooling!r}; {did_you_mean(self.pooling, POOLINGS)}")
+        check_known("pooling", self.pooling, POOLINGS, ModelError)
         for name in sorted(RESERVED.intersection(self.backbone_args)):
             raise ModelError(f"backbone_args must not contain {name!r}: the embedder sets it")
 

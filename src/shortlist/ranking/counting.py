@@ -36,11 +36,28 @@ Steps = Callable[[Tensor, Tensor, float, Tensor, LinearTail | None, Tensor | Non
 _CACHE_ELEMENTS = 2**20  # number of elements that a CPU processes at a time
 
 
-class RankCounts(Protocol):
-    """Smooth number of items above each threshold of their row.
+class Comparison(NamedTuple):
+    """The items to count, and the thresholds to compare them with.
 
-    Where a class takes `active`, a boolean mask of shape (T, P), the counts of the other thresholds are 0.
+    Args:
+        items: Items of shape (T, N).
+        thresholds: Thresholds of shape (T, P).
+        active: Boolean mask of shape (T, P). The counts of the other thresholds are 0, or not used (`DenseCounts`).
+        scale: Inverse temperature of the sigmoid.
+        scratch: Buffers.
+        tail: Upper bound that takes the place of the sigmoid, if any.
     """
+
+    items: Tensor
+    thresholds: Tensor
+    active: Tensor
+    scale: float
+    scratch: Scratch
+    tail: LinearTail | None = None
+
+
+class RankCounts(Protocol):
+    """Smooth number of items above each threshold of their row."""
 
     counts: Tensor  # (T, P) sum over the items of sigmoid((item - threshold) * scale)
 
@@ -109,16 +126,8 @@ class DenseCounts:
         own: Item that is not counted for each threshold, of shape (T, P).
     """
 
-    def __init__(
-        self,
-        items: Tensor,
-        thresholds: Tensor,
-        scale: float,
-        steps: Steps,
-        scratch: Scratch,
-        tail: LinearTail | None = None,
-        own: Tensor | None = None,
-    ):
+    def __init__(self, compared: Comparison, steps: Steps, own: Tensor | None = None):
+        items, thresholds, _, scale, scratch, tail = compared
         self._slope = scratch("slope", *thresholds.shape, items.shape[1])
         self.counts, self._slope_sums = steps(items, thresholds, scale, self._slope, tail, own)
 
@@ -142,16 +151,8 @@ class FactoredCounts:
             count. Default: all items.
     """
 
-    def __init__(
-        self,
-        items: Tensor,
-        thresholds: Tensor,
-        active: Tensor,
-        scale: float,
-        scratch: Scratch,
-        lengths: Tensor | None = None,
-        tail: LinearTail | None = None,
-    ):
+    def __init__(self, compared: Comparison, lengths: Tensor | None = None):
+        items, thresholds, active, scale, scratch, tail = compared
         self._items, self._scale, self._scratch, self._tail = items, scale, scratch, tail
         self._width = flat_from(items.shape[1], items.dtype)
         self._span = exponent_range(items.dtype) - self._width  # largest extent of a group, in temperatures
@@ -271,16 +272,8 @@ class BandCounts:
         floor: Lower bound of each row, of shape (T, 1).
     """
 
-    def __init__(
-        self,
-        items: Tensor,
-        thresholds: Tensor,
-        active: Tensor,
-        scale: float,
-        scratch: Scratch,
-        floor: Tensor,
-        tail: LinearTail | None = None,
-    ):
+    def __init__(self, compared: Comparison, floor: Tensor):
+        items, thresholds, active, _, scratch, _ = compared
         rows, self._size = items.shape
         device = items.device
         in_band = torch.ge(items, floor, out=scratch("in band", rows, self._size, dtype=torch.bool))
@@ -295,15 +288,9 @@ class BandCounts:
         self._target += torch.arange(len(self.entry), device=device)  # (E,) flat index after the move
         band = items.new_full((rows * self._longest,), -torch.inf)
         band.index_copy_(0, self._target, items.view(-1).index_select(0, self.entry))
-        self._counts = FactoredCounts(
-            band.view(rows, -1),
-            thresholds[self._order],
-            active[self._order],
-            scale,
-            scratch,
-            lengths=self._number[self._order],
-            tail=tail,
-        )
+        band, thresholds, active = band.view(rows, -1), thresholds[self._order], active[self._order]
+        moved = compared._replace(items=band, thresholds=thresholds, active=active)
+        self._counts = FactoredCounts(moved, lengths=self._number[self._order])
         self.counts = self._counts.counts[self._position]
 
     def entry_gradient(self, weights: Tensor) -> tuple[Tensor, Tensor]:
@@ -338,20 +325,13 @@ class SeriesCounts:
     threshold. Hence the powers of these items are summed once per row instead of once per threshold.
     """
 
-    def __init__(
-        self,
-        items: Tensor,
-        thresholds: Tensor,
-        active: Tensor,
-        scale: float,
-        scratch: Scratch,
-        tail: LinearTail | None = None,
-    ):
+    def __init__(self, compared: Comparison):
+        items, thresholds, active, scale, scratch, _ = compared
         depth, coefficients = series(items.shape[1], items.dtype)
         width = flat_from(items.shape[1], items.dtype)
         lowest = thresholds.masked_fill(~active, torch.inf).amin(1, keepdim=True)
         floor = lowest - depth / scale
-        self._near = BandCounts(items, thresholds, active, scale, scratch, floor, tail)
+        self._near = BandCounts(compared, floor)
         gap = torch.sub(items, floor, out=scratch("gap", *items.shape)).mul_(scale)
         item = torch.threshold_(gap.clamp_(depth - width - 1, 0).exp_(), math.exp(depth - width), 0)
         item.view(-1).index_fill_(0, self._near.entry, 0)

@@ -29,6 +29,7 @@ from torch import Tensor
 
 from shortlist.ranking.counting import (
     BandCounts,
+    Comparison,
     DenseCounts,
     FactoredCounts,
     PositiveCounts,
@@ -248,13 +249,12 @@ class _Stream:
     def _count(self, tile: _Tile) -> Iterator[tuple[Rows, RankCounts]]:
         """Count the competitors ahead of each positive. Yield the rows that are counted in the same way together."""
         size, dtype, scale = tile.competitors.shape[1], tile.positives.dtype, 1 / self.temperature
-        all_rows, scratch, tail = slice(None), self.scratch, self.tail
+        whole = Comparison(tile.competitors, tile.positives, tile.active, scale, self.scratch, self.tail)
         if not self.prune:
-            own = None if self.splits else tile.columns
-            yield all_rows, DenseCounts(tile.competitors, tile.positives, scale, self.steps, scratch, tail, own)
+            yield slice(None), DenseCounts(whole, self.steps, own=None if self.splits else tile.columns)
             return
         if size < _SORT_FROM:
-            yield all_rows, SeriesCounts(tile.competitors, tile.positives, tile.active, scale, scratch, tail)
+            yield slice(None), SeriesCounts(whole)
             return
         lowest = tile.positives.masked_fill(~tile.active, torch.inf).amin(1, keepdim=True)
         negligible = lowest - flat_from(size, dtype) * self.temperature  # competitors below do not count
@@ -266,15 +266,15 @@ class _Stream:
             rows = (kind & tile.active.any(1, keepdim=True)).squeeze(1).nonzero().squeeze(1)
             if not len(rows):
                 continue
-            competitors = scratch(f"{name} competitors", len(rows), size)
+            competitors = self.scratch(f"{name} competitors", len(rows), size)
             torch.index_select(tile.competitors, 0, rows, out=competitors)
-            positives, active = tile.positives[rows], tile.active[rows]
+            part = whole._replace(items=competitors, thresholds=tile.positives[rows], active=tile.active[rows])
             if name == "sparse":
-                yield rows, BandCounts(competitors, positives, active, scale, scratch, negligible[rows], tail)
+                yield rows, BandCounts(part, negligible[rows])
             elif name == "series":
-                yield rows, SeriesCounts(competitors, positives, active, scale, scratch, tail)
+                yield rows, SeriesCounts(part)
             else:
-                yield rows, FactoredCounts(competitors, positives, active, scale, scratch, tail=tail)
+                yield rows, FactoredCounts(part)
 
 
 def _concatenate(rows: list[Rows]) -> Rows:

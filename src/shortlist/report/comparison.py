@@ -13,7 +13,6 @@ from numpy.typing import NDArray
 
 from shortlist.config import CONFIG_KEYS
 from shortlist.data import Catalog
-from shortlist.data.loader import decoding_workers
 from shortlist.encoding.pretrained import is_pretrained, is_timm
 from shortlist.errors import ConfigError, RunError, translate_arguments
 from shortlist.evaluation.intervals import RESAMPLES, Difference, paired_differences
@@ -279,7 +278,7 @@ def _embed_tests(model: Path, tests: Mapping[str, EmbeddedTest], display: Displa
     encoder, found = open_encoder(model), {}
     for key, test in tests.items():
         with display.task(f"embedding {test.catalog.name} with {model}", "images") as progress:
-            vectors = embed_test(encoder, test.catalog, decoding_workers(len(test.catalog)), None, progress)
+            vectors = embed_test(encoder, test.catalog, None, None, progress)
         found[key] = replace(test, vectors=vectors.to(test.vectors.device))
     return found
 

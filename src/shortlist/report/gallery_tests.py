@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from contextlib import closing
-from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -12,10 +11,9 @@ import torch
 from torch import Tensor
 
 from shortlist.data import Catalog, open_collection
-from shortlist.data.loader import decoding_workers
 from shortlist.errors import DataError
 from shortlist.gallery import Gallery
-from shortlist.gallery.rebuilding import catalog_of, labelled_catalog
+from shortlist.gallery.rebuilding import catalog_of
 from shortlist.locations import absolute_path
 from shortlist.progress import Display
 from shortlist.report.analysis import EmbeddedTest
@@ -59,7 +57,7 @@ def open_gallery_test(
 
 def _embed(queries: Catalog, gallery: Gallery, display: Display) -> Tensor:
     with display.task(f"embedding {queries.name} with {gallery.name}", "images") as progress:
-        return embed_test(gallery.encoder, queries, decoding_workers(len(queries)), None, progress).cpu()
+        return embed_test(gallery.encoder, queries, None, None, progress).cpu()
 
 
 def _with_queries(test: EmbeddedTest, queries: Catalog, vectors: Tensor) -> EmbeddedTest:
@@ -69,6 +67,6 @@ def _with_queries(test: EmbeddedTest, queries: Catalog, vectors: Tensor) -> Embe
         raise DataError(f"no label of {queries.name} is one of {known.name}: the queries need the same labels.")
     paths = [*known.paths, *(absolute_path(queries.file(each)) for each in range(len(queries)))]
     labels = [each.label_names(row) for each in (known, queries) for row in range(len(each))]
-    roles = np.array(["gallery"] * len(known) + ["query"] * len(queries))
-    catalog = replace(labelled_catalog(f"{len(queries):,} queries of {queries.name}", paths, labels), roles=roles)
+    roles = np.repeat(["gallery", "query"], [len(known), len(queries)])
+    catalog = Catalog.from_classes(f"{len(queries):,} queries of {queries.name}", Path(), paths, labels, roles=roles)
     return EmbeddedTest(catalog, test.k, torch.cat([test.vectors, vectors.float()]))

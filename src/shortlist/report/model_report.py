@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import platform
 import shlex
 from pathlib import Path
 
@@ -17,29 +16,19 @@ from shortlist.report.analysis import EmbeddedTest
 from shortlist.report.pages import Thumbnails, write_page
 from shortlist.report.run_report import MAX_COMPARED_IMAGES, catalog_counts, look_alikes, result_sections
 from shortlist.report.terminal_tables import counts
+from shortlist.training.datasets import EvalImages
+from shortlist.training.folder import device_name
 from shortlist.training.run_evaluation import embed_labelled
 
 
-def write_model_report(
-    name: Path | str,
-    data: Path | str,
-    out: Path | str,
-    display: Display | None = None,
-    *,
-    root: Path | str | None = None,
-    on_missing: str = "error",
-    label_separator: str | None = None,
-) -> Path:
+def write_model_report(name: Path | str, images: EvalImages, out: Path | str, display: Display | None = None) -> Path:
     """Write the report of any model on labelled images: on the test split, or on all images if there are no splits.
 
     Args:
         name: Name of the model, as in `open_encoder`.
-        data: The images, as in `open_catalog`.
+        images: The images; `images.data` is a name or path, as in `open_catalog`.
         out: HTML file to write.
         display: Shows the progress.
-        root: Root of `data`, as in `open_catalog`.
-        on_missing: "error", or "skip" to leave out missing and unreadable images.
-        label_separator: Separator of several labels of an image in a table. None: one label per image.
 
     Returns:
         The file.
@@ -51,25 +40,20 @@ def write_model_report(
     """
     display, file, thumbnails = display or default_display(), Path(out), Thumbnails()
     check_writable(file)
-    encoder, eval_set, vectors = embed_labelled(
-        name, data, display, root=root, on_missing=on_missing, label_separator=label_separator
-    )
+    encoder, eval_set, vectors = embed_labelled(name, images, display)
     with display.task(f"ranking {eval_set.name}") as progress:
         measured = evaluate(vectors, eval_set.catalog, k=eval_set.k, progress=progress)
     test = EmbeddedTest(eval_set.catalog, eval_set.k, vectors.to(next(encoder.embedder.parameters()).device))
     facts = {
         "model": str(name),
-        "images": f"{data}: {catalog_counts(eval_set.catalog)}",
+        "images": f"{images.data}: {catalog_counts(eval_set.catalog)}",
         "remarks": "; ".join(eval_set.remarks),
-        "device": platform.processor() or "cpu",
+        "device": device_name(),
         "versions": f"shortlist {__version__}, torch {torch.__version__}",
         "fingerprint": encoder.fingerprint,
     }
-    if torch.cuda.is_available():
-        facts["device"] = torch.cuda.get_device_name()
-    given = {"--root": root, "--label-separator": label_separator}
+    given = {"--root": images.root, "--label-separator": images.label_separator, "--on-missing": images.on_missing}
     options = [f"{option}={value}" for option, value in given.items() if value is not None]
-    options += ["--on-missing=skip"] if on_missing == "skip" else []
     sections = result_sections(thumbnails, test, 1, display)
     return write_page(
         file,
@@ -79,16 +63,9 @@ def write_model_report(
         sections=["Numbers", "Results", "Failures", "Look-alikes", "What was run"],
         alike=look_alikes(thumbnails, eval_set.catalog, display, [sections]),
         compared=MAX_COMPARED_IMAGES,
-        near_training=None,
-        embed_command=None,
         evaluations=[(measured, None)],
-        repeated=None,
         counts=counts,
-        reductions={},
-        means={},
-        curves=[],
         tests=[sections],
         facts=[(key, text, key == "fingerprint") for key, text in facts.items() if text],
-        config="",
-        command=shlex.join(["shortlist", "report", str(name), str(data), *options, "-o", "NEW.html"]),
+        command=shlex.join(["shortlist", "report", str(name), str(images.data), *options, "-o", "NEW.html"]),
     )

@@ -15,7 +15,7 @@ import numpy as np
 import psutil
 from numpy.typing import NDArray
 
-from shortlist.errors import ConfigError, DataError, did_you_mean
+from shortlist.errors import DataError, check_known
 from shortlist.extras import extra
 from shortlist.files import atomic_replace
 from shortlist.progress import Progress
@@ -65,8 +65,7 @@ def choose_kind(requested: str, number: int, dim: int) -> str:
 
 def check_kind(kind: str) -> None:
     """Raise a ConfigError if there is no such kind of index."""
-    if kind not in ("auto", *KINDS):
-        raise ConfigError(f"There is no index of the kind {kind!r}, {did_you_mean(kind, ('auto', *KINDS))}")
+    check_known("index of the kind", kind, ("auto", *KINDS))
 
 
 def build(kind: str, vectors: Rows, progress: Progress | None = None) -> Any:

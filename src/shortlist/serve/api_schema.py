@@ -26,9 +26,9 @@ PageLength = Annotated[int, Query(ge=1, le=MAX_RESULTS, description="Maximum num
 class SearchOptions(BaseModel):
     """The fields of the search form in addition to the image."""
 
-    k: int = Field(default=10, ge=1, le=MAX_RESULTS)
-    label: str | None = Field(default=None, max_length=1000)
-    min_score: float | None = Field(default=None, ge=-1, le=1)
+    k: int = Field(default=10, ge=1, le=MAX_RESULTS, description="Number of results.")
+    label: str | None = Field(default=None, max_length=1000, description="Return only images with this label.")
+    min_score: float | None = Field(default=None, ge=-1, le=1, description=MIN_SCORE)
 
 
 class Problem(BaseModel):
@@ -161,6 +161,14 @@ REASONS = {
     503: "The gallery is not available, the server is being stopped, or the work takes too long.",
 }
 
+
+def _form_field(facts: dict[str, Any]) -> dict[str, Any]:
+    """Return the OpenAPI description of a field of a form, which is omitted instead of null."""
+    facts = {**facts, **facts.get("anyOf", [{}])[0]}
+    return {name: value for name, value in facts.items() if name not in ("anyOf", "title") and value is not None}
+
+
+_OPTIONS = SearchOptions.model_json_schema()["properties"]
 SEARCH_FORM: dict[str, Any] = {
     "required": True,
     "content": {
@@ -170,19 +178,7 @@ SEARCH_FORM: dict[str, Any] = {
                 "required": ["image"],
                 "properties": {
                     "image": {"type": "string", "format": "binary", "description": "An image file."},
-                    "k": {
-                        "type": "integer",
-                        "minimum": 1,
-                        "maximum": MAX_RESULTS,
-                        "default": 10,
-                        "description": "Number of results.",
-                    },
-                    "label": {
-                        "type": "string",
-                        "maxLength": 1000,
-                        "description": "Return only images with this label.",
-                    },
-                    "min_score": {"type": "number", "minimum": -1, "maximum": 1, "description": MIN_SCORE},
+                    **{name: _form_field(each) for name, each in _OPTIONS.items()},
                 },
             }
         }

@@ -19,7 +19,7 @@ import torch
 import uvicorn
 from starlette.types import ASGIApp
 
-from shortlist.errors import ConfigError, did_you_mean
+from shortlist.errors import ConfigError, check_known
 from shortlist.gallery.gallery import Gallery
 from shortlist.process import threads
 from shortlist.serve.draining import Draining
@@ -98,8 +98,7 @@ def serve(
 
 def _check_backend(backend: str) -> None:
     """Check that there is such a backend, and that its packages are installed."""
-    if backend not in BACKENDS:
-        raise ConfigError(f"There is no `backend` {backend!r}; {did_you_mean(backend, BACKENDS)}")
+    check_known("`backend`", backend, BACKENDS)
     if backend == "onnx":
         from shortlist.encoding.onnx_network import require_onnx
 

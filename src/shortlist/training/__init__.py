@@ -5,10 +5,10 @@ from shortlist.extras import extra
 with extra("training", __name__):
     import tensorboard  # noqa: F401 - accelerate imports it only when training starts
 
-    from shortlist.batches import LargeBatchStep, StepOutput
     from shortlist.progress import Display
     from shortlist.training.ablation import ablate, collect
     from shortlist.training.components import Given
+    from shortlist.training.datasets import EvalImages
     from shortlist.training.folder import RunFolder
     from shortlist.training.loop import resume_run, train_run
     from shortlist.training.plan import Plan, make_plan
@@ -25,12 +25,11 @@ with extra("training", __name__):
 
 __all__ = [
     "Display",
+    "EvalImages",
     "Given",
-    "LargeBatchStep",
     "Plan",
     "Requirements",
     "RunFolder",
-    "StepOutput",
     "SweepResult",
     "TrialResult",
     "ablate",

@@ -13,7 +13,7 @@ from typing import Any
 from shortlist.config import CONFIG_KEYS, RunConfig, validate_config
 from shortlist.config.schema import OWN_LOSSES, LossConfig
 from shortlist.data import Catalog
-from shortlist.errors import ConfigError, Interrupted, RunError, did_you_mean, translate_arguments
+from shortlist.errors import ConfigError, Interrupted, RunError, check_known, translate_arguments
 from shortlist.evaluation import Evaluation
 from shortlist.files import read_json, write_json
 from shortlist.progress import Display, default_display
@@ -121,10 +121,11 @@ def ablate(
         Interrupted: The user pressed Ctrl-C; the same call resumes the study.
     """
     display, folder = display or default_display(), Path(path)
-    study = _known("study", name, STUDIES)
-    power = _known("learning-rate rule", learning_rate, RATES)
+    check_known("study", name, STUDIES)
+    check_known("learning-rate rule", learning_rate, RATES)
+    study, power = STUDIES[name], RATES[learning_rate]
     for method in methods:
-        _known("method", method, {each: each for each in study.methods})
+        check_known("method", method, study.methods)
     if power and name != "batch-size":
         raise ConfigError(
             f"The learning-rate rule {learning_rate} has no effect in the study {name}, whose batch size is fixed."
@@ -256,9 +257,3 @@ def _check_same(folder: Path, facts: dict[str, Any]) -> None:
         raise RunError(
             f"{folder} contains another study, or this one with other settings: see {file}. Choose another folder."
         )
-
-
-def _known(what: str, name: str, known: Mapping[str, Any]) -> Any:
-    if name not in known:
-        raise ConfigError(f"There is no {what} {name!r}; {did_you_mean(name, known)}")
-    return known[name]

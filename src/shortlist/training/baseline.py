@@ -38,7 +38,7 @@ def with_baseline_name(measured: Evaluation, name: str) -> Evaluation:
 
 
 def baseline_name(remarks: Collection[str]) -> str:
-    """Return the name of a baseline, given the remarks on its evaluation. Earlier versions used the untrained model."""
+    """Return the name of a baseline, given the remarks on its evaluation."""
     return PRETRAINED if _REMARK in remarks else UNTRAINED
 
 

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple, TypeVar
 from shortlist.config import CONFIG_KEYS, RunConfig
 from shortlist.config.schema import DataConfig, TestConfig
 from shortlist.data import BENCHMARKS, Catalog, half_validation, open_catalog
-from shortlist.data.inspection import drop_unreadable
+from shortlist.data.inspection import find_unreadable
 from shortlist.data.sources import check_source
 from shortlist.encoding.feature_cache import image_keys
 from shortlist.errors import ConfigError, DataError, translate_arguments
@@ -31,6 +31,26 @@ class OpenedImages(NamedTuple):
 
     catalog: Catalog
     unreadable: list[tuple[str, str]]  # paths and reasons
+
+
+@dataclass(frozen=True)
+class EvalImages:
+    """Which images to evaluate a model on; by default, the test sets of the configuration of a run.
+
+    Args:
+        data: Images to use instead of the test sets of a run: the test images, or all images if there are no splits.
+        root: Root of `data`, as in `open_catalog`.
+        distractors: Folder of R1M, whose images are added to the gallery of `data`. For runs only.
+        on_missing: "error" or "skip", for missing images. Default: the setting of the run, or "error".
+        label_separator: Separator of several labels of an image in `data`, a table. Default: that of the run, or one
+            label per image.
+    """
+
+    data: str | Path | Catalog | None = None
+    root: Path | str | None = None
+    distractors: Path | str | None = None
+    on_missing: str | None = None
+    label_separator: str | None = None
 
 
 @dataclass(frozen=True)
@@ -86,22 +106,19 @@ def open_images(config: RunConfig, display: Display, folder: RunFolder | None = 
     return _without_unreadable(catalog, lists, display)
 
 
-def open_labelled(
-    source: Path | str,
-    display: Display,
-    *,
-    root: Path | str | None = None,
-    on_missing: str = "error",
-    label_separator: str | None = None,
-) -> Catalog:
-    """Open images to evaluate a model on; if they define no splits, all of them are test images."""
-    with display.task(f"opening {source}", "images") as progress:
+def open_labelled(images: EvalImages, display: Display) -> Catalog:
+    """Open images other than those of a run; if they define no splits, all of them are test images."""
+    assert images.data is not None
+    if isinstance(images.data, Catalog):
+        return images.data
+    on_missing = images.on_missing or "error"
+    with display.task(f"opening {images.data}", "images") as progress:
         catalog = open_catalog(
-            source,
-            root=root,
+            images.data,
+            root=images.root,
             on_missing=on_missing,
             train_share=0,
-            label_separator=label_separator,
+            label_separator=images.label_separator,
             progress=progress,
         )
     return catalog if on_missing == "error" else _without_unreadable(catalog, [], display).catalog
@@ -139,7 +156,7 @@ def _find_unreadable(catalog: Catalog, lists: list[Path], display: Display) -> l
         unreadable = [(path, why) for path, why in read_json(known, list[tuple[str, str]])]
     else:
         with display.task("checking for unreadable images", "images") as progress:
-            _, unreadable = drop_unreadable(catalog, progress=progress)
+            unreadable = find_unreadable(catalog, progress=progress)
     for file in lists:
         if not file.exists():
             file.parent.mkdir(parents=True, exist_ok=True)

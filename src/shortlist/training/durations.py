@@ -132,7 +132,7 @@ def measure_durations(
     learner = Learner(plan.config, device, plan.classes, embedder)
     train, test = build_transforms(plan.config, learner.embedder)
     if plan.config.frozen:
-        step = seconds_per_step(learner, batch_labels(plan)) or 0.0
+        step = seconds_per_step(learner, batch_labels(plan), clock=clock) or 0.0
         return Durations(step, _seconds_per_embedding(plan, learner, train, clock))
     step = _seconds_per_training_image(plan, learner, needs, train, clock) * needs.batch
     return Durations(step + _seconds_of_loss(plan, learner, clock), _seconds_per_embedding(plan, learner, test, clock))

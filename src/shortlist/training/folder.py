@@ -248,7 +248,7 @@ class RunFolder:
             "platform": platform.platform(),
             "threads": threads,
             "processes": processes,
-            "device": torch.cuda.get_device_name() if torch.cuda.is_available() else platform.processor() or "cpu",
+            "device": device_name(),
             "started": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
             "command": _PASSWORD.sub(r"\1***@", shlex.join([_program(), *sys.argv[1:]])),
         }
@@ -276,6 +276,11 @@ class RunFolder:
         records = [record for record in self.metrics() if record["step"] <= step and record["kind"] != "test"]
         kept = [json.dumps(record) + "\n" for record in records]
         write_text_atomically(self.metrics_file, "".join(kept))
+
+
+def device_name() -> str:
+    """Return the name of the GPU or, without one, of the processor."""
+    return torch.cuda.get_device_name() if torch.cuda.is_available() else platform.processor() or "cpu"
 
 
 def _program() -> str:

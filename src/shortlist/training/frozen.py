@@ -17,7 +17,7 @@ from shortlist.seeds import derived_seed
 from shortlist.training.components import build_transforms
 from shortlist.training.durations import batch_labels, describe_parts, seconds_per_step
 from shortlist.training.folder import RunFolder
-from shortlist.training.initial_whitening import sample_images, whiten
+from shortlist.training.initial_whitening import prepared, sample_images, whiten
 from shortlist.training.learner import Learner
 from shortlist.training.plan import Plan, decoding_workers, inference_batch_size
 
@@ -108,9 +108,8 @@ class FrozenBackbone:
         images = sample_images(labels, model.whitening_images, derived_seed("whitening", self.config.training.seed))
         number = min(self._augmented.number, max(1, model.whitening_images // len(images)))
         images, views = np.tile(images, number), np.repeat(np.arange(number), len(images))
-        with torch.no_grad():
-            features = self.learner.embedder.head().prepared(self.views.take(images, views).to(self.learner.device))
-        return whiten(self.config, features.cpu(), torch.from_numpy(labels[images]))
+        features = prepared(self.learner.embedder, self.views.take(images, views))
+        return whiten(self.config, features, torch.from_numpy(labels[images]))
 
 
 class _Estimate:

@@ -8,11 +8,12 @@ from dataclasses import replace
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from torch import Tensor, nn
+from torch import Tensor
 
 from shortlist.config import RunConfig
 from shortlist.data import Catalog, FitTransform, TestTransform, Transform
 from shortlist.encoding import embed_images
+from shortlist.encoding.feature_cache import PooledFeatures
 from shortlist.model import Embedder, pair_whitening, pca_whitening
 from shortlist.model.whitening import check_sizes
 from shortlist.seeds import derived_seed
@@ -56,9 +57,15 @@ def learn_whitening(
     images = train.subset(sample_images(train.labels, model.whitening_images, seed))
     _, test = build_transforms(config, embedder)
     transform = test if model.whitening_size is None else _resized(test, model.whitening_size)
-    pooled = _Pooled(embedder)
-    features = embed_images(pooled, images, transform, batch_size=batch_size, workers=workers, progress=progress)
-    return whiten(config, features, torch.from_numpy(images.labels.copy()))
+    network = PooledFeatures(embedder)
+    pooled = embed_images(network, images, transform, batch_size=batch_size, workers=workers, progress=progress)
+    return whiten(config, prepared(embedder, pooled), torch.from_numpy(images.labels.copy()))
+
+
+def prepared(embedder: Embedder, pooled: Tensor) -> Tensor:
+    """Compute the input of the linear layer from pooled features (n, channels), on the CPU."""
+    with torch.no_grad():
+        return embedder.head().prepared(pooled.to(embedder.mean.device)).cpu()
 
 
 def whiten(config: RunConfig, features: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
@@ -99,14 +106,3 @@ def _resized(transform: Transform, size: int) -> Transform:
         return replace(transform, max_side=size)
     assert isinstance(transform, TestTransform)
     return replace(transform, size=size, resize=round(transform.resize * size / transform.size))
-
-
-class _Pooled(nn.Module):
-    """The embedder without its linear layer."""
-
-    def __init__(self, embedder: Embedder) -> None:
-        super().__init__()
-        self.embedder = embedder
-
-    def forward(self, images: Tensor) -> Tensor:
-        return self.embedder.pooled(images)

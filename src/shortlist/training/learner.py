@@ -57,7 +57,7 @@ class Learner:
         loss: Callable[..., Tensor] | None = None,
         processes: Processes = ALONE,
     ) -> None:
-        self.config, self.device, batch = config, device, config.batch
+        self.config, self.device = config, device
         self.embedder = (embedder or build_embedder(config)).to(device).train()
         self.trained: nn.Module = self.embedder.head() if config.frozen else self.embedder
         refuse_batch_statistics(self.trained)  # fail now rather than in the first step
@@ -70,13 +70,11 @@ class Learner:
         if config.training.ema is not None:
             ema = get_ema_multi_avg_fn(config.training.ema)  # type: ignore[no-untyped-call]
             self.average = AveragedModel(self.trained, multi_avg_fn=ema)
-        keep_graphs = True if config.frozen and batch.keep_graphs == "auto" else batch.keep_graphs  # they are small
-        gigabytes = isinstance(keep_graphs, float)
         self.large_batch = LargeBatchStep(
             self.trained,
             self._compute_loss,
-            batch.chunk_size,
-            keep_graphs=int(keep_graphs * 2**30) if gigabytes else keep_graphs,  # type: ignore[arg-type]
+            config.batch.chunk_size,
+            keep_graphs=config.kept_graphs,
             autocast=AUTOCAST[config.training.precision],
             scaler=self.scaler,
             processes=processes,

@@ -254,7 +254,7 @@ class Trainer:
         if self.step == 0 and self.config.evaluation.before:
             with self.remaining.evaluation(self.plan.images_tested):
                 embedder, name = baseline(self.config, self.learner.result, self.given.model)
-            tested = self._test(embedder, name, distractors=False)
+                tested = self._test(embedder, name, distractors=False)
             _write_evaluations([with_baseline_name(each, name) for each in tested], self.folder.before_file)
 
     def _open_features(self) -> None:

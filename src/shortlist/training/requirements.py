@@ -253,7 +253,6 @@ def find_requirements(
     parameters = [p for part in trained_parts(config, embedder).values() for p in part if p.requires_grad]
     gradient = _bytes(parameters) + _bytes(loss.parameters())
     average = _bytes(trained.parameters()) if config.training.ema is not None else 0
-    keep = config.batch.keep_graphs
     tests = [each for each in (plan.validation, *plan.eval_sets) if each is not None]
     model = _trace_model(config, embedder, trained)
     traced_loss = _trace_loss(loss, plan, embedder.dim, min(batch, LARGEST_TRACED_LOSS))
@@ -269,11 +268,7 @@ def find_requirements(
         features=_cached_features(plan, model["image"]) if config.frozen else 0,
         batch=batch,
         chunk_size=math.ceil(batch / processes) if config.frozen else config.batch.chunk_size,
-        keep_graphs=True
-        if config.frozen and keep == "auto"
-        else int(keep * 2**30)
-        if isinstance(keep, float)
-        else keep,
+        keep_graphs=config.kept_graphs,
         inference_batch=inference_batch_size(config),
         ahead=0 if config.frozen else LOADED_AHEAD * decoding_workers(config, sharing),
         device=device or this_device(embedder, sharing),  # after the traces, which load libraries

@@ -17,7 +17,6 @@ from torch import Tensor, nn
 from shortlist.config import CONFIG_KEYS, RunConfig
 from shortlist.config.schema import TestConfig
 from shortlist.data import BENCHMARKS, Catalog
-from shortlist.data.loader import decoding_workers as default_workers
 from shortlist.data.missing_files import check_on_missing
 from shortlist.data.sources import check_label_separator
 from shortlist.distributed import current_processes
@@ -34,6 +33,7 @@ from shortlist.progress import Advance, Display, default_display
 from shortlist.search import Vectors, open_vectors
 from shortlist.training.components import build_transforms
 from shortlist.training.datasets import (
+    EvalImages,
     EvalSet,
     is_whole,
     open_eval_set,
@@ -48,17 +48,14 @@ from shortlist.training.interim_tests import with_interim_tests
 from shortlist.training.plan import decoding_workers, inference_batch_size
 
 FEATURES = 8192  # number of images whose pooled features are embedded at once
+OWN_IMAGES = EvalImages()  # the test sets of a run
 
 
 @translate_arguments({name: key for name, key in CONFIG_KEYS.items() if name not in ("on_missing", "root")})
 def evaluate_run(
     path: Path | str,
-    data: str | Path | Catalog | None = None,
+    images: EvalImages = OWN_IMAGES,
     *,
-    root: Path | str | None = None,
-    distractors: Path | str | None = None,
-    on_missing: str | None = None,
-    label_separator: str | None = None,
     model: nn.Module | None = None,
     parts: Path | str | None = None,
     display: Display | None = None,
@@ -67,12 +64,7 @@ def evaluate_run(
 
     Args:
         path: Folder of the run.
-        data: Images to use instead of the test sets of the configuration; if they define no splits, all of them are
-            test images.
-        root: Root of `data`, as in `open_catalog`.
-        distractors: Folder of R1M, whose images are added to the gallery of `data`.
-        on_missing: Replaces `data.on_missing` of the configuration.
-        label_separator: Separator of several labels of an image in `data`. Default: that of the run.
+        images: The images.
         model: The model, if it was given in Python; see `Encoder.from_run`.
         parts: Folder of the parts that `embed_run_shard` has written, which are merged and then deleted.
         display: Display for progress.
@@ -88,12 +80,12 @@ def evaluate_run(
         ImagesChangedError: The images of the run have changed, so that training images might become test images.
     """
     display = display or default_display()
-    opened = _open_tests(path, data, root, distractors, on_missing, label_separator, model, display)
+    opened = _open_tests(path, images, model, display)
     from_parts = None if parts is None else Path(parts)
     found: list[Evaluation] = []
     for eval_set in opened.eval_sets:
         found += evaluate_embedder(opened.embedder, eval_set, opened.config, display, opened.folder, parts=from_parts)
-    return with_interim_tests(found, opened.folder.metrics()) if data is None else found
+    return with_interim_tests(found, opened.folder.metrics()) if images.data is None else found
 
 
 @translate_arguments({name: key for name, key in CONFIG_KEYS.items() if name not in ("on_missing", "root")})
@@ -101,12 +93,8 @@ def embed_run_shard(
     path: Path | str,
     shard: Shard,
     parts: Path | str,
-    data: str | Path | Catalog | None = None,
+    images: EvalImages = OWN_IMAGES,
     *,
-    root: Path | str | None = None,
-    distractors: Path | str | None = None,
-    on_missing: str | None = None,
-    label_separator: str | None = None,
     model: nn.Module | None = None,
     display: Display | None = None,
 ) -> list[Path]:
@@ -116,19 +104,15 @@ def embed_run_shard(
         path: Folder of the run.
         shard: The shard.
         parts: Folder to write the parts to.
-        data: See `evaluate_run`.
-        root: See `evaluate_run`.
-        distractors: See `evaluate_run`.
-        on_missing: See `evaluate_run`.
-        label_separator: See `evaluate_run`.
-        model: See `evaluate_run`.
+        images: The images.
+        model: The model, if it was given in Python; see `Encoder.from_run`.
         display: Display for progress.
 
     Returns:
         The parts: one per test set, and one for its distractors.
     """
     display = display or default_display()
-    opened = _open_tests(path, data, root, distractors, on_missing, label_separator, model, display)
+    opened = _open_tests(path, images, model, display)
     encoder = build_encoder(opened.config, opened.embedder)
     workers = decoding_workers(opened.config, current_processes().on_this_machine)
     written = []
@@ -152,18 +136,11 @@ class _Tests:
     eval_sets: tuple[EvalSet, ...]
 
 
-def _open_tests(
-    path: Path | str,
-    data: str | Path | Catalog | None,
-    root: Path | str | None,
-    distractors: Path | str | None,
-    on_missing: str | None,
-    label_separator: str | None,
-    model: nn.Module | None,
-    display: Display,
-) -> _Tests:
+def _open_tests(path: Path | str, images: EvalImages, model: nn.Module | None, display: Display) -> _Tests:
     """Open a run and the images to evaluate it on; see `evaluate_run`."""
-    for name, value in {"root": root, "distractors": distractors, "label_separator": label_separator}.items():
+    data, on_missing = images.data, images.on_missing
+    given = {name: getattr(images, name) for name in ("root", "distractors", "label_separator")}
+    for name, value in given.items():
         if value is not None and data is None:
             raise ConfigError(f"`{name}` requires `data`: it applies to images other than those of the run.")
         if value is not None and isinstance(data, Catalog):
@@ -185,8 +162,7 @@ def _open_tests(
     if isinstance(data, Catalog):
         eval_sets = (EvalSet(_test_images(data), reported_k(config, data.name)),)
     elif data is not None:
-        check_label_separator(label_separator)
-        given = {"root": root, "distractors": distractors, "label_separator": label_separator}
+        check_label_separator(images.label_separator)
         test = TestConfig.model_validate({"source": str(data), **given})
         eval_sets = (open_eval_set(config, test, display, own),)
     else:
@@ -197,48 +173,32 @@ def _open_tests(
 
 
 def evaluate_encoder(
-    encoder: Encoder | Path | str,
-    data: str | Path | Catalog,
-    *,
-    root: Path | str | None = None,
-    on_missing: str = "error",
-    label_separator: str | None = None,
-    display: Display | None = None,
+    encoder: Encoder | Path | str, images: EvalImages, display: Display | None = None
 ) -> list[Evaluation]:
     """Evaluate an encoder that need not belong to a run. It is given as an object, or by a name as in `open_encoder`.
 
-    See `evaluate_run` for the other arguments.
+    `images.data` is required.
     """
     display = display or default_display()
-    _, eval_set, vectors = embed_labelled(
-        encoder, data, display, root=root, on_missing=on_missing, label_separator=label_separator
-    )
+    _, eval_set, vectors = embed_labelled(encoder, images, display)
     with display.task(f"ranking {eval_set.name}") as progress:
         return [eval_set.labelled(evaluate(vectors, eval_set.catalog, k=eval_set.k, progress=progress))]
 
 
 def embed_labelled(
-    encoder: Encoder | Path | str,
-    data: str | Path | Catalog,
-    display: Display,
-    *,
-    root: Path | str | None = None,
-    on_missing: str = "error",
-    label_separator: str | None = None,
+    encoder: Encoder | Path | str, images: EvalImages, display: Display
 ) -> tuple[Encoder, EvalSet, Tensor]:
     """Open and embed images to evaluate an encoder on; see `evaluate_encoder`.
 
     Returns:
         The encoder, the test images, and their vectors.
     """
-    if not isinstance(data, Catalog):
-        data = open_labelled(data, display, root=root, on_missing=on_missing, label_separator=label_separator)
+    data = open_labelled(images, display)
     test = _test_images(data)
     if not isinstance(encoder, Encoder):
         encoder = open_encoder(encoder)  # after the images, because errors in these are found faster
     with display.task(f"embedding {test.name}", "images") as progress:
-        workers = default_workers(len(test), current_processes().on_this_machine)
-        vectors = embed_test(encoder, test, workers, None, progress)
+        vectors = embed_test(encoder, test, None, None, progress)
     k = BENCHMARKS[data.name].k if data.name in BENCHMARKS else DEFAULT_K
     return encoder, EvalSet(test, k, whole=is_whole(data)), vectors
 
@@ -314,7 +274,7 @@ def evaluate_embedder(
 def embed_test(
     encoder: Encoder,
     catalog: Catalog,
-    workers: int,
+    workers: int | None,
     folder: RunFolder | None,
     progress: Advance,
     parts: Path | None = None,

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 import filelock
 
-from shortlist.errors import ConfigError, RunError, did_you_mean
+from shortlist.errors import ConfigError, RunError, check_known
 from shortlist.extras import extra
 from shortlist.files import naming
 from shortlist.seeds import derived_seed
@@ -91,8 +91,7 @@ def make_sampler(name: str, space: Space, seed: int) -> BaseSampler:
     Raises:
         ConfigError: The name is unknown, or a grid has a range.
     """
-    if name not in SAMPLERS:
-        raise ConfigError(f"There is no sampler {name!r}; {did_you_mean(name, SAMPLERS)}")
+    check_known("sampler", name, SAMPLERS)
     if name != "grid":
         kind = RandomSampler if name == "random" else TPESampler
         return _TrialSampler(lambda number: kind(seed=derived_seed("sweep", seed, number) % 2**32))
@@ -111,8 +110,7 @@ def make_pruner(name: str) -> BasePruner:
     Raises:
         ConfigError: The name is unknown.
     """
-    if name not in PRUNERS:
-        raise ConfigError(f"There is no pruner {name!r}; {did_you_mean(name, PRUNERS)}")
+    check_known("pruner", name, PRUNERS)
     return PRUNERS[name]()
 
 

@@ -37,8 +37,8 @@ class Benchmark:
     Args:
         name: Name that users open it by.
         about: Description in one sentence.
-        read: Function of the benchmark's folder and a progress callback that returns the catalog of all listed images.
-            A benchmark that needs no folder gets the cache folder unless the user gives one.
+        read: Function of the benchmark's folder that returns the catalog of all listed images. A benchmark that needs
+            no folder gets the cache folder unless the user gives one.
         protocol: Evaluation protocol; "training only" if there is no test split.
         k: Cut-offs that papers report.
         download: Download addresses, one per line.
@@ -49,11 +49,12 @@ class Benchmark:
         note: Further information to read before downloading.
         lookalikes: Files or folders that are easily confused with the markers -> explanation for the error message.
         judged: Whether queries have explicit lists of positives, so that mAP and mP@k are reported.
+        writes: Whether `read` writes images on first use, and therefore also takes a callback `progress`.
     """
 
     name: str
     about: str
-    read: Callable[[Path, Progress | None], Catalog]
+    read: Callable[..., Catalog]
     protocol: str
     k: tuple[int, ...]
     download: str
@@ -64,6 +65,7 @@ class Benchmark:
     note: str = ""
     lookalikes: Mapping[str, str] = field(default_factory=dict)
     judged: bool = False
+    writes: bool = False
 
     def load(self, root: Path | None, on_missing: str = "error", progress: Progress | None = None) -> Catalog:
         """Open the benchmark. Counts that differ from the expected ones are recorded in `Catalog.remarks`.
@@ -78,7 +80,8 @@ class Benchmark:
                 `on_missing` is "error".
         """
         root = self.check_root(root)
-        catalog = self.read(cache_folder("") if root is None else root, progress)
+        folder = cache_folder("") if root is None else root
+        catalog = self.read(folder, progress=progress) if self.writes else self.read(folder)
         self._check_classes(catalog)
         remarks = (*catalog.remarks, *self._deviations(catalog))
         return self._check_images(dataclasses.replace(catalog, remarks=remarks), on_missing)

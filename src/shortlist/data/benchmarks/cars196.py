@@ -13,20 +13,18 @@ from shortlist.data.benchmarks.lists import check_text
 from shortlist.data.catalog import Catalog
 from shortlist.errors import DataError
 from shortlist.extras import extra
-from shortlist.progress import Progress
 
 CLASSES, TRAINING_CLASSES = 196, 98
 EXPECTS = "cars_annos.mat and car_ims/, or cars_train/, cars_test/ and the devkit's .mat files"
 TRAIN_ANNOTATIONS, TEST_ANNOTATIONS = "cars_train_annos.mat", "cars_test_annos_withlabels.mat"
 
 
-def read(root: Path, progress: Progress | None = None) -> Catalog:
+def read(root: Path) -> Catalog:
     """Read Cars196 in either of its layouts: the original one, or the one of the newer download.
 
     Args:
         root: Folder with `cars_annos.mat` and `car_ims/`; or with `cars_train/`, `cars_test/`, and (in `root` or in
             `devkit/`) `cars_train_annos.mat`, `cars_test_annos_withlabels.mat` and, for class names, `cars_meta.mat`.
-        progress: Not used.
 
     Raises:
         DataError: If a file is missing or cannot be read.

@@ -10,13 +10,12 @@ from shortlist.data.benchmarks.benchmark import Benchmark, Count
 from shortlist.data.benchmarks.lists import columns, integers, read_lines
 from shortlist.data.catalog import Catalog
 from shortlist.errors import DataError
-from shortlist.progress import Progress
 
 CLASSES, TRAINING_CLASSES = 200, 100
 IMAGES, LABELS = "images.txt", "image_class_labels.txt"
 
 
-def read(root: Path, progress: Progress | None = None) -> Catalog:
+def read(root: Path) -> Catalog:
     """Read all images of `images.txt`, with the classes of `image_class_labels.txt`."""
     image_ids, paths = columns(root / IMAGES, "cub", read_lines(root / IMAGES, "cub"), "image_id path")
     file = root / LABELS

@@ -12,7 +12,6 @@ from shortlist.data.benchmarks.folder_hints import first_folder_with
 from shortlist.data.benchmarks.lists import integers, read_csv
 from shortlist.data.catalog import Catalog
 from shortlist.errors import DataError
-from shortlist.progress import Progress
 
 LIST, HEADER = "train.csv", ("id", "url", "landmark_id")
 FOLDERS = ("train", "images", "jpg", "")  # folders that the images are commonly in
@@ -20,7 +19,7 @@ NO_LIST = f"exists, but {LIST} does not: put it next to it"
 HINT = "expected train.csv of Google Landmarks 2018"
 
 
-def read(root: Path, progress: Progress | None = None) -> Catalog:
+def read(root: Path) -> Catalog:
     """Read all images of `train.csv` that have a landmark."""
     file = root / LIST
     ids, landmarks = read_csv(file, "gldv1", HEADER, ("id", "landmark_id"), HINT)
@@ -33,17 +32,9 @@ def read(root: Path, progress: Progress | None = None) -> Catalog:
     if without := int((~kept).sum()):
         ids = tuple(itertools.compress(ids, kept))
         remarks = (f"images of {LIST} without a landmark, which were left out: {without:,}",)
-    numbers, labels = np.unique(landmark_ids[kept], return_inverse=True)
     folder = _image_prefix(root, ids)
-    return Catalog(
-        name="gldv1",
-        root=root,
-        paths=np.array([f"{folder}{image}.jpg" for image in ids], dtype=object),
-        labels=labels,
-        class_names=tuple(map(str, numbers.tolist())),
-        splits=np.full(len(ids), "train"),
-        remarks=remarks,
-    )
+    paths = [f"{folder}{image}.jpg" for image in ids]
+    return Catalog.from_classes("gldv1", root, paths, landmark_ids[kept].tolist(), "train", remarks=remarks)
 
 
 def _image_prefix(root: Path, ids: tuple[str, ...]) -> str:

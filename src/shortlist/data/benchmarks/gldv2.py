@@ -10,13 +10,12 @@ from shortlist.data.benchmarks.benchmark import Benchmark, Count
 from shortlist.data.benchmarks.lists import integers, read_csv
 from shortlist.data.catalog import Catalog
 from shortlist.errors import DataError
-from shortlist.progress import Progress
 
 LIST, HEADER = "train_clean.csv", ("landmark_id", "images")
 HINT = "expected train_clean.csv of GLDv2 (train.csv is the uncleaned list)"
 
 
-def read(root: Path, progress: Progress | None = None) -> Catalog:
+def read(root: Path) -> Catalog:
     """Read all images of `train_clean.csv`."""
     file = root / LIST
     landmarks, images = read_csv(file, "gldv2-clean", HEADER, HEADER, HINT)
@@ -27,15 +26,10 @@ def read(root: Path, progress: Progress | None = None) -> Catalog:
     short = next((image for image in ids if len(image) < 3), None)
     if short is not None:
         raise DataError(f"gldv2-clean: {file} lists {short!r}, which is not the name of an image; {HINT}")
-    numbers, labels = np.unique(integers(file, "gldv2-clean", landmarks, "landmark_id", 2), return_inverse=True)
-    return Catalog(
-        name="gldv2-clean",
-        root=root,
-        paths=np.array([f"train/{image[0]}/{image[1]}/{image[2]}/{image}.jpg" for image in ids], dtype=object),
-        labels=np.repeat(labels, [len(listed) for listed in ids_per_landmark]),
-        class_names=tuple(map(str, numbers.tolist())),
-        splits=np.full(len(ids), "train"),
-    )
+    numbers = integers(file, "gldv2-clean", landmarks, "landmark_id", 2)
+    classes = np.repeat(numbers, [len(listed) for listed in ids_per_landmark]).tolist()
+    paths = [f"train/{image[0]}/{image[1]}/{image[2]}/{image}.jpg" for image in ids]
+    return Catalog.from_classes("gldv2-clean", root, paths, classes, "train")
 
 
 BENCHMARK = Benchmark(

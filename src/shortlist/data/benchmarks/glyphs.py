@@ -76,15 +76,9 @@ def _catalog(folder: Path, expected: int) -> Catalog:
         raise DataError(
             f"{folder} should hold {expected} images but holds {len(files)}. Delete it; it will be rendered again."
         )
-    names, labels = np.unique([file.parent.name for file in files], return_inverse=True)
-    return Catalog(
-        name="glyphs",
-        root=folder,
-        paths=np.array([file.relative_to(folder).as_posix() for file in files], dtype=object),
-        labels=labels,
-        class_names=tuple(names.tolist()),
-        splits=np.array([file.parent.parent.name for file in files]),
-    )
+    paths = [file.relative_to(folder).as_posix() for file in files]
+    splits, classes, _ = zip(*(path.split("/") for path in paths), strict=True)
+    return Catalog.from_classes("glyphs", folder, paths, classes, splits)
 
 
 def _render(folder: Path, seed: int, classes: int, per_class: int, progress: Progress | None) -> None:
@@ -191,10 +185,11 @@ def background(random: np.random.RandomState) -> NDArray[np.int64]:
 BENCHMARK = Benchmark(
     name="glyphs",
     about="characters in many fonts, rendered on first use",
-    read=lambda root, progress: glyphs(root, progress=progress),
+    read=glyphs,
     protocol="leave-one-out",
     k=(1, 2, 4, 8),
     download="nothing to download",
     expects=None,
     counts={"train": Count(2_400, 150), "test": Count(2_400, 150)},
+    writes=True,
 )

@@ -5,13 +5,10 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
-import numpy as np
-
 from shortlist.data.benchmarks.benchmark import Benchmark, Count
 from shortlist.data.benchmarks.lists import read_lines
 from shortlist.data.catalog import Catalog
 from shortlist.errors import DataError
-from shortlist.progress import Progress
 
 IMAGES = "train_val2018"
 LISTS = {"Inaturalist_train_set1.txt": "train", "Inaturalist_test_set1.txt": "test"}
@@ -19,7 +16,7 @@ FOLDER = "Inat_dataset_splits"
 EXAMPLE = f"{IMAGES}/Plantae/7477/0123abcd.jpg"
 
 
-def read(root: Path, progress: Progress | None = None) -> Catalog:
+def read(root: Path) -> Catalog:
     """Read all images of both lists, which are in `Inat_dataset_splits` or in the root itself.
 
     The class of an image is its folder together with the parent folder, such as Plantae/7477.
@@ -33,16 +30,7 @@ def read(root: Path, progress: Progress | None = None) -> Catalog:
         paths += listed
         names += [path[len(IMAGES) + 1 : path.rindex("/")] for path in listed]
         splits += [split] * len(listed)
-    class_names = sorted(set(names))
-    label_of = {name: label for label, name in enumerate(class_names)}
-    return Catalog(
-        name="inaturalist",
-        root=root,
-        paths=np.array(paths, dtype=object),
-        labels=np.array([label_of[name] for name in names]),
-        class_names=tuple(class_names),
-        splits=np.array(splits),
-    )
+    return Catalog.from_classes("inaturalist", root, paths, names, splits)
 
 
 def _paths(file: Path) -> list[str]:

@@ -11,7 +11,6 @@ from shortlist.data.benchmarks.folder_hints import first_folder_with
 from shortlist.data.benchmarks.lists import columns, read_lines
 from shortlist.data.catalog import Catalog
 from shortlist.errors import DataError, did_you_mean
-from shortlist.progress import Progress
 
 LIST = "list_eval_partition.txt"
 HEADER = "image_name item_id evaluation_status"
@@ -22,7 +21,7 @@ OTHER_HEADERS = {
 }
 
 
-def read(root: Path, progress: Progress | None = None) -> Catalog:
+def read(root: Path) -> Catalog:
     """Read all images of the list. The list is in the root or in `Eval`, and the images in the root or in `Img`."""
     file = root / LIST if (root / LIST).is_file() else root / "Eval" / LIST
     names, items, statuses = columns(file, "inshop", _rows(file), HEADER, first_line=3)
@@ -31,18 +30,10 @@ def read(root: Path, progress: Progress | None = None) -> Catalog:
             raise DataError(
                 f"inshop: {file}, line {line}: unknown evaluation_status {value!r}; {did_you_mean(value, STATUSES)}"
             )
-    class_names, labels = np.unique(np.array(items), return_inverse=True)
-    status = np.array(statuses)
-    folder = first_folder_with(root, ("", "Img"), names) or ""
-    return Catalog(
-        name="inshop",
-        root=root,
-        paths=np.array([f"{folder}/{name}" if folder else name for name in names], dtype=object),
-        labels=labels,
-        class_names=tuple(class_names.tolist()),
-        splits=np.where(status == "train", "train", "test"),
-        roles=np.where(status == "train", "", status),
-    )
+    training, folder = np.array(statuses) == "train", first_folder_with(root, ("", "Img"), names)
+    paths = [f"{folder}/{name}" if folder else name for name in names]
+    splits, roles = np.where(training, "train", "test"), np.where(training, "", statuses)
+    return Catalog.from_classes("inshop", root, paths, items, splits, roles=roles)
 
 
 def _rows(file: Path) -> list[str]:

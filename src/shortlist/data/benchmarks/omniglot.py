@@ -59,7 +59,7 @@ def _from_folders(root: Path) -> Catalog:
         paths += [file.relative_to(root).as_posix() for file in images]
         names += [f"{file.parent.parent.name}/{file.parent.name}" for file in images]
         splits += [split] * len(images)
-    return _catalog(root, paths, names, splits)
+    return Catalog.from_classes("omniglot", root, paths, names, splits)
 
 
 def _from_arrays(root: Path, progress: Progress | None) -> Catalog:
@@ -76,12 +76,7 @@ def _from_arrays(root: Path, progress: Progress | None) -> Catalog:
         paths += _png_paths(part, labels)
         names += [f"{part.removeprefix('images_')}/{label:04}" for label in labels.tolist()]
         splits += [PARTS[part]] * len(labels)
-    return _catalog(folder, paths, names, splits)
-
-
-def _catalog(root: Path, paths: list[str], names: list[str], splits: list[str]) -> Catalog:
-    class_names, labels = np.unique(np.array(names, dtype=object), return_inverse=True)
-    return Catalog("omniglot", root, np.array(paths, dtype=object), labels, tuple(class_names), np.array(splits))
+    return Catalog.from_classes("omniglot", folder, paths, names, splits)
 
 
 def _png_paths(part: str, labels: NDArray[np.int64]) -> list[str]:
@@ -147,4 +142,5 @@ images_background.npz     images (classes, 20, 105, 105) bool, labels (classes, 
 images_evaluation.npz""",
     markers=MARKERS,
     counts={"train": Count(19_280, 964), "test": Count(13_180, 659)},
+    writes=True,
 )

@@ -16,7 +16,6 @@ from shortlist.data.benchmarks.lists import read_lines
 from shortlist.data.catalog import Catalog, Judgement, Judgements
 from shortlist.data.unpickling import read_plain_pickle
 from shortlist.errors import DataError
-from shortlist.progress import Progress
 
 SETUPS = {  # setup: entries that are positives, and entries that are junk
     "easy": (("easy",), ("junk", "hard")),
@@ -27,10 +26,10 @@ R1M_LIST = "revisitop1m.txt"
 MAX_COORDINATE = 2**31  # larger than any image
 
 
-def reader(name: str) -> Callable[[Path, Progress | None], Catalog]:
+def reader(name: str) -> Callable[[Path], Catalog]:
     """Return the function that reads `roxford5k` or `rparis6k`: the queries, followed by the database."""
 
-    def read(root: Path, progress: Progress | None = None) -> Catalog:
+    def read(root: Path) -> Catalog:
         file = root / f"gnd_{name}.pkl"
         content = read_plain_pickle(file)
         database, queries = image_names(file, content, "imlist"), image_names(file, content, "qimlist")
@@ -83,7 +82,7 @@ def _judgements(file: Path, ground_truth: list[Mapping[str, Any]], first: int, i
     }
 
 
-def read_r1m(root: Path, progress: Progress | None = None) -> Catalog:
+def read_r1m(root: Path) -> Catalog:
     """Read R1M: a million distractors, none of which is a positive of any query."""
     file = root / R1M_LIST
     lines = read_lines(file, "r1m")

@@ -11,12 +11,11 @@ from shortlist.data.benchmarks.ground_truth import UNLABELLED, image_indices, im
 from shortlist.data.catalog import Catalog, Judgement
 from shortlist.data.unpickling import read_plain_pickle
 from shortlist.errors import DataError
-from shortlist.progress import Progress
 
 LIST = "retrieval-SfM-120k-val-eccv2020.pkl"
 
 
-def read(root: Path, progress: Progress | None = None) -> Catalog:
+def read(root: Path) -> Catalog:
     """Read the queries, followed by the whole database.
 
     Each query has a second row in the database, which is junk for that query.

@@ -4,22 +4,19 @@ from __future__ import annotations
 
 from pathlib import Path
 
-import numpy as np
-
 from shortlist.data.benchmarks.benchmark import Benchmark, Count
 from shortlist.data.benchmarks.lists import columns, integers, read_lines
 from shortlist.data.catalog import Catalog
 from shortlist.errors import DataError
-from shortlist.progress import Progress
 
 HEADER = "image_id class_id super_class_id path"
 LISTS = {"Ebay_train.txt": "train", "Ebay_test.txt": "test"}
 
 
-def read(root: Path, progress: Progress | None = None) -> Catalog:
+def read(root: Path) -> Catalog:
     """Read all images of both lists."""
     paths: list[str] = []
-    numbers = []
+    numbers: list[int] = []  # class of each image
     splits: list[str] = []
     for name, split in LISTS.items():
         file = root / name
@@ -28,17 +25,9 @@ def read(root: Path, progress: Progress | None = None) -> Catalog:
             raise DataError(f"sop: {file} must start with the line {HEADER!r}, not with {lines[0]!r}")
         _, classes, _, listed = columns(file, "sop", lines[1:], HEADER, first_line=2)
         paths += listed
-        numbers.append(integers(file, "sop", classes, "class_id", first_line=2))
+        numbers += integers(file, "sop", classes, "class_id", first_line=2).tolist()
         splits += [split] * len(listed)
-    values, labels = np.unique(np.concatenate(numbers), return_inverse=True)
-    return Catalog(
-        name="sop",
-        root=root,
-        paths=np.array(paths, dtype=object),
-        labels=labels,
-        class_names=tuple(map(str, values.tolist())),
-        splits=np.array(splits),
-    )
+    return Catalog.from_classes("sop", root, paths, numbers, splits)
 
 
 BENCHMARK = Benchmark(

@@ -12,7 +12,6 @@ from numpy.typing import NDArray
 from shortlist.data.benchmarks.benchmark import Benchmark, Count
 from shortlist.data.benchmarks.lists import columns, integers, read_lines
 from shortlist.data.catalog import Catalog
-from shortlist.progress import Progress
 
 SIZES = {"small": Count(6_493, 800), "medium": Count(13_377, 1_600), "large": Count(19_777, 2_400)}
 TRAIN = Count(113_346, 13_164)
@@ -21,7 +20,7 @@ GALLERY_SEED = 0  # selects one gallery image per vehicle
 RE_IDENTIFICATION = "re-identification"
 
 
-def reader(size: str, protocol: str | None = None) -> Callable[[Path, Progress | None], Catalog]:
+def reader(size: str, protocol: str | None = None) -> Callable[[Path], Catalog]:
     """Return the function that reads the training list and one of the test lists.
 
     Args:
@@ -32,22 +31,14 @@ def reader(size: str, protocol: str | None = None) -> Callable[[Path, Progress |
     name = f"vehicleid-{size}" + ("-reid" if protocol else "")
     test = f"test_list_{SIZES[size].classes}.txt"
 
-    def read(root: Path, progress: Progress | None = None) -> Catalog:
+    def read(root: Path) -> Catalog:
         parts = [_listed(root / "train_test_split" / file, name) for file in ("train_list.txt", test)]
         images = [image for listed, _ in parts for image in listed]
-        vehicles, labels = np.unique(np.concatenate([numbers for _, numbers in parts]), return_inverse=True)
+        vehicles = [vehicle for _, numbers in parts for vehicle in numbers.tolist()]
         splits = np.repeat(["train", "test"], [len(listed) for listed, _ in parts])
-        roles = _roles(images, labels, splits) if protocol else None
-        return Catalog(
-            name=name,
-            root=root,
-            paths=np.array([f"image/{image}.jpg" for image in images], dtype=object),
-            labels=labels,
-            class_names=tuple(map(str, vehicles.tolist())),
-            splits=splits,
-            roles=roles,
-            protocol=protocol,
-        )
+        roles = _roles(images, vehicles, splits) if protocol else None
+        paths = [f"image/{image}.jpg" for image in images]
+        return Catalog.from_classes(name, root, paths, vehicles, splits, roles=roles, protocol=protocol)
 
     return read
 
@@ -59,14 +50,13 @@ def _listed(file: Path, name: str) -> tuple[Sequence[str], NDArray[np.int64]]:
     return images, integers(file, name, vehicles, "vehicle")
 
 
-def _roles(images: Sequence[str], labels: NDArray[np.int64], splits: NDArray[np.str_]) -> NDArray[np.str_]:
+def _roles(images: Sequence[str], vehicles: Sequence[int], splits: NDArray[np.str_]) -> NDArray[np.str_]:
     """Return the role of each image: the image of a test vehicle with the smallest hash is its gallery image."""
     roles = np.where(splits == "test", "query", "").astype("<U7")
-    smallest: dict[int, tuple[str, int]] = {}  # label -> hash, row
+    smallest: dict[int, tuple[str, int]] = {}  # vehicle -> hash, row
     for row in np.flatnonzero(splits == "test").tolist():
         candidate = (hashlib.sha256(f"{GALLERY_SEED}/{images[row]}".encode()).hexdigest(), row)
-        label = int(labels[row])
-        smallest[label] = min(smallest.get(label, candidate), candidate)
+        smallest[vehicles[row]] = min(smallest.get(vehicles[row], candidate), candidate)
     roles[[row for _, row in smallest.values()]] = "gallery"
     return roles
 
