@@ -14,6 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from shortlist.batches.chunks import BufferedParts, split
+from shortlist.batches.gradients import NewGradients, leaves
 from shortlist.batches.memory import (
     GraphBudget,
     GraphSize,
@@ -22,12 +23,11 @@ from shortlist.batches.memory import (
     return_freed_memory,
 )
 from shortlist.batches.sizes import Images, by_size
-from shortlist.batches.undo import NewGradients, cuda_devices, leaves, seeded
 from shortlist.distributed import Processes, current_processes
 from shortlist.errors import ConfigError, ModelError, RunError, in_all_processes
 from shortlist.processor import require_bfloat16
 from shortlist.ranking.sharing import shared_queries
-from shortlist.seeds import derived_seed
+from shortlist.seeds import cuda_devices, derived_seed, seeded
 
 # Share of the free memory for graphs with keep_graphs="auto"; the rest is for the computation, and for other processes.
 KEPT_SHARE = {"cpu": 0.25, "cuda": 0.5}

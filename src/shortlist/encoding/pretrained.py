@@ -12,7 +12,6 @@ import huggingface_hub
 from safetensors import SafetensorError
 from safetensors.torch import load_file
 
-from shortlist.batches.undo import seeded
 from shortlist.data import FitTransform, TestTransform, Transform
 from shortlist.errors import ModelError, RunError
 from shortlist.files import file_digest, read_json, verified
@@ -20,6 +19,7 @@ from shortlist.model import ClassToken, Embedder
 from shortlist.model.embedder_config import RESERVED
 from shortlist.model.state_dict import load_completely
 from shortlist.model.weights import reachable
+from shortlist.seeds import seeded
 
 TRANSFORMS: dict[str, type[TestTransform] | type[FitTransform]] = {"square": TestTransform, "fit": FitTransform}
 CONFIG, WEIGHTS = "config.json", "model.safetensors"  # of a package

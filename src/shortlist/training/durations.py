@@ -15,12 +15,12 @@ from torch import Tensor
 
 from shortlist.batches.large_batch import LargeBatchStep
 from shortlist.batches.sizes import Images, by_size
-from shortlist.batches.undo import seeded
 from shortlist.data import ImageDataset, Transform, image_chunks
 from shortlist.distributed import ALONE
 from shortlist.encoding.embed import MAX_PIXELS
 from shortlist.model import Embedder
 from shortlist.progress import Clock, format_duration
+from shortlist.seeds import seeded
 from shortlist.training.components import build_transforms
 from shortlist.training.learner import Learner
 from shortlist.training.plan import Plan, decoding_workers, inference_batch_size

@@ -12,13 +12,12 @@ from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 
 from shortlist.batches.large_batch import LargeBatchStep, StepOutput, refuse_batch_statistics
 from shortlist.batches.sizes import Images
-from shortlist.batches.undo import seeded
 from shortlist.config import RunConfig
 from shortlist.distributed import ALONE, Processes
 from shortlist.errors import RunError
 from shortlist.model import CorrectedLinear, Embedder, Head
 from shortlist.ranking import RankingLoss
-from shortlist.seeds import derived_seed
+from shortlist.seeds import derived_seed, seeded
 from shortlist.training.checkpoint import TrainingState, load_optimizer_tensors, optimizer_tensors
 from shortlist.training.components import Classes, build_embedder, build_loss, build_optimizer, trained_parts
 
