@@ -13,6 +13,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor, nn
 
+from shortlist.batches.by_size import Images, by_size
 from shortlist.batches.chunks import BufferedParts, split
 from shortlist.batches.gradients import NewGradients, leaves
 from shortlist.batches.memory import (
@@ -22,7 +23,6 @@ from shortlist.batches.memory import (
     is_out_of_memory,
     return_freed_memory,
 )
-from shortlist.batches.sizes import Images, by_size
 from shortlist.distributed import Processes, current_processes
 from shortlist.errors import ConfigError, ModelError, RunError, in_all_processes
 from shortlist.processor import require_bfloat16

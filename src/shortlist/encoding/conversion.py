@@ -13,7 +13,7 @@ from PIL import Image
 from torch import Tensor, nn
 from torch.export import Dim, ExportedProgram
 
-from shortlist.batches.sizes import by_size
+from shortlist.batches.by_size import by_size
 from shortlist.data import Transform
 from shortlist.data.transforms import apply_crop
 from shortlist.encoding.encoder import Encoder

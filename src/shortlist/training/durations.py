@@ -13,8 +13,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from shortlist.batches.by_size import Images, by_size
 from shortlist.batches.large_batch import LargeBatchStep
-from shortlist.batches.sizes import Images, by_size
 from shortlist.data import ImageDataset, Transform, image_chunks
 from shortlist.distributed import ALONE
 from shortlist.encoding.embed import MAX_PIXELS

@@ -10,8 +10,8 @@ import torch
 from torch import Tensor, nn
 from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 
+from shortlist.batches.by_size import Images
 from shortlist.batches.large_batch import LargeBatchStep, StepOutput, refuse_batch_statistics
-from shortlist.batches.sizes import Images
 from shortlist.config import RunConfig
 from shortlist.distributed import ALONE, Processes
 from shortlist.errors import RunError

@@ -17,7 +17,7 @@ import torch
 from accelerate import Accelerator
 from torch import Tensor
 
-from shortlist.batches.sizes import Images
+from shortlist.batches.by_size import Images
 from shortlist.config import CONFIG_KEYS, RunConfig
 from shortlist.data import ImageDataset, image_chunks
 from shortlist.data.given_images import GivenImages, as_catalog
