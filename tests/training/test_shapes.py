@@ -23,8 +23,8 @@ from shortlist.training import resume_run as resume
 from shortlist.training import train_run as train
 from shortlist.training.components import build_embedder, build_transforms
 from shortlist.training.loop import Trainer
+from tests.batches.steps import difference, take_gradients
 from tests.training.runs import config, records, same_weights, weights
-from tests.training.steps import difference, take_gradients
 
 SIZES = ((48, 36), (36, 48), (40, 40), (90, 30))  # width and height of a class's images; 40 is the longest side allowed
 SHAPES = {(3, 30, 40), (3, 40, 30), (3, 40, 40), (3, 13, 40)}
