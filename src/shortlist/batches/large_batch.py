@@ -23,9 +23,9 @@ from shortlist.batches.memory import (
     is_out_of_memory,
     return_freed_memory,
 )
+from shortlist.bfloat16 import require_bfloat16
 from shortlist.distributed import Processes, current_processes
 from shortlist.errors import ConfigError, ModelError, RunError, in_all_processes
-from shortlist.processor import require_bfloat16
 from shortlist.ranking.sharing import shared_queries
 from shortlist.seeds import cuda_devices, derived_seed, seeded
 
@@ -100,7 +100,7 @@ class LargeBatchStep:
             or if the step is called in `torch.inference_mode`.
         ProcessLostError: If another process has ended.
         ConfigError: If the loss does not return a scalar; or if `autocast` is bfloat16 and this CPU cannot execute it
-            (see `shortlist.processor`).
+            (see `shortlist.bfloat16`).
 
     Example:
         >>> model, loss = nn.Linear(3, 2), lambda vectors, labels: vectors.square().mean()

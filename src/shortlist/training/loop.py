@@ -18,6 +18,7 @@ from accelerate import Accelerator
 from torch import Tensor
 
 from shortlist.batches.by_size import Images
+from shortlist.bfloat16 import require_bfloat16
 from shortlist.config import CONFIG_KEYS, RunConfig
 from shortlist.data import ImageDataset, image_chunks
 from shortlist.data.given_images import GivenImages, as_catalog
@@ -29,7 +30,6 @@ from shortlist.evaluation import Evaluation
 from shortlist.files import write_json
 from shortlist.model import Embedder, GeM
 from shortlist.process import threads
-from shortlist.processor import require_bfloat16
 from shortlist.progress import Display, default_display
 from shortlist.training.baseline import baseline, baseline_name, improvement, with_baseline_name
 from shortlist.training.checkpoint import TrainingState, delete_old_states, latest_state, save_state

@@ -17,10 +17,10 @@ from torch.nn.functional import normalize
 from shortlist.batches.large_batch import AUTOMATIC_CHUNK, CHUNK_SHARE, KEPT_SHARE
 from shortlist.batches.memory import available_memory, free_in_heap
 from shortlist.batches.tracing import Trace, trace
+from shortlist.bfloat16 import require_bfloat16
 from shortlist.config import RunConfig
 from shortlist.errors import ConfigError
 from shortlist.model import Embedder
-from shortlist.processor import require_bfloat16
 from shortlist.seeds import seeded
 from shortlist.training.components import build_loss, build_transforms, trained_parts
 from shortlist.training.plan import Plan, decoding_workers, inference_batch_size
