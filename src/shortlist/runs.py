@@ -182,8 +182,8 @@ def plan(
         raise ConfigError("`devices` needs `device_memory`, the memory of each GPU, such as 24GB.")
 
     from shortlist.locations import parse_size
-    from shortlist.process import threads
     from shortlist.progress import default_display
+    from shortlist.threads import threads
     from shortlist.training import describe, find_requirements, make_plan
     from shortlist.training.components import build_embedder
     from shortlist.training.durations import measure_durations

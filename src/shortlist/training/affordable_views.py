@@ -17,8 +17,8 @@ from shortlist.config import RunConfig
 from shortlist.data import Catalog, ImageDataset
 from shortlist.data.images import ImageError
 from shortlist.model import Embedder
-from shortlist.process import threads
 from shortlist.progress import Clock
+from shortlist.threads import threads
 from shortlist.training.components import build_embedder, build_transforms
 from shortlist.training.durations import seconds_per_step
 from shortlist.training.learner import Learner

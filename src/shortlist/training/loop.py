@@ -29,8 +29,8 @@ from shortlist.errors import ConfigError, Interrupted, RunError, in_all_processe
 from shortlist.evaluation import Evaluation
 from shortlist.files import write_json
 from shortlist.model import Embedder, GeM
-from shortlist.process import threads
 from shortlist.progress import Display, default_display
+from shortlist.threads import threads
 from shortlist.training.baseline import baseline, baseline_name, improvement, with_baseline_name
 from shortlist.training.checkpoint import TrainingState, delete_old_states, latest_state, save_state
 from shortlist.training.components import Given, build_embedder, build_loss, build_transforms
