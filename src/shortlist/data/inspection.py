@@ -96,7 +96,7 @@ def format_spread(values: Mapping[str, float] | None) -> str:
 
 
 @dataclass(frozen=True)
-class LookAlikes:
+class LookAlikePair:
     """Two images that look the same.
 
     Args:
@@ -130,7 +130,7 @@ class CheckReport:
     unreadable: tuple[Unreadable, ...]
     duplicates: tuple[tuple[str, str], ...]
     copies: tuple[tuple[str, str], ...]
-    look_alikes: tuple[LookAlikes, ...] = ()
+    look_alikes: tuple[LookAlikePair, ...] = ()
 
     @property
     def ok(self) -> bool:
@@ -162,8 +162,8 @@ def check(catalog: Catalog, workers: int | None = None, display: Display | None 
                 unreadable.append((path, reason))
     duplicates, copies = _duplicates(catalog, indices_by_digest)
     alike = tuple(
-        LookAlikes(str(catalog.paths[one]), str(catalog.paths[other]), leak)
-        for (one, other), leak in look_alikes(catalog, looks, indices_by_digest.values())
+        LookAlikePair(str(catalog.paths[one]), str(catalog.paths[other]), leak)
+        for (one, other), leak in select_look_alikes(catalog, looks, indices_by_digest.values())
     )
     return CheckReport(len(catalog), tuple(missing), tuple(unreadable), tuple(duplicates), tuple(copies), alike)
 
@@ -171,7 +171,7 @@ def check(catalog: Catalog, workers: int | None = None, display: Display | None 
 def find_look_alikes(
     catalog: Catalog, workers: int | None = None, progress: Progress | None = None
 ) -> list[tuple[tuple[int, int], bool]]:
-    """Decode every image, JPEGs at a reduced size, and find those that look the same; see `look_alikes`."""
+    """Decode every image, JPEGs at a reduced size, and find those that look the same; see `select_look_alikes`."""
 
     def look(index: int) -> Look | None:
         try:
@@ -186,10 +186,10 @@ def find_look_alikes(
                 found[index] = each
             if progress is not None:
                 progress(index + 1, len(catalog))
-    return look_alikes(catalog, found)
+    return select_look_alikes(catalog, found)
 
 
-def look_alikes(
+def select_look_alikes(
     catalog: Catalog, looks: Mapping[int, Look], copies: Iterable[Sequence[int]] = ()
 ) -> list[tuple[tuple[int, int], bool]]:
     """Find images that look the same but are in different classes, or where exactly one is a training image.

@@ -90,7 +90,7 @@ class RepeatedRun:
 
 
 @dataclass(frozen=True)
-class LookAlikes:
+class LookAlikeSection:
     """Images of a run that look the same, although their files differ.
 
     Args:
@@ -160,7 +160,7 @@ def write_report(
             trained = embed_test(encoder, train, decoding_workers(config), folder, progress)
         near_training = _near_training(thumbnails, train, trained, tests)
     sections = [result_sections(thumbnails, test, len(tests), display) for test in tests]
-    alike = None if plan is None or not tests else look_alikes(thumbnails, plan.catalog, display, sections)
+    alike = None if plan is None or not tests else look_alike_section(thumbnails, plan.catalog, display, sections)
     if sections:
         best = sections[0].recommended
         folder.recommend_min_score(None if best is None else (best.min_score, best.rate))
@@ -263,9 +263,9 @@ def result_sections(thumbnails: Thumbnails, test: EmbeddedTest, num_tests: int, 
     )
 
 
-def look_alikes(
+def look_alike_section(
     thumbnails: Thumbnails, catalog: Catalog, display: Display, sections: Sequence[ResultSections] = ()
-) -> LookAlikes | None:
+) -> LookAlikeSection | None:
     """Find images of a run that look the same; None if there are too many images.
 
     Args:
@@ -288,7 +288,7 @@ def look_alikes(
             first, second = (Picture.of(thumbnails, catalog, row) for row in pair)
             by_kind[leak].append((first, second))
     num_leaks = sum(leak for _, leak in found)
-    return LookAlikes(by_kind[True], num_leaks, by_kind[False], len(found) - num_leaks)
+    return LookAlikeSection(by_kind[True], num_leaks, by_kind[False], len(found) - num_leaks)
 
 
 def _near_training(
