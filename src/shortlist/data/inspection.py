@@ -19,7 +19,7 @@ import numpy as np
 from shortlist.data.benchmarks import BENCHMARKS
 from shortlist.data.catalog import ROLES, SPLITS, Catalog
 from shortlist.data.images import ImageError, load_image, open_image, upright_rgb, upright_size
-from shortlist.data.near_duplicates import LOOK_SIDE, Look, look_of, near_duplicates, suspicious
+from shortlist.data.near_duplicates import MIN_SIDE, VisualHash, misleading_pairs, near_duplicates, visual_hash
 from shortlist.data.splits import half_validation
 from shortlist.locations import as_url, open_binary
 from shortlist.progress import Display, Progress, default_display
@@ -148,12 +148,12 @@ def check(catalog: Catalog, workers: int | None = None, display: Display | None 
     """
     missing, unreadable = list(catalog.missing), []
     indices_by_digest: dict[bytes, list[int]] = {}
-    looks: dict[int, Look] = {}
+    hashes: dict[int, VisualHash] = {}
     with (display or default_display()).task(f"opening {catalog.name}", "images") as progress:
-        for index, (digest, reason, look) in enumerate(_decode_all(catalog, workers, progress)):
+        for index, (digest, reason, visual) in enumerate(_decode_all(catalog, workers, progress)):
             path = str(catalog.paths[index])
-            if look is not None:
-                looks[index] = look
+            if visual is not None:
+                hashes[index] = visual
             if digest is None:
                 missing.append(path)
             elif reason is None:
@@ -163,7 +163,7 @@ def check(catalog: Catalog, workers: int | None = None, display: Display | None 
     duplicates, copies = _duplicates(catalog, indices_by_digest)
     alike = tuple(
         LookAlikePair(str(catalog.paths[one]), str(catalog.paths[other]), leak)
-        for (one, other), leak in select_look_alikes(catalog, looks, indices_by_digest.values())
+        for (one, other), leak in select_look_alikes(catalog, hashes, indices_by_digest.values())
     )
     return CheckReport(len(catalog), tuple(missing), tuple(unreadable), tuple(duplicates), tuple(copies), alike)
 
@@ -173,15 +173,15 @@ def find_look_alikes(
 ) -> list[tuple[tuple[int, int], bool]]:
     """Decode every image, JPEGs at a reduced size, and find those that look the same; see `select_look_alikes`."""
 
-    def look(index: int) -> Look | None:
+    def hash_image(index: int) -> VisualHash | None:
         try:
-            return look_of(load_image(catalog.file(index), at_least=LOOK_SIDE))
+            return visual_hash(load_image(catalog.file(index), at_least=MIN_SIDE))
         except ImageError:
             return None
 
-    found: dict[int, Look] = {}
+    found: dict[int, VisualHash] = {}
     with ThreadPoolExecutor(workers or os.cpu_count() or 1) as pool:
-        for index, each in enumerate(pool.map(look, range(len(catalog)))):
+        for index, each in enumerate(pool.map(hash_image, range(len(catalog)))):
             if each is not None:
                 found[index] = each
             if progress is not None:
@@ -190,13 +190,13 @@ def find_look_alikes(
 
 
 def select_look_alikes(
-    catalog: Catalog, looks: Mapping[int, Look], copies: Iterable[Sequence[int]] = ()
+    catalog: Catalog, hashes: Mapping[int, VisualHash], copies: Iterable[Sequence[int]] = ()
 ) -> list[tuple[tuple[int, int], bool]]:
     """Find images that look the same but are in different classes, or where exactly one is a training image.
 
     Args:
         catalog: The images.
-        looks: Perceptual hashes and thumbnails of images, by row.
+        hashes: Perceptual hashes and thumbnails of images, by row.
         copies: Groups of rows of images with equal bytes. Only the first image of a group in each class and split is
             compared, and pairs of one group in different classes are left out.
 
@@ -205,12 +205,13 @@ def select_look_alikes(
     """
     group = {row: number for number, rows in enumerate(copies) for row in rows if len(rows) > 1}
     seen, rows = set(), []
-    for row in looks:
+    for row in hashes:
         key = group.get(row, -1 - row), int(catalog.labels[row]), str(catalog.splits[row])
         if key not in seen:
             rows.append(row)
         seen.add(key)
-    found, leaks = suspicious(catalog, np.array(rows, dtype=np.int64)[near_duplicates([looks[row] for row in rows])])
+    pairs = np.array(rows, dtype=np.int64)[near_duplicates([hashes[row] for row in rows])]
+    found, leaks = misleading_pairs(catalog, pairs)
     return [
         ((one, other), leak)
         for (one, other), leak in zip(found.tolist(), leaks.tolist(), strict=True)
@@ -245,7 +246,7 @@ def drop_unreadable(
 
 
 # SHA-256 of the file, None if it does not exist; the problem, if any; perceptual hash and thumbnail
-_Decoded = tuple[bytes | None, str | None, Look | None]
+_Decoded = tuple[bytes | None, str | None, VisualHash | None]
 
 
 def _decode_all(
@@ -268,7 +269,7 @@ def _decode_all(
                 rgb = upright_rgb(image)
         except ImageError as error:
             return digest, error.reason, None
-        return digest, None, look_of(rgb) if compare else None
+        return digest, None, visual_hash(rgb) if compare else None
 
     workers = workers or os.cpu_count() or 1
     with warnings.catch_warnings(), ThreadPoolExecutor(workers) as pool:
