@@ -232,10 +232,10 @@ def result_sections(thumbnails: Thumbnails, test: EmbeddedTest, num_tests: int, 
         labels = {"every class": _class_group_label(catalog, analysis, len(chosen["every class"]))}
         queries = browse_queries(thumbnails, catalog, {"": analysis}, chosen, labels)
     with display.task("comparing images with equal vectors", "pairs") as progress:
-        duplicates = findings.duplicates(analysis, catalog, progress)
+        identical = findings.identical_pairs(analysis, catalog, progress)
 
-    equal = set(duplicates.pairs)
-    near = [pair for pair in findings.near_duplicates(analysis, catalog) if pair not in equal]
+    equal = set(identical.pairs)
+    near = [pair for pair in findings.similar_pairs_across_classes(analysis, catalog) if pair not in equal]
 
     def picture(row: int) -> Picture:
         return Picture.of(thumbnails, catalog, int(row))
@@ -255,9 +255,9 @@ def result_sections(thumbnails: Thumbnails, test: EmbeddedTest, num_tests: int, 
         test.k,
         findings.recall_by_class_size(analysis, test.k),
         confusions,
-        [(picture(one), picture(other)) for one, other in duplicates.pairs[:MAX_DUPLICATES]],
-        len(duplicates.pairs),
-        duplicates.num_unchecked,
+        [(picture(one), picture(other)) for one, other in identical.pairs[:MAX_DUPLICATES]],
+        len(identical.pairs),
+        identical.num_unchecked,
         [(picture(one), picture(other)) for one, other in near[:MAX_DUPLICATES]],
         len(near),
     )
