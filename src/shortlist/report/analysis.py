@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -17,7 +16,7 @@ from shortlist.encoding import Encoder
 from shortlist.errors import DataError, RunError, translate_arguments
 from shortlist.evaluation.judged import Rows, pairs
 from shortlist.evaluation.protocols import gallery_rows, query_rows
-from shortlist.progress import Display
+from shortlist.progress import Display, Progress
 from shortlist.ranking.count_at_least import count_at_least
 from shortlist.ranking.ranker import Ranker, TensorSource, rounding
 from shortlist.ranking.relevance import HIDDEN
@@ -116,7 +115,7 @@ def open_test(
     return EmbeddedTest(eval_set.catalog, eval_set.k, vectors.to(next(encoder.embedder.parameters()).device))
 
 
-def analyse(vectors: Tensor, catalog: Catalog, progress: Callable[[int, int], None] | None = None) -> Analysis:
+def analyse(vectors: Tensor, catalog: Catalog, progress: Progress | None = None) -> Analysis:
     """Rank the gallery for every query of a catalog, with the memory of the vectors and one tile of similarities.
 
     Positives are images of the same class or, if images have several labels, that share one. For judged queries, they

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import replace
 
 import numpy as np
@@ -15,6 +14,7 @@ from shortlist.data import Catalog, FitTransform, TestTransform, Transform
 from shortlist.encoding import embed_images
 from shortlist.model import Embedder, pair_whitening, pca_whitening
 from shortlist.model.whitening import check_sizes
+from shortlist.progress import Progress
 from shortlist.seeds import derived_seed
 from shortlist.training.components import build_transforms
 
@@ -33,7 +33,7 @@ def learn_whitening(
     train: Catalog,
     workers: int = 0,
     batch_size: int = 32,
-    progress: Callable[[int, int], None] | None = None,
+    progress: Progress | None = None,
 ) -> tuple[Tensor, Tensor]:
     """Learn the weight and bias of the linear layer from pooled features, as `config.model.whitening` specifies.
 
