@@ -11,17 +11,14 @@ from functools import cache, wraps
 from importlib import import_module
 from importlib.util import find_spec
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 import typer
 from rich.table import Column
 from typer.core import TyperCommand, TyperGroup
 
-from shortlist.errors import ConfigError, DataError, shorten_list
+from shortlist.errors import DataError, shorten_list
 from shortlist.launch import is_launched, launched
-
-if TYPE_CHECKING:
-    from shortlist.encoding import Shard
 
 COMMANDS = (  # in the order in which --help lists them
     *("demo", "plan", "train", "evaluate", "report", "compare", "embed", "index", "search", "serve", "export"),
@@ -202,30 +199,6 @@ def embedding_command(command: Callable[..., None]) -> Callable[..., None]:
 def _shard_command(shard: str) -> list[str]:
     options = [("--shard", shard) if each == "--merge" else (each,) for each in sys.argv[1:]]
     return ["shortlist", *itertools.chain(*options)]
-
-
-def choose_parts(
-    shard: str | None, merge: bool, parts: Path | None, default: Path | None
-) -> tuple[Shard | None, Path, Path | None]:
-    """Return the shard to embed, the folder for its part, and the same folder if the parts are to be merged.
-
-    Args:
-        shard: Value of --shard.
-        merge: Value of --merge.
-        parts: Value of --parts.
-        default: Default of `parts`. None: `parts` is required.
-    """
-    from shortlist.encoding import Shard
-
-    if shard is not None and merge:
-        raise ConfigError("--shard embeds one part, and --merge uses all of them: give one of the two options.")
-    chosen = None if shard is None else Shard.parse(shard)
-    if parts is not None and chosen is None and not merge:
-        raise ConfigError("`parts` is for --shard and --merge.")
-    if parts is None and default is None and (merge or chosen):
-        raise ConfigError("A Milvus collection has no folder: give `parts`, a folder for the parts of all shards.")
-    folder = parts or default or Path()
-    return chosen, folder, folder if merge else None
 
 
 def quiet_milvus(place: str) -> str:

@@ -3,20 +3,16 @@
 from __future__ import annotations
 
 import json
-import shlex
 import sys
 from contextlib import closing, suppress
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 
 from shortlist.cli.app import AsJson, AsJsonWithProgress, embedding_command, keep_freed_memory, quiet_milvus
 from shortlist.cli.search import Place, Workers, gallery_app, report_added
 from shortlist.errors import ConfigError
-
-if TYPE_CHECKING:
-    from shortlist.gallery import Gallery
 
 
 @gallery_app.command()
@@ -38,6 +34,7 @@ def rebuild(
     again resumes it. Running it again later applies the changes that were made to the gallery in the meantime.
     """
     from shortlist import gallery as galleries
+    from shortlist.gallery.rebuilding import describe_min_score
     from shortlist.progress import display_for
     from shortlist.training import RunFolder, open_encoder
 
@@ -53,7 +50,7 @@ def rebuild(
             new.set_min_score(recommended)
         report_added(display, as_json, new, added)
         if before is not None and new.min_score != before:
-            display.message(_note_on_min_score(new, before, out), min_score=new.min_score, previous_min_score=before)
+            display.message(describe_min_score(new, before, out), min_score=new.min_score, previous_min_score=before)
 
 
 @gallery_app.command()
@@ -71,6 +68,7 @@ def switch(
     name in place of the gallery.
     """
     from shortlist import gallery as galleries
+    from shortlist.gallery.rebuilding import describe_min_score
 
     if (new is None) != back:
         raise ConfigError("give either the gallery to switch to, or --back")
@@ -86,16 +84,4 @@ def switch(
     if before is not None:
         with closing(galleries.Gallery.open(name)) as gallery:
             if gallery.min_score is None:
-                print(_note_on_min_score(gallery, before, name), file=sys.stderr)
-
-
-def _note_on_min_score(gallery: Gallery, before: float, place: Path | str) -> str:
-    """Describe the minimum score of a gallery that replaces one with another minimum score."""
-    if gallery.min_score is not None:
-        now = f"The minimum score of {gallery.name} is {gallery.min_score:g}"
-        return f"{now}; that of the previous gallery is {before:g}."
-    return (
-        f"{gallery.name} has no minimum score, so searches return all results. The previous gallery has {before:g}, "
-        "but the scores of different models cannot be compared. To set one: "
-        f"shortlist gallery set {shlex.quote(str(place))} --min-score SCORE"
-    )
+                print(describe_min_score(gallery, before, name), file=sys.stderr)

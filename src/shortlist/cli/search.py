@@ -25,17 +25,15 @@ from shortlist.cli.app import (
     Root,
     ShardOption,
     app,
-    choose_parts,
     embedding_command,
     keep_freed_memory,
     quiet_milvus,
 )
-from shortlist.errors import ConfigError, DataError, did_you_mean
+from shortlist.errors import ConfigError
 from shortlist.progress import format_count
 
 if TYPE_CHECKING:
-    from shortlist.data import Catalog
-    from shortlist.encoding import Encoder, Shard
+    from shortlist.encoding.shards import EmbeddedShard
     from shortlist.gallery import Added, Gallery, Hit
     from shortlist.progress import Display
 
@@ -104,6 +102,7 @@ def embed(
     """
     from shortlist.data import open_collection
     from shortlist.encoding.parquet import embed_to_table
+    from shortlist.encoding.shards import choose_parts, embed_shard
     from shortlist.files import check_writable
     from shortlist.progress import display_for
     from shortlist.training import open_encoder
@@ -115,7 +114,8 @@ def embed(
     encoder = open_encoder(run)
     keep_freed_memory()
     if chosen is not None:
-        _embed_shard(encoder, catalog, chosen, folder, workers, display, as_json)
+        part = embed_shard(encoder, catalog, chosen, folder, workers=workers, display=display)
+        _report_shard(display, as_json, part)
         return
     done = embed_to_table(encoder, catalog, out, workers=workers, parts=merged, display=display)
     _report_unreadable(display, done.unreadable)
@@ -164,8 +164,9 @@ def index(
     """
     from shortlist import gallery as galleries
     from shortlist.data import open_collection
+    from shortlist.encoding.shards import choose_parts, embed_shard
     from shortlist.files import check_writable
-    from shortlist.gallery.adding import whole_images
+    from shortlist.gallery.adding import folder_to_prune, whole_images
     from shortlist.gallery.milvus_address import is_milvus
     from shortlist.gallery.store import GALLERY_FILE
     from shortlist.gallery.switching import current_location
@@ -182,7 +183,8 @@ def index(
     encoder = open_encoder(run)
     keep_freed_memory()
     if chosen is not None:
-        _embed_shard(encoder, whole_images(catalog), chosen, folder, workers, display, as_json)
+        part = embed_shard(encoder, whole_images(catalog), chosen, folder, workers=workers, display=display)
+        _report_shard(display, as_json, part)
         return
     gallery, added = galleries.index(
         encoder,
@@ -192,7 +194,7 @@ def index(
         kind=kind,
         workers=workers,
         parts=merged,
-        prune=_pruned(catalog, images) if prune else None,
+        prune=folder_to_prune(catalog, images) if prune else None,
         log=log,
         display=display,
     )
@@ -235,9 +237,7 @@ def search(
     lowest = gallery.min_score if min_score is None else min_score
     found = list(zip(images, gallery.search(images, k, label=label, min_score=-1), strict=True))
     if label is not None and not any(hits for _, hits in found):
-        known = gallery.labels()
-        hint = did_you_mean(label, known) if known else "and no labels at all"
-        raise DataError(f"The gallery {gallery.name} has no image with the label {label!r}, {hint}")
+        raise gallery.unknown_label(label)
     if sheet is not None:
         title = f"{gallery.name}: the most similar of {format_count(len(gallery), 'images')}"
         draw_hits(found, sheet, title=title, min_score=lowest)
@@ -264,13 +264,13 @@ def show_gallery(place: Place, as_json: AsJson = False) -> None:
     from shortlist.gallery import Gallery
 
     gallery = Gallery.open(place)
-    facts, labels = gallery.facts(), gallery.labels()
+    facts, labels, search_type = gallery.facts(), gallery.labels(), gallery.describe_index()
     gallery.close()
     if as_json:
         print(json.dumps({**facts, "labels": labels}, indent=2, ensure_ascii=False))
         return
     facts["minimum score"] = "none" if facts["min_score"] is None else f"{facts['min_score']:g}"
-    facts |= {"labels": f"{len(labels):,}", "images": f"{facts['images']:,}", "search": _search_type(facts)}
+    facts |= {"labels": f"{len(labels):,}", "images": f"{facts['images']:,}", "search": search_type}
     table = Table(show_header=False, box=None, pad_edge=False)
     for name in ("name", "place", "images", "labels", "search", "minimum score", "dim", "fingerprint"):
         table.add_row(name, str(facts[name]))
@@ -329,13 +329,14 @@ def add(
     """Add images to a gallery. Files that have changed since they were added are embedded again."""
     from shortlist.data import open_collection
     from shortlist.gallery import Gallery
+    from shortlist.gallery.adding import folder_to_prune
     from shortlist.progress import display_for
 
     display = display_for(sys.stderr, as_json=as_json)
     catalog = open_collection(images, root=root, split=split, label_separator=label_separator)
     gallery = Gallery.open(place, model)
     keep_freed_memory()
-    pruned = _pruned(catalog, images) if prune else None
+    pruned = folder_to_prune(catalog, images) if prune else None
     added = gallery.add(catalog, workers=workers, prune=pruned, log=log, display=display)
     report_added(display, as_json, gallery, added)
     gallery.close()
@@ -362,38 +363,11 @@ def remove(
     gallery.close()
 
 
-def _pruned(catalog: Catalog, images: str) -> str:
-    """Return the folder whose images are removed from the gallery if the source does not list them."""
-    from shortlist.locations import absolute_path
-
-    if len(catalog) == 1 and absolute_path(catalog.file(0)) == absolute_path(images):
-        raise ConfigError("--prune is for folders and tables, not for a single image.")
-    return absolute_path(catalog.root)
-
-
-def _embed_shard(
-    encoder: Encoder,
-    catalog: Catalog,
-    shard: Shard,
-    folder: Path,
-    workers: int | None,
-    display: Display,
-    as_json: bool,
-) -> None:
-    from shortlist.data.loader import decoding_workers
-    from shortlist.distributed import current_processes
-    from shortlist.encoding import Parts
-    from shortlist.encoding.vector_file import read_note
-
-    if workers is None:
-        workers = decoding_workers(len(catalog) // shard.number, current_processes().on_this_machine)
-    with display.task(f"embedding {catalog.name}, shard {shard}", "images") as progress:
-        path = Parts(folder, encoder, catalog).embed(shard, workers=workers, progress=progress)
-    note = read_note(path)
-    _report_unreadable(display, note.left_out)
-    facts = {"part": str(path), "embedded": note.rows, "unreadable": note.left_out}
-    text = f"{path}: images embedded: {note.rows:,}, unreadable: {len(note.left_out):,}."
-    _report_result(display, as_json, f"{text} When all shards are done, use --merge instead of --shard.", facts)
+def _report_shard(display: Display, as_json: bool, part: EmbeddedShard) -> None:
+    _report_unreadable(display, part.unreadable)
+    text = f"{part.part}: images embedded: {part.embedded:,}, unreadable: {len(part.unreadable):,}."
+    text = f"{text} When all shards are done, use --merge instead of --shard."
+    _report_result(display, as_json, text, dataclasses.asdict(part))
 
 
 def report_added(display: Display, as_json: bool, gallery: Gallery, added: Added) -> None:
@@ -405,7 +379,7 @@ def report_added(display: Display, as_json: bool, gallery: Gallery, added: Added
     text = f"Images added: {added.added:,}{replaced}, unchanged: {added.unchanged:,}{removed}"
     text = f"{text}, unreadable: {len(added.unreadable):,}."
     images = format_count(facts["images"], "images")
-    text = f"{text} The gallery {facts['place']} has {images}; search is {_search_type(facts)}."
+    text = f"{text} The gallery {facts['place']} has {images}; search is {gallery.describe_index()}."
     _report_result(display, as_json, text, {**facts, **dataclasses.asdict(added)})
 
 
@@ -414,16 +388,6 @@ def _report_result(display: Display, as_json: bool, text: str, facts: dict[str, 
     display.message(text, **facts)
     if as_json:
         print(json.dumps(facts, indent=2, ensure_ascii=False))
-
-
-def _search_type(facts: dict[str, Any]) -> str:
-    kind, recall = facts["kind"], facts["recall"]
-    if kind == "flat":
-        return "exact (flat)"
-    if recall is None:
-        return f"approximate ({kind}, recall not measured)"
-    queries = f"{recall['queries']:,} of its own images as queries"
-    return f"approximate ({kind}, recall@{recall['at']} {100 * recall['recall']:.1f} %, measured with {queries})"
 
 
 def _report_unreadable(display: Display, unreadable: dict[str, str]) -> None:

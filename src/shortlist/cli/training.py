@@ -26,7 +26,6 @@ from shortlist.cli.app import (
     Settings,
     ShardOption,
     app,
-    choose_parts,
     embedding_command,
     keep_freed_memory,
 )
@@ -148,8 +147,9 @@ def evaluate(
     With torchrun, several processes embed the images. To use independent jobs, run each with --shard, and then run
     the command once with --merge.
     """
+    from shortlist.encoding.shards import choose_parts
     from shortlist.progress import display_for
-    from shortlist.recipes import differences, recipe_names
+    from shortlist.recipes import differences, reproduced_results
     from shortlist.report.terminal_tables import print_evaluations
     from shortlist.runs import evaluate
     from shortlist.training import RunFolder, embed_run_shard
@@ -179,9 +179,9 @@ def evaluate(
             print_evaluations(evaluations)
             return
         config = RunFolder.open(Path(run)).config()
-        packaged = config.name in recipe_names() and config.measured.keys() | config.paper.keys()
-        print_evaluations(evaluations, config.paper, reproduced=config.measured if packaged else None)
-        if packaged and (changed := differences(config)):
+        reproduced = reproduced_results(config)
+        print_evaluations(evaluations, config.paper, reproduced=reproduced)
+        if reproduced is not None and (changed := differences(config)):
             print(f"The configuration of this run differs from the recipe {config.name}: {', '.join(changed)}")
 
 

@@ -16,7 +16,7 @@ from shortlist.encoding.embed import NoReadableImageError
 from shortlist.encoding.encoder import Encoder
 from shortlist.encoding.shards import Parts, encode_to_file
 from shortlist.encoding.vector_file import NO_FILE, left_out_images, with_absolute_paths
-from shortlist.errors import DataError
+from shortlist.errors import ConfigError, DataError
 from shortlist.gallery.change_log import ChangeLog
 from shortlist.gallery.store import GalleryError, Row, Store, StoredRow, joined
 from shortlist.locations import absolute_path, as_url, join, size_and_mtime
@@ -196,6 +196,21 @@ def whole_images(catalog: Catalog) -> Catalog:
         first = catalog.file(int(boxed.argmax()))
         raise DataError(f"a gallery holds whole images, but {catalog.name} crops {first} to a box")
     return catalog
+
+
+def folder_to_prune(catalog: Catalog, source: Path | str) -> str:
+    """Return the folder whose images are removed from a gallery if the catalog does not list them.
+
+    Args:
+        catalog: The images.
+        source: What the catalog was opened from.
+
+    Raises:
+        ConfigError: The source is an image file.
+    """
+    if len(catalog) == 1 and absolute_path(catalog.file(0)) == absolute_path(source):
+        raise ConfigError("`prune` is for folders and tables, not for a single image.")
+    return absolute_path(catalog.root)
 
 
 def _is_in(path: str, folder: str) -> bool:
