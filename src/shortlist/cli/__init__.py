@@ -24,11 +24,10 @@ def main() -> None:
             from shortlist.cli import (  # noqa: F401
                 data,
                 export,
-                operations,
+                galleries,
                 planning,
                 recipes,
                 reports,
-                search,
                 serving,
                 sweeping,
                 training,

@@ -1,4 +1,4 @@
-"""The commands `shortlist embed`, `index`, `search` and `gallery`."""
+"""The commands `shortlist index` and `gallery`."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import csv
 import dataclasses
 import json
 import sys
+from contextlib import closing, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -361,6 +362,78 @@ def remove(
     text = f"Images removed: {removed:,}, remaining: {left:,}."
     _report_result(display, as_json, text, {"removed": removed, "images": left})
     gallery.close()
+
+
+@gallery_app.command()
+@embedding_command
+def rebuild(
+    place: Place,
+    model: Annotated[str, typer.Option(metavar="MODEL", help="Run or other model to embed with; see `index`.")],
+    out: Annotated[
+        str,
+        typer.Option("--out", "-o", metavar="NEW", callback=quiet_milvus, help="Folder or collection to write."),
+    ],
+    kind: Annotated[str | None, typer.Option(help="Index type, see `index`. Default: that of the gallery.")] = None,
+    workers: Workers = None,
+    as_json: AsJsonWithProgress = False,
+) -> None:
+    """Embed all images of a gallery with another model, and write them to a new gallery.
+
+    The gallery is not changed, and the images keep their ids and labels. If the command is interrupted, running it
+    again resumes it. Running it again later applies the changes that were made to the gallery in the meantime.
+    """
+    from shortlist import gallery as galleries
+    from shortlist.gallery.rebuilding import describe_min_score
+    from shortlist.progress import display_for
+    from shortlist.training import RunFolder, open_encoder
+
+    display = display_for(sys.stderr, as_json=as_json)
+    with closing(galleries.Gallery.open(place)) as gallery:
+        encoder = open_encoder(model)
+        keep_freed_memory()
+        new, added = galleries.rebuild(gallery, encoder, out, model=model, kind=kind, workers=workers, display=display)
+        before = gallery.min_score
+    with closing(new):
+        recommended = None if new.min_score is not None else RunFolder(Path(model)).recommended_min_score()
+        if recommended is not None:
+            new.set_min_score(recommended)
+        report_added(display, as_json, new, added)
+        if before is not None and new.min_score != before:
+            display.message(describe_min_score(new, before, out), min_score=new.min_score, previous_min_score=before)
+
+
+@gallery_app.command()
+def switch(
+    name: Annotated[Path, typer.Argument(metavar="NAME", help="File that contains the current gallery.")],
+    new: Annotated[
+        str | None, typer.Argument(metavar="GALLERY", callback=quiet_milvus, help="Gallery to use from now on.")
+    ] = None,
+    back: Annotated[bool, typer.Option("--back", help="Use the previous gallery again.")] = False,
+    as_json: AsJson = False,
+) -> None:
+    """Make a name refer to another gallery. Servers that were started with the name load it within seconds.
+
+    Until the new gallery and its model are loaded, they answer requests with the previous one. All commands accept the
+    name in place of the gallery.
+    """
+    from shortlist import gallery as galleries
+    from shortlist.gallery.rebuilding import describe_min_score
+
+    if (new is None) != back:
+        raise ConfigError("give either the gallery to switch to, or --back")
+    before = None
+    with suppress(galleries.GalleryError), closing(galleries.Gallery.open(name)) as gallery:
+        before = gallery.min_score
+    now = galleries.switch_back(name) if new is None else galleries.switch(name, new)
+    if as_json:
+        print(json.dumps({"name": str(name), **now.model_dump()}, indent=2))
+    else:
+        undo = "" if now.previous is None else f" To undo this: shortlist gallery switch {name} --back"
+        print(f"{name} now refers to {now.gallery}.{undo}")
+    if before is not None:
+        with closing(galleries.Gallery.open(name)) as gallery:
+            if gallery.min_score is None:
+                print(describe_min_score(gallery, before, name), file=sys.stderr)
 
 
 def _report_shard(display: Display, as_json: bool, part: EmbeddedShard) -> None:
