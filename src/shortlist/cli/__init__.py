@@ -23,11 +23,13 @@ def main() -> None:
         with extra("all", "The shortlist command"):  # each module registers its commands
             from shortlist.cli import (  # noqa: F401
                 data,
+                embedding,
                 export,
                 galleries,
                 planning,
                 recipes,
                 reports,
+                search,
                 serving,
                 sweeping,
                 training,

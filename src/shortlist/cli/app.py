@@ -14,7 +14,8 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import typer
-from rich.table import Column
+from rich.console import Console
+from rich.table import Column, Table
 from typer.core import TyperCommand, TyperGroup
 
 from shortlist.errors import DataError, shorten_list
@@ -215,3 +216,8 @@ def quiet_milvus(place: str) -> str:
 def untruncated_column(header: str, names: Iterable[str]) -> Column:
     """Return a column of names that a narrow terminal does not truncate, so that they can be copied."""
     return Column(header, min_width=max(map(len, names)), no_wrap=True)
+
+
+def print_untruncated(table: Table) -> None:
+    """Print a table without truncating it to the width of the terminal, so that paths can be copied."""
+    Console(width=10**5, highlight=False, markup=False).print(table)
