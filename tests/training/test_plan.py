@@ -13,7 +13,7 @@ from shortlist.recipes import open_recipe
 from shortlist.training import Display, Plan, describe, make_plan
 from shortlist.training.components import build_embedder
 from shortlist.training.datasets import reported_k
-from shortlist.training.plan import decoding_workers
+from shortlist.training.plan import run_workers
 from shortlist.training.plan_description import describe_data
 from tests import miniatures
 from tests.training.runs import STEPS_PER_EPOCH, class_folders, config
@@ -117,8 +117,8 @@ def test_what_is_reported() -> None:
 @pytest.mark.parametrize(("cores", "workers"), [(None, 0), (1, 0), (2, 1), (8, 7), (9, 8), (64, 8)])
 def test_workers(cores: int | None, workers: int, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("os.cpu_count", lambda: cores)
-    assert decoding_workers(config(Path("x"), "data.workers=auto")) == workers
-    assert decoding_workers(config(Path("x"), "data.workers=3")) == 3
+    assert run_workers(config(Path("x"), "data.workers=auto")) == workers
+    assert run_workers(config(Path("x"), "data.workers=3")) == 3
 
 
 def test_the_command_that_lists_the_classes(images: Path, tmp_path: Path) -> None:

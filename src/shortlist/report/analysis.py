@@ -23,7 +23,7 @@ from shortlist.ranking.relevance import HIDDEN
 from shortlist.ranking.scratch import Scratch
 from shortlist.training import RunFolder, open_encoder
 from shortlist.training.datasets import EvalSet
-from shortlist.training.plan import decoding_workers
+from shortlist.training.plan import run_workers
 from shortlist.training.run_evaluation import embed_test
 
 NUM_RESULTS = 10  # results per query
@@ -111,7 +111,7 @@ def open_test(
 ) -> EmbeddedTest:
     """Load the vectors that the run saved when it was tested. Images that have changed since are embedded again."""
     with display.task(f"embedding {eval_set.name}", "images") as progress:
-        vectors = embed_test(encoder, eval_set.catalog, decoding_workers(config), folder, progress)
+        vectors = embed_test(encoder, eval_set.catalog, run_workers(config), folder, progress)
     return EmbeddedTest(eval_set.catalog, eval_set.k, vectors.to(next(encoder.embedder.parameters()).device))
 
 

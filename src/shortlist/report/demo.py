@@ -13,7 +13,7 @@ from shortlist.report.run_report import report_after_training
 from shortlist.training import open_embedder, train_run
 from shortlist.training.components import build_embedder, build_transforms
 from shortlist.training.datasets import open_images
-from shortlist.training.plan import decoding_workers
+from shortlist.training.plan import run_workers
 
 NUM_QUERIES = 10
 
@@ -35,7 +35,7 @@ def run_demo(config: RunConfig, path: Path, display: Display) -> Path:
     trained = open_embedder(folder)
     _, transform = build_transforms(config, trained)
     r1 = [folder.evaluations(before=before)[0].values["r@1"] for before in (True, False)]
-    workers = decoding_workers(config)
+    workers = run_workers(config)
     columns = [
         Column(f"{when} training: r@1 {100 * value:.1f} %", embed_images(embedder, test, transform, workers=workers))
         for when, value, embedder in zip(("before", "after"), r1, (build_embedder(config), trained), strict=True)

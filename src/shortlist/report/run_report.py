@@ -32,7 +32,7 @@ from shortlist.report.thresholds import Threshold, recommended, thresholds
 from shortlist.training import Plan, RunFolder, make_plan
 from shortlist.training.baseline import baseline_name
 from shortlist.training.folder import ImagesChangedError
-from shortlist.training.plan import decoding_workers
+from shortlist.training.plan import run_workers
 from shortlist.training.run_evaluation import embed_test, is_run, no_test_images
 
 MAX_CLASSES = 150  # classes with a query in the report, over all tests; all thumbnails together take a few MB
@@ -157,7 +157,7 @@ def write_report(
     if plan is not None and training_images:
         with display.task("embedding the training images", "images") as progress:
             train = replace(plan.train, name=f"{plan.train.name}-train")
-            trained = embed_test(encoder, train, decoding_workers(config), folder, progress)
+            trained = embed_test(encoder, train, run_workers(config), folder, progress)
         near_training = _near_training(thumbnails, train, trained, tests)
     sections = [result_sections(thumbnails, test, len(tests), display) for test in tests]
     alike = None if plan is None or not tests else look_alike_section(thumbnails, plan.catalog, display, sections)

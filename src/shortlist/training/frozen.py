@@ -19,7 +19,7 @@ from shortlist.training.durations import batch_labels, describe_parts, seconds_p
 from shortlist.training.folder import RunFolder
 from shortlist.training.initial_whitening import sample_images, whiten
 from shortlist.training.learner import Learner
-from shortlist.training.plan import Plan, decoding_workers, inference_batch_size
+from shortlist.training.plan import Plan, inference_batch_size, run_workers
 
 MEASURED_SECONDS = 2.0  # time of encoding after which the remaining time is estimated
 
@@ -64,7 +64,7 @@ class FrozenBackbone:
         return {} if seconds is None else {f"{steps:,} steps": steps * seconds}
 
     def _features(self, catalog: Catalog, views: Views, progress: Progress) -> CachedFeatures:
-        size, workers = inference_batch_size(self.config), decoding_workers(self.config)
+        size, workers = inference_batch_size(self.config), run_workers(self.config)
         embedder = self.learner.embedder
         return self.cache.features(embedder, catalog, views, batch_size=size, workers=workers, progress=progress)
 

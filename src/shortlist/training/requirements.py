@@ -23,7 +23,7 @@ from shortlist.errors import ConfigError
 from shortlist.model import Embedder
 from shortlist.seeds import seeded
 from shortlist.training.components import build_loss, build_transforms, trained_parts
-from shortlist.training.plan import Plan, decoding_workers, inference_batch_size
+from shortlist.training.plan import Plan, inference_batch_size, run_workers
 
 OPTIMIZER_STATES = {"adam": 2, "adamw": 2, "sgd": 1}  # number of values that an optimizer keeps per parameter
 TRAINING_WORK = 3  # a backward pass has two products for each one of the forward pass
@@ -275,7 +275,7 @@ def find_requirements(
         if isinstance(keep, float)
         else keep,
         inference_batch=inference_batch_size(config),
-        ahead=0 if config.frozen else LOADED_AHEAD * decoding_workers(config, sharing),
+        ahead=0 if config.frozen else LOADED_AHEAD * run_workers(config, sharing),
         device=device or this_device(embedder, sharing),  # after the traces, which load libraries
         processes=processes,
     )

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from shortlist.config import CONFIG_KEYS, RunConfig
 from shortlist.config.schema import TestConfig
 from shortlist.data import BENCHMARKS, Catalog
-from shortlist.data.loader import decoding_workers as default_workers
+from shortlist.data.loader import decoding_workers
 from shortlist.data.missing_files import check_on_missing
 from shortlist.data.sources import check_label_separator
 from shortlist.distributed import current_processes
@@ -45,7 +45,7 @@ from shortlist.training.datasets import (
 )
 from shortlist.training.folder import RunFolder
 from shortlist.training.interim_tests import with_interim_tests
-from shortlist.training.plan import decoding_workers, inference_batch_size
+from shortlist.training.plan import inference_batch_size, run_workers
 
 FEATURES = 8192  # number of images whose pooled features are embedded at once
 
@@ -130,7 +130,7 @@ def embed_run_shard(
     display = display or default_display()
     opened = _open_tests(path, data, root, distractors, on_missing, label_separator, model, display)
     encoder = build_encoder(opened.config, opened.embedder)
-    workers = decoding_workers(opened.config, current_processes().on_this_machine)
+    workers = run_workers(opened.config, current_processes().on_this_machine)
     written = []
     for eval_set in opened.eval_sets:
         jobs = [(Parts(parts, encoder, eval_set.catalog), "error")]
@@ -237,7 +237,7 @@ def embed_labelled(
     if not isinstance(encoder, Encoder):
         encoder = open_encoder(encoder)  # after the images, because errors in these are found faster
     with display.task(f"embedding {test.name}", "images") as progress:
-        workers = default_workers(len(test), current_processes().on_this_machine)
+        workers = decoding_workers(len(test), current_processes().on_this_machine)
         vectors = embed_test(encoder, test, workers, None, progress)
     k = BENCHMARKS[data.name].k if data.name in BENCHMARKS else DEFAULT_K
     return encoder, EvalSet(test, k, whole=is_whole(data)), vectors
@@ -288,7 +288,7 @@ def evaluate_embedder(
         NonFiniteError: An embedding is not finite.
     """
     encoder = build_encoder(config, embedder, validation=validation)
-    workers = decoding_workers(config, current_processes().on_this_machine)
+    workers = run_workers(config, current_processes().on_this_machine)
     kept_in = None if validation else folder
     if features is not None and encoder.network is embedder:
         vectors = embed_features(encoder, eval_set.catalog, features(eval_set.catalog), kept_in)
