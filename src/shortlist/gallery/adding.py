@@ -15,7 +15,7 @@ from shortlist.data import Catalog
 from shortlist.encoding.embed import NoReadableImageError
 from shortlist.encoding.encoder import Encoder
 from shortlist.encoding.shards import Parts, encode_to_file
-from shortlist.encoding.vector_file import NO_FILE, left_out_images, with_absolute_paths
+from shortlist.encoding.vector_file import NO_FILE, by_absolute_path, left_out_images
 from shortlist.errors import ConfigError, DataError
 from shortlist.gallery.change_log import ChangeLog
 from shortlist.gallery.store import GalleryError, Row, Store, StoredRow, joined
@@ -144,9 +144,9 @@ class ImageAdder:
             settings: dict[str, Any] = {"images": indices, "parts": self.parts, "workers": workers}
             encode_to_file(self.encoder, self.catalog, file, progress=embedding, **settings)
         except NoReadableImageError as error:
-            self.result.unreadable |= with_absolute_paths(error.left_out)
+            self.result.unreadable |= by_absolute_path(error.left_out)
             return
-        unreadable = with_absolute_paths(left_out_images(file))
+        unreadable = by_absolute_path(left_out_images(file))
         rows = [plan.rows[index] for index in indices if plan.rows[index].path not in unreadable]
         replaced = [each for row in rows for each in plan.replaced[row.path]]
         ids = None if self.ids is None else [self.ids[row.path] for row in rows]
