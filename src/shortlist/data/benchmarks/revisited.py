@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from shortlist.data.benchmarks.benchmark import Benchmark, Count
-from shortlist.data.benchmarks.ground_truth import UNLABELLED, image_indices, image_names, query_judgements
+from shortlist.data.benchmarks.ground_truth import NO_CLASSES, image_indices, image_names, query_judgements
 from shortlist.data.benchmarks.lists import read_lines
 from shortlist.data.catalog import Catalog, Judgement, Judgements
 from shortlist.data.unpickling import read_plain_pickle
@@ -42,7 +42,7 @@ def reader(name: str) -> Callable[[Path, Progress | None], Catalog]:
             root=root,
             paths=np.array([f"jpg/{image}.jpg" for image in queries + database], dtype=object),
             labels=np.zeros(len(boxes), dtype=np.int64),
-            class_names=UNLABELLED,
+            class_names=NO_CLASSES,
             splits=np.full(len(boxes), "test"),
             roles=np.repeat(["query", "gallery"], [len(queries), len(database)]),
             boxes=boxes,
@@ -98,7 +98,7 @@ def read_r1m(root: Path, progress: Progress | None = None) -> Catalog:
         root=root,
         paths=paths,
         labels=np.zeros(len(paths), dtype=np.int64),
-        class_names=UNLABELLED,
+        class_names=NO_CLASSES,
         splits=np.full(len(paths), "test"),
         roles=np.full(len(paths), "gallery"),
     )
