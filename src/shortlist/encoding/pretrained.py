@@ -26,10 +26,12 @@ CONFIG, WEIGHTS = "config.json", "model.safetensors"  # of a package
 _HUB_NAME = re.compile(r"[\w.-]+/[\w.-]+")
 TIMM = "timm:"  # prefix that distinguishes timm models from runs and packages
 
-Parts = tuple[Embedder, Transform, tuple[float, ...]]  # the embedder in evaluation mode, its transform, and its scales
+OpenedModel = tuple[Embedder, Transform, tuple[float, ...]]  # the embedder in evaluation mode, its transform and scales
 
 
-def open_pretrained(name: str, pretrained: bool | str | Path, pooling: str | None, image_size: int | None) -> Parts:
+def open_pretrained(
+    name: str, pretrained: bool | str | Path, pooling: str | None, image_size: int | None
+) -> OpenedModel:
     """Open a timm model by name, a package in a folder, or a package on the Hugging Face Hub (`OWNER/NAME`).
 
     See `Encoder.from_pretrained` for the arguments and errors.
@@ -79,7 +81,7 @@ def square_transform(
     return TestTransform(size, resize or round(size / native.crop_pct), kind)
 
 
-def _open_package(folder: Path) -> Parts:
+def _open_package(folder: Path) -> OpenedModel:
     """Build the embedder of a package, without executing its load.py."""
     if not (folder / CONFIG).is_file() or not (folder / WEIGHTS).is_file():
         raise ModelError(f"{folder} has no {CONFIG} and {WEIGHTS}: it is not a package that shortlist exported")
