@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from shortlist.data.benchmarks.benchmark import Benchmark, Count
+from shortlist.data.benchmarks.benchmark import Benchmark, ImageCount
 from shortlist.data.benchmarks.ground_truth import NO_CLASSES, image_indices, image_names, query_judgements
 from shortlist.data.benchmarks.lists import read_lines
 from shortlist.data.catalog import Catalog, Judgement, Judgements
@@ -115,7 +115,7 @@ def _benchmark(name: str, city: str, images: int, download: str) -> Benchmark:
         expects=f"gnd_{name}.pkl and jpg/",
         tree=f"gnd_{name}.pkl\njpg/*.jpg     all images in one folder, including the queries",
         markers=(f"gnd_{name}.pkl",),
-        counts={"query": Count(70), "gallery": Count(images)},
+        counts={"query": ImageCount(70), "gallery": ImageCount(images)},
         judged=True,
         lookalikes={"jpg": f"exists, but gnd_{name}.pkl does not: put it next to it"},
     )
@@ -134,7 +134,7 @@ BENCHMARKS = (
         expects=f"{R1M_LIST} and jpg/",
         tree="revisitop1m.txt     one path per line, relative to jpg/\njpg/...",
         markers=(R1M_LIST,),
-        counts={"gallery": Count(1_001_001)},
+        counts={"gallery": ImageCount(1_001_001)},
         note="Some of the files are truncated JPEGs.",
         lookalikes={"jpg": f"exists, but {R1M_LIST} does not: put it next to it"},
     ),
