@@ -13,7 +13,7 @@ from shortlist.encoding import Encoder
 from shortlist.encoding.conversion import Samples, converting, plain_network, verify
 from shortlist.errors import ConfigError
 from shortlist.export.formats import EXPORT_FORMATS
-from shortlist.export.metadata import describe
+from shortlist.export.metadata import describe_export
 from shortlist.export.package import check_package_folder, write_package
 from shortlist.export.push import check_push, push
 from shortlist.export.source import ExportSource
@@ -131,7 +131,7 @@ def _write_file(kind: str, path: Path, encoder: Encoder, network: nn.Module, sam
         converted = EXPORT_FORMATS[kind](encoder, network)
     path.parent.mkdir(parents=True, exist_ok=True)
     with atomic_replace(path) as temporary:
-        converted.save(temporary, describe(encoder))
+        converted.save(temporary, describe_export(encoder))
         check = verify(converted.open(temporary), samples, converted.tolerance, kind)
-        converted.save(temporary, describe(encoder, check))
+        converted.save(temporary, describe_export(encoder, check))
     return Exported(kind, path, check)
