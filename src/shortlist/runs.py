@@ -184,7 +184,7 @@ def plan(
     from shortlist.locations import parse_size
     from shortlist.progress import default_display
     from shortlist.threads import threads
-    from shortlist.training import describe, find_requirements, make_plan
+    from shortlist.training import describe_plan, find_requirements, make_plan
     from shortlist.training.components import build_embedder
     from shortlist.training.durations import measure_durations
     from shortlist.training.requirements import gpu
@@ -197,7 +197,7 @@ def plan(
         if measure and other_device is None:
             with display.task("measuring some steps"):
                 durations = measure_durations(run_plan, embedder, needs)
-        return describe(run_plan, embedder, needs, durations)
+        return describe_plan(run_plan, embedder, needs, durations)
 
 
 def evaluate(

@@ -26,7 +26,7 @@ from shortlist.model import CorrectedLinear, Embedder, pca_whitening
 from shortlist.ranking import RecallAtKLoss, SiMix
 from shortlist.search import open_vectors
 from shortlist.seeds import derived_seed
-from shortlist.training import Display, RunFolder, ablate, datasets, describe, evaluate_run, make_plan
+from shortlist.training import Display, RunFolder, ablate, datasets, describe_plan, evaluate_run, make_plan
 from shortlist.training import resume_run as resume
 from shortlist.training import train_run as train
 from shortlist.training.components import build_embedder, build_transforms
@@ -193,7 +193,7 @@ def test_report_gallery_and_export(finished: RunFolder, images: Path, tmp_path: 
 
 def test_the_plan(images: Path) -> None:
     chosen = config(images, *FROZEN)
-    described = describe(make_plan(chosen, Display()), build_embedder(chosen, weights=False))
+    described = describe_plan(make_plan(chosen, Display()), build_embedder(chosen, weights=False))
     embedder = build_embedder(chosen)
     assert described["parameters"] == {"head": count(embedder.parts()["head"]), "all": count(embedder.parts()["head"])}
     assert "cached features, mapped from disk" in described["memory"]

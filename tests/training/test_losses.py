@@ -18,7 +18,7 @@ from shortlist.config import RunConfig, read_config
 from shortlist.errors import ConfigError
 from shortlist.extras import MissingExtraError
 from shortlist.ranking import BinnedAPLoss, BlackboxAPLoss, RecallAtKLoss, SmoothAPLoss
-from shortlist.training import Display, RunFolder, describe, loop, make_plan
+from shortlist.training import Display, RunFolder, describe_plan, loop, make_plan
 from shortlist.training import train_run as train
 from shortlist.training.checkpoint import TrainingState, latest_state, save_state
 from shortlist.training.components import build_embedder, build_loss
@@ -553,7 +553,7 @@ def test_a_dry_run_counts_the_parameters_of_the_loss(tmp_path: Any) -> None:
 
     def parameters(*settings: str) -> dict[str, int]:
         chosen = run_config(images, "data.validation=none", *settings)
-        found = describe(make_plan(chosen, Display()), build_embedder(chosen, weights=False))
+        found = describe_plan(make_plan(chosen, Display()), build_embedder(chosen, weights=False))
         counted: dict[str, int] = found["parameters"]
         return counted
 

@@ -10,7 +10,7 @@ import torch
 
 from shortlist.errors import ConfigError
 from shortlist.recipes import open_recipe
-from shortlist.training import Display, Plan, describe, make_plan
+from shortlist.training import Display, Plan, describe_plan, make_plan
 from shortlist.training.components import build_embedder
 from shortlist.training.datasets import reported_k
 from shortlist.training.plan import run_workers
@@ -71,7 +71,7 @@ class TestBatchSize:
             *remarks, few = plan.remarks
             assert remarks == ([] if size == 9 else [f"{said} images"])
             assert few.startswith("Only 3 training classes")
-            described = describe(plan, build_embedder(plan.config, weights=False))
+            described = describe_plan(plan, build_embedder(plan.config, weights=False))
             assert described["data"].get("remarks", []) == list(plan.remarks)
 
     @pytest.mark.parametrize(

@@ -18,7 +18,7 @@ from shortlist.batches.memory import GraphSize
 from shortlist.data import Catalog, FitTransform, ImageDataset, image_chunks, load_image
 from shortlist.encoding import embed_images
 from shortlist.model import MultiScale
-from shortlist.training import Display, describe, make_plan
+from shortlist.training import Display, describe_plan, make_plan
 from shortlist.training import resume_run as resume
 from shortlist.training import train_run as train
 from shortlist.training.components import build_embedder, build_transforms
@@ -143,7 +143,7 @@ def test_the_plan_estimates_memory_for_the_largest_images(images: Path) -> None:
         chosen = config(
             images, *SETTINGS, f"images.max_side={side}", "model.backbone=test_resnet", "batch.chunk_size=8"
         )
-        found = describe(make_plan(chosen, Display()), build_embedder(chosen, weights=False))["memory"]
+        found = describe_plan(make_plan(chosen, Display()), build_embedder(chosen, weights=False))["memory"]
         return {name: float(size.removesuffix(" MB").replace(",", "")) for name, size in found.items()}
 
     small, large = memory(1024), memory(2048)

@@ -12,7 +12,7 @@ with extra("training", __name__):
     from shortlist.training.folder import RunFolder
     from shortlist.training.loop import resume_run, train_run
     from shortlist.training.plan import Plan, make_plan
-    from shortlist.training.plan_description import describe
+    from shortlist.training.plan_description import describe_plan
     from shortlist.training.requirements import Requirements, find_requirements
     from shortlist.training.run_evaluation import (
         embed_run_shard,
@@ -35,7 +35,7 @@ __all__ = [
     "TrialResult",
     "ablate",
     "collect",
-    "describe",
+    "describe_plan",
     "embed_run_shard",
     "evaluate_encoder",
     "evaluate_run",
