@@ -293,7 +293,7 @@ class TestBaseline:
         encoder = open_encoder(run.path)
         pixels = torch.stack([encoder._pixels(test.file(index)) for index in range(len(test))])
         with torch.inference_mode():
-            pooled = normalize(encoder.embedder.pool(pixels))
+            pooled = normalize(encoder.embedder.pooled_features(pixels))
         assert before.values == pytest.approx(evaluate(pooled, test, bootstrap=0).values)
 
     def test_it_is_shown_beside_the_result(self, run: RunFolder, messages: Told) -> None:

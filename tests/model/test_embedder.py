@@ -56,9 +56,10 @@ def test_l2_pooled_normalises_pooled_features():
     images = pixels()
     with torch.no_grad():
         pooled = embedder.pooling(embedder.features(images))
-        torch.testing.assert_close(plain.pooled(images), pooled)
-        torch.testing.assert_close(embedder.pooled(images), pooled / pooled.norm(dim=1, keepdim=True))
-        torch.testing.assert_close(embedder(images), nn.functional.normalize(embedder.linear(embedder.pooled(images))))
+        torch.testing.assert_close(plain.linear_input(images), pooled)
+        torch.testing.assert_close(embedder.linear_input(images), pooled / pooled.norm(dim=1, keepdim=True))
+        vectors = nn.functional.normalize(embedder.linear(embedder.linear_input(images)))
+        torch.testing.assert_close(embedder(images), vectors)
         assert (embedder(images) - plain(images)).abs().max() > 1e-4  # the bias counts more
     with pytest.raises(ModelError, match="replaces the layer norm"):
         Embedder("test_resnet", l2_pooled=True)

@@ -15,10 +15,10 @@ def test_pooling_and_head_are_the_embedder(options: dict[str, object]) -> None:
     embedder = Embedder("test_resnet", **{"dim": 8, **options}).eval()
     images = torch.randint(256, (3, 3, 64, 64), dtype=torch.uint8)
     with torch.no_grad():
-        pooled = embedder.pool(images)
+        pooled = embedder.pooled_features(images)
         assert torch.equal(pooled, embedder.pooling(embedder.features(images)))
         assert torch.equal(embedder.head()(pooled), embedder(images))
-        assert torch.equal(embedder.head().prepared(pooled), embedder.pooled(images))
+        assert torch.equal(embedder.head().linear_input(pooled), embedder.linear_input(images))
 
 
 def test_a_head_shares_its_layers() -> None:
@@ -35,7 +35,7 @@ def test_another_head_on_the_same_backbone() -> None:
     assert other.linear is layer
     assert embedder.linear is not layer
     with torch.no_grad():
-        assert torch.equal(other(images), normalize(layer(embedder.pooled(images))))
+        assert torch.equal(other(images), normalize(layer(embedder.linear_input(images))))
 
 
 def test_the_digest_of_features_does_not_depend_on_the_head() -> None:

@@ -73,7 +73,7 @@ def whitening_of(chosen: RunConfig, embedder: Embedder, catalog: Catalog) -> tup
     _, transform = build_transforms(chosen, embedder)
     pictures = [transform(load_image(catalog.file(index)), Random(0)) for index in range(len(catalog))]
     with torch.no_grad():
-        features = torch.cat([embedder.eval().pooled(picture[None]) for picture in pictures])
+        features = torch.cat([embedder.eval().linear_input(picture[None]) for picture in pictures])
     if chosen.model.whitening == "pca":
         return pca_whitening(features, 8, 0.1)
     return pair_whitening(features, torch.from_numpy(catalog.labels.copy()), 8, 0.1)
@@ -162,12 +162,12 @@ def test_batches_are_not_larger_than_chunks_of_training(
     images: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     largest: list[int] = []
-    real = Embedder.pooled
+    real = Embedder.linear_input
 
-    def pooled(self: Embedder, given: Tensor) -> Tensor:
+    def linear_input(self: Embedder, given: Tensor) -> Tensor:
         largest.append(len(given))
         return real(self, given)
 
-    monkeypatch.setattr(Embedder, "pooled", pooled)
+    monkeypatch.setattr(Embedder, "linear_input", linear_input)
     train(fast_config(images, *WHITENING, "batch.chunk_size=3"), tmp_path / "run")
     assert max(largest) == 3

@@ -25,7 +25,7 @@ from shortlist.model.backbone import (
     inspect_module,
 )
 from shortlist.model.embedder_config import EmbedderConfig
-from shortlist.model.head import Head, head_input, head_vectors, no_autocast
+from shortlist.model.head import Head, head_vectors, linear_input, no_autocast
 from shortlist.model.pooling import POOLINGS, ClassToken
 from shortlist.model.state_dict import load_completely
 from shortlist.model.weights import load_pretrained
@@ -161,13 +161,13 @@ class Embedder(nn.Module):
             self.register_buffer(name, torch.tensor(values).view(1, 3, 1, 1), persistent=False)  # saved in the config
 
     def forward(self, images: Tensor) -> Tensor:
-        return head_vectors(self.layer_norm, self.linear, self.config.l2_pooled, self.pool(images))
+        return head_vectors(self.layer_norm, self.linear, self.config.l2_pooled, self.pooled_features(images))
 
-    def pooled(self, images: Tensor) -> Tensor:
+    def linear_input(self, images: Tensor) -> Tensor:
         """Compute the input of the linear layer: pooled features (B, channels), after layer norm or L2."""
-        return head_input(self.layer_norm, self.config.l2_pooled, self.pool(images))
+        return linear_input(self.layer_norm, self.config.l2_pooled, self.pooled_features(images))
 
-    def pool(self, images: Tensor) -> Tensor:
+    def pooled_features(self, images: Tensor) -> Tensor:
         """Compute the input of the head: pooled features (B, channels), before layer norm or L2."""
         features = self.features(images)
         if self.layout.tokens and not isinstance(self.pooling, ClassToken):

@@ -109,7 +109,7 @@ class FrozenBackbone:
         number = min(self._augmented.number, max(1, model.whitening_images // len(images)))
         images, views = np.tile(images, number), np.repeat(np.arange(number), len(images))
         with torch.no_grad():
-            features = self.learner.embedder.head().prepared(self.views.take(images, views).to(self.learner.device))
+            features = self.learner.embedder.head().linear_input(self.views.take(images, views).to(self.learner.device))
         return whiten(self.config, features.cpu(), torch.from_numpy(labels[images]))
 
 

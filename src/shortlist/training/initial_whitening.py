@@ -56,8 +56,8 @@ def learn_whitening(
     images = train.subset(sample_images(train.labels, model.whitening_images, seed))
     _, test = build_transforms(config, embedder)
     transform = test if model.whitening_size is None else _resized(test, model.whitening_size)
-    pooled = _Pooled(embedder)
-    features = embed_images(pooled, images, transform, batch_size=batch_size, workers=workers, progress=progress)
+    network = _LinearInput(embedder)
+    features = embed_images(network, images, transform, batch_size=batch_size, workers=workers, progress=progress)
     return whiten(config, features, torch.from_numpy(images.labels.copy()))
 
 
@@ -101,7 +101,7 @@ def _resized(transform: Transform, size: int) -> Transform:
     return replace(transform, size=size, resize=round(transform.resize * size / transform.size))
 
 
-class _Pooled(nn.Module):
+class _LinearInput(nn.Module):
     """The embedder without its linear layer."""
 
     def __init__(self, embedder: Embedder) -> None:
@@ -109,4 +109,4 @@ class _Pooled(nn.Module):
         self.embedder = embedder
 
     def forward(self, images: Tensor) -> Tensor:
-        return self.embedder.pooled(images)
+        return self.embedder.linear_input(images)
