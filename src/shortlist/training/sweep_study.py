@@ -44,11 +44,11 @@ __all__ = [
     "TrialPruned",
     "TrialState",
     "address_without_password",
-    "continued",
     "importances",
     "make_pruner",
     "make_sampler",
     "open_study",
+    "resume_trial",
     "trials_of",
 ]
 
@@ -229,7 +229,7 @@ def _create_storage(url: str) -> BaseStorage:
     return RDBStorage(url, engine_kwargs=options)
 
 
-def continued(study: optuna.Study, trial: FrozenTrial) -> Trial:
+def resume_trial(study: optuna.Study, trial: FrozenTrial) -> Trial:
     """Return a running trial, to continue it."""
     return Trial(study, trial._trial_id)
 
