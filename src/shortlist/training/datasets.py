@@ -56,7 +56,7 @@ class EvalSet:
         """Name of the catalog."""
         return self.catalog.name
 
-    def labelled(self, measured: Evaluation) -> Evaluation:
+    def with_split_name(self, measured: Evaluation) -> Evaluation:
         """Return an evaluation on these images, with the split "all" if they are not a part of their source."""
         return replace(measured, split="all") if self.whole else measured
 

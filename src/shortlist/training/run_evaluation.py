@@ -214,7 +214,7 @@ def evaluate_encoder(
         encoder, data, display, root=root, on_missing=on_missing, label_separator=label_separator
     )
     with display.task(f"ranking {eval_set.name}") as progress:
-        return [eval_set.labelled(evaluate(vectors, eval_set.catalog, k=eval_set.k, progress=progress))]
+        return [eval_set.with_split_name(evaluate(vectors, eval_set.catalog, k=eval_set.k, progress=progress))]
 
 
 def embed_labelled(
@@ -307,7 +307,7 @@ def evaluate_embedder(
                 vectors, eval_set.catalog, k=eval_set.k, bootstrap=bootstrap, distractors=distractors, progress=progress
             )
         paper = config.paper.get(measured.data, {})
-        found.append(replace(eval_set.labelled(measured), paper=paper, remarks=measured.remarks + remarks))
+        found.append(replace(eval_set.with_split_name(measured), paper=paper, remarks=measured.remarks + remarks))
     return found
 
 
