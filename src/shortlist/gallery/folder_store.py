@@ -135,7 +135,7 @@ class FolderStore:
 
     def items(self, label: str | None, offset: int, limit: int) -> list[Item]:
         now = self.now
-        return now.items(now.labelled(label)[offset : offset + limit])
+        return now.items(now.rows_with_label(label)[offset : offset + limit])
 
     def labels(self) -> dict[str, int]:
         return self.now.labels()
@@ -146,7 +146,7 @@ class FolderStore:
 
     def search(self, vectors: Floats, k: int, label: str | None) -> list[list[Hit]]:
         now = self.now
-        rows = now.labelled(label)
+        rows = now.rows_with_label(label)
         k = min(k, len(rows))
         if not k:
             return [[] for _ in vectors]

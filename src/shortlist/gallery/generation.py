@@ -67,7 +67,7 @@ class Generation:
         sets = [labels_of(each) for each in coded.dictionary.to_pylist()]
         return sets, coded.indices.fill_null(-1).to_numpy(zero_copy_only=False)
 
-    def labelled(self, label: str | None) -> Ids:
+    def rows_with_label(self, label: str | None) -> Ids:
         """Return the rows of the images with a label, or of all images if it is None."""
         if label is None:
             return self.rows
