@@ -18,7 +18,7 @@ from shortlist.encoding.shards import Parts, encode_to_file
 from shortlist.encoding.vector_file import NO_FILE, by_absolute_path, left_out_images
 from shortlist.errors import ConfigError, DataError
 from shortlist.gallery.change_log import ChangeLog
-from shortlist.gallery.store import GalleryError, Row, Store, StoredRow, joined
+from shortlist.gallery.store import GalleryError, Row, Store, StoredRow, join_labels
 from shortlist.locations import absolute_path, as_url, join, size_and_mtime
 from shortlist.progress import Progress
 from shortlist.search.vectors import open_vectors
@@ -177,7 +177,7 @@ def rows_of(catalog: Catalog, missing: dict[str, str]) -> Iterable[tuple[int, Ro
         if stamp is None:
             missing[path] = NO_FILE
         else:
-            yield index, Row(path, joined(catalog.label_names(index)), *stamp, _fields(catalog, index))
+            yield index, Row(path, join_labels(catalog.label_names(index)), *stamp, _fields(catalog, index))
 
 
 def _fields(catalog: Catalog, index: int) -> str | None:
