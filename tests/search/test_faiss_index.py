@@ -83,7 +83,7 @@ class TestIndexOfTheFirst:
         assert (rows >= 500).any()
 
     def test_extended_and_written(self, index: Any, kind: str, alive: np.ndarray | None, tmp_path: Path) -> None:
-        longer = faiss_index.extended(index, STACKED)
+        longer = faiss_index.extend_copy(index, STACKED)
         assert (index.ntotal, longer.ntotal) == (500, NUMBER)
         faiss_index.write(longer, tmp_path / "index")
         again = faiss_index.read(tmp_path / "index", STACKED)

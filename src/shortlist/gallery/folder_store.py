@@ -269,7 +269,7 @@ class FolderStore:
         if rebuilds:
             index, built_of = faiss_index.build(manifest.kind, vectors, progress), len(vectors)
         elif len(vectors) - index.ntotal > max(MIN_UNINDEXED, MAX_UNINDEXED_SHARE * index.ntotal):
-            index = faiss_index.extended(index, vectors, progress)
+            index = faiss_index.extend_copy(index, vectors, progress)
         else:
             return after
         recall = faiss_index.tune(index, vectors, after.alive)

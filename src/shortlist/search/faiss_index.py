@@ -102,7 +102,7 @@ def _ivfpq(number: int, dim: int) -> Any:
     return faiss.index_factory(dim, f"OPQ{codes},IVF{lists},PQ{codes}x8np", faiss.METRIC_INNER_PRODUCT)
 
 
-def extended(index: Any, vectors: Rows, progress: Progress | None = None) -> Any:
+def extend_copy(index: Any, vectors: Rows, progress: Progress | None = None) -> Any:
     """Return a copy of an index with more vectors. Other threads may search the original.
 
     Args:
