@@ -148,7 +148,7 @@ def search(
     if indexed == len(vectors):
         return by_index
     scores, rows = search_exactly(vectors[indexed:], queries, k, None if alive is None else alive[indexed:])
-    return best([by_index, (scores, rows + indexed)], k)
+    return merge_results([by_index, (scores, rows + indexed)], k)
 
 
 def search_exactly(vectors: Rows, queries: NDArray[np.float32], k: int, alive: NDArray[np.bool_] | None) -> Found:
@@ -159,7 +159,7 @@ def search_exactly(vectors: Rows, queries: NDArray[np.float32], k: int, alive: N
         scores, rows = _search_part(part, queries, k, None if among is None or among.all() else among)
         found.append((scores, rows + first))
         first += len(part)
-    return best(found, k)
+    return merge_results(found, k)
 
 
 def _search_part(part: NDArray[Any], queries: NDArray[np.float32], k: int, alive: NDArray[np.bool_] | None) -> Found:
@@ -168,7 +168,7 @@ def _search_part(part: NDArray[Any], queries: NDArray[np.float32], k: int, alive
     starts = range(0, len(part), _VECTORS_PER_COPY)
     chosen = [np.flatnonzero(alive[start : start + _VECTORS_PER_COPY]) + start for start in starts]
     found = [_compare(part[rows], queries, k, None) for rows in chosen]
-    return best([(scores, rows[at]) for rows, (scores, at) in zip(chosen, found, strict=True)], k)
+    return merge_results([(scores, rows[at]) for rows, (scores, at) in zip(chosen, found, strict=True)], k)
 
 
 def _compare(vectors: NDArray[Any], queries: NDArray[np.float32], k: int, alive: NDArray[np.bool_] | None) -> Found:
@@ -184,7 +184,7 @@ def _compare(vectors: NDArray[Any], queries: NDArray[np.float32], k: int, alive:
     return scores, rows
 
 
-def best(found: Sequence[Found], k: int) -> Found:
+def merge_results(found: Sequence[Found], k: int) -> Found:
     """Return the best k of several results, in descending order; equal scores keep their order."""
     scores, rows = (np.concatenate(each, axis=1) for each in zip(*found, strict=True))
     order = np.argsort(-scores, axis=1, kind="stable")[:, :k]
@@ -208,7 +208,7 @@ def search_indexed(
     found = np.sort(found)  # ties are sorted by id, and a file is read in order
     candidates = np.maximum(found, 0)
     exact = np.stack([_float32(vectors[rows]) @ query for query, rows in zip(queries, candidates, strict=True)])
-    return best([(np.where(found < 0, np.float32(-np.inf), exact), found)], k)
+    return merge_results([(np.where(found < 0, np.float32(-np.inf), exact), found)], k)
 
 
 def _search_index(index: Any, queries: NDArray[np.float32], k: int, alive: NDArray[np.bool_] | None) -> Found:
