@@ -191,11 +191,11 @@ class Learner:
             RunError: The state belongs to another architecture.
         """
         try:
-            self.embedder.load_state_dict(state.under("model."))
-            self.loss.load_state_dict(state.under("loss."))
-            load_optimizer_tensors(self.optimizer, state.under("optimizer."))
+            self.embedder.load_state_dict(state.with_prefix("model."))
+            self.loss.load_state_dict(state.with_prefix("loss."))
+            load_optimizer_tensors(self.optimizer, state.with_prefix("optimizer."))
             if self.average is not None:
-                self.average.load_state_dict(state.under("average."))
+                self.average.load_state_dict(state.with_prefix("average."))
         except (RuntimeError, IndexError, ValueError) as error:
             problem = " ".join(str(error).split())[:300]
             raise RunError(
