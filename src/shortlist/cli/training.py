@@ -83,11 +83,11 @@ def train(
 
                 config = final_config(final, *filter(None, [recipe, *(settings or [])]))
             elif recipe is not None:
-                from shortlist.runs import new_folder, suited_recipe
+                from shortlist.runs import choose_recipe, new_folder
 
-                suited = suited_recipe(recipe, settings or [], run)
-                config, advice = open_recipe(suited.recipe, suited.settings, context), suited.advice
-                run = run or (new_folder(recipe) if config.name == suited.recipe != recipe else None)
+                choice = choose_recipe(recipe, settings or [], run)
+                config, advice = open_recipe(choice.recipe, choice.settings, context), choice.advice
+                run = run or (new_folder(recipe) if config.name == choice.recipe != recipe else None)
         _train(config, run, resume, dry_run, as_json, advice)
 
 
