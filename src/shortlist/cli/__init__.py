@@ -34,12 +34,12 @@ def main() -> None:
                 sweeping,
                 training,
             )
-            from shortlist.cli.app import option_names, whole_command
+            from shortlist.cli.app import option_names, root_command
     except ShortlistError as error:
         print(f"Error: {error}", file=sys.stderr)
         raise SystemExit(1) from None
     try:
-        whole_command()()
+        root_command()()
     except Exception as error:
         interrupted = isinstance(error, Interrupted)
         if is_main_process() or not is_in_all_processes(error):

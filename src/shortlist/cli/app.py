@@ -146,14 +146,14 @@ def _options(
 
 
 @cache
-def whole_command() -> Any:
+def root_command() -> Any:
     """Return the command with all of its subcommands, whose modules must have been imported. Building it is slow."""
     return typer.main.get_command(app)
 
 
 def option_names(command: Any = None) -> dict[str, str]:
     """Map the arguments of Python functions to command-line options, such as `on_missing` to --on-missing."""
-    command = command or whole_command()
+    command = command or root_command()
     names = {each.name: each.opts[0] for each in command.params if each.param_type_name == "option"}
     for inner in getattr(command, "commands", {}).values():
         names |= option_names(inner)
