@@ -14,6 +14,7 @@ with extra("training", __name__):
     from shortlist.data.sources import open_catalog, open_collection
     from shortlist.data.splits import half_validation, open_set_split
     from shortlist.data.transforms import FitTransform, TestTransform, TrainTransform, Transform, augmentation_rng
+    from shortlist.data.unpickling import read_plain_pickle
 
 __all__ = [
     "BENCHMARKS",
@@ -43,5 +44,6 @@ __all__ = [
     "open_catalog",
     "open_collection",
     "open_set_split",
+    "read_plain_pickle",
     "summary",
 ]

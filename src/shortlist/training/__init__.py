@@ -8,7 +8,7 @@ with extra("training", __name__):
     from shortlist.batches import LargeBatchStep, StepOutput
     from shortlist.progress import Display
     from shortlist.training.ablation import ablate, collect
-    from shortlist.training.components import Given
+    from shortlist.training.components import Given, build_loss
     from shortlist.training.folder import RunFolder
     from shortlist.training.loop import resume_run, train_run
     from shortlist.training.plan import Plan, make_plan
@@ -34,6 +34,7 @@ __all__ = [
     "SweepResult",
     "TrialResult",
     "ablate",
+    "build_loss",
     "collect",
     "describe_plan",
     "embed_run_shard",
