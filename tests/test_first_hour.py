@@ -30,8 +30,8 @@ from shortlist.recipes import open_recipe
 from shortlist.report import compare_runs, write_comparison
 from shortlist.report.run_report import write_report
 from shortlist.report.terminal_tables import evaluation_table
-from shortlist.runs import evaluate as evaluate_model
 from shortlist.runs import choose_recipe, final_config
+from shortlist.runs import evaluate as evaluate_model
 from shortlist.training import Display, RunFolder, affordable_views, datasets, open_encoder, resume_run, train_run
 from shortlist.training import loop as training_loop
 from shortlist.training.affordable_views import Machine
