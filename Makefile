@@ -14,7 +14,7 @@ BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 BENCH ?=
 SHORTLIST_CHAOS_SEED ?= $(shell date +%s)
-MUTANTS ?= src/shortlist/batches/sampler.py tests/data/test_sampler.py
+MUTANTS ?= src/shortlist/batches/sampler.py tests/batches/test_sampler.py
 export PIP_CONSTRAINT := $(CURDIR)/constraints.txt
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 unexport PYTHONDONTWRITEBYTECODE # otherwise each process started by a test compiles the sources again

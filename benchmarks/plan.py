@@ -59,9 +59,9 @@ QUICK = {"glyphs": ("glyphs", ["training.epochs=1", "evaluation.before=false"])}
 def plan(recipe: str, settings: list[str]) -> dict[str, Any]:
     """Return the numbers that `shortlist plan` computes."""
     from shortlist.batches.memory import reuse_freed_memory
-    from shortlist.process import threads
     from shortlist.progress import Display
     from shortlist.recipes import open_recipe
+    from shortlist.threads import threads
     from shortlist.training import find_requirements, make_plan
     from shortlist.training.components import build_embedder
     from shortlist.training.durations import measure_durations

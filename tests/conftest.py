@@ -15,8 +15,8 @@ import hypothesis
 import pytest
 import torch
 
+from shortlist.bfloat16 import require_bfloat16
 from shortlist.errors import ConfigError
-from shortlist.processor import require_bfloat16
 from tests.processes import Commands
 
 try:

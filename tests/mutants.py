@@ -1,6 +1,6 @@
 """Mutation testing: change a module in many places, one at a time, and list the changes that no test detects.
 
-    python tests/mutants.py src/shortlist/batches/sampler.py tests/data/test_sampler.py
+    python tests/mutants.py src/shortlist/batches/sampler.py tests/batches/test_sampler.py
 
 Each mutant exists in the memory of one process only, which is forked when all tests are collected and then gets the
 changed code; no file is changed. It runs the tests that call the changed function, the fastest first, until one fails.

@@ -11,7 +11,7 @@ import pytest
 import yaml
 from typer.main import get_command
 
-from shortlist.cli import search  # noqa: F401 - registers its commands
+from shortlist.cli import embedding  # noqa: F401 - registers its command
 from shortlist.cli.app import app
 from shortlist.encoding import Shard
 

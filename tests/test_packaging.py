@@ -19,7 +19,7 @@ import pytest
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
-from tests import promises
+from tests import extras_features
 
 pytestmark = pytest.mark.long
 ROOT = Path(__file__).parents[1]
@@ -48,7 +48,7 @@ class Installed:
         run(*pip, "install", "--quiet", "--no-deps", "--no-index", wheel)
         (facts,) = folder.glob("lib/python*/site-packages/shortlist-*.dist-info")
         self.requires = {"shortlist": _parsed(PathDistribution(facts))}  # by distribution
-        for extra in promises.PROMISES:
+        for extra in extras_features.FEATURES:
             self._link(self.links / extra, extra)
 
     def _link(self, folder: Path, extra: str) -> None:
@@ -124,17 +124,17 @@ class TestFiles:
 
 class TestInstallation:
     def test_every_extra_has_features(self) -> None:
-        assert promises.PROMISES.keys() == {"plain", *PROJECT["optional-dependencies"]} - {"dev"}
+        assert extras_features.FEATURES.keys() == {"plain", *PROJECT["optional-dependencies"]} - {"dev"}
 
     def test_every_extra_suffices(self, installed: Installed, tmp_path: Path) -> None:
-        done = run(installed.python, "-I", promises.__file__, installed.links, tmp_path)
-        assert set(done.stdout.splitlines()[-1].split()) == promises.PROMISES.keys()
+        done = run(installed.python, "-I", extras_features.__file__, installed.links, tmp_path)
+        assert set(done.stdout.splitlines()[-1].split()) == extras_features.FEATURES.keys()
 
     def test_all_requires_what_the_other_extras_require(self, installed: Installed) -> None:
-        each = [installed.required(extra) for extra in promises.PROMISES if extra != "all"]
+        each = [installed.required(extra) for extra in extras_features.FEATURES if extra != "all"]
         assert installed.required("all") == set.union(*each)
 
-    @pytest.mark.parametrize("extra", promises.BEYOND)
+    @pytest.mark.parametrize("extra", extras_features.BEYOND)
     def test_other_extras_include_training(self, extra: str, installed: Installed) -> None:
         assert installed.required("training") < installed.required(extra)
 

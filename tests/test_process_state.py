@@ -17,8 +17,8 @@ from shortlist.batches import memory
 from shortlist.data import open_collection
 from shortlist.encoding.parquet import embed_to_table
 from shortlist.gallery import index
-from shortlist.process import threads
 from shortlist.report.run_report import write_report
+from shortlist.threads import threads
 from shortlist.training import EvalImages, RunFolder, evaluate_run, open_encoder, sweep
 from shortlist.training import resume_run as resume
 from shortlist.training import train_run as train

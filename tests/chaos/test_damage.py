@@ -16,12 +16,12 @@ import pytest
 from safetensors.torch import load_file
 
 from shortlist import Encoder
+from shortlist.bfloat16 import _read_result, _write_result
 from shortlist.encoding.feature_cache import FeatureCache, Views
 from shortlist.errors import ShortlistError
 from shortlist.export.exporter import export
 from shortlist.gallery import Gallery
 from shortlist.model import serialization
-from shortlist.processor import _read_result, _write_result
 from shortlist.progress import Display
 from shortlist.report.plots import training_curves
 from shortlist.training import RunFolder, open_encoder, train_run

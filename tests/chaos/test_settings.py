@@ -14,7 +14,7 @@ from typer.core import TyperGroup
 from shortlist import cli
 from shortlist.config import read_config
 from shortlist.errors import ConfigError, ModelError
-from shortlist.process import threads
+from shortlist.threads import threads
 from shortlist.training.components import build_embedder
 from tests.training.runs import RECIPE, config
 

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from shortlist.data import BENCHMARKS, Catalog, load_image, open_catalog, summary
-from shortlist.data.benchmarks import Count
+from shortlist.data.benchmarks import ImageCount
 from tests.evaluation.revisited import GROUND_TRUTH
 from tests.miniatures import digest, lines, miniature
 
@@ -64,11 +64,11 @@ def test_different_counts_are_reported(name: str, tmp_path: Path):
 
 def test_equal_counts_are_not_reported(tmp_path: Path):
     root = miniature("sop", tmp_path, 3, 4)
-    exact = replace(BENCHMARKS["sop"], counts={"train": Count(12, 3), "test": Count(12, 3)})
+    exact = replace(BENCHMARKS["sop"], counts={"train": ImageCount(12, 3), "test": ImageCount(12, 3)})
     assert exact.load(root).remarks == ()
     (root / "sofa_final" / "111085122872_0.JPG").unlink()
     assert exact.load(root, "skip").remarks == ()  # it is listed, although the file does not exist
-    other = replace(exact, counts={**exact.counts, "test": Count(13, 3)})
+    other = replace(exact, counts={**exact.counts, "test": ImageCount(13, 3)})
     assert other.load(root, "skip").remarks == (
         "test: the lists have 12 images of 3 classes, but sop has 13 images of 3 classes",
     )

@@ -13,7 +13,7 @@ from PIL import Image, ImageEnhance, ImageOps
 
 from shortlist.data import Catalog, check, find_unreadable, open_catalog, summary
 from shortlist.data.inspection import find_look_alikes
-from shortlist.data.near_duplicates import MAX_DISTANCE, Look, look_of, near_duplicates
+from shortlist.data.near_duplicates import MAX_DISTANCE, VisualHash, near_duplicates, visual_hash
 from tests.data.pictures import class_folders, picture, write
 from tests.displays import Told
 
@@ -141,11 +141,11 @@ def test_near_duplicates(photos: list[Image.Image], monkeypatch: pytest.MonkeyPa
         photos[6].crop((60, 0, 280, 180)),
     ]
     plain = [Image.new("RGB", (50, 40), colour) for colour in ("red", "blue", "white", "white")]
-    looks = [look_of(each) for each in (*photos, *changed, *different, *plain)]
+    hashes = [visual_hash(each) for each in (*photos, *changed, *different, *plain)]
     expected = [[0, 10], [1, 11], [2, 12], [3, 13], [19, 20]]
-    assert near_duplicates(looks).tolist() == expected
+    assert near_duplicates(hashes).tolist() == expected
     monkeypatch.setattr("shortlist.data.near_duplicates._TILE", 2)
-    assert near_duplicates(looks).tolist() == expected
+    assert near_duplicates(hashes).tolist() == expected
     assert near_duplicates([]).shape == (0, 2)
 
 
@@ -153,11 +153,11 @@ def test_all_hashes_within_the_distance_are_found() -> None:
     """Compared with all pairs, of which many differ in about seven bits."""
     random, thumbnail = np.random.default_rng(0), np.zeros(192, dtype=np.uint8)
     bits = np.repeat(random.random((20, 64)) < 0.5, 6, axis=0) ^ (random.random((120, 64)) < 0.06)
-    looks = [Look(np.packbits(each).view(np.uint64)[0], thumbnail) for each in bits]
+    hashes = [VisualHash(np.packbits(each).view(np.uint64)[0], thumbnail) for each in bits]
     distance = (bits[:, None] != bits).sum(2)
     expected = np.argwhere(np.triu(distance <= MAX_DISTANCE, 1)).tolist()
     assert 20 < len(expected) < np.triu(distance <= 12, 1).sum()
-    assert near_duplicates(looks).tolist() == expected
+    assert near_duplicates(hashes).tolist() == expected
 
 
 def test_look_alikes_across_classes_and_splits(photos: list[Image.Image], tmp_path: Path) -> None:

@@ -26,7 +26,7 @@ from shortlist.data import (
     image_chunks,
     open_catalog,
 )
-from shortlist.data.images import FORMATS
+from shortlist.data.images import IMAGE_FORMATS
 from shortlist.data.loader import _start, process_context
 from shortlist.data.transforms import Crop
 from shortlist.errors import DataError
@@ -130,7 +130,7 @@ def test_a_broken_image_raises_an_image_error(tmp_path: Path, workers: int):
     assert caught.value.path == broken
     assert (
         str(caught.value)
-        == f"cannot read the image {broken}: it is not an image, or its format is not one of {', '.join(FORMATS)}"
+        == f"cannot read the image {broken}: it is not an image, or its format is not one of {', '.join(IMAGE_FORMATS)}"
     )
 
 

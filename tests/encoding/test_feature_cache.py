@@ -50,7 +50,7 @@ def literal(embedder: Embedder, images: Catalog, views: Views) -> Tensor:
     for index in range(len(images)):
         for view in range(views.number):
             rng = Random(derived_seed("view", views.seed, view, images.paths[index]))
-            found.append(embedder.pool(load_crop(images.file(index), views.transform, rng)[None]))
+            found.append(embedder.pooled_features(load_crop(images.file(index), views.transform, rng)[None]))
     return torch.cat(found).detach().view(len(images), views.number, -1)
 
 

@@ -675,8 +675,8 @@ import faiss.contrib.torch_utils
 import numpy as np
 from shortlist.search import faiss_index
 vectors = np.eye(4, dtype=np.float32)
-alive = np.array([True, False, True, True])
-print(faiss_index.search(faiss_index.build("hnsw", vectors), vectors, vectors, 1, alive)[1].ravel().tolist())
+searchable = np.array([True, False, True, True])
+print(faiss_index.search(faiss_index.build("hnsw", vectors), vectors, vectors, 1, searchable)[1].ravel().tolist())
 """)
     first, second, third, fourth = json.loads(found)
     assert (first, third, fourth) == (0, 2, 3)

@@ -16,7 +16,9 @@ from pyarrow import parquet
 
 from shortlist.data import Catalog, open_collection
 from shortlist.encoding import Encoder
+from shortlist.errors import ConfigError
 from shortlist.gallery import Gallery, GalleryError, rebuild, switch, switch_back
+from shortlist.gallery.adding import folder_to_prune
 from tests.gallery.galleries import small_embedder
 
 
@@ -223,8 +225,10 @@ def test_pruning(encoder: Encoder, images: Catalog, tmp_path: Path) -> None:
     images.file(1).unlink()
     left = open_collection(images.root)
     assert gallery.add(left, workers=0).removed == 0
-    assert gallery.add(left, workers=0, prune=str(images.root)).removed == 1
+    assert gallery.add(left, workers=0, prune=folder_to_prune(left, images.root)).removed == 1
     paths = {path for path, _ in contents(gallery).values()}
     assert elsewhere in paths
     assert images.file(1) not in paths
     assert len(paths) == len(images)
+    with pytest.raises(ConfigError, match="`prune` is for folders and tables"):
+        folder_to_prune(open_collection(elsewhere), elsewhere)

@@ -56,8 +56,8 @@ def test_l2_pooled_normalises_pooled_features():
     images = pixels()
     with torch.no_grad():
         pooled = embedder.pooling(embedder.features(images))
-        torch.testing.assert_close(plain.head().prepared(pooled), pooled)
-        prepared = embedder.head().prepared(pooled)
+        torch.testing.assert_close(plain.head().linear_input(pooled), pooled)
+        prepared = embedder.head().linear_input(pooled)
         torch.testing.assert_close(prepared, pooled / pooled.norm(dim=1, keepdim=True))
         torch.testing.assert_close(embedder(images), nn.functional.normalize(embedder.linear(prepared)))
         assert (embedder(images) - plain(images)).abs().max() > 1e-4  # the bias counts more

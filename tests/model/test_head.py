@@ -15,11 +15,11 @@ def test_pooling_and_head_are_the_embedder(options: dict[str, object]) -> None:
     embedder = Embedder("test_resnet", **{"dim": 8, **options}).eval()
     images = torch.randint(256, (3, 3, 64, 64), dtype=torch.uint8)
     with torch.no_grad():
-        pooled = embedder.pool(images)
+        pooled = embedder.pooled_features(images)
         assert torch.equal(pooled, embedder.pooling(embedder.features(images)))
         assert torch.equal(embedder.head()(pooled), embedder(images))
         expected = nn.functional.normalize(pooled) if embedder.config.l2_pooled else embedder.layer_norm(pooled)
-        assert torch.equal(embedder.head().prepared(pooled), expected)
+        assert torch.equal(embedder.head().linear_input(pooled), expected)
 
 
 def test_a_head_shares_its_layers() -> None:
@@ -36,7 +36,7 @@ def test_another_head_on_the_same_backbone() -> None:
     assert other.linear is layer
     assert embedder.linear is not layer
     with torch.no_grad():
-        assert torch.equal(other(images), normalize(layer(embedder.layer_norm(embedder.pool(images)))))
+        assert torch.equal(other(images), normalize(layer(embedder.layer_norm(embedder.pooled_features(images)))))
 
 
 def test_the_digest_of_features_does_not_depend_on_the_head() -> None:

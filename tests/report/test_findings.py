@@ -16,12 +16,12 @@ from shortlist.report.analysis import Analysis, analyse
 from shortlist.report.findings import (
     choose_queries,
     confusions,
-    duplicates,
     first_rank_histogram,
-    near_duplicates,
+    identical_pairs,
     near_training_images,
     recall_by_class_size,
     separation,
+    similar_pairs_across_classes,
 )
 from tests.evaluation.test_evaluate import catalog, points
 from tests.report.test_analysis import judged
@@ -115,7 +115,7 @@ class TestDistributions:
         assert separation(analyse(vectors, which)) == pytest.approx(area, abs=0.01)
 
 
-class TestDuplicates:
+class TestIdenticalPairs:
     @pytest.fixture
     def copies(self, tmp_path: Path) -> Catalog:
         """0 and 2 are the same picture in two classes, 1 and 5 in one; 3 has the same vector, but other pixels."""
@@ -128,16 +128,16 @@ class TestDuplicates:
     vectors = on_a_circle([0, 90, 0, 0, 180, 90])
 
     def test_equal_pixels_in_two_classes(self, copies: Catalog) -> None:
-        found = duplicates(analyse(self.vectors, copies), copies)
+        found = identical_pairs(analyse(self.vectors, copies), copies)
         assert (found.pairs, found.num_unchecked) == ([(0, 2)], 0)
 
     def test_files_that_are_gone_are_no_duplicates(self, copies: Catalog, tmp_path: Path) -> None:
         (tmp_path / "0.png").unlink()
-        assert duplicates(analyse(self.vectors, copies), copies).pairs == []
+        assert identical_pairs(analyse(self.vectors, copies), copies).pairs == []
 
     def test_what_is_not_compared_is_counted(self, copies: Catalog, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(findings, "MAX_COMPARED", 1)
-        assert duplicates(analyse(torch.ones(6, 1), copies), copies).num_unchecked == 7  # 2 x 4 pairs
+        assert identical_pairs(analyse(torch.ones(6, 1), copies), copies).num_unchecked == 7  # 2 x 4 pairs
 
 
 def test_training_images_that_are_almost_test_images() -> None:
@@ -148,4 +148,4 @@ def test_training_images_that_are_almost_test_images() -> None:
 def test_almost_equal_vectors_in_two_classes() -> None:
     which = catalog([0, 1, 0, 1, 2])
     found = analyse(on_a_circle([0, 8, 9, 90, 180]), which)
-    assert near_duplicates(found, which) == [(1, 2), (0, 1)]  # 1 and 8 degrees; 0 and 2 have the same label
+    assert similar_pairs_across_classes(found, which) == [(1, 2), (0, 1)]  # 1 and 8 degrees; 0 and 2 share a label

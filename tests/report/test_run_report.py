@@ -16,7 +16,7 @@ from shortlist.model import Embedder
 from shortlist.report import run_report
 from shortlist.report.analysis import EmbeddedTest
 from shortlist.report.pages import Thumbnails
-from shortlist.report.run_report import look_alikes, report_after_training, result_sections, write_report
+from shortlist.report.run_report import look_alike_section, report_after_training, result_sections, write_report
 from shortlist.training import Display, RunFolder, make_plan, run_evaluation
 from tests.evaluation.test_evaluate import catalog, points
 from tests.report.runs import NASTY, CopyRun, change_config, read, remove_class, trained
@@ -97,12 +97,12 @@ class TestPage:
         pairs = [((int(test[0]), int(train[0])), True), ((int(test[1]), int(test[-1])), False)] * 30
         monkeypatch.setattr(run_report, "find_look_alikes", lambda *_, **__: pairs)
         thumbnails = Thumbnails()
-        found = look_alikes(thumbnails, plan.catalog, Listener())
+        found = look_alike_section(thumbnails, plan.catalog, Listener())
         assert (found.num_leaks, found.num_classes, len(found.leaks), len(found.classes)) == (30, 30, 24, 24)
         assert [each.path for each in found.leaks[0]] == [plan.catalog.paths[train[0]], plan.catalog.paths[test[0]]]
         assert len(thumbnails.images) == 4
         monkeypatch.setattr(run_report, "MAX_COMPARED_IMAGES", 10)
-        assert look_alikes(thumbnails, plan.catalog, Listener()) is None
+        assert look_alike_section(thumbnails, plan.catalog, Listener()) is None
 
     def test_training_images_with_almost_the_same_vector(self, finished: RunFolder, tmp_path: Path) -> None:
         text, _ = read(write_report(finished.path, tmp_path / "page.html", training_images=True))

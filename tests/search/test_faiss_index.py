@@ -23,29 +23,29 @@ def unit(number: int, seed: int) -> np.ndarray:
 
 VECTORS = unit(NUMBER, 0)
 STACKED = StackedVectors([VECTORS[:300], VECTORS[300:300], VECTORS[300:301], VECTORS[301:]], DIM)
-ALIVE = np.random.default_rng(1).random(NUMBER) < 0.8
-ALIVE[300] = False  # a whole part
+SEARCHABLE = np.random.default_rng(1).random(NUMBER) < 0.8
+SEARCHABLE[300] = False  # a whole part
 
 
-def expected(queries: np.ndarray, k: int, alive: np.ndarray | None) -> tuple[np.ndarray, np.ndarray]:
+def expected(queries: np.ndarray, k: int, searchable: np.ndarray | None) -> tuple[np.ndarray, np.ndarray]:
     scores = queries @ VECTORS.T
-    if alive is not None:
-        scores[:, ~alive] = -2
+    if searchable is not None:
+        scores[:, ~searchable] = -2
     rows = np.argsort(-scores, axis=1, kind="stable")[:, :k]
     return np.take_along_axis(scores, rows, 1), rows
 
 
 @pytest.mark.parametrize("queries", [1, 25])
-@pytest.mark.parametrize("alive", [None, ALIVE], ids=["all", "some"])
+@pytest.mark.parametrize("searchable", [None, SEARCHABLE], ids=["all", "some"])
 @pytest.mark.parametrize("vectors", [VECTORS, STACKED], ids=["array", "parts"])
-@pytest.mark.parametrize("k", [1, 10, int(ALIVE.sum())])
+@pytest.mark.parametrize("k", [1, 10, int(SEARCHABLE.sum())])
 def test_exact(
-    monkeypatch: pytest.MonkeyPatch, vectors: faiss_index.Rows, queries: int, alive: np.ndarray | None, k: int
+    monkeypatch: pytest.MonkeyPatch, vectors: faiss_index.Rows, queries: int, searchable: np.ndarray | None, k: int
 ) -> None:
     monkeypatch.setattr(faiss_index, "_VECTORS_PER_COPY", 64)
     asked = unit(queries, 2)
-    scores, rows = faiss_index.search(None, vectors, asked, k, alive)
-    right_scores, right_rows = expected(asked, k, alive)
+    scores, rows = faiss_index.search(None, vectors, asked, k, searchable)
+    right_scores, right_rows = expected(asked, k, searchable)
     assert np.array_equal(rows, right_rows)
     assert np.allclose(scores, right_scores, atol=1e-6)
 
@@ -66,30 +66,32 @@ def index_of_the_first(kind: str) -> Any:
 
 
 @pytest.mark.parametrize("kind", ["hnsw", "ivfpq"])
-@pytest.mark.parametrize("alive", [None, ALIVE], ids=["all", "some"])
+@pytest.mark.parametrize("searchable", [None, SEARCHABLE], ids=["all", "some"])
 class TestIndexOfTheFirst:
     @pytest.fixture
     def index(self, kind: str) -> Any:
         return index_of_the_first(kind)
 
-    @pytest.mark.parametrize("k", [1, 10, int(ALIVE.sum())])
-    def test_vectors_outside_the_index_are_found(self, index: Any, kind: str, alive: np.ndarray | None, k: int) -> None:
+    @pytest.mark.parametrize("k", [1, 10, int(SEARCHABLE.sum())])
+    def test_vectors_outside_the_index_are_found(
+        self, index: Any, kind: str, searchable: np.ndarray | None, k: int
+    ) -> None:
         asked = np.concatenate([unit(5, 2), VECTORS[598:602]])
-        scores, rows = faiss_index.search(index, STACKED, asked, k, alive)
-        _, right_rows = expected(asked, k, alive)
+        scores, rows = faiss_index.search(index, STACKED, asked, k, searchable)
+        _, right_rows = expected(asked, k, searchable)
         assert np.mean([len(np.intersect1d(*each)) / k for each in zip(rows, right_rows, strict=True)]) > 0.97
         assert np.allclose(scores, np.take_along_axis(asked @ VECTORS.T, rows, 1), atol=1e-6)
         assert (np.diff(scores, axis=1) <= 0).all()
         assert (rows >= 500).any()
 
-    def test_extended_and_written(self, index: Any, kind: str, alive: np.ndarray | None, tmp_path: Path) -> None:
-        longer = faiss_index.extended(index, STACKED)
+    def test_extended_and_written(self, index: Any, kind: str, searchable: np.ndarray | None, tmp_path: Path) -> None:
+        longer = faiss_index.extend_copy(index, STACKED)
         assert (index.ntotal, longer.ntotal) == (500, NUMBER)
         faiss_index.write(longer, tmp_path / "index")
         again = faiss_index.read(tmp_path / "index", STACKED)
         for asked in (unit(3, 2), VECTORS[600:]):
-            before = faiss_index.search_indexed(longer, STACKED, asked, 5, alive)
-            after = faiss_index.search_indexed(again, STACKED, asked, 5, alive)
+            before = faiss_index.search_indexed(longer, STACKED, asked, 5, searchable)
+            after = faiss_index.search_indexed(again, STACKED, asked, 5, searchable)
             assert np.array_equal(before, after)
         if kind == "hnsw":  # the links, and not the vectors again
             assert (tmp_path / "index").stat().st_size < NUMBER * 2.2 * 4 * faiss_index.HNSW_LINKS

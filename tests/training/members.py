@@ -31,7 +31,7 @@ from shortlist.distributed import ProcessLostError, SeveralProcesses
 from shortlist.errors import DataError
 from shortlist.pytorch_metric_learning import CrossBatchMemory
 from shortlist.ranking import BinnedAPLoss, CalibrationLoss, CombinedLoss, EmbeddingMemory, MedianRank
-from tests.training.steps import (
+from tests.batches.steps import (
     CLASSES,
     DIMENSIONS,
     MODELS,

@@ -21,7 +21,7 @@ from shortlist.errors import ConfigError, DataError
 from shortlist.evaluation import Estimate, Evaluation, evaluate
 from shortlist.model import Embedder, MultiScale
 from shortlist.report.terminal_tables import print_evaluations
-from shortlist.training import Display, EvalImages, RunFolder, describe, evaluate_run, make_plan, run_evaluation
+from shortlist.training import Display, EvalImages, RunFolder, describe_plan, evaluate_run, make_plan, run_evaluation
 from shortlist.training import train_run as train
 from shortlist.training.components import build_embedder, build_transforms
 from shortlist.training.datasets import with_absolute_paths
@@ -243,7 +243,7 @@ class TestLandmarks:
 
     def test_the_plan_lists_test_sets(self, home: Path) -> None:
         config = landmarks(home)
-        found = describe(make_plan(config, Display()), build_embedder(config))
+        found = describe_plan(make_plan(config, Display()), build_embedder(config))
         assert found["tests"] == [
             "roxford5k: 36 images, without and with 30 images of r1m, reported at 1, 5, 10",
             "rparis6k: 36 images, reported at 1, 5, 10",

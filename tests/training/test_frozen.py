@@ -26,7 +26,7 @@ from shortlist.model import CorrectedLinear, Embedder, pca_whitening
 from shortlist.ranking import RecallAtKLoss, SiMix
 from shortlist.search import open_vectors
 from shortlist.seeds import derived_seed
-from shortlist.training import Display, RunFolder, ablate, datasets, describe, evaluate_run, make_plan
+from shortlist.training import Display, RunFolder, ablate, datasets, describe_plan, evaluate_run, make_plan
 from shortlist.training import resume_run as resume
 from shortlist.training import train_run as train
 from shortlist.training.components import build_embedder, build_transforms
@@ -74,7 +74,7 @@ def pooled_views(chosen: RunConfig, embedder: Embedder) -> Tensor:
         seeds = (derived_seed("view", 0, view, train_images.paths[index]) for view in range(VIEWS))
         views = [load_crop(train_images.file(index), transform, Random(seed)) for seed in seeds]
         with torch.no_grad():
-            rows.append(embedder.eval().pool(torch.stack(views)))
+            rows.append(embedder.eval().pooled_features(torch.stack(views)))
     return torch.stack(rows).half().float()
 
 
@@ -166,7 +166,7 @@ def test_the_vectors_of_tests_are_not_computed_again(
     finished: RunFolder, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     copy = Path(shutil.copytree(finished.path, tmp_path / "run"))
-    monkeypatch.setattr(Embedder, "pool", None)
+    monkeypatch.setattr(Embedder, "pooled_features", None)
     evaluate_run(copy)
 
 
@@ -193,7 +193,7 @@ def test_report_gallery_and_export(finished: RunFolder, images: Path, tmp_path: 
 
 def test_the_plan(images: Path) -> None:
     chosen = config(images, *FROZEN)
-    described = describe(make_plan(chosen, Display()), build_embedder(chosen, weights=False))
+    described = describe_plan(make_plan(chosen, Display()), build_embedder(chosen, weights=False))
     embedder = build_embedder(chosen)
     assert described["parameters"] == {"head": count(embedder.parts()["head"]), "all": count(embedder.parts()["head"])}
     assert "cached features, mapped from disk" in described["memory"]
@@ -245,7 +245,7 @@ def test_a_second_run_encodes_nothing(
     train(config(images, *shared), tmp_path / "one", display)
     assert display.encoded == [TRAINED]
     assert not (tmp_path / "one" / "views").exists()
-    monkeypatch.setattr(Embedder, "pool", None)
+    monkeypatch.setattr(Embedder, "pooled_features", None)
     others = ("training.seed=1", "batch.size=9", "loss.simix=false", "loss.name=smooth_ap", "evaluation.before=true")
     train(config(images, *shared, *others), tmp_path / "other", display)
     assert display.encoded == [TRAINED, 0]

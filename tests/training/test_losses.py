@@ -18,12 +18,12 @@ from shortlist.config import RunConfig, read_config
 from shortlist.errors import ConfigError
 from shortlist.extras import MissingExtraError
 from shortlist.ranking import BinnedAPLoss, BlackboxAPLoss, RecallAtKLoss, SmoothAPLoss
-from shortlist.training import Display, RunFolder, describe, loop, make_plan
+from shortlist.training import Display, RunFolder, describe_plan, loop, make_plan
 from shortlist.training import train_run as train
 from shortlist.training.checkpoint import TrainingState, latest_state, save_state
 from shortlist.training.components import build_embedder, build_loss
 from shortlist.training.learner import Learner
-from shortlist.training.user_loss import ForeignLoss
+from shortlist.training.user_loss import ExternalLoss
 from tests.training.runs import FASTEST_MODEL, RECIPE, class_folders, records
 from tests.training.runs import config as run_config
 
@@ -553,7 +553,7 @@ def test_a_dry_run_counts_the_parameters_of_the_loss(tmp_path: Any) -> None:
 
     def parameters(*settings: str) -> dict[str, int]:
         chosen = run_config(images, "data.validation=none", *settings)
-        found = describe(make_plan(chosen, Display()), build_embedder(chosen, weights=False))
+        found = describe_plan(make_plan(chosen, Display()), build_embedder(chosen, weights=False))
         counted: dict[str, int] = found["parameters"]
         return counted
 
@@ -567,6 +567,6 @@ def test_a_dry_run_counts_the_parameters_of_the_loss(tmp_path: Any) -> None:
 
 def test_repr_names_the_loss() -> None:
     loss = build("pml.NCALoss", "loss.memory.size=30")
-    assert isinstance(loss, ForeignLoss)
+    assert isinstance(loss, ExternalLoss)
     assert "NCALoss" in repr(loss)
     assert not any(inspect.isclass(each) for each in vars(loss).values())

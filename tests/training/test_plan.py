@@ -10,10 +10,10 @@ import torch
 
 from shortlist.errors import ConfigError
 from shortlist.recipes import open_recipe
-from shortlist.training import Display, Plan, describe, make_plan
+from shortlist.training import Display, Plan, describe_plan, make_plan
 from shortlist.training.components import build_embedder
 from shortlist.training.datasets import reported_k
-from shortlist.training.plan import decoding_workers
+from shortlist.training.plan import run_workers
 from shortlist.training.plan_description import describe_data
 from tests import miniatures
 from tests.training.runs import STEPS_PER_EPOCH, class_folders, config
@@ -71,7 +71,7 @@ class TestBatchSize:
             *remarks, few = plan.remarks
             assert remarks == ([] if size == 9 else [f"{said} images"])
             assert few.startswith("Only 3 training classes")
-            described = describe(plan, build_embedder(plan.config, weights=False))
+            described = describe_plan(plan, build_embedder(plan.config, weights=False))
             assert described["data"].get("remarks", []) == list(plan.remarks)
 
     @pytest.mark.parametrize(
@@ -117,8 +117,8 @@ def test_what_is_reported() -> None:
 @pytest.mark.parametrize(("cores", "workers"), [(None, 0), (1, 0), (2, 1), (8, 7), (9, 8), (64, 8)])
 def test_workers(cores: int | None, workers: int, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("os.cpu_count", lambda: cores)
-    assert decoding_workers(config(Path("x"), "data.workers=auto")) == workers
-    assert decoding_workers(config(Path("x"), "data.workers=3")) == 3
+    assert run_workers(config(Path("x"), "data.workers=auto")) == workers
+    assert run_workers(config(Path("x"), "data.workers=3")) == 3
 
 
 def test_the_command_that_lists_the_classes(images: Path, tmp_path: Path) -> None:

@@ -10,10 +10,10 @@ import pytest
 import torch
 
 from shortlist.distributed import ALONE, current_processes
+from tests.batches.steps import difference, dropping_conv_net, make, plain_step, some_images, take_gradients
 from tests.processes import Commands
 from tests.training import members
 from tests.training.members import CASES, RANDOM, SIZES, Case, expected
-from tests.training.steps import difference, dropping_conv_net, make, plain_step, some_images, take_gradients
 
 EXACT = 1e-9
 Results = list[dict[str, Any]]

@@ -24,7 +24,7 @@ from shortlist.training import resume_run as resume
 from shortlist.training import train_run as train
 from shortlist.training.components import build_loss
 from shortlist.training.learner import Learner
-from shortlist.training.user_loss import ForeignLoss
+from shortlist.training.user_loss import ExternalLoss
 from tests.training.runs import FASTEST_MODEL, RECIPE, class_folders, records, same_weights, weights
 from tests.training.runs import config as run_config
 
@@ -78,7 +78,7 @@ def test_losses_that_are_added() -> None:
     calibration, proxies = loss.added
     assert isinstance(calibration, CalibrationLoss)
     assert str(calibration.list_loss) == "Calibration(positives_above=0.9, negatives_below=0.3)"
-    assert isinstance(proxies, ForeignLoss)
+    assert isinstance(proxies, ExternalLoss)
     assert loss.weights == [2, 0.1]
     alone = build("loss.name=calibration", "loss.positives_above=0.8")
     assert str(alone.list_loss) == "Calibration(positives_above=0.8, negatives_below=0.6)"

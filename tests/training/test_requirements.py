@@ -16,7 +16,7 @@ from shortlist import RecallAtKLoss
 from shortlist.batches.tracing import trace
 from shortlist.errors import ConfigError
 from shortlist.locations import parse_size
-from shortlist.training import Display, Requirements, describe, find_requirements, make_plan
+from shortlist.training import Display, Requirements, describe_plan, find_requirements, make_plan
 from shortlist.training.components import build_embedder
 from shortlist.training.requirements import Device, gpu
 from tests.training.runs import class_folders, config
@@ -203,10 +203,10 @@ def test_the_loss_is_that_of_the_run(images: Path) -> None:
 def test_descriptions_say_what_is_not_measured(images: Path) -> None:
     chosen = config(images, "model.backbone=test_resnet")
     plan, embedder = make_plan(chosen, Display()), build_embedder(chosen, weights=False)
-    elsewhere = describe(plan, embedder, find_requirements(plan, embedder, device=gpu(2**34), processes=8))
+    elsewhere = describe_plan(plan, embedder, find_requirements(plan, embedder, device=gpu(2**34), processes=8))
     assert "computed, not measured" in elsewhere["remark"]
     assert elsewhere["processes"] == 8
-    assert {"remark", "time"}.isdisjoint(describe(plan, embedder))
+    assert {"remark", "time"}.isdisjoint(describe_plan(plan, embedder))
 
 
 @pytest.mark.parametrize("size", ["", "GB", "24 apples", "1.2.3GB", "-3GB"])

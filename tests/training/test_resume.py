@@ -392,7 +392,7 @@ class TestStates:
 
     def test_names_under_a_prefix(self) -> None:
         state = TrainingState(0, {"model.a.b": torch.ones(1), "modela": torch.ones(1)}, {})
-        assert list(state.under("model.")) == ["a.b"]
+        assert list(state.with_prefix("model.")) == ["a.b"]
 
 
 def test_old_checkpoints_that_could_not_be_deleted_are_deleted_later(whole: dict[str, Path], tmp_path: Path) -> None:

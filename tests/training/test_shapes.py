@@ -19,13 +19,13 @@ from shortlist.data import Catalog, FitTransform, ImageDataset, image_chunks, lo
 from shortlist.data.transforms import transform_image
 from shortlist.encoding import embed_images
 from shortlist.model import MultiScale
-from shortlist.training import Display, describe, make_plan
+from shortlist.training import Display, describe_plan, make_plan
 from shortlist.training import resume_run as resume
 from shortlist.training import train_run as train
 from shortlist.training.components import build_embedder, build_transforms
 from shortlist.training.loop import Trainer
+from tests.batches.steps import difference, take_gradients
 from tests.training.runs import config, records, same_weights, weights
-from tests.training.steps import difference, take_gradients
 
 SIZES = ((48, 36), (36, 48), (40, 40), (90, 30))  # width and height of a class's images; 40 is the longest side allowed
 SHAPES = {(3, 30, 40), (3, 40, 30), (3, 40, 40), (3, 13, 40)}
@@ -146,7 +146,7 @@ def test_the_plan_estimates_memory_for_the_largest_images(images: Path) -> None:
         chosen = config(
             images, *SETTINGS, f"images.max_side={side}", "model.backbone=test_resnet", "batch.chunk_size=8"
         )
-        found = describe(make_plan(chosen, Display()), build_embedder(chosen, weights=False))["memory"]
+        found = describe_plan(make_plan(chosen, Display()), build_embedder(chosen, weights=False))["memory"]
         return {name: float(size.removesuffix(" MB").replace(",", "")) for name, size in found.items()}
 
     small, large = memory(1024), memory(2048)

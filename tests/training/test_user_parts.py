@@ -17,7 +17,7 @@ from shortlist.config.schema import ModelConfig
 from shortlist.errors import ConfigError, ModelError
 from shortlist.ranking import RankingLoss
 from shortlist.training.components import build_embedder, build_loss
-from shortlist.training.user_loss import ForeignLoss
+from shortlist.training.user_loss import ExternalLoss
 from tests import user_parts
 from tests.processes import Commands
 from tests.training.runs import RECIPE, class_folders, config, fast_config, same_weights, weights
@@ -63,7 +63,7 @@ def loss(**settings: Any) -> Any:
 class TestLoss:
     def test_a_class_is_constructed(self) -> None:
         built = loss(name=f"{PARTS}:Proxies", args={"scale": 2.0})
-        assert isinstance(built, ForeignLoss)
+        assert isinstance(built, ExternalLoss)
         assert isinstance(built.loss, Proxies)
         assert (built.loss.scale, built.loss.weight.shape) == (2.0, (3, 4))  # the classes and dimensions of the run
         assert built(torch.rand(4, 4), torch.tensor([3, 8, 8, 5])).isfinite()

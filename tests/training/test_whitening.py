@@ -74,8 +74,8 @@ def whitening_of(chosen: RunConfig, embedder: Embedder, catalog: Catalog) -> tup
     _, transform = build_transforms(chosen, embedder)
     pictures = [transform_image(load_image(catalog.file(index)), transform, Random(0)) for index in range(len(catalog))]
     with torch.no_grad():
-        pooled = torch.cat([embedder.eval().pool(picture[None]) for picture in pictures])
-        features = embedder.head().prepared(pooled)
+        pooled = torch.cat([embedder.eval().pooled_features(picture[None]) for picture in pictures])
+        features = embedder.head().linear_input(pooled)
     if chosen.model.whitening == "pca":
         return pca_whitening(features, 8, 0.1)
     return pair_whitening(features, torch.from_numpy(catalog.labels.copy()), 8, 0.1)
@@ -164,12 +164,12 @@ def test_batches_are_not_larger_than_chunks_of_training(
     images: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     largest: list[int] = []
-    real = Embedder.pool
+    real = Embedder.pooled_features
 
-    def pool(self: Embedder, given: Tensor) -> Tensor:
+    def pooled_features(self: Embedder, given: Tensor) -> Tensor:
         largest.append(len(given))
         return real(self, given)
 
-    monkeypatch.setattr(Embedder, "pool", pool)
+    monkeypatch.setattr(Embedder, "pooled_features", pooled_features)
     train(fast_config(images, *WHITENING, "batch.chunk_size=3"), tmp_path / "run")
     assert max(largest) == 3

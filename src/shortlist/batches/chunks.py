@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 
+from shortlist.batches.by_size import Images
 from shortlist.batches.memory import is_out_of_memory
-from shortlist.batches.sizes import Images
 from shortlist.errors import RunError
 
 

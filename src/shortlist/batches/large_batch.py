@@ -13,7 +13,9 @@ from typing import Any, Literal
 import torch
 from torch import Tensor, nn
 
+from shortlist.batches.by_size import Images, by_size
 from shortlist.batches.chunks import BufferedParts, split
+from shortlist.batches.gradients import NewGradients, leaves
 from shortlist.batches.memory import (
     GraphBudget,
     GraphSize,
@@ -21,13 +23,11 @@ from shortlist.batches.memory import (
     is_out_of_memory,
     return_freed_memory,
 )
-from shortlist.batches.sizes import Images, by_size
-from shortlist.batches.undo import NewGradients, cuda_devices, leaves, seeded
+from shortlist.bfloat16 import require_bfloat16
 from shortlist.distributed import Processes, current_processes
 from shortlist.errors import ConfigError, ModelError, RunError, in_all_processes
-from shortlist.processor import require_bfloat16
 from shortlist.ranking.sharing import shared_queries
-from shortlist.seeds import derived_seed
+from shortlist.seeds import cuda_devices, derived_seed, seeded
 
 # Share of the free memory for graphs with keep_graphs="auto"; the rest is for the computation, and for other processes.
 KEPT_SHARE = {"cpu": 0.25, "cuda": 0.5}
@@ -100,7 +100,7 @@ class LargeBatchStep:
             or if the step is called in `torch.inference_mode`.
         ProcessLostError: If another process has ended.
         ConfigError: If the loss does not return a scalar; or if `autocast` is bfloat16 and this CPU cannot execute it
-            (see `shortlist.processor`).
+            (see `shortlist.bfloat16`).
 
     Example:
         >>> model, loss = nn.Linear(3, 2), lambda vectors, labels: vectors.square().mean()

@@ -23,8 +23,9 @@ def main() -> None:
         with extra("all", "The shortlist command"):  # each module registers its commands
             from shortlist.cli import (  # noqa: F401
                 data,
+                embedding,
                 export,
-                operations,
+                galleries,
                 planning,
                 recipes,
                 reports,
@@ -33,12 +34,12 @@ def main() -> None:
                 sweeping,
                 training,
             )
-            from shortlist.cli.app import option_names, whole_command
+            from shortlist.cli.app import option_names, root_command
     except ShortlistError as error:
         print(f"Error: {error}", file=sys.stderr)
         raise SystemExit(1) from None
     try:
-        whole_command()()
+        root_command()()
     except Exception as error:
         interrupted = isinstance(error, Interrupted)
         if is_main_process() or not is_in_all_processes(error):

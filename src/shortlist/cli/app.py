@@ -11,17 +11,15 @@ from functools import cache, wraps
 from importlib import import_module
 from importlib.util import find_spec
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 import typer
-from rich.table import Column
+from rich.console import Console
+from rich.table import Column, Table
 from typer.core import TyperCommand, TyperGroup
 
-from shortlist.errors import ConfigError, DataError, shorten_list
+from shortlist.errors import DataError, shorten_list
 from shortlist.launch import is_launched, launched
-
-if TYPE_CHECKING:
-    from shortlist.encoding import Shard
 
 COMMANDS = (  # in the order in which --help lists them
     *("demo", "plan", "train", "evaluate", "report", "compare", "embed", "index", "search", "serve", "export"),
@@ -148,14 +146,14 @@ def _options(
 
 
 @cache
-def whole_command() -> Any:
+def root_command() -> Any:
     """Return the command with all of its subcommands, whose modules must have been imported. Building it is slow."""
     return typer.main.get_command(app)
 
 
 def option_names(command: Any = None) -> dict[str, str]:
     """Map the arguments of Python functions to command-line options, such as `on_missing` to --on-missing."""
-    command = command or whole_command()
+    command = command or root_command()
     names = {each.name: each.opts[0] for each in command.params if each.param_type_name == "option"}
     for inner in getattr(command, "commands", {}).values():
         names |= option_names(inner)
@@ -204,30 +202,6 @@ def _shard_command(shard: str) -> list[str]:
     return ["shortlist", *itertools.chain(*options)]
 
 
-def choose_parts(
-    shard: str | None, merge: bool, parts: Path | None, default: Path | None
-) -> tuple[Shard | None, Path, Path | None]:
-    """Return the shard to embed, the folder for its part, and the same folder if the parts are to be merged.
-
-    Args:
-        shard: Value of --shard.
-        merge: Value of --merge.
-        parts: Value of --parts.
-        default: Default of `parts`. None: `parts` is required.
-    """
-    from shortlist.encoding import Shard
-
-    if shard is not None and merge:
-        raise ConfigError("--shard embeds one part, and --merge uses all of them: give one of the two options.")
-    chosen = None if shard is None else Shard.parse(shard)
-    if parts is not None and chosen is None and not merge:
-        raise ConfigError("`parts` is for --shard and --merge.")
-    if parts is None and default is None and (merge or chosen):
-        raise ConfigError("A Milvus collection has no folder: give `parts`, a folder for the parts of all shards.")
-    folder = parts or default or Path()
-    return chosen, folder, folder if merge else None
-
-
 def quiet_milvus(place: str) -> str:
     """Stop the Milvus client from logging tracebacks of errors that it also raises. Returns `place`."""
     from shortlist.gallery.milvus_address import is_milvus
@@ -242,3 +216,8 @@ def quiet_milvus(place: str) -> str:
 def untruncated_column(header: str, names: Iterable[str]) -> Column:
     """Return a column of names that a narrow terminal does not truncate, so that they can be copied."""
     return Column(header, min_width=max(map(len, names)), no_wrap=True)
+
+
+def print_untruncated(table: Table) -> None:
+    """Print a table without truncating it to the width of the terminal, so that paths can be copied."""
+    Console(width=10**5, highlight=False, markup=False).print(table)

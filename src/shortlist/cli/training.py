@@ -26,7 +26,6 @@ from shortlist.cli.app import (
     Settings,
     ShardOption,
     app,
-    choose_parts,
     embedding_command,
     keep_freed_memory,
 )
@@ -84,11 +83,11 @@ def train(
 
                 config = final_config(final, *filter(None, [recipe, *(settings or [])]))
             elif recipe is not None:
-                from shortlist.runs import new_folder, suited_recipe
+                from shortlist.runs import choose_recipe, new_folder
 
-                suited = suited_recipe(recipe, settings or [], run)
-                config, advice = open_recipe(suited.recipe, suited.settings, context), suited.advice
-                run = run or (new_folder(recipe) if config.name == suited.recipe != recipe else None)
+                choice = choose_recipe(recipe, settings or [], run)
+                config, advice = open_recipe(choice.recipe, choice.settings, context), choice.advice
+                run = run or (new_folder(recipe) if config.name == choice.recipe != recipe else None)
         _train(config, run, resume, dry_run, as_json, advice)
 
 
@@ -148,8 +147,9 @@ def evaluate(
     With torchrun, several processes embed the images. To use independent jobs, run each with --shard, and then run
     the command once with --merge.
     """
+    from shortlist.encoding.shards import choose_parts
     from shortlist.progress import display_for
-    from shortlist.recipes import differences, recipe_names
+    from shortlist.recipes import differences, reproduced_results
     from shortlist.report.terminal_tables import print_evaluations
     from shortlist.runs import evaluate
     from shortlist.training import EvalImages, RunFolder, embed_run_shard
@@ -177,9 +177,9 @@ def evaluate(
             print_evaluations(evaluations)
             return
         config = RunFolder.open(Path(run)).config()
-        packaged = config.name in recipe_names() and config.measured.keys() | config.paper.keys()
-        print_evaluations(evaluations, config.paper, reproduced=config.measured if packaged else None)
-        if packaged and (changed := differences(config)):
+        reproduced = reproduced_results(config)
+        print_evaluations(evaluations, config.paper, reproduced=reproduced)
+        if reproduced is not None and (changed := differences(config)):
             print(f"The configuration of this run differs from the recipe {config.name}: {', '.join(changed)}")
 
 

@@ -12,6 +12,7 @@ with extra("training", __name__):
     from shortlist.data.sources import open_catalog, open_collection
     from shortlist.data.splits import half_validation, open_set_split
     from shortlist.data.transforms import FitTransform, TestTransform, TrainTransform, Transform
+    from shortlist.data.unpickling import read_plain_pickle
 
 __all__ = [
     "BENCHMARKS",
@@ -37,5 +38,6 @@ __all__ = [
     "open_catalog",
     "open_collection",
     "open_set_split",
+    "read_plain_pickle",
     "summary",
 ]

@@ -24,7 +24,7 @@ from shortlist.seeds import derived_seed
 
 # Formats that Pillow decodes in this process. For others, such as EPS, it would start external programs. TGA is last,
 # because its files have no signature.
-FORMATS = ("JPEG", "PNG", "WEBP", "GIF", "BMP", "TIFF", "AVIF", "JPEG2000", "PPM", "TGA")
+IMAGE_FORMATS = ("JPEG", "PNG", "WEBP", "GIF", "BMP", "TIFF", "AVIF", "JPEG2000", "PPM", "TGA")
 
 Key = tuple[int, int]  # epoch, index of the image in its catalog
 
@@ -60,7 +60,7 @@ def load_image(path: Path | str, at_least: int | None = None) -> Image.Image:
     """Load an image, upright and in RGB.
 
     Args:
-        path: File in one of `FORMATS`. Transparent pixels become white, and 16 bits are scaled to 8.
+        path: File in one of `IMAGE_FORMATS`. Transparent pixels become white, and 16 bits are scaled to 8.
         at_least: Minimum length of the shorter side in pixels. A JPEG may then be decoded at 1/2, 1/4 or 1/8 of its
             size, which is much faster. None decodes at full size.
 
@@ -78,7 +78,7 @@ def open_image(path: Path | str, content: BinaryIO | None = None) -> Iterator[Im
     """Open an image and read its header, but not its pixels. Exceptions in the `with` block become ImageErrors.
 
     Args:
-        path: The file. Its format is recognised by its content and must be one of `FORMATS`.
+        path: The file. Its format is recognised by its content and must be one of `IMAGE_FORMATS`.
         content: Content of the file, if it has already been read.
 
     Raises:
@@ -107,7 +107,7 @@ def open_image(path: Path | str, content: BinaryIO | None = None) -> Iterator[Im
 def _formats() -> tuple[str, ...]:
     """Return the formats that this build of Pillow can read."""
     Image.init()
-    return tuple(name for name in FORMATS if name in Image.OPEN)
+    return tuple(name for name in IMAGE_FORMATS if name in Image.OPEN)
 
 
 def as_image(pixels: Image.Image | Tensor | NDArray[Any]) -> Image.Image:

@@ -19,7 +19,7 @@ import numpy as np
 from shortlist.data.benchmarks import BENCHMARKS
 from shortlist.data.catalog import ROLES, SPLITS, Catalog
 from shortlist.data.images import ImageError, open_image, upright_rgb, upright_size
-from shortlist.data.near_duplicates import LOOK_SIDE, Look, look_of, near_duplicates, suspicious
+from shortlist.data.near_duplicates import MIN_SIDE, VisualHash, misleading_pairs, near_duplicates, visual_hash
 from shortlist.data.splits import half_validation
 from shortlist.locations import as_url, open_binary
 from shortlist.progress import Display, Progress, default_display
@@ -96,7 +96,7 @@ def format_spread(values: Mapping[str, float] | None) -> str:
 
 
 @dataclass(frozen=True)
-class LookAlikes:
+class LookAlikePair:
     """Two images that look the same.
 
     Args:
@@ -130,7 +130,7 @@ class CheckReport:
     unreadable: tuple[Unreadable, ...]
     duplicates: tuple[tuple[str, str], ...]
     copies: tuple[tuple[str, str], ...]
-    look_alikes: tuple[LookAlikes, ...] = ()
+    look_alikes: tuple[LookAlikePair, ...] = ()
 
     @property
     def ok(self) -> bool:
@@ -148,13 +148,13 @@ def check(catalog: Catalog, workers: int | None = None, display: Display | None 
     """
     missing, unreadable = list(catalog.missing), []
     indices_by_digest: dict[bytes, list[int]] = {}
-    looks: dict[int, Look] = {}
+    hashes: dict[int, VisualHash] = {}
     with (display or default_display()).task(f"opening {catalog.name}", "images") as progress:
-        decoded = _decode_all(catalog, workers, progress, digests=True, looks=True)
-        for index, (digest, reason, look) in enumerate(decoded):
+        decoded = _decode_all(catalog, workers, progress, digests=True, hashes=True)
+        for index, (digest, reason, visual) in enumerate(decoded):
             path = str(catalog.paths[index])
-            if look is not None:
-                looks[index] = look
+            if visual is not None:
+                hashes[index] = visual
             if digest is None:
                 missing.append(path)
             elif reason is None:
@@ -163,8 +163,8 @@ def check(catalog: Catalog, workers: int | None = None, display: Display | None 
                 unreadable.append((path, reason))
     duplicates, copies = _duplicates(catalog, indices_by_digest)
     alike = tuple(
-        LookAlikes(str(catalog.paths[one]), str(catalog.paths[other]), leak)
-        for (one, other), leak in look_alikes(catalog, looks, indices_by_digest.values())
+        LookAlikePair(str(catalog.paths[one]), str(catalog.paths[other]), leak)
+        for (one, other), leak in select_look_alikes(catalog, hashes, indices_by_digest.values())
     )
     return CheckReport(len(catalog), tuple(missing), tuple(unreadable), tuple(duplicates), tuple(copies), alike)
 
@@ -172,19 +172,21 @@ def check(catalog: Catalog, workers: int | None = None, display: Display | None 
 def find_look_alikes(
     catalog: Catalog, workers: int | None = None, progress: Progress | None = None
 ) -> list[tuple[tuple[int, int], bool]]:
-    """Decode every image, JPEGs at a reduced size, and find those that look the same; see `look_alikes`."""
-    decoded = _decode_all(catalog, workers, progress, looks=True, at_least=LOOK_SIDE)
-    return look_alikes(catalog, {index: look for index, (_, _, look) in enumerate(decoded) if look is not None})
+    """Decode every image, JPEGs at a reduced size, and find those that look the same; see `select_look_alikes`."""
+    decoded = _decode_all(catalog, workers, progress, hashes=True, at_least=MIN_SIDE)
+    return select_look_alikes(
+        catalog, {index: visual for index, (_, _, visual) in enumerate(decoded) if visual is not None}
+    )
 
 
-def look_alikes(
-    catalog: Catalog, looks: Mapping[int, Look], copies: Iterable[Sequence[int]] = ()
+def select_look_alikes(
+    catalog: Catalog, hashes: Mapping[int, VisualHash], copies: Iterable[Sequence[int]] = ()
 ) -> list[tuple[tuple[int, int], bool]]:
     """Find images that look the same but are in different classes, or where exactly one is a training image.
 
     Args:
         catalog: The images.
-        looks: Perceptual hashes and thumbnails of images, by row.
+        hashes: Perceptual hashes and thumbnails of images, by row.
         copies: Groups of rows of images with equal bytes. Only the first image of a group in each class and split is
             compared, and pairs of one group in different classes are left out.
 
@@ -193,12 +195,13 @@ def look_alikes(
     """
     group = {row: number for number, rows in enumerate(copies) for row in rows if len(rows) > 1}
     seen, rows = set(), []
-    for row in looks:
+    for row in hashes:
         key = group.get(row, -1 - row), int(catalog.labels[row]), str(catalog.splits[row])
         if key not in seen:
             rows.append(row)
         seen.add(key)
-    found, leaks = suspicious(catalog, np.array(rows, dtype=np.int64)[near_duplicates([looks[row] for row in rows])])
+    pairs = np.array(rows, dtype=np.int64)[near_duplicates([hashes[row] for row in rows])]
+    found, leaks = misleading_pairs(catalog, pairs)
     return [
         ((one, other), leak)
         for (one, other), leak in zip(found.tolist(), leaks.tolist(), strict=True)
@@ -219,7 +222,7 @@ def find_unreadable(catalog: Catalog, workers: int | None = None, progress: Prog
 
 
 # SHA-256 of the file, None if it does not exist; the problem, if any; perceptual hash and thumbnail
-_Decoded = tuple[bytes | None, str | None, Look | None]
+_Decoded = tuple[bytes | None, str | None, VisualHash | None]
 
 
 def _decode_all(
@@ -228,7 +231,7 @@ def _decode_all(
     progress: Progress | None,
     *,
     digests: bool = False,
-    looks: bool = False,
+    hashes: bool = False,
     at_least: int | None = None,
 ) -> Iterator[_Decoded]:
     """Decode the images in order, JPEGs at a reduced size with at least the given shorter side.
@@ -253,7 +256,7 @@ def _decode_all(
                 rgb = upright_rgb(image)
         except ImageError as error:
             return digest, error.reason, None
-        return digest, None, look_of(rgb) if looks else None
+        return digest, None, visual_hash(rgb) if hashes else None
 
     workers = workers or os.cpu_count() or 1
     with warnings.catch_warnings(), ThreadPoolExecutor(workers) as pool:

@@ -13,14 +13,14 @@ from shortlist.data.catalog import Catalog
 
 MAX_DISTANCE = 7  # maximum number of differing bits, of 63, in the hashes of near-duplicates
 MAX_DIFFERENCE = 16.0  # maximum mean difference, of 255, of their thumbnails
-LOOK_SIDE = 64  # minimum side in pixels of an image for `look_of`
+MIN_SIDE = 64  # minimum side in pixels of an image for `visual_hash`
 _SIDE, _FREQUENCIES, _THUMBNAIL = 32, 8, 8  # pixels, cosines and pixels in each direction
 _TILE = 1024  # number of hashes that are compared with each other at once
 _ONES = np.unpackbits(np.arange(2**16, dtype=np.uint16).view(np.uint8)).reshape(-1, 16).sum(1, dtype=np.uint8)
 _COSINES = np.cos(np.pi / _SIDE * np.outer(np.arange(_FREQUENCIES), np.arange(_SIDE) + 0.5))
 
 
-class Look(NamedTuple):
+class VisualHash(NamedTuple):
     """Perceptual hash and thumbnail of an image.
 
     Attributes:
@@ -32,16 +32,16 @@ class Look(NamedTuple):
     thumbnail: NDArray[np.uint8]
 
 
-def look_of(image: Image.Image) -> Look:
+def visual_hash(image: Image.Image) -> VisualHash:
     """Compute the perceptual hash and the thumbnail of an RGB image."""
     grey = image.resize((_SIDE, _SIDE), Image.Resampling.BILINEAR).convert("L")
     frequencies = (_COSINES @ np.asarray(grey, dtype=np.float64) @ _COSINES.T).round(3).ravel()
     bits = np.concatenate(([False], frequencies[1:] > np.median(frequencies[1:])))  # without the mean brightness
     thumbnail = image.resize((_THUMBNAIL, _THUMBNAIL), Image.Resampling.BILINEAR)
-    return Look(np.packbits(bits).view(np.uint64)[0], np.asarray(thumbnail).reshape(-1))
+    return VisualHash(np.packbits(bits).view(np.uint64)[0], np.asarray(thumbnail).reshape(-1))
 
 
-def near_duplicates(looks: list[Look]) -> NDArray[np.int64]:
+def near_duplicates(visual_hashes: list[VisualHash]) -> NDArray[np.int64]:
     """Find all pairs of images whose hashes differ in at most `MAX_DISTANCE` bits, and whose thumbnails are similar.
 
     Hashes that differ in at most 7 bits agree in at least one of their 8 bytes. Therefore, each image is compared only
@@ -50,9 +50,10 @@ def near_duplicates(looks: list[Look]) -> NDArray[np.int64]:
     Returns:
         Pairs of indices, (m, 2), the smaller index first, in ascending order.
     """
-    if not looks:
+    if not visual_hashes:
         return np.empty((0, 2), np.int64)
-    hashes, thumbnails = np.array([each.hash for each in looks]), np.stack([each.thumbnail for each in looks])
+    hashes = np.array([each.hash for each in visual_hashes])
+    thumbnails = np.stack([each.thumbnail for each in visual_hashes])
     found = [np.empty((0, 2), np.int64)]
     for band in hashes.view(np.uint8).reshape(-1, 8).T:
         order = np.argsort(band, kind="stable")
@@ -66,7 +67,7 @@ def near_duplicates(looks: list[Look]) -> NDArray[np.int64]:
     return np.unique(np.concatenate(found), axis=0)
 
 
-def suspicious(catalog: Catalog, pairs: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np.bool_]]:
+def misleading_pairs(catalog: Catalog, pairs: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np.bool_]]:
     """Select pairs of near-duplicates that bias results.
 
     Args:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
 from pathlib import Path
 from typing import Literal
 
@@ -15,6 +14,7 @@ from shortlist.data.splits import open_set_split
 from shortlist.data.tables import TABLE_EXTENSIONS, table_catalog
 from shortlist.errors import ConfigError, DataError, check_known, did_you_mean
 from shortlist.locations import absolute_path, as_path, as_url, is_remote, remote_kind
+from shortlist.progress import Progress
 
 Labels = Literal["required", "optional"]
 _KINDS: dict[Labels, str] = {
@@ -32,7 +32,7 @@ def open_catalog(
     train_share: float = 0.5,
     split_seed: int | None = None,
     label_separator: str | None = None,
-    progress: Callable[[int, int], None] | None = None,
+    progress: Progress | None = None,
 ) -> Catalog:
     """Open a benchmark, a folder, or a CSV or Parquet file as a catalog.
 
@@ -86,7 +86,7 @@ def open_collection(
     root: str | Path | None = None,
     split: str | None = None,
     label_separator: str | None = None,
-    progress: Callable[[int, int], None] | None = None,
+    progress: Progress | None = None,
 ) -> Catalog:
     """Open images to embed or search, with or without labels: `open_catalog(source, labels="optional")`.
 

@@ -6,11 +6,12 @@ with extra("training", __name__):
     from shortlist.encoding.embed import NonFiniteError, embed_images, embed_to_file
     from shortlist.encoding.encoder import Encoder, ImageLike
     from shortlist.encoding.feature_cache import CachedFeatures, FeatureCache, Views
-    from shortlist.encoding.shards import IncompletePartsError, Parts, Shard
+    from shortlist.encoding.shards import EmbeddedShard, IncompletePartsError, Parts, Shard, embed_shard
     from shortlist.encoding.vector_file import left_out_images
 
 __all__ = [
     "CachedFeatures",
+    "EmbeddedShard",
     "Encoder",
     "FeatureCache",
     "ImageLike",
@@ -20,6 +21,7 @@ __all__ = [
     "Shard",
     "Views",
     "embed_images",
+    "embed_shard",
     "embed_to_file",
     "left_out_images",
 ]

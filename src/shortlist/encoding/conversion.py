@@ -13,7 +13,7 @@ from PIL import Image
 from torch import Tensor, nn
 from torch.export import Dim, ExportedProgram
 
-from shortlist.batches.sizes import by_size
+from shortlist.batches.by_size import by_size
 from shortlist.data import Transform
 from shortlist.data.transforms import transform_image
 from shortlist.encoding.encoder import Encoder
@@ -82,7 +82,7 @@ def converting(encoder: Encoder, kind: str, advice: str) -> Iterator[None]:
         raise ModelError(f"{name} cannot be exported as {kind} ({_first_line(error)}): {advice}") from error
 
 
-def compared(encoder: Encoder, images: list[Tensor], source: str) -> Samples:
+def reference_samples(encoder: Encoder, images: list[Tensor], source: str) -> Samples:
     """Return images with the vectors that a converted network must reproduce. `source` describes the images."""
     with torch.inference_mode():
         return Samples(images, by_size(encoder.network, images), f"{len(images)} {source}")
@@ -91,7 +91,7 @@ def compared(encoder: Encoder, images: list[Tensor], source: str) -> Samples:
 def synthetic_samples(encoder: Encoder) -> Samples:
     """Return samples of synthetic images, for an encoder on the CPU without images of its own."""
     images = [_synthetic_image(seed, encoder.transform) for seed in range(NUM_SAMPLES)]
-    return compared(encoder, images, "synthetic images")
+    return reference_samples(encoder, images, "synthetic images")
 
 
 def verify(

@@ -16,7 +16,7 @@ import torch
 from numpy.typing import DTypeLike
 from torch import Tensor, nn
 
-from shortlist.batches.sizes import by_size
+from shortlist.batches.by_size import by_size
 from shortlist.data import Catalog, ImageDataset, ImageError, Transform, image_chunks
 from shortlist.data.loader import decoding_workers
 from shortlist.digests import tensors_digest

@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from PIL import Image
 from torch import Tensor, nn
 
-from shortlist.batches.sizes import by_size
+from shortlist.batches.by_size import by_size
 from shortlist.data import Transform
 from shortlist.data.images import as_image, load_crop
 from shortlist.data.transforms import transform_image

@@ -95,7 +95,7 @@ class PooledFeatures(nn.Module):
         self.train(embedder.training)
 
     def forward(self, images: Tensor) -> Tensor:
-        return self.embedder.pool(images)
+        return self.embedder.pooled_features(images)
 
 
 class FeatureCache:

@@ -18,7 +18,7 @@ from shortlist.distributed import current_processes
 from shortlist.encoding.embed import NoReadableImageError
 from shortlist.encoding.encoder import Encoder
 from shortlist.encoding.shards import Parts, encode_to_file
-from shortlist.encoding.vector_file import NO_FILE, left_out_images, with_absolute_paths
+from shortlist.encoding.vector_file import NO_FILE, by_absolute_path, left_out_images
 from shortlist.errors import DataError
 from shortlist.extras import extra
 from shortlist.files import atomic_replace, exclusive_write, parse_json, remove_unfinished
@@ -177,9 +177,9 @@ class _TableUpdate:
             settings: dict[str, Any] = {"images": indices, "parts": self.parts, "workers": workers}
             encode_to_file(self.encoder, self.catalog, file, progress=progress, **settings)
         except NoReadableImageError as error:
-            self.result.unreadable |= with_absolute_paths(error.left_out)
+            self.result.unreadable |= by_absolute_path(error.left_out)
             return []
-        self.result.unreadable |= with_absolute_paths(left_out_images(file))
+        self.result.unreadable |= by_absolute_path(left_out_images(file))
         return open_vectors(file)
 
     def _kept_batches(self, kept: set[Key]) -> Iterator[pa.RecordBatch]:

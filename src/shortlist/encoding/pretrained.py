@@ -12,7 +12,6 @@ import huggingface_hub
 from safetensors import SafetensorError
 from safetensors.torch import load_file
 
-from shortlist.batches.undo import seeded
 from shortlist.data import FitTransform, TestTransform, Transform
 from shortlist.errors import ModelError, RunError
 from shortlist.files import file_digest, read_json, verified
@@ -20,16 +19,19 @@ from shortlist.model import ClassToken, Embedder
 from shortlist.model.embedder_config import RESERVED
 from shortlist.model.state_dict import load_completely
 from shortlist.model.weights import reachable
+from shortlist.seeds import seeded
 
 TRANSFORMS: dict[str, type[TestTransform] | type[FitTransform]] = {"square": TestTransform, "fit": FitTransform}
 CONFIG, WEIGHTS = "config.json", "model.safetensors"  # of a package
 _HUB_NAME = re.compile(r"[\w.-]+/[\w.-]+")
 TIMM = "timm:"  # prefix that distinguishes timm models from runs and packages
 
-Parts = tuple[Embedder, Transform, tuple[float, ...]]  # the embedder in evaluation mode, its transform, and its scales
+OpenedModel = tuple[Embedder, Transform, tuple[float, ...]]  # the embedder in evaluation mode, its transform and scales
 
 
-def open_pretrained(name: str, pretrained: bool | str | Path, pooling: str | None, image_size: int | None) -> Parts:
+def open_pretrained(
+    name: str, pretrained: bool | str | Path, pooling: str | None, image_size: int | None
+) -> OpenedModel:
     """Open a timm model by name, a package in a folder, or a package on the Hugging Face Hub (`OWNER/NAME`).
 
     See `Encoder.from_pretrained` for the arguments and errors.
@@ -79,7 +81,7 @@ def square_transform(
     return TestTransform(size, resize or round(size / native.crop_pct), kind)
 
 
-def _open_package(folder: Path) -> Parts:
+def _open_package(folder: Path) -> OpenedModel:
     """Build the embedder of a package, without executing its load.py."""
     if not (folder / CONFIG).is_file() or not (folder / WEIGHTS).is_file():
         raise ModelError(f"{folder} has no {CONFIG} and {WEIGHTS}: it is not a package that shortlist exported")

@@ -16,6 +16,8 @@ import numpy as np
 from numpy.typing import DTypeLike, NDArray
 
 from shortlist.data import Catalog, ImageDataset
+from shortlist.data.loader import decoding_workers
+from shortlist.distributed import current_processes
 from shortlist.encoding.embed import (
     NoReadableImageError,
     append_embeddings,
@@ -28,7 +30,7 @@ from shortlist.encoding.encoder import Encoder
 from shortlist.encoding.vector_file import VectorFile, read_note
 from shortlist.errors import ConfigError, DataError, shorten_list
 from shortlist.files import exclusive_write
-from shortlist.progress import Progress
+from shortlist.progress import Display, Progress, default_display
 from shortlist.search.vectors import StackedVectors, open_vectors
 
 _ROWS = 8_192  # number of rows copied at a time
@@ -241,6 +243,73 @@ class Parts:
             if readable[images].sum() != note.rows:
                 raise DataError(f"{file.path}: an image with several boxes can be read for only some of them")
         return np.where(readable, np.cumsum(readable) - 1, -1)
+
+
+@dataclass(frozen=True)
+class EmbeddedShard:
+    """Result of `embed_shard`.
+
+    Args:
+        part: Path of the part.
+        embedded: Number of images in the part.
+        unreadable: Paths of images that cannot be read, and the reasons.
+    """
+
+    part: str
+    embedded: int
+    unreadable: dict[str, str]
+
+
+def embed_shard(
+    encoder: Encoder,
+    catalog: Catalog,
+    shard: Shard,
+    folder: Path | str,
+    *,
+    workers: int | None = None,
+    display: Display | None = None,
+) -> EmbeddedShard:
+    """Embed the images of a shard, and write a part; see `Parts.embed`.
+
+    Args:
+        encoder: Encoder that computes the vectors.
+        catalog: All images.
+        shard: The shard.
+        folder: Folder of the parts.
+        workers: Number of processes that decode images. Default: chosen by the number of cores and images.
+        display: Shows the progress.
+    """
+    if workers is None:
+        workers = decoding_workers(len(catalog) // shard.number, current_processes().on_this_machine)
+    with (display or default_display()).task(f"embedding {catalog.name}, shard {shard}", "images") as progress:
+        path = Parts(folder, encoder, catalog).embed(shard, workers=workers, progress=progress)
+    note = read_note(path)
+    return EmbeddedShard(str(path), note.rows, note.left_out)
+
+
+def choose_parts(
+    shard: str | None, merge: bool, parts: Path | None, default: Path | None
+) -> tuple[Shard | None, Path, Path | None]:
+    """Return the shard to embed, the folder for its part, and the same folder if the parts are to be merged.
+
+    Args:
+        shard: Shard to embed, written as I/N. None: all images are embedded, or the parts are merged.
+        merge: Whether to merge the parts.
+        parts: Folder of the parts.
+        default: Default of `parts`. None: `parts` is required.
+
+    Raises:
+        ConfigError: The arguments cannot be combined, or `parts` is missing.
+    """
+    if shard is not None and merge:
+        raise ConfigError("`shard` embeds one part, and `merge` uses all of them: give one of the two options.")
+    chosen = None if shard is None else Shard.parse(shard)
+    if parts is not None and chosen is None and not merge:
+        raise ConfigError("`parts` is for `shard` and `merge`.")
+    if parts is None and default is None and (merge or chosen):
+        raise ConfigError("A Milvus collection has no folder: give `parts`, a folder for the parts of all shards.")
+    folder = parts or default or Path()
+    return chosen, folder, folder if merge else None
 
 
 def encode_to_file(

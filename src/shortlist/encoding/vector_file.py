@@ -168,7 +168,7 @@ def read_note(path: Path) -> Note:
     return _read_note(path.with_name(f"{path.name}.json"))
 
 
-def with_absolute_paths(left_out: dict[str, str]) -> dict[str, str]:
+def by_absolute_path(left_out: dict[str, str]) -> dict[str, str]:
     """Return images that were left out, sorted by their absolute paths, and the reasons."""
     return dict(sorted((absolute_path(path), reason) for path, reason in left_out.items()))
 

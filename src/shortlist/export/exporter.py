@@ -12,8 +12,8 @@ from torch import nn
 from shortlist.encoding import Encoder
 from shortlist.encoding.conversion import Samples, converting, plain_network, verify
 from shortlist.errors import ConfigError
-from shortlist.export.formats import FORMATS
-from shortlist.export.metadata import describe
+from shortlist.export.formats import EXPORT_FORMATS
+from shortlist.export.metadata import describe_export
 from shortlist.export.package import check_package_folder, write_package
 from shortlist.export.push import check_push, push
 from shortlist.export.source import ExportSource
@@ -75,7 +75,7 @@ def export(
         ModelError: The network cannot be converted, or the vectors of the file differ. The file is then not written.
         RunError: The run is not finished, or the package folder contains other files.
     """
-    paths = zip(FORMATS, (onnx, torchscript, torch_export), strict=True)
+    paths = zip(EXPORT_FORMATS, (onnx, torchscript, torch_export), strict=True)
     files = {kind: Path(path) for kind, path in paths if path is not None}
     if not files and package is None:
         raise ConfigError("Nothing to write: give a path for `onnx`, `torchscript`, `torch_export` or `package`.")
@@ -128,10 +128,10 @@ def _check_package_options(
 
 def _write_file(kind: str, path: Path, encoder: Encoder, network: nn.Module, samples: Samples) -> Exported:
     with converting(encoder, kind, "use another format, or `package`"):
-        converted = FORMATS[kind](encoder, network)
+        converted = EXPORT_FORMATS[kind](encoder, network)
     path.parent.mkdir(parents=True, exist_ok=True)
     with atomic_replace(path) as temporary:
-        converted.save(temporary, describe(encoder))
+        converted.save(temporary, describe_export(encoder))
         check = verify(converted.open(temporary), samples, converted.tolerance, kind)
-        converted.save(temporary, describe(encoder, check))
+        converted.save(temporary, describe_export(encoder, check))
     return Exported(kind, path, check)

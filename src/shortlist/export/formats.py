@@ -75,7 +75,7 @@ class TorchExportFormat:
         return torch.export.load(io.BytesIO(path.read_bytes())).module()
 
 
-FORMATS: Mapping[str, type[Format]] = {
+EXPORT_FORMATS: Mapping[str, type[Format]] = {
     "ONNX": OnnxFormat,
     "TorchScript": TorchScriptFormat,
     "torch.export": TorchExportFormat,

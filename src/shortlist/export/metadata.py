@@ -17,7 +17,7 @@ from shortlist.encoding.conversion import INPUT, OUTPUT
 FORMAT = 1
 
 
-def describe(encoder: Encoder, check: dict[str, Any] | None = None) -> dict[str, Any]:
+def describe_export(encoder: Encoder, check: dict[str, Any] | None = None) -> dict[str, Any]:
     """Describe an exported model: its input, output and preprocessing, and the result of its verification."""
     config = encoder.embedder.config
     sides = ["height", "width"] if encoder.transform.size is None else [encoder.transform.size] * 2

@@ -17,7 +17,7 @@ from shortlist.encoding import Encoder
 from shortlist.encoding.conversion import Model, Samples, verify
 from shortlist.encoding.pretrained import CONFIG, WEIGHTS
 from shortlist.errors import ModelError, RunError
-from shortlist.export.metadata import describe, preprocess
+from shortlist.export.metadata import describe_export, preprocess
 from shortlist.export.model_card import model_card
 from shortlist.export.source import ExportSource
 from shortlist.files import check_writable, file_digest, naming, read_json, with_checksum, write_json
@@ -99,7 +99,7 @@ def _write_model(folder: Path, encoder: Encoder, check: dict[str, Any] | None) -
 def _package_config(encoder: Encoder, check: dict[str, Any] | None) -> dict[str, Any]:
     """Return the content of config.json: the description of exported files, and how the network is built."""
     embedder, config = encoder.embedder, encoder.embedder.config
-    description = describe(encoder, check)
+    description = describe_export(encoder, check)
     return {
         "backbone": config.backbone,
         "backbone_options": embedder.backbone_options,

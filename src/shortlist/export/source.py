@@ -13,7 +13,7 @@ from shortlist.config import RunConfig
 from shortlist.data import Catalog
 from shortlist.data.images import ImageDataset
 from shortlist.encoding import Encoder
-from shortlist.encoding.conversion import NUM_SAMPLES, Samples, compared, synthetic_samples
+from shortlist.encoding.conversion import NUM_SAMPLES, Samples, reference_samples, synthetic_samples
 from shortlist.encoding.pretrained import TIMM
 from shortlist.errors import DataError, ShortlistError
 from shortlist.files import read_json
@@ -85,7 +85,7 @@ class ExportSource:
             images = [dataset[0, index] for index in chosen]
         except (ShortlistError, OSError):
             return synthetic_samples(encoder)
-        return compared(encoder, images, f"images of {catalog.name}")
+        return reference_samples(encoder, images, f"images of {catalog.name}")
 
     def _test_images(self) -> Catalog:
         """Return the images of the run's first test, or its training images if it has no test."""

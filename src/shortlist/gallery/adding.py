@@ -15,10 +15,10 @@ from shortlist.data import Catalog
 from shortlist.encoding.embed import NoReadableImageError
 from shortlist.encoding.encoder import Encoder
 from shortlist.encoding.shards import Parts, encode_to_file
-from shortlist.encoding.vector_file import NO_FILE, left_out_images, with_absolute_paths
-from shortlist.errors import DataError
+from shortlist.encoding.vector_file import NO_FILE, by_absolute_path, left_out_images
+from shortlist.errors import ConfigError, DataError
 from shortlist.gallery.change_log import ChangeLog
-from shortlist.gallery.store import GalleryError, Row, Store, StoredRow, joined
+from shortlist.gallery.store import GalleryError, Row, Store, StoredRow, join_labels
 from shortlist.locations import absolute_path, as_url, join, size_and_mtime
 from shortlist.progress import Progress
 from shortlist.search.vectors import open_vectors
@@ -144,9 +144,9 @@ class ImageAdder:
             settings: dict[str, Any] = {"images": indices, "parts": self.parts, "workers": workers}
             encode_to_file(self.encoder, self.catalog, file, progress=embedding, **settings)
         except NoReadableImageError as error:
-            self.result.unreadable |= with_absolute_paths(error.left_out)
+            self.result.unreadable |= by_absolute_path(error.left_out)
             return
-        unreadable = with_absolute_paths(left_out_images(file))
+        unreadable = by_absolute_path(left_out_images(file))
         rows = [plan.rows[index] for index in indices if plan.rows[index].path not in unreadable]
         replaced = [each for row in rows for each in plan.replaced[row.path]]
         ids = None if self.ids is None else [self.ids[row.path] for row in rows]
@@ -177,7 +177,7 @@ def rows_of(catalog: Catalog, missing: dict[str, str]) -> Iterable[tuple[int, Ro
         if stamp is None:
             missing[path] = NO_FILE
         else:
-            yield index, Row(path, joined(catalog.label_names(index)), *stamp, _fields(catalog, index))
+            yield index, Row(path, join_labels(catalog.label_names(index)), *stamp, _fields(catalog, index))
 
 
 def _fields(catalog: Catalog, index: int) -> str | None:
@@ -196,6 +196,21 @@ def whole_images(catalog: Catalog) -> Catalog:
         first = catalog.file(int(boxed.argmax()))
         raise DataError(f"a gallery holds whole images, but {catalog.name} crops {first} to a box")
     return catalog
+
+
+def folder_to_prune(catalog: Catalog, source: Path | str) -> str:
+    """Return the folder whose images are removed from a gallery if the catalog does not list them.
+
+    Args:
+        catalog: The images.
+        source: What the catalog was opened from.
+
+    Raises:
+        ConfigError: The source is an image file.
+    """
+    if len(catalog) == 1 and absolute_path(catalog.file(0)) == absolute_path(source):
+        raise ConfigError("`prune` is for folders and tables, not for a single image.")
+    return absolute_path(catalog.root)
 
 
 def _is_in(path: str, folder: str) -> bool:

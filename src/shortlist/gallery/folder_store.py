@@ -135,7 +135,7 @@ class FolderStore:
 
     def items(self, label: str | None, offset: int, limit: int) -> list[Item]:
         now = self.now
-        return now.items(now.labelled(label)[offset : offset + limit])
+        return now.items(now.rows_with_label(label)[offset : offset + limit])
 
     def labels(self) -> dict[str, int]:
         return self.now.labels()
@@ -146,13 +146,13 @@ class FolderStore:
 
     def search(self, vectors: Floats, k: int, label: str | None) -> list[list[Hit]]:
         now = self.now
-        rows = now.labelled(label)
+        rows = now.rows_with_label(label)
         k = min(k, len(rows))
         if not k:
             return [[] for _ in vectors]
         if label is None:
-            alive = None if len(rows) == len(now.table) else now.alive
-            return _hits(now, *faiss_index.search(now.index, now.vectors, vectors, k, alive))
+            searchable = None if len(rows) == len(now.table) else now.searchable
+            return _hits(now, *faiss_index.search(now.index, now.vectors, vectors, k, searchable))
         # Exact search: an approximate index has a low recall among few of its vectors.
         if len(rows) <= MAX_COPIED_VECTORS:
             scores_of_copies, positions = nearest(vectors, now.vectors[rows], k)
@@ -213,16 +213,16 @@ class FolderStore:
             new: The segment to add, in memory.
             progress: See `change`.
         """
-        now, alive = self.now, ~table["removed"].to_numpy()
+        now, searchable = self.now, ~table["removed"].to_numpy()
         next_id = table["id"][-1].as_py() + 1 if len(new.vectors) else now.manifest.next_id
-        images = int(alive.sum())
+        images = int(searchable.sum())
         kind = faiss_index.choose_kind(self.requested_kind, images, self.dim)
         many_removed = len(table) - images > MAX_REMOVED_SHARE * len(table)
         outgrown = kind == "ivfpq" and len(table) > RETRAIN_FACTOR * now.manifest.built_of
         rebuilds = kind != "flat" and (kind != now.manifest.kind or outgrown or many_removed)
         if images < len(table) and (rebuilds or many_removed):
-            segments = self._compacted(table, new, np.flatnonzero(alive))
-            table = table.filter(pa.array(alive)).combine_chunks()
+            segments = self._compacted(table, new, np.flatnonzero(searchable))
+            table = table.filter(pa.array(searchable)).combine_chunks()
         else:
             segments = self._appended(table, new)
         manifest = now.manifest.model_copy(
@@ -269,10 +269,10 @@ class FolderStore:
         if rebuilds:
             index, built_of = faiss_index.build(manifest.kind, vectors, progress), len(vectors)
         elif len(vectors) - index.ntotal > max(MIN_UNINDEXED, MAX_UNINDEXED_SHARE * index.ntotal):
-            index = faiss_index.extended(index, vectors, progress)
+            index = faiss_index.extend_copy(index, vectors, progress)
         else:
             return after
-        recall = faiss_index.tune(index, vectors, after.alive)
+        recall = faiss_index.tune(index, vectors, after.searchable)
         file = self.folder / INDEX.format(number)
         faiss_index.write(index, file)
         facts = {

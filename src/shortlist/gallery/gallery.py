@@ -14,7 +14,7 @@ import torch
 from shortlist.data import Catalog, open_collection
 from shortlist.encoding.encoder import Encoder, ImageLike, is_single
 from shortlist.encoding.pretrained import is_pretrained
-from shortlist.errors import ConfigError, DataError, ShortlistError
+from shortlist.errors import ConfigError, DataError, ShortlistError, did_you_mean
 from shortlist.extras import extra
 from shortlist.gallery.adding import Added, ImageAdder
 from shortlist.gallery.change_log import ChangeLog
@@ -266,6 +266,17 @@ class Gallery:
             **store.facts(),
         }
 
+    def describe_index(self) -> str:
+        """Describe the index: whether search is exact, the kind of index, and its recall if it was measured."""
+        facts = self.store.facts()
+        kind, recall = facts["kind"], facts["recall"]
+        if kind == "flat":
+            return "exact (flat)"
+        if recall is None:
+            return f"approximate ({kind}, recall not measured)"
+        queries = f"{recall['queries']:,} of its own images as queries"
+        return f"approximate ({kind}, recall@{recall['at']} {100 * recall['recall']:.1f} %, measured with {queries})"
+
     @property
     def min_score(self) -> float | None:
         """Default minimum score of a result in searches; None: no minimum."""
@@ -301,6 +312,12 @@ class Gallery:
     def labels(self) -> dict[str, int]:
         """Return the number of images per label, sorted by label."""
         return self.store.labels()
+
+    def unknown_label(self, label: str) -> DataError:
+        """Return the error for a label that no image has, with the labels that are similar to it."""
+        known = self.labels()
+        hint = did_you_mean(label, known) if known else "and no labels at all"
+        return DataError(f"The gallery {self.name} has no image with the label {label!r}, {hint}")
 
     @overload  # a string is also a sequence of strings
     def search(  # type: ignore[overload-overlap]

@@ -50,7 +50,7 @@ class Generation:
         return found
 
     @cached_property
-    def alive(self) -> NDArray[np.bool_]:
+    def searchable(self) -> NDArray[np.bool_]:
         """Mask of the images that are not removed, (n,)."""
         removed: NDArray[np.bool_] = self.table["removed"].to_numpy()
         return ~removed
@@ -58,7 +58,7 @@ class Generation:
     @cached_property
     def rows(self) -> Ids:
         """Rows of the images that are not removed."""
-        return np.flatnonzero(self.alive)
+        return np.flatnonzero(self.searchable)
 
     @cached_property
     def _label_codes(self) -> tuple[list[tuple[str, ...]], NDArray[np.int64]]:
@@ -67,18 +67,18 @@ class Generation:
         sets = [labels_of(each) for each in coded.dictionary.to_pylist()]
         return sets, coded.indices.fill_null(-1).to_numpy(zero_copy_only=False)
 
-    def labelled(self, label: str | None) -> Ids:
+    def rows_with_label(self, label: str | None) -> Ids:
         """Return the rows of the images with a label, or of all images if it is None."""
         if label is None:
             return self.rows
         sets, codes = self._label_codes
         matching = [number for number, each in enumerate(sets) if label in each]
-        return np.flatnonzero(np.isin(codes, matching) & self.alive)
+        return np.flatnonzero(np.isin(codes, matching) & self.searchable)
 
     def labels(self) -> dict[str, int]:
         """Return the number of images per label, sorted by label."""
         sets, codes = self._label_codes
-        counts = np.bincount(codes[(codes >= 0) & self.alive], minlength=len(sets)).tolist()
+        counts = np.bincount(codes[(codes >= 0) & self.searchable], minlength=len(sets)).tolist()
         return count_labels(dict(zip(sets, counts, strict=True)))
 
     def rows_of(self, ids: Sequence[int]) -> Ids:
@@ -86,7 +86,7 @@ class Generation:
         wanted = np.asarray(ids, dtype=np.int64)
         rows = np.searchsorted(self.ids, wanted)
         known = rows < len(self.ids)
-        known[known] = (self.ids[rows[known]] == wanted[known]) & self.alive[rows[known]]
+        known[known] = (self.ids[rows[known]] == wanted[known]) & self.searchable[rows[known]]
         if not known.all():
             raise NoSuchItem(f"the gallery has no image {wanted[~known][0]}")
         return rows

@@ -8,7 +8,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from pydantic import BaseModel, ConfigDict
+from pydantic import BaseModel, ConfigDict, Field
 
 from shortlist.errors import RunError
 from shortlist.files import read_json, validated, verified, with_checksum, write_json
@@ -42,11 +42,11 @@ class IndexFacts(_Model):
 
 
 class Recall(_Model):
-    """Fraction of the exact results that an approximate index finds; see `shortlist.search.faiss_index.tune`."""
+    """Fraction of the exact results that the index finds."""
 
     recall: float
-    at: int
-    queries: int
+    at: int = Field(description="Number of results.")
+    queries: int = Field(description="Number of images of the gallery that were used as queries.")
 
 
 class Manifest(_Model):

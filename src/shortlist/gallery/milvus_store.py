@@ -46,9 +46,9 @@ from shortlist.search.faiss_index import (
     RECALL_AT,
     RECALL_QUERIES,
     RERANK_FACTOR,
-    best,
     check_kind,
     lowest_effort,
+    merge_results,
 )
 
 FORMAT = 2
@@ -389,7 +389,7 @@ class MilvusStore:
         while page := list(islice(rows, BLOCK_SIZE)):
             ids = np.array([each["id"] for each in page])
             scores, at = nearest(queries, np.array([each["vector"] for each in page], dtype=np.float32), k)
-            found = best([found, (scores.numpy(), ids[at.numpy()])], k)
+            found = merge_results([found, (scores.numpy(), ids[at.numpy()])], k)
         return found[1]
 
     def _wait_for_index(self, number: int) -> bool:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -64,6 +65,24 @@ def rebuild(
     if new.min_score is None and new.store.fingerprint == gallery.store.fingerprint:
         new.set_min_score(gallery.min_score)
     return new, added
+
+
+def describe_min_score(gallery: Gallery, before: float, location: Path | str) -> str:
+    """Describe the minimum score of a gallery that replaces one with another minimum score.
+
+    Args:
+        gallery: The gallery.
+        before: Minimum score of the previous gallery.
+        location: Location of the gallery, or its name, for the command that sets a minimum score.
+    """
+    if gallery.min_score is not None:
+        now = f"The minimum score of {gallery.name} is {gallery.min_score:g}"
+        return f"{now}; that of the previous gallery is {before:g}."
+    return (
+        f"{gallery.name} has no minimum score, so searches return all results. The previous gallery has {before:g}, "
+        "but the scores of different models cannot be compared. To set one: "
+        f"shortlist gallery set {shlex.quote(str(location))} --min-score SCORE"
+    )
 
 
 def catalog_of(name: str, items: Sequence[Item]) -> Catalog:

@@ -81,7 +81,7 @@ def labels_of(label: str | None) -> tuple[str, ...]:
     return tuple(label[1:-1].split("\n")) if label.startswith("\n") else (label,)
 
 
-def joined(labels: Sequence[str]) -> str | None:
+def join_labels(labels: Sequence[str]) -> str | None:
     """Return labels as stored in a record; the inverse of `labels_of`."""
     return "\n".join(("", *labels, "")) if len(labels) > 1 else "".join(labels) or None
 

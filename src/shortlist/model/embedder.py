@@ -161,9 +161,9 @@ class Embedder(nn.Module):
             self.register_buffer(name, torch.tensor(values).view(1, 3, 1, 1), persistent=False)  # saved in the config
 
     def forward(self, images: Tensor) -> Tensor:
-        return head_vectors(self.layer_norm, self.linear, self.config.l2_pooled, self.pool(images))
+        return head_vectors(self.layer_norm, self.linear, self.config.l2_pooled, self.pooled_features(images))
 
-    def pool(self, images: Tensor) -> Tensor:
+    def pooled_features(self, images: Tensor) -> Tensor:
         """Compute the input of the head: pooled features (B, channels), before layer norm or L2."""
         features = self.features(images)
         if self.layout.tokens and not isinstance(self.pooling, ClassToken):

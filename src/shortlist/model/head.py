@@ -25,9 +25,9 @@ class Head(nn.Module):
     def forward(self, pooled: Tensor) -> Tensor:
         return head_vectors(self.layer_norm, self.linear, self.l2_pooled, pooled)
 
-    def prepared(self, pooled: Tensor) -> Tensor:
+    def linear_input(self, pooled: Tensor) -> Tensor:
         """Compute the input of the linear layer."""
-        return head_input(self.layer_norm, self.l2_pooled, pooled)
+        return linear_input(self.layer_norm, self.l2_pooled, pooled)
 
 
 class CorrectedLinear(nn.Module):
@@ -75,11 +75,11 @@ class CorrectedLinear(nn.Module):
 def head_vectors(layer_norm: nn.Module, linear: nn.Module, l2_pooled: bool, pooled: Tensor) -> Tensor:
     """Map pooled features (B, channels) to unit vectors (B, d)."""
     with no_autocast(pooled.device):  # small differences between vectors decide ranks
-        vectors: Tensor = linear(head_input(layer_norm, l2_pooled, pooled))
+        vectors: Tensor = linear(linear_input(layer_norm, l2_pooled, pooled))
         return functional.normalize(vectors.to(torch.promote_types(vectors.dtype, torch.float32)), dim=1)
 
 
-def head_input(layer_norm: nn.Module, l2_pooled: bool, pooled: Tensor) -> Tensor:
+def linear_input(layer_norm: nn.Module, l2_pooled: bool, pooled: Tensor) -> Tensor:
     """Normalise pooled features (B, channels) for the linear layer."""
     with no_autocast(pooled.device):
         normalised: Tensor = layer_norm(pooled)

@@ -17,7 +17,7 @@ from typing import Any
 from shortlist.config import RunConfig, flatten, read_yaml, validate_config
 from shortlist.errors import ConfigError, did_you_mean
 
-__all__ = ["describe_recipes", "differences", "open_recipe", "recipe_names"]
+__all__ = ["describe_recipes", "differences", "open_recipe", "recipe_names", "reproduced_results"]
 
 DESCRIPTION = ("name", "about", "paper", "measured")
 NOT_INHERITED = (*DESCRIPTION, "repeats")
@@ -93,6 +93,16 @@ def differences(config: RunConfig) -> list[str]:
     recipe, current = (dict(flatten(each.model_dump(mode="json"))) for each in (open_recipe(config.name), config))
     changed = (key for key in current if current[key] != recipe.get(key) and not key.startswith(NOT_COMPARED))
     return [f"{key}={current[key]} (the recipe: {recipe.get(key)})" for key in changed]
+
+
+def reproduced_results(config: RunConfig) -> Mapping[str, Mapping[str, float]] | None:
+    """Return our results with the packaged recipe of the same name, by test and metric.
+
+    Returns:
+        The results, empty if there are none yet; None if the configuration is not that of a packaged recipe, or if
+        there is nothing to reproduce.
+    """
+    return config.measured if config.name in recipe_names() and (config.measured or config.paper) else None
 
 
 def _resolve(recipe: str, children: tuple[str, ...]) -> dict[str, Any]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -17,14 +16,14 @@ from shortlist.encoding import Encoder
 from shortlist.errors import DataError, RunError, translate_arguments
 from shortlist.evaluation.judged import Rows, pairs
 from shortlist.evaluation.protocols import gallery_rows, query_rows
-from shortlist.progress import Display
+from shortlist.progress import Display, Progress
 from shortlist.ranking.count_at_least import count_at_least
 from shortlist.ranking.ranker import Ranker, TensorSource, rounding
 from shortlist.ranking.relevance import HIDDEN
 from shortlist.ranking.scratch import Scratch
 from shortlist.training import RunFolder, open_encoder
 from shortlist.training.datasets import EvalSet
-from shortlist.training.plan import decoding_workers
+from shortlist.training.plan import run_workers
 from shortlist.training.run_evaluation import embed_test
 
 NUM_RESULTS = 10  # results per query
@@ -112,11 +111,11 @@ def open_test(
 ) -> EmbeddedTest:
     """Load the vectors that the run saved when it was tested. Images that have changed since are embedded again."""
     with display.task(f"embedding {eval_set.name}", "images") as progress:
-        vectors = embed_test(encoder, eval_set.catalog, decoding_workers(config), folder, progress)
+        vectors = embed_test(encoder, eval_set.catalog, run_workers(config), folder, progress)
     return EmbeddedTest(eval_set.catalog, eval_set.k, vectors.to(next(encoder.embedder.parameters()).device))
 
 
-def analyse(vectors: Tensor, catalog: Catalog, progress: Callable[[int, int], None] | None = None) -> Analysis:
+def analyse(vectors: Tensor, catalog: Catalog, progress: Progress | None = None) -> Analysis:
     """Rank the gallery for every query of a catalog, with the memory of the vectors and one tile of similarities.
 
     Positives are images of the same class or, if images have several labels, that share one. For judged queries, they

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -11,6 +11,7 @@ from torch import Tensor
 
 from shortlist.data import Catalog
 from shortlist.data.images import ImageError
+from shortlist.progress import Progress
 from shortlist.report.analysis import Analysis
 from shortlist.report.pages import load_pixels
 from shortlist.search import nearest
@@ -167,7 +168,7 @@ def separation(analysis: Analysis) -> float | None:
 
 
 @dataclass(frozen=True)
-class Duplicates:
+class IdenticalPairs:
     """Images with equal pixels and different labels.
 
     Args:
@@ -179,14 +180,14 @@ class Duplicates:
     num_unchecked: int
 
 
-def duplicates(analysis: Analysis, catalog: Catalog, progress: Callable[[int, int], None] | None = None) -> Duplicates:
+def identical_pairs(analysis: Analysis, catalog: Catalog, progress: Progress | None = None) -> IdenticalPairs:
     """Find images with equal pixels and different labels among the results: at least one label is wrong.
 
     Equal pixels give equal vectors, so only the pixels of pairs with equal vectors are compared. Judged queries have no
     duplicates.
     """
     if catalog.judgements:
-        return Duplicates([], 0)
+        return IdenticalPairs([], 0)
     query, rank = np.nonzero((analysis.similarities >= MIN_SIMILARITY) & (analysis.results >= 0))
     pairs = np.column_stack((analysis.queries[query], analysis.results[query, rank]))
     pairs = np.unique(np.sort(pairs[~catalog.share_label(pairs[:, 0], pairs[:, 1])], axis=1), axis=0)
@@ -196,10 +197,10 @@ def duplicates(analysis: Analysis, catalog: Catalog, progress: Callable[[int, in
             found.append((one, other))
         if progress is not None:
             progress(number + 1, min(len(pairs), MAX_COMPARED))
-    return Duplicates(found, max(0, len(pairs) - MAX_COMPARED))
+    return IdenticalPairs(found, max(0, len(pairs) - MAX_COMPARED))
 
 
-def near_duplicates(analysis: Analysis, catalog: Catalog) -> list[tuple[int, int]]:
+def similar_pairs_across_classes(analysis: Analysis, catalog: Catalog) -> list[tuple[int, int]]:
     """Find wrong results whose vector is nearly that of the query: pairs of rows, the most similar first.
 
     Judged queries have none. Only the first results of each query are compared.

@@ -14,7 +14,7 @@ from shortlist.files import check_writable
 from shortlist.progress import Display, default_display
 from shortlist.report.analysis import EmbeddedTest
 from shortlist.report.pages import Thumbnails, write_page
-from shortlist.report.run_report import MAX_COMPARED_IMAGES, catalog_counts, look_alikes, result_sections
+from shortlist.report.run_report import MAX_COMPARED_IMAGES, catalog_counts, look_alike_section, result_sections
 from shortlist.report.terminal_tables import counts
 from shortlist.training.datasets import EvalImages
 from shortlist.training.folder import device_name
@@ -61,7 +61,7 @@ def write_model_report(name: Path | str, images: EvalImages, out: Path | str, di
         thumbnails,
         title=Path(name).absolute().name.removeprefix(TIMM),
         sections=["Numbers", "Results", "Failures", "Look-alikes", "What was run"],
-        alike=look_alikes(thumbnails, eval_set.catalog, display, [sections]),
+        alike=look_alike_section(thumbnails, eval_set.catalog, display, [sections]),
         compared=MAX_COMPARED_IMAGES,
         evaluations=[(measured, None)],
         counts=counts,

@@ -32,7 +32,7 @@ from shortlist.report.thresholds import Threshold, recommended, thresholds
 from shortlist.training import Plan, RunFolder, make_plan
 from shortlist.training.baseline import baseline_name
 from shortlist.training.folder import ImagesChangedError
-from shortlist.training.plan import decoding_workers
+from shortlist.training.plan import run_workers
 from shortlist.training.run_evaluation import embed_test, is_run, no_test_images
 
 MAX_CLASSES = 150  # classes with a query in the report, over all tests; all thumbnails together take a few MB
@@ -90,7 +90,7 @@ class RepeatedRun:
 
 
 @dataclass(frozen=True)
-class LookAlikes:
+class LookAlikeSection:
     """Images of a run that look the same, although their files differ.
 
     Args:
@@ -157,10 +157,10 @@ def write_report(
     if plan is not None and training_images:
         with display.task("embedding the training images", "images") as progress:
             train = replace(plan.train, name=f"{plan.train.name}-train")
-            trained = embed_test(encoder, train, decoding_workers(config), folder, progress)
+            trained = embed_test(encoder, train, run_workers(config), folder, progress)
         near_training = _near_training(thumbnails, train, trained, tests)
     sections = [result_sections(thumbnails, test, len(tests), display) for test in tests]
-    alike = None if plan is None or not tests else look_alikes(thumbnails, plan.catalog, display, sections)
+    alike = None if plan is None or not tests else look_alike_section(thumbnails, plan.catalog, display, sections)
     if sections:
         best = sections[0].recommended
         folder.recommend_min_score(None if best is None else (best.min_score, best.rate))
@@ -232,10 +232,10 @@ def result_sections(thumbnails: Thumbnails, test: EmbeddedTest, num_tests: int, 
         labels = {"every class": _class_group_label(catalog, analysis, len(chosen["every class"]))}
         queries = browse_queries(thumbnails, catalog, {"": analysis}, chosen, labels)
     with display.task("comparing images with equal vectors", "pairs") as progress:
-        duplicates = findings.duplicates(analysis, catalog, progress)
+        identical = findings.identical_pairs(analysis, catalog, progress)
 
-    equal = set(duplicates.pairs)
-    near = [pair for pair in findings.near_duplicates(analysis, catalog) if pair not in equal]
+    equal = set(identical.pairs)
+    near = [pair for pair in findings.similar_pairs_across_classes(analysis, catalog) if pair not in equal]
 
     def picture(row: int) -> Picture:
         return Picture.of(thumbnails, catalog, int(row))
@@ -255,17 +255,17 @@ def result_sections(thumbnails: Thumbnails, test: EmbeddedTest, num_tests: int, 
         test.k,
         findings.recall_by_class_size(analysis, test.k),
         confusions,
-        [(picture(one), picture(other)) for one, other in duplicates.pairs[:MAX_DUPLICATES]],
-        len(duplicates.pairs),
-        duplicates.num_unchecked,
+        [(picture(one), picture(other)) for one, other in identical.pairs[:MAX_DUPLICATES]],
+        len(identical.pairs),
+        identical.num_unchecked,
         [(picture(one), picture(other)) for one, other in near[:MAX_DUPLICATES]],
         len(near),
     )
 
 
-def look_alikes(
+def look_alike_section(
     thumbnails: Thumbnails, catalog: Catalog, display: Display, sections: Sequence[ResultSections] = ()
-) -> LookAlikes | None:
+) -> LookAlikeSection | None:
     """Find images of a run that look the same; None if there are too many images.
 
     Args:
@@ -288,7 +288,7 @@ def look_alikes(
             first, second = (Picture.of(thumbnails, catalog, row) for row in pair)
             by_kind[leak].append((first, second))
     num_leaks = sum(leak for _, leak in found)
-    return LookAlikes(by_kind[True], num_leaks, by_kind[False], len(found) - num_leaks)
+    return LookAlikeSection(by_kind[True], num_leaks, by_kind[False], len(found) - num_leaks)
 
 
 def _near_training(

@@ -101,7 +101,7 @@ def _ivfpq(number: int, dim: int) -> Any:
     return faiss.index_factory(dim, f"OPQ{codes},IVF{lists},PQ{codes}x8np", faiss.METRIC_INNER_PRODUCT)
 
 
-def extended(index: Any, vectors: Rows, progress: Progress | None = None) -> Any:
+def extend_copy(index: Any, vectors: Rows, progress: Progress | None = None) -> Any:
     """Return a copy of an index with more vectors. Other threads may search the original.
 
     Args:
@@ -123,7 +123,7 @@ def _add(index: Any, vectors: Rows, progress: Progress | None = None) -> None:
 
 
 def search(
-    index: Any | None, vectors: Rows, queries: NDArray[np.float32], k: int, alive: NDArray[np.bool_] | None
+    index: Any | None, vectors: Rows, queries: NDArray[np.float32], k: int, searchable: NDArray[np.bool_] | None
 ) -> Found:
     """Find the nearest neighbours of queries, by an index of the first vectors and exactly among the others.
 
@@ -132,95 +132,99 @@ def search(
         vectors: All vectors, (n, d).
         queries: (q, d).
         k: Number of results per query, at most the number of vectors that can be found.
-        alive: Mask of the rows that can be found, (n,). None: all.
+        searchable: Mask of the rows that can be found, (n,). None: all.
 
     Returns:
         Cosine similarities in descending order and rows, (q, k) each.
     """
     indexed = 0 if index is None else int(index.ntotal)
     if not indexed:
-        return search_exactly(vectors, queries, k, alive)
-    among = None if alive is None else alive[:indexed]
+        return search_exactly(vectors, queries, k, searchable)
+    among = None if searchable is None else searchable[:indexed]
     by_index = search_indexed(index, vectors, queries, min(k, _number(indexed, among)), among)
     if (by_index[1] < 0).any():  # for a large k, an approximate index may find fewer
-        return search_exactly(vectors, queries, k, alive)
+        return search_exactly(vectors, queries, k, searchable)
     if indexed == len(vectors):
         return by_index
-    scores, rows = search_exactly(vectors[indexed:], queries, k, None if alive is None else alive[indexed:])
-    return best([by_index, (scores, rows + indexed)], k)
+    scores, rows = search_exactly(vectors[indexed:], queries, k, None if searchable is None else searchable[indexed:])
+    return merge_results([by_index, (scores, rows + indexed)], k)
 
 
-def search_exactly(vectors: Rows, queries: NDArray[np.float32], k: int, alive: NDArray[np.bool_] | None) -> Found:
+def search_exactly(vectors: Rows, queries: NDArray[np.float32], k: int, searchable: NDArray[np.bool_] | None) -> Found:
     """Compare queries with all vectors; see `search`. Memory-mapped vectors are read in place."""
     found, first = [(np.empty((len(queries), 0), np.float32), np.empty((len(queries), 0), np.int64))], 0
     for part in vectors.parts if isinstance(vectors, StackedVectors) else [vectors]:
-        among = None if alive is None else alive[first : first + len(part)]
+        among = None if searchable is None else searchable[first : first + len(part)]
         scores, rows = _search_part(part, queries, k, None if among is None or among.all() else among)
         found.append((scores, rows + first))
         first += len(part)
-    return best(found, k)
+    return merge_results(found, k)
 
 
-def _search_part(part: NDArray[Any], queries: NDArray[np.float32], k: int, alive: NDArray[np.bool_] | None) -> Found:
-    if alive is None or len(queries) < MANY_QUERIES:
-        return _compare(part, queries, k, alive)
+def _search_part(
+    part: NDArray[Any], queries: NDArray[np.float32], k: int, searchable: NDArray[np.bool_] | None
+) -> Found:
+    if searchable is None or len(queries) < MANY_QUERIES:
+        return _compare(part, queries, k, searchable)
     starts = range(0, len(part), _VECTORS_PER_COPY)
-    chosen = [np.flatnonzero(alive[start : start + _VECTORS_PER_COPY]) + start for start in starts]
+    chosen = [np.flatnonzero(searchable[start : start + _VECTORS_PER_COPY]) + start for start in starts]
     found = [_compare(part[rows], queries, k, None) for rows in chosen]
-    return best([(scores, rows[at]) for rows, (scores, at) in zip(chosen, found, strict=True)], k)
+    return merge_results([(scores, rows[at]) for rows, (scores, at) in zip(chosen, found, strict=True)], k)
 
 
-def _compare(vectors: NDArray[Any], queries: NDArray[np.float32], k: int, alive: NDArray[np.bool_] | None) -> Found:
+def _compare(
+    vectors: NDArray[Any], queries: NDArray[np.float32], k: int, searchable: NDArray[np.bool_] | None
+) -> Found:
     faiss = _faiss()
-    shape = (len(queries), min(k, _number(len(vectors), alive)))
+    shape = (len(queries), min(k, _number(len(vectors), searchable)))
     scores, rows = np.empty(shape, dtype=np.float32), np.empty(shape, dtype=np.int64)
     if scores.size:
         inputs = _float32(queries), _float32(vectors)
-        selector, _bitmap = (None, None) if alive is None else _selector(alive)
+        selector, _bitmap = (None, None) if searchable is None else _selector(searchable)
         pointers = [faiss.swig_ptr(each) for each in (*inputs, scores, rows)]
         sizes = (vectors.shape[1], len(queries), len(vectors), shape[1])
         faiss.knn_inner_product(*pointers[:2], *sizes, *pointers[2:], selector)
     return scores, rows
 
 
-def best(found: Sequence[Found], k: int) -> Found:
+def merge_results(found: Sequence[Found], k: int) -> Found:
     """Return the best k of several results, in descending order; equal scores keep their order."""
     scores, rows = (np.concatenate(each, axis=1) for each in zip(*found, strict=True))
     order = np.argsort(-scores, axis=1, kind="stable")[:, :k]
     return np.take_along_axis(scores, order, 1), np.take_along_axis(rows, order, 1)
 
 
-def _number(rows: int, alive: NDArray[np.bool_] | None) -> int:
-    return rows if alive is None else int(np.count_nonzero(alive))
+def _number(rows: int, searchable: NDArray[np.bool_] | None) -> int:
+    return rows if searchable is None else int(np.count_nonzero(searchable))
 
 
 def search_indexed(
-    index: Any, vectors: Rows, queries: NDArray[np.float32], k: int, alive: NDArray[np.bool_] | None
+    index: Any, vectors: Rows, queries: NDArray[np.float32], k: int, searchable: NDArray[np.bool_] | None
 ) -> Found:
     """Search an index. The row is -1 where fewer than k were found; see `search`.
 
     The results of IVF-PQ are reranked by the vectors themselves, since its codes give approximate scores.
     """
     if not isinstance(index, _faiss().IndexPreTransform):
-        return _search_index(index, queries, k, alive)
-    _, found = _search_index(index, queries, min(max(RERANK_FACTOR * k, MIN_RERANKED), index.ntotal), alive)
+        return _search_index(index, queries, k, searchable)
+    _, found = _search_index(index, queries, min(max(RERANK_FACTOR * k, MIN_RERANKED), index.ntotal), searchable)
     found = np.sort(found)  # ties are sorted by id, and a file is read in order
     candidates = np.maximum(found, 0)
     exact = np.stack([_float32(vectors[rows]) @ query for query, rows in zip(queries, candidates, strict=True)])
-    return best([(np.where(found < 0, np.float32(-np.inf), exact), found)], k)
+    return merge_results([(np.where(found < 0, np.float32(-np.inf), exact), found)], k)
 
 
-def _search_index(index: Any, queries: NDArray[np.float32], k: int, alive: NDArray[np.bool_] | None) -> Found:
+def _search_index(index: Any, queries: NDArray[np.float32], k: int, searchable: NDArray[np.bool_] | None) -> Found:
     function = getattr(index, "search_numpy", index.search)  # the original, if faiss.contrib.torch_utils replaced it
-    if alive is None:
+    if searchable is None:
         return function(queries, k)  # type: ignore[no-any-return]
-    selector, _bitmap = _selector(alive)
+    selector, _bitmap = _selector(searchable)
     return function(queries, k, params=_parameters(index, selector))  # type: ignore[no-any-return]
 
 
-def _selector(alive: NDArray[np.bool_]) -> tuple[Any, NDArray[np.uint8]]:
+def _selector(searchable: NDArray[np.bool_]) -> tuple[Any, NDArray[np.uint8]]:
     """Return a selector of the rows in a mask, and the bitmap that it refers to without owning it."""
-    bitmap = np.packbits(alive, bitorder="little")
+    bitmap = np.packbits(searchable, bitorder="little")
     return _faiss().IDSelectorBitmap(bitmap), bitmap
 
 
@@ -232,7 +236,7 @@ def _parameters(index: Any, selector: Any) -> Any:
     return faiss.SearchParametersPreTransform(index_params=inner)
 
 
-def tune(index: Any, vectors: Rows, alive: NDArray[np.bool_] | None = None) -> dict[str, Any] | None:
+def tune(index: Any, vectors: Rows, searchable: NDArray[np.bool_] | None = None) -> dict[str, Any] | None:
     """Set the lowest search effort at which an approximate index finds 95 % of the exact 10 nearest neighbours.
 
     The recall is measured with vectors of the index as queries, and a query does not count as its own neighbour. The
@@ -241,22 +245,22 @@ def tune(index: Any, vectors: Rows, alive: NDArray[np.bool_] | None = None) -> d
     Args:
         index: An approximate index from `build`.
         vectors: The vectors of the index, (n, d).
-        alive: Mask of the rows that can be found, (n,). None: all.
+        searchable: Mask of the rows that can be found, (n,). None: all.
 
     Returns:
         The measured recall, the number of neighbours ("at") and the number of queries; None for fewer than two vectors.
     """
-    rows = np.arange(len(vectors)) if alive is None else np.flatnonzero(alive)
+    rows = np.arange(len(vectors)) if searchable is None else np.flatnonzero(searchable)
     if len(rows) < 2:
         return None
     chosen = np.sort(np.random.default_rng(0).permutation(rows)[:RECALL_QUERIES])
     queries, k = _float32(vectors[chosen]), min(RECALL_AT, len(rows) - 1)
-    _, exact = nearest(queries, vectors, k + 1, searchable=alive)
+    _, exact = nearest(queries, vectors, k + 1, searchable=searchable)
     expected = [set(each) - {own} for each, own in zip(exact.tolist(), chosen.tolist(), strict=True)]
 
     def found(effort: int) -> list[list[int]]:
         set_effort(index, effort)
-        rows: list[list[int]] = search_indexed(index, vectors, queries, k + 1, alive)[1].tolist()
+        rows: list[list[int]] = search_indexed(index, vectors, queries, k + 1, searchable)[1].tolist()
         return rows
 
     _, recall = lowest_effort(found, expected, _max_effort(index))

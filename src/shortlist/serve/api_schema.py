@@ -8,6 +8,7 @@ from fastapi import Path, Query
 from pydantic import AfterValidator, BaseModel, Field
 
 from shortlist.gallery.gallery import Hit, Item
+from shortlist.gallery.manifest import Recall
 from shortlist.serve.limits import MAX_ID, MAX_RESULTS, Limits
 
 Id = Annotated[int, Path(ge=0, le=MAX_ID, description="Id of an image of the gallery.")]
@@ -111,15 +112,7 @@ class Bounds(BaseModel):
         return cls(bytes=limits.bytes, pixels=limits.pixels)
 
 
-class Recall(BaseModel):
-    """Fraction of the exact results that the index finds."""
-
-    recall: float
-    at: int = Field(description="Number of results.")
-    queries: int = Field(description="Number of images of the gallery that were used as queries.")
-
-
-class IndexFacts(BaseModel):
+class IndexDescription(BaseModel):
     """The index of the gallery."""
 
     kind: str = Field(description="flat, hnsw or ivfpq; flat is exact.")
@@ -136,7 +129,7 @@ class GalleryFacts(BaseModel):
     labels: list[LabelFacts] = Field(description="Sorted by label.")
     min_score: float | None = Field(description="Default minimum score of the results of a search; null: no minimum.")
     limits: Bounds
-    index: IndexFacts
+    index: IndexDescription
 
 
 def _facts(item: Item) -> dict[str, Any]:

@@ -25,13 +25,13 @@ class Draining:
             await self.app(scope, receive, send)
             return
 
-        async def send_and_note(message: Message) -> None:
+        async def send_and_record(message: Message) -> None:
             self._unanswered.discard(task)
             await send(message)
 
         self._unanswered.add(task)
         try:
-            await self.app(scope, receive, send_and_note)
+            await self.app(scope, receive, send_and_record)
         except asyncio.CancelledError:
             if task not in self._unanswered:
                 raise

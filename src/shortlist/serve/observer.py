@@ -58,7 +58,7 @@ class Observer:
             return
         status, sent, started = 500, 0, time.perf_counter()  # 500 if there is no response because of an exception
 
-        async def send_and_note(message: Message) -> None:
+        async def send_and_record(message: Message) -> None:
             nonlocal status, sent
             if message["type"] == "http.response.start":
                 status = message["status"]
@@ -67,7 +67,7 @@ class Observer:
 
         self.metrics.change("requests_in_progress", 1)
         try:
-            await self.app(scope, receive, send_and_note)
+            await self.app(scope, receive, send_and_record)
         except asyncio.CancelledError:
             status = 503  # see `Draining`
             raise

@@ -22,7 +22,7 @@ GAUGES = {
     "requests_in_progress": "Requests that have not been answered yet.",
     "requests_waiting": "Requests that wait for a thread.",
 }
-MEANINGS = {
+DESCRIPTIONS = {
     **GAUGES,
     "gallery_images": "Images of the gallery.",
     "gallery_info": "The gallery in use, with its identifier and the fingerprint of its model. Always 1.",
@@ -61,15 +61,15 @@ class Metrics:
         """Return all metrics of all processes.
 
         Args:
-            gauges: Further values, by name; the names are in `MEANINGS`.
+            gauges: Further values, by name; the names are in `DESCRIPTIONS`.
             facts: Labels of metrics whose value is always 1, by name.
         """
         total, current = self._sums()
         lines = list(_histogram(total[:_SIZE].reshape(_SHAPE)))
         for name, number in {**dict(zip(GAUGES, current[_SIZE:], strict=True)), **gauges}.items():
-            lines += [*_header(name, "gauge", MEANINGS[name]), f"shortlist_{name} {number:.15g}"]
+            lines += [*_header(name, "gauge", DESCRIPTIONS[name]), f"shortlist_{name} {number:.15g}"]
         for name, labels in facts.items():
-            lines += [*_header(name, "gauge", MEANINGS[name]), f"shortlist_{name}{_labels(**labels)} 1"]
+            lines += [*_header(name, "gauge", DESCRIPTIONS[name]), f"shortlist_{name}{_labels(**labels)} 1"]
         return "\n".join(lines) + "\n"
 
     def _sums(self) -> tuple[Values, Values]:

@@ -21,7 +21,6 @@ from starlette.types import ASGIApp
 
 from shortlist.errors import ConfigError, check_known
 from shortlist.gallery.gallery import Gallery
-from shortlist.process import threads
 from shortlist.serve.draining import Draining
 from shortlist.serve.limits import Limits
 from shortlist.serve.observer import AccessLog
@@ -29,6 +28,7 @@ from shortlist.serve.prometheus import Metrics
 from shortlist.serve.service import WORKERS
 from shortlist.serve.web_app import create_app
 from shortlist.supervisor import supervise
+from shortlist.threads import threads
 
 LOCAL_NAMES = ("localhost", "127.0.0.1", "[::1]")
 SHUTDOWN_SECONDS = 3  # time to complete requests when the server is stopped; the others are answered with 503

@@ -35,7 +35,7 @@ JPEG_QUALITY = 88
 Result = TypeVar("Result")
 
 
-class Picture(NamedTuple):
+class EncodedImage(NamedTuple):
     """An image of the gallery as a JPEG."""
 
     version: str  # HTTP ETag of the current file
@@ -103,7 +103,7 @@ class Service:
         """Find the images that are most similar to an image of the gallery."""
         return await self._searches.run(self._similar, id, options)
 
-    async def picture(self, id: int, size: int, known: str) -> Picture:  # noqa: A002
+    async def picture(self, id: int, size: int, known: str) -> EncodedImage:  # noqa: A002
         """Return an image of the gallery as a JPEG.
 
         Args:
@@ -113,7 +113,7 @@ class Service:
         """
         return await self._pictures.run(self._picture, id, size, known)
 
-    def _picture(self, id: int, size: int, known: str) -> Picture:  # noqa: A002
+    def _picture(self, id: int, size: int, known: str) -> EncodedImage:  # noqa: A002
         path = self.gallery.item(id).path
         encode = self._cached_thumbnail if size <= THUMBNAIL_SIZE else self._encode_jpeg
         try:
@@ -121,7 +121,7 @@ class Service:
             if stamp is None:
                 raise FileNotFoundError(path)
             version = f'"{stamp[1]:x}-{stamp[0]:x}-{size}"'
-            return Picture(version, None if version in known else encode(path, size, version))
+            return EncodedImage(version, None if version in known else encode(path, size, version))
         except OSError:
             raise RequestError(404, f"The file of image {id} no longer exists.") from None
         except ImageError as error:

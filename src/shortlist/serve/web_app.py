@@ -132,7 +132,7 @@ def _add_information(api: APIRouter, service: Service) -> None:
             labels=[schema.LabelFacts(label=name, images=number) for name, number in gallery.labels().items()],
             min_score=gallery.min_score,
             limits=schema.Bounds.of(service.limits),
-            index=schema.IndexFacts.model_validate(gallery.facts()),
+            index=schema.IndexDescription.model_validate(gallery.facts()),
         )
 
     @api.get("/api/gallery", responses=responses())

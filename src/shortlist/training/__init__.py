@@ -7,12 +7,12 @@ with extra("training", __name__):
 
     from shortlist.progress import Display
     from shortlist.training.ablation import ablate, collect
-    from shortlist.training.components import Given
+    from shortlist.training.components import Given, build_loss
     from shortlist.training.datasets import EvalImages
     from shortlist.training.folder import RunFolder
     from shortlist.training.loop import resume_run, train_run
     from shortlist.training.plan import Plan, make_plan
-    from shortlist.training.plan_description import describe
+    from shortlist.training.plan_description import describe_plan
     from shortlist.training.requirements import Requirements, find_requirements
     from shortlist.training.run_evaluation import (
         embed_run_shard,
@@ -33,8 +33,9 @@ __all__ = [
     "SweepResult",
     "TrialResult",
     "ablate",
+    "build_loss",
     "collect",
-    "describe",
+    "describe_plan",
     "embed_run_shard",
     "evaluate_encoder",
     "evaluate_run",

@@ -17,8 +17,8 @@ from shortlist.config import RunConfig
 from shortlist.data import Catalog, ImageDataset
 from shortlist.data.images import ImageError
 from shortlist.model import Embedder
-from shortlist.process import threads
 from shortlist.progress import Clock
+from shortlist.threads import threads
 from shortlist.training.components import build_embedder, build_transforms
 from shortlist.training.durations import seconds_per_step
 from shortlist.training.learner import Learner
@@ -115,7 +115,7 @@ def _seconds_per_view(config: RunConfig, embedder: Embedder, clock: Clock = time
     with torch.inference_mode():
         while len(times) < 2 or sum(times) < MEASURED_SECONDS:
             started = clock()
-            embedder.pool(images)
+            embedder.pooled_features(images)
             times.append(clock() - started)
     return min(times) / len(images)
 

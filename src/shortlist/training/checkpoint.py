@@ -28,7 +28,7 @@ class TrainingState:
     tensors: dict[str, Tensor]  # by dotted names
     facts: dict[str, Any]  # JSON-compatible
 
-    def under(self, prefix: str) -> dict[str, Tensor]:
+    def with_prefix(self, prefix: str) -> dict[str, Tensor]:
         """Return the tensors whose names start with a prefix, by the rest of their names."""
         return {name[len(prefix) :]: each for name, each in self.tensors.items() if name.startswith(prefix)}
 

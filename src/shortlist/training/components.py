@@ -11,7 +11,6 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from shortlist.batches.undo import seeded
 from shortlist.config import CONFIG_KEYS, LossConfig, OptimizerConfig, RunConfig
 from shortlist.config.schema import SingleLossConfig
 from shortlist.data import FitTransform, TrainTransform, Transform
@@ -34,7 +33,7 @@ from shortlist.ranking import (
     SiMix,
     SmoothAPLoss,
 )
-from shortlist.seeds import derived_seed
+from shortlist.seeds import derived_seed, seeded
 from shortlist.training.user_loss import build_user_loss
 
 Classes = Tensor | NDArray[np.integer]

@@ -76,7 +76,7 @@ class EvalSet:
         """Name of the catalog."""
         return self.catalog.name
 
-    def labelled(self, measured: Evaluation) -> Evaluation:
+    def with_split_name(self, measured: Evaluation) -> Evaluation:
         """Return an evaluation on these images, with the split "all" if they are not a part of their source."""
         return replace(measured, split="all") if self.whole else measured
 
@@ -146,7 +146,7 @@ def _without_unreadable(catalog: Catalog, lists: list[Path], display: Display) -
     unreadable = _find_unreadable(catalog, lists, display)
     left_out = {path for path, _ in unreadable}
     left = catalog.subset([path not in left_out for path in catalog.paths])
-    return OpenedImages(_with_remark(left, len(catalog.missing), len(unreadable)), unreadable)
+    return OpenedImages(_with_left_out_remark(left, len(catalog.missing), len(unreadable)), unreadable)
 
 
 def _find_unreadable(catalog: Catalog, lists: list[Path], display: Display) -> list[tuple[str, str]]:
@@ -188,7 +188,7 @@ def _split(config: RunConfig, catalog: Catalog) -> Catalog:
     return half_validation(catalog) if config.data.validation == "half" else catalog
 
 
-def _with_remark(catalog: Catalog, missing: int, unreadable: int = 0) -> Catalog:
+def _with_left_out_remark(catalog: Catalog, missing: int, unreadable: int = 0) -> Catalog:
     """Add a remark on the number of images that were left out."""
     if not missing and not unreadable:
         return catalog
@@ -231,7 +231,7 @@ def open_eval_set(config: RunConfig, test: TestConfig, display: Display, own: Ca
             translate_arguments({"root": "`distractors`"}),
         ):
             distractors = open_catalog("r1m", root=test.distractors, on_missing=on_missing, progress=progress)
-        distractors = _with_remark(distractors, len(distractors.missing))
+        distractors = _with_left_out_remark(distractors, len(distractors.missing))
     return replace(_eval_set(config, test.source, catalog, "test", distractors), on_missing=on_missing)
 
 

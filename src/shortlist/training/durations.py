@@ -13,17 +13,17 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from shortlist.batches.by_size import Images, by_size
 from shortlist.batches.large_batch import LargeBatchStep
-from shortlist.batches.sizes import Images, by_size
-from shortlist.batches.undo import seeded
 from shortlist.data import ImageDataset, Transform, image_chunks
 from shortlist.distributed import ALONE
 from shortlist.encoding.embed import MAX_PIXELS
 from shortlist.model import Embedder
 from shortlist.progress import Clock, format_duration
+from shortlist.seeds import seeded
 from shortlist.training.components import build_transforms
 from shortlist.training.learner import Learner
-from shortlist.training.plan import Plan, decoding_workers, inference_batch_size
+from shortlist.training.plan import Plan, inference_batch_size, run_workers
 from shortlist.training.requirements import TRAINING_WORK, Requirements
 
 MEASURED_STEPS = 29  # number of measured training steps on features
@@ -202,7 +202,7 @@ def _seconds_of_loss(plan: Plan, learner: Learner, clock: Clock) -> float:
 def _load(plan: Plan, transform: Transform, parts: Iterable[Tensor]) -> Generator[Images, None, None]:
     dataset = ImageDataset(plan.train, transform, plan.config.training.seed)
     keys = ([(0, index) for index in part.tolist()] for part in parts)
-    yield from image_chunks(dataset, keys, decoding_workers(plan.config))
+    yield from image_chunks(dataset, keys, run_workers(plan.config))
 
 
 def _seconds_per_item(counts: Iterator[int], seconds: float, clock: Clock) -> float:

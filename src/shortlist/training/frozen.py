@@ -17,9 +17,9 @@ from shortlist.seeds import derived_seed
 from shortlist.training.components import build_transforms
 from shortlist.training.durations import batch_labels, describe_parts, seconds_per_step
 from shortlist.training.folder import RunFolder
-from shortlist.training.initial_whitening import prepared, sample_images, whiten
+from shortlist.training.initial_whitening import linear_input, sample_images, whiten
 from shortlist.training.learner import Learner
-from shortlist.training.plan import Plan, decoding_workers, inference_batch_size
+from shortlist.training.plan import Plan, inference_batch_size, run_workers
 
 MEASURED_SECONDS = 2.0  # time of encoding after which the remaining time is estimated
 
@@ -64,7 +64,7 @@ class FrozenBackbone:
         return {} if seconds is None else {f"{steps:,} steps": steps * seconds}
 
     def _features(self, catalog: Catalog, views: Views, progress: Progress) -> CachedFeatures:
-        size, workers = inference_batch_size(self.config), decoding_workers(self.config)
+        size, workers = inference_batch_size(self.config), run_workers(self.config)
         embedder = self.learner.embedder
         return self.cache.features(embedder, catalog, views, batch_size=size, workers=workers, progress=progress)
 
@@ -108,7 +108,7 @@ class FrozenBackbone:
         images = sample_images(labels, model.whitening_images, derived_seed("whitening", self.config.training.seed))
         number = min(self._augmented.number, max(1, model.whitening_images // len(images)))
         images, views = np.tile(images, number), np.repeat(np.arange(number), len(images))
-        features = prepared(self.learner.embedder, self.views.take(images, views))
+        features = linear_input(self.learner.embedder, self.views.take(images, views))
         return whiten(self.config, features, torch.from_numpy(labels[images]))
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import replace
 
 import numpy as np
@@ -16,6 +15,7 @@ from shortlist.encoding import embed_images
 from shortlist.encoding.feature_cache import PooledFeatures
 from shortlist.model import Embedder, pair_whitening, pca_whitening
 from shortlist.model.whitening import check_sizes
+from shortlist.progress import Progress
 from shortlist.seeds import derived_seed
 from shortlist.training.components import build_transforms
 
@@ -34,7 +34,7 @@ def learn_whitening(
     train: Catalog,
     workers: int = 0,
     batch_size: int = 32,
-    progress: Callable[[int, int], None] | None = None,
+    progress: Progress | None = None,
 ) -> tuple[Tensor, Tensor]:
     """Learn the weight and bias of the linear layer from pooled features, as `config.model.whitening` specifies.
 
@@ -59,13 +59,13 @@ def learn_whitening(
     transform = test if model.whitening_size is None else _resized(test, model.whitening_size)
     network = PooledFeatures(embedder)
     pooled = embed_images(network, images, transform, batch_size=batch_size, workers=workers, progress=progress)
-    return whiten(config, prepared(embedder, pooled), torch.from_numpy(images.labels.copy()))
+    return whiten(config, linear_input(embedder, pooled), torch.from_numpy(images.labels.copy()))
 
 
-def prepared(embedder: Embedder, pooled: Tensor) -> Tensor:
+def linear_input(embedder: Embedder, pooled: Tensor) -> Tensor:
     """Compute the input of the linear layer from pooled features (n, channels), on the CPU."""
     with torch.no_grad():
-        return embedder.head().prepared(pooled.to(embedder.mean.device)).cpu()
+        return embedder.head().linear_input(pooled.to(embedder.mean.device)).cpu()
 
 
 def whiten(config: RunConfig, features: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:

@@ -18,10 +18,10 @@ def with_interim_tests(evaluations: Sequence[Evaluation], records: Sequence[dict
         evaluations: Evaluations of the trained embedder.
         records: All records of the run.
     """
-    return [_with_remark(each, records) for each in evaluations]
+    return [_with_interim_remark(each, records) for each in evaluations]
 
 
-def _with_remark(evaluation: Evaluation, records: Sequence[dict[str, Any]]) -> Evaluation:
+def _with_interim_remark(evaluation: Evaluation, records: Sequence[dict[str, Any]]) -> Evaluation:
     tests: list[tuple[int, Mapping[str, float]]] = [
         (record["epoch"], record)
         for record in records

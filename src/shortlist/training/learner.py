@@ -10,15 +10,14 @@ import torch
 from torch import Tensor, nn
 from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 
+from shortlist.batches.by_size import Images
 from shortlist.batches.large_batch import LargeBatchStep, StepOutput, refuse_batch_statistics
-from shortlist.batches.sizes import Images
-from shortlist.batches.undo import seeded
 from shortlist.config import RunConfig
 from shortlist.distributed import ALONE, Processes
 from shortlist.errors import RunError
 from shortlist.model import CorrectedLinear, Embedder, Head
 from shortlist.ranking import RankingLoss
-from shortlist.seeds import derived_seed
+from shortlist.seeds import derived_seed, seeded
 from shortlist.training.checkpoint import TrainingState, load_optimizer_tensors, optimizer_tensors
 from shortlist.training.components import Classes, build_embedder, build_loss, build_optimizer, trained_parts
 
@@ -190,11 +189,11 @@ class Learner:
             RunError: The state belongs to another architecture.
         """
         try:
-            self.embedder.load_state_dict(state.under("model."))
-            self.loss.load_state_dict(state.under("loss."))
-            load_optimizer_tensors(self.optimizer, state.under("optimizer."))
+            self.embedder.load_state_dict(state.with_prefix("model."))
+            self.loss.load_state_dict(state.with_prefix("loss."))
+            load_optimizer_tensors(self.optimizer, state.with_prefix("optimizer."))
             if self.average is not None:
-                self.average.load_state_dict(state.under("average."))
+                self.average.load_state_dict(state.with_prefix("average."))
         except (RuntimeError, IndexError, ValueError) as error:
             problem = " ".join(str(error).split())[:300]
             raise RunError(

@@ -17,7 +17,8 @@ import torch
 from accelerate import Accelerator
 from torch import Tensor
 
-from shortlist.batches.sizes import Images
+from shortlist.batches.by_size import Images
+from shortlist.bfloat16 import require_bfloat16
 from shortlist.config import CONFIG_KEYS, RunConfig
 from shortlist.data import ImageDataset, image_chunks
 from shortlist.data.given_images import GivenImages, as_catalog
@@ -28,9 +29,8 @@ from shortlist.errors import ConfigError, Interrupted, RunError, in_all_processe
 from shortlist.evaluation import Evaluation
 from shortlist.files import write_json
 from shortlist.model import Embedder, GeM
-from shortlist.process import threads
-from shortlist.processor import require_bfloat16
 from shortlist.progress import Display, default_display
+from shortlist.threads import threads
 from shortlist.training.baseline import baseline, baseline_name, improvement, with_baseline_name
 from shortlist.training.checkpoint import TrainingState, delete_old_states, latest_state, save_state
 from shortlist.training.components import Given, build_embedder, build_loss, build_transforms
@@ -41,7 +41,7 @@ from shortlist.training.frozen import FrozenBackbone
 from shortlist.training.initial_whitening import check_whitening, learn_whitening
 from shortlist.training.interim_tests import INTERIM_TEST, with_interim_tests
 from shortlist.training.learner import Learner, StepResult
-from shortlist.training.plan import decoding_workers, inference_batch_size, make_plan
+from shortlist.training.plan import inference_batch_size, make_plan, run_workers
 from shortlist.training.plan_description import describe_data, describe_needs
 from shortlist.training.requirements import find_requirements
 from shortlist.training.run_evaluation import build_encoder, evaluate_embedder
@@ -278,7 +278,7 @@ class Trainer:
             if self.frozen is not None:
                 layer = self.frozen.learn_whitening()
             else:
-                workers, size = decoding_workers(self.config), inference_batch_size(self.config)
+                workers, size = run_workers(self.config), inference_batch_size(self.config)
                 layer = learn_whitening(self.config, self.learner.embedder, self.plan.train, workers, size, progress)
         self.learner.set_linear_layer(*layer)
         self._write_checkpoint()
@@ -322,7 +322,7 @@ class Trainer:
             for part in parts(batch)
         )
         dataset = ImageDataset(self.plan.train, self.train_transform, self.config.training.seed)
-        workers = decoding_workers(self.config, self.processes.on_this_machine)
+        workers = run_workers(self.config, self.processes.on_this_machine)
         chunks = image_chunks(dataset, keys, workers, pin_memory=self.device.type == "cuda")
         for _, batch in self.plan.batches(first):
             yield batch, itertools.islice(chunks, len(parts(batch)))

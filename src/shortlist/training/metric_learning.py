@@ -13,7 +13,7 @@ from shortlist.config.schema import NamedConfig, SingleLossConfig
 from shortlist.errors import ConfigError, did_you_mean
 from shortlist.pytorch_metric_learning import CrossBatchMemory
 from shortlist.training.metric_learning_arguments import RunSizes, classes_in, construct
-from shortlist.training.user_loss import ForeignLoss
+from shortlist.training.user_loss import ExternalLoss
 
 _BASE = "it is a base class of other losses"
 _UNLABELLED = "it learns from unlabelled views of images, and the images of a run have labels"
@@ -39,7 +39,9 @@ REFUSED_MINERS = {
 }
 
 
-def build_metric_learning_loss(config: SingleLossConfig, classes: Tensor, dim: int, where: str = "loss") -> ForeignLoss:
+def build_metric_learning_loss(
+    config: SingleLossConfig, classes: Tensor, dim: int, where: str = "loss"
+) -> ExternalLoss:
     """Build a loss with its miner and memory, and try it on four vectors.
 
     Args:
@@ -62,7 +64,7 @@ def build_metric_learning_loss(config: SingleLossConfig, classes: Tensor, dim: i
             supported = ", ".join(sorted(losses.CrossBatchMemory.supported_losses()))
             raise ConfigError(f"{where}.memory does not work with {config.name}. It works with {supported}.")
         loss, miner = Memory(loss, dim, config.memory.size, miner), None
-    complete = ForeignLoss(loss, classes, miner)
+    complete = ExternalLoss(loss, classes, miner)
     _try(complete, config, dim)
     return complete
 
@@ -82,7 +84,7 @@ def _build(
     return built
 
 
-def _try(loss: ForeignLoss, config: SingleLossConfig, dim: int) -> None:
+def _try(loss: ExternalLoss, config: SingleLossConfig, dim: int) -> None:
     """Call the loss once, so that an invalid combination fails before images are read."""
     vectors = torch.randn(4, dim, generator=torch.Generator().manual_seed(0))
     labels = loss.classes[[0, 0, -1, -1]]

@@ -203,7 +203,7 @@ def check_batch_sizes(configs: Iterable[RunConfig], train: Catalog) -> None:
             ClassBalancedSampler(train.labels.tolist(), batch.size, batch.per_class)
 
 
-def decoding_workers(config: RunConfig, trainers: int = 1) -> int:
+def run_workers(config: RunConfig, trainers: int = 1) -> int:
     """Return the number of decoding processes: by default one less than the number of CPU cores, and at most 8.
 
     Args:

@@ -21,7 +21,7 @@ from shortlist.training.requirements import Requirements, find_requirements
 COMPUTED = "GPU memory is computed, not measured."
 
 
-def describe(
+def describe_plan(
     plan: Plan, embedder: Embedder, needs: Requirements | None = None, durations: Durations | None = None
 ) -> dict[str, Any]:
     """Describe a plan as `shortlist plan` and `--dry-run` print it.

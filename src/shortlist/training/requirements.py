@@ -17,13 +17,13 @@ from torch.nn.functional import normalize
 from shortlist.batches.large_batch import AUTOMATIC_CHUNK, CHUNK_SHARE, KEPT_SHARE
 from shortlist.batches.memory import available_memory, free_in_heap
 from shortlist.batches.tracing import Trace, trace
-from shortlist.batches.undo import seeded
+from shortlist.bfloat16 import require_bfloat16
 from shortlist.config import RunConfig
 from shortlist.errors import ConfigError
 from shortlist.model import Embedder
-from shortlist.processor import require_bfloat16
+from shortlist.seeds import seeded
 from shortlist.training.components import build_loss, build_transforms, trained_parts
-from shortlist.training.plan import Plan, decoding_workers, inference_batch_size
+from shortlist.training.plan import Plan, inference_batch_size, run_workers
 
 OPTIMIZER_STATES = {"adam": 2, "adamw": 2, "sgd": 1}  # number of values that an optimizer keeps per parameter
 TRAINING_WORK = 3  # a backward pass has two products for each one of the forward pass
@@ -270,7 +270,7 @@ def find_requirements(
         chunk_size=math.ceil(batch / processes) if config.frozen else config.batch.chunk_size,
         keep_graphs=config.kept_graphs,
         inference_batch=inference_batch_size(config),
-        ahead=0 if config.frozen else LOADED_AHEAD * decoding_workers(config, sharing),
+        ahead=0 if config.frozen else LOADED_AHEAD * run_workers(config, sharing),
         device=device or this_device(embedder, sharing),  # after the traces, which load libraries
         processes=processes,
     )

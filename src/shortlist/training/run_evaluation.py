@@ -45,7 +45,7 @@ from shortlist.training.datasets import (
 )
 from shortlist.training.folder import RunFolder
 from shortlist.training.interim_tests import with_interim_tests
-from shortlist.training.plan import decoding_workers, inference_batch_size
+from shortlist.training.plan import inference_batch_size, run_workers
 
 FEATURES = 8192  # number of images whose pooled features are embedded at once
 OWN_IMAGES = EvalImages()  # the test sets of a run
@@ -114,7 +114,7 @@ def embed_run_shard(
     display = display or default_display()
     opened = _open_tests(path, images, model, display)
     encoder = build_encoder(opened.config, opened.embedder)
-    workers = decoding_workers(opened.config, current_processes().on_this_machine)
+    workers = run_workers(opened.config, current_processes().on_this_machine)
     written = []
     for eval_set in opened.eval_sets:
         jobs = [(Parts(parts, encoder, eval_set.catalog), "error")]
@@ -182,7 +182,7 @@ def evaluate_encoder(
     display = display or default_display()
     _, eval_set, vectors = embed_labelled(encoder, images, display)
     with display.task(f"ranking {eval_set.name}") as progress:
-        return [eval_set.labelled(evaluate(vectors, eval_set.catalog, k=eval_set.k, progress=progress))]
+        return [eval_set.with_split_name(evaluate(vectors, eval_set.catalog, k=eval_set.k, progress=progress))]
 
 
 def embed_labelled(
@@ -248,7 +248,7 @@ def evaluate_embedder(
         NonFiniteError: An embedding is not finite.
     """
     encoder = build_encoder(config, embedder, validation=validation)
-    workers = decoding_workers(config, current_processes().on_this_machine)
+    workers = run_workers(config, current_processes().on_this_machine)
     kept_in = None if validation else folder
     if features is not None and encoder.network is embedder:
         vectors = embed_features(encoder, eval_set.catalog, features(eval_set.catalog), kept_in)
@@ -267,7 +267,7 @@ def evaluate_embedder(
                 vectors, eval_set.catalog, k=eval_set.k, bootstrap=bootstrap, distractors=distractors, progress=progress
             )
         paper = config.paper.get(measured.data, {})
-        found.append(replace(eval_set.labelled(measured), paper=paper, remarks=measured.remarks + remarks))
+        found.append(replace(eval_set.with_split_name(measured), paper=paper, remarks=measured.remarks + remarks))
     return found
 
 

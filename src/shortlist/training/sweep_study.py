@@ -13,11 +13,9 @@ from io import FileIO
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import filelock
-
 from shortlist.errors import ConfigError, RunError, check_known
 from shortlist.extras import extra
-from shortlist.files import naming
+from shortlist.files import exclusive_write, naming
 from shortlist.seeds import derived_seed
 from shortlist.training.search_space import Choices, Space
 
@@ -28,7 +26,7 @@ with extra("sweep", "A sweep"):
     from optuna.pruners import BasePruner, MedianPruner, NopPruner, SuccessiveHalvingPruner
     from optuna.samplers import BaseSampler, GridSampler, RandomSampler, TPESampler
     from optuna.storages import BaseStorage, JournalStorage, RDBStorage
-    from optuna.storages.journal import JournalFileBackend, JournalFileOpenLock
+    from optuna.storages.journal import JournalFileBackend
     from optuna.trial import FrozenTrial, Trial, TrialState
     from sqlalchemy.engine import URL, make_url
     from sqlalchemy.exc import IntegrityError, ProgrammingError, SQLAlchemyError
@@ -46,11 +44,11 @@ __all__ = [
     "TrialPruned",
     "TrialState",
     "address_without_password",
-    "continued",
     "importances",
     "make_pruner",
     "make_sampler",
     "open_study",
+    "resume_trial",
     "trials_of",
 ]
 
@@ -114,36 +112,24 @@ def make_pruner(name: str) -> BasePruner:
     return PRUNERS[name]()
 
 
-class _JournalLock(JournalFileOpenLock):
-    """Lock that the operating system releases if its process is killed. Optuna's lock would block for 30 seconds."""
-
-    def __init__(self, journal: Path) -> None:
-        super().__init__(str(journal))
-        self._lock = filelock.FileLock(journal.with_name(f".{journal.name}.lock"))
-
-    def acquire(self) -> bool:
-        self._lock.acquire()
-        return True
-
-    def release(self) -> None:
-        self._lock.release()
-
-
 class _JournalFile(JournalFileBackend):
-    """Journal that a full disk does not damage: incomplete writes are undone."""
+    """Journal that a full disk does not damage: incomplete writes are undone.
+
+    The operating system releases its lock if the process is killed. Optuna's lock would block for 30 seconds.
+    """
 
     def __init__(self, file: Path) -> None:
-        self._path, self._own_lock = file, _JournalLock(file)
-        super().__init__(str(file), self._own_lock)
+        super().__init__(str(file))
+        self._path = file
 
     def append_logs(self, logs: list[dict[str, Any]]) -> None:
         lines = "".join(json.dumps(log, separators=(",", ":")) + "\n" for log in logs).encode()
-        self._own_lock.acquire()
-        try:
-            with naming(self._path), self._path.open("ab", buffering=0) as stream:
-                _write_all(stream, lines)
-        finally:
-            self._own_lock.release()
+        with (
+            exclusive_write(self._path, timeout=math.inf),
+            naming(self._path),
+            self._path.open("ab", buffering=0) as stream,
+        ):
+            _write_all(stream, lines)
 
 
 def _write_all(stream: FileIO, content: bytes) -> None:
@@ -241,7 +227,7 @@ def _create_storage(url: str) -> BaseStorage:
     return RDBStorage(url, engine_kwargs=options)
 
 
-def continued(study: optuna.Study, trial: FrozenTrial) -> Trial:
+def resume_trial(study: optuna.Study, trial: FrozenTrial) -> Trial:
     """Return a running trial, to continue it."""
     return Trial(study, trial._trial_id)
 

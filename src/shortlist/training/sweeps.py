@@ -281,14 +281,14 @@ class _Worker:
 
     def _claim(self, claim: ExitStack) -> Trial | None:
         """Return an interrupted trial, or a new one if there is none, and lock its folder. None: no trial is left."""
-        from shortlist.training.sweep_study import TrialState, continued, trials_of
+        from shortlist.training.sweep_study import TrialState, resume_trial, trials_of
 
         with exclusive_lock(self.folder / ".lock", RunInUseError(f"{self.folder} is locked by another process"), -1):
             trials = trials_of(self.study)
             for each in trials:
                 ours = self.continue_all or self._run(each.number).path.exists()
                 if each.state == TrialState.RUNNING and ours and self._lock(each.number, claim):
-                    return continued(self.study, each)
+                    return resume_trial(self.study, each)
             if len(trials) >= self.total:
                 return None
             trial = self.study.ask()

@@ -18,7 +18,7 @@ from shortlist.ranking import RankingLoss, SiMix
 Loss = Callable[..., Tensor]  # (embeddings, labels) -> scalar
 
 
-class ForeignLoss(nn.Module):
+class ExternalLoss(nn.Module):
     """Wrapper that gives a loss from outside shortlist the call signature and the state of shortlist's losses.
 
     The loss gets labels from 0 to C - 1. Everything that it keeps between steps is in `state_dict`.
@@ -88,7 +88,7 @@ def build_user_loss(config: SingleLossConfig, classes: Tensor, dim: int, given: 
             raise ConfigError(f"loss.{key} has no effect: {config.name} is not a head of the engine. Remove it.")
     if not callable(loss):
         raise ConfigError(f"loss.name: {config.name} is not a function, a class or a head, but {type(loss).__name__}.")
-    return ForeignLoss(loss, classes)
+    return ExternalLoss(loss, classes)
 
 
 def _import(config: SingleLossConfig, num_classes: int, dim: int) -> Any:

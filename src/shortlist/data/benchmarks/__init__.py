@@ -17,7 +17,7 @@ from shortlist.data.benchmarks import (
     sop,
     vehicleid,
 )
-from shortlist.data.benchmarks.benchmark import Benchmark, Count
+from shortlist.data.benchmarks.benchmark import Benchmark, ImageCount
 
 BENCHMARKS: Mapping[str, Benchmark] = MappingProxyType(
     {
@@ -39,4 +39,4 @@ BENCHMARKS: Mapping[str, Benchmark] = MappingProxyType(
     }
 )
 
-__all__ = ["BENCHMARKS", "Benchmark", "Count"]
+__all__ = ["BENCHMARKS", "Benchmark", "ImageCount"]

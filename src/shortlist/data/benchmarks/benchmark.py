@@ -20,7 +20,7 @@ from shortlist.progress import Progress
 
 
 @dataclass(frozen=True)
-class Count:
+class ImageCount:
     """Number of images of a split or role, and its number of classes if the images are labelled."""
 
     images: int
@@ -61,7 +61,7 @@ class Benchmark:
     expects: str | None
     tree: str = ""
     markers: tuple[str, ...] = ()
-    counts: Mapping[str, Count] = field(default_factory=dict)
+    counts: Mapping[str, ImageCount] = field(default_factory=dict)
     note: str = ""
     lookalikes: Mapping[str, str] = field(default_factory=dict)
     judged: bool = False
@@ -172,7 +172,7 @@ class Benchmark:
             if catalog.roles is not None:
                 rows |= catalog.roles == part
             classes = None if expected.classes is None else len(np.unique(catalog.labels[rows]))
-            counted = Count(int(rows.sum()), classes)
+            counted = ImageCount(int(rows.sum()), classes)
             if counted != expected:
                 found.append(f"{part}: the lists have {counted}, but {self.name} has {expected}")
         if not self.judged and (repeated := len(catalog) - len(set(catalog.paths.tolist()))):

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from shortlist.data.benchmarks.benchmark import Benchmark, Count
+from shortlist.data.benchmarks.benchmark import Benchmark, ImageCount
 from shortlist.data.benchmarks.lists import check_text
 from shortlist.data.catalog import Catalog
 from shortlist.errors import DataError
@@ -147,7 +147,7 @@ devkit/cars_train_annos.mat
 devkit/cars_test_annos_withlabels.mat
 devkit/cars_meta.mat""",
     markers=("cars_annos.mat", "cars_train", "cars_test"),
-    counts={"train": Count(8_054, 98), "test": Count(8_131, 98)},
+    counts={"train": ImageCount(8_054, 98), "test": ImageCount(8_131, 98)},
     note="The classification split, which all downloads contain, is not read.",
     lookalikes={"car_ims": "exists, but cars_annos.mat does not: put it next to it"},
 )

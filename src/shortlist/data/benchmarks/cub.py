@@ -6,7 +6,7 @@ from pathlib import Path
 
 import numpy as np
 
-from shortlist.data.benchmarks.benchmark import Benchmark, Count
+from shortlist.data.benchmarks.benchmark import Benchmark, ImageCount
 from shortlist.data.benchmarks.lists import columns, integers, read_lines
 from shortlist.data.catalog import Catalog
 from shortlist.errors import DataError
@@ -53,7 +53,7 @@ image_class_labels.txt
 images/001.Black_footed_Albatross/*.jpg
 images/...""",
     markers=(IMAGES, LABELS),
-    counts={"train": Count(5_864, 100), "test": Count(5_924, 100)},
+    counts={"train": ImageCount(5_864, 100), "test": ImageCount(5_924, 100)},
     note="train_test_split.txt is the classification split and is not read.",
     lookalikes={
         "train_test_split.txt": "is the classification split and is not needed; images.txt and "

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import numpy as np
 
-from shortlist.data.benchmarks.benchmark import Benchmark, Count
+from shortlist.data.benchmarks.benchmark import Benchmark, ImageCount
 from shortlist.data.benchmarks.folder_hints import first_folder_with
 from shortlist.data.benchmarks.lists import integers, read_csv
 from shortlist.data.catalog import Catalog
@@ -62,7 +62,7 @@ BENCHMARK = Benchmark(
 train.csv                      id,url,landmark_id
 train/97c0a12e07ae8dd5.jpg     or in images/, in jpg/, or next to train.csv""",
     markers=(LIST,),
-    counts={"train": Count(1_060_709, 12_894)},
+    counts={"train": ImageCount(1_060_709, 12_894)},
     note="The whole list has 1,225,029 images of 14,951 landmarks; the counts above are those of the paper. Many "
     "images are no longer online: data.on_missing=skip uses the images that you have and reports how many are missing.",
     lookalikes={"train_clean.csv": "belongs to GLDv2: open it as gldv2-clean", "train": NO_LIST},

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import numpy as np
 
-from shortlist.data.benchmarks.benchmark import Benchmark, Count
+from shortlist.data.benchmarks.benchmark import Benchmark, ImageCount
 from shortlist.data.benchmarks.lists import integers, read_csv
 from shortlist.data.catalog import Catalog
 from shortlist.errors import DataError
@@ -44,7 +44,7 @@ BENCHMARK = Benchmark(
 train_clean.csv                      landmark_id,images
 train/6/e/1/6e158a47eb2ca3f6.jpg     the first three characters of the name are folders""",
     markers=(LIST,),
-    counts={"train": Count(1_580_470, 81_313)},
+    counts={"train": ImageCount(1_580_470, 81_313)},
     lookalikes={
         "train.csv": "is the uncleaned list; train_clean.csv is a separate file",
         "train": f"exists, but {LIST} does not: put it next to it",

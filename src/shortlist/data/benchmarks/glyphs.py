@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from PIL import Image
 
 from shortlist.cache import build_once, cache_folder
-from shortlist.data.benchmarks.benchmark import Benchmark, Count
+from shortlist.data.benchmarks.benchmark import Benchmark, ImageCount
 from shortlist.data.benchmarks.glyph_outlines import (
     UNITS,
     Face,
@@ -190,6 +190,6 @@ BENCHMARK = Benchmark(
     k=(1, 2, 4, 8),
     download="nothing to download",
     expects=None,
-    counts={"train": Count(2_400, 150), "test": Count(2_400, 150)},
+    counts={"train": ImageCount(2_400, 150), "test": ImageCount(2_400, 150)},
     writes=True,
 )

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
-from shortlist.data.benchmarks.benchmark import Benchmark, Count
+from shortlist.data.benchmarks.benchmark import Benchmark, ImageCount
 from shortlist.data.benchmarks.lists import read_lines
 from shortlist.data.catalog import Catalog
 from shortlist.errors import DataError
@@ -68,7 +68,7 @@ Inat_dataset_splits/Inaturalist_test_set1.txt
 train_val2018/Plantae/7477/*.jpg
 train_val2018/...""",
     markers=(f"{FOLDER}/{next(iter(LISTS))}", f"{FOLDER}/Inaturalist_test_set1.txt", *LISTS),
-    counts={"train": Count(325_846, 5_690), "test": Count(136_093, 2_452)},
+    counts={"train": ImageCount(325_846, 5_690), "test": ImageCount(136_093, 2_452)},
     lookalikes={
         "train2018.json": _CLASSIFICATION,
         "val2018.json": _CLASSIFICATION,

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import numpy as np
 
-from shortlist.data.benchmarks.benchmark import Benchmark, Count
+from shortlist.data.benchmarks.benchmark import Benchmark, ImageCount
 from shortlist.data.benchmarks.folder_hints import first_folder_with
 from shortlist.data.benchmarks.lists import columns, read_lines
 from shortlist.data.catalog import Catalog
@@ -69,7 +69,11 @@ list_eval_partition.txt            or Eval/list_eval_partition.txt
 img/WOMEN/.../id_00000001/*.jpg    or Img/img/...
 img/MEN/...""",
     markers=(LIST, f"Eval/{LIST}"),
-    counts={"train": Count(25_882, 3_997), "query": Count(14_218, 3_985), "gallery": Count(12_612, 3_985)},
+    counts={
+        "train": ImageCount(25_882, 3_997),
+        "query": ImageCount(14_218, 3_985),
+        "gallery": ImageCount(12_612, 3_985),
+    },
     lookalikes={
         "img": f"exists, but {LIST} does not: it is in Eval/ of the download",
         "Img": f"exists, but {LIST} does not: it is in Eval/ of the download",

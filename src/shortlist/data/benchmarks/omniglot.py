@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from PIL import Image
 
 from shortlist.cache import build_once, cache_folder
-from shortlist.data.benchmarks.benchmark import Benchmark, Count
+from shortlist.data.benchmarks.benchmark import Benchmark, ImageCount
 from shortlist.data.catalog import Catalog
 from shortlist.data.folders import IMAGE_EXTENSIONS
 from shortlist.errors import DataError
@@ -141,6 +141,6 @@ or
 images_background.npz     images (classes, 20, 105, 105) bool, labels (classes, 20)
 images_evaluation.npz""",
     markers=MARKERS,
-    counts={"train": Count(19_280, 964), "test": Count(13_180, 659)},
+    counts={"train": ImageCount(19_280, 964), "test": ImageCount(13_180, 659)},
     writes=True,
 )

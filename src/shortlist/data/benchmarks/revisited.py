@@ -10,8 +10,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from shortlist.data.benchmarks.benchmark import Benchmark, Count
-from shortlist.data.benchmarks.ground_truth import UNLABELLED, image_indices, image_names, query_judgements
+from shortlist.data.benchmarks.benchmark import Benchmark, ImageCount
+from shortlist.data.benchmarks.ground_truth import NO_CLASSES, image_indices, image_names, query_judgements
 from shortlist.data.benchmarks.lists import read_lines
 from shortlist.data.catalog import Catalog, Judgement, Judgements
 from shortlist.data.unpickling import read_plain_pickle
@@ -41,7 +41,7 @@ def reader(name: str) -> Callable[[Path], Catalog]:
             root=root,
             paths=np.array([f"jpg/{image}.jpg" for image in queries + database], dtype=object),
             labels=np.zeros(len(boxes), dtype=np.int64),
-            class_names=UNLABELLED,
+            class_names=NO_CLASSES,
             splits=np.full(len(boxes), "test"),
             roles=np.repeat(["query", "gallery"], [len(queries), len(database)]),
             boxes=boxes,
@@ -97,7 +97,7 @@ def read_r1m(root: Path) -> Catalog:
         root=root,
         paths=paths,
         labels=np.zeros(len(paths), dtype=np.int64),
-        class_names=UNLABELLED,
+        class_names=NO_CLASSES,
         splits=np.full(len(paths), "test"),
         roles=np.full(len(paths), "gallery"),
     )
@@ -114,7 +114,7 @@ def _benchmark(name: str, city: str, images: int, download: str) -> Benchmark:
         expects=f"gnd_{name}.pkl and jpg/",
         tree=f"gnd_{name}.pkl\njpg/*.jpg     all images in one folder, including the queries",
         markers=(f"gnd_{name}.pkl",),
-        counts={"query": Count(70), "gallery": Count(images)},
+        counts={"query": ImageCount(70), "gallery": ImageCount(images)},
         judged=True,
         lookalikes={"jpg": f"exists, but gnd_{name}.pkl does not: put it next to it"},
     )
@@ -133,7 +133,7 @@ BENCHMARKS = (
         expects=f"{R1M_LIST} and jpg/",
         tree="revisitop1m.txt     one path per line, relative to jpg/\njpg/...",
         markers=(R1M_LIST,),
-        counts={"gallery": Count(1_001_001)},
+        counts={"gallery": ImageCount(1_001_001)},
         note="Some of the files are truncated JPEGs.",
         lookalikes={"jpg": f"exists, but {R1M_LIST} does not: put it next to it"},
     ),

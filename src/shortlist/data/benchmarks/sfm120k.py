@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 
 from shortlist.data.benchmarks.benchmark import Benchmark
-from shortlist.data.benchmarks.ground_truth import UNLABELLED, image_indices, image_names, query_judgements
+from shortlist.data.benchmarks.ground_truth import NO_CLASSES, image_indices, image_names, query_judgements
 from shortlist.data.catalog import Catalog, Judgement
 from shortlist.data.unpickling import read_plain_pickle
 from shortlist.errors import DataError
@@ -42,7 +42,7 @@ def read(root: Path) -> Catalog:
         root=root,
         paths=np.concatenate((paths[queries], paths)),
         labels=np.zeros(total, dtype=np.int64),
-        class_names=UNLABELLED,
+        class_names=NO_CLASSES,
         splits=np.full(total, "validation"),
         roles=np.repeat(["query", "gallery"], [len(queries), len(images)]),
         judgements={"": tuple(judged)},

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from shortlist.data.benchmarks.benchmark import Benchmark, Count
+from shortlist.data.benchmarks.benchmark import Benchmark, ImageCount
 from shortlist.data.benchmarks.lists import columns, integers, read_lines
 from shortlist.data.catalog import Catalog
 from shortlist.errors import DataError
@@ -45,6 +45,6 @@ bicycle_final/111085122871_0.JPG, ...
 cabinet_final/...
 ... (12 such folders)""",
     markers=tuple(LISTS),
-    counts={"train": Count(59_551, 11_318), "test": Count(60_502, 11_316)},
+    counts={"train": ImageCount(59_551, 11_318), "test": ImageCount(60_502, 11_316)},
     lookalikes={"Ebay_info.txt": "is the list of all images, without splits"},
 )

@@ -9,12 +9,12 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from shortlist.data.benchmarks.benchmark import Benchmark, Count
+from shortlist.data.benchmarks.benchmark import Benchmark, ImageCount
 from shortlist.data.benchmarks.lists import columns, integers, read_lines
 from shortlist.data.catalog import Catalog
 
-SIZES = {"small": Count(6_493, 800), "medium": Count(13_377, 1_600), "large": Count(19_777, 2_400)}
-TRAIN = Count(113_346, 13_164)
+SIZES = {"small": ImageCount(6_493, 800), "medium": ImageCount(13_377, 1_600), "large": ImageCount(19_777, 2_400)}
+TRAIN = ImageCount(113_346, 13_164)
 HEADER = "image vehicle"
 GALLERY_SEED = 0  # selects one gallery image per vehicle
 RE_IDENTIFICATION = "re-identification"

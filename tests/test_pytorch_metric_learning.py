@@ -304,7 +304,7 @@ def _train(rank: int, folder: Path) -> None:
 def test_two_processes_have_the_gradient_of_one(tmp_path, commands):
     script = tmp_path / "train.py"
     script.write_text(
-        "import sys\nfrom pathlib import Path\nfrom tests.ranking.test_pytorch_metric_learning import _train\n"
+        "import sys\nfrom pathlib import Path\nfrom tests.test_pytorch_metric_learning import _train\n"
         "_train(int(sys.argv[1]), Path.cwd())\n"
     )
     started = [commands.start(str(rank), cwd=tmp_path, script=script) for rank in range(2)]

@@ -10,8 +10,7 @@ from torch import Tensor, nn
 from torch.nn.functional import cross_entropy, normalize
 
 from shortlist import RecallAtKLoss, SiMix, SmoothAPLoss
-from shortlist.batches.undo import seeded
-from shortlist.seeds import derived_seed
+from shortlist.seeds import derived_seed, seeded
 
 Loss = Callable[[Tensor, Tensor], Tensor]
 SIZE, CLASSES, PER_CLASS = 8, 5, 4  # images (3, SIZE, SIZE); a batch of 20

@@ -28,7 +28,7 @@ from shortlist.errors import ConfigError, RunError
 from shortlist.files import read_json, write_json
 
 VARIABLE, CAP = "ONEDNN_MAX_CPU_ISA", "AVX512_CORE_BF16"  # bfloat16 without AMX
-PROGRAM = "from shortlist.processor import try_products; try_products()"
+PROGRAM = "from shortlist.bfloat16 import try_products; try_products()"
 TIMEOUT = 120.0  # seconds for a child process, which spends most of its time importing torch
 # Exit codes of a process that executed an invalid instruction; the last one is STATUS_ILLEGAL_INSTRUCTION of Windows.
 _FATAL = {-signal.SIGILL, -signal.SIGSEGV, -signal.SIGFPE, 0xC000001D}

@@ -1,4 +1,4 @@
-"""Temporary changes of process-wide settings."""
+"""The number of CPU threads of torch, changed temporarily."""
 
 from __future__ import annotations
 

@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from shortlist.batches.sizes import by_size
+from shortlist.batches.by_size import by_size
 
 
 def images() -> list[Tensor]:

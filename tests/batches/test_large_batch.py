@@ -17,7 +17,7 @@ from shortlist.batches import large_batch
 from shortlist.batches.large_batch import LargeBatchStep
 from shortlist.batches.memory import GraphSize, available_memory, is_out_of_memory
 from shortlist.errors import ConfigError, ModelError, RunError
-from tests.training.steps import (
+from tests.batches.steps import (
     LOSSES,
     MODELS,
     Proxies,

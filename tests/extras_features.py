@@ -222,11 +222,11 @@ BEYOND = {  # what `training` alone does not do
     use.__name__: use
     for use in (search, report, serve, export, baselines, jpeg, lite0, milvus, sweep, torchmetrics, tracking)
 }
-PROMISES = {"plain": plain, "training": training, **BEYOND, "all": everything}
+FEATURES = {"plain": plain, "training": training, **BEYOND, "all": everything}
 
 
-def keep(extra: str, links: Path, work: Path) -> bool:
-    """Keep a promise in a process of its own, with the packages of that extra on its path."""
+def try_extra(extra: str, links: Path, work: Path) -> bool:
+    """Use the features of an extra in a process of its own, with the packages of that extra on its path."""
     pid = os.fork()
     if pid:
         return os.waitpid(pid, 0)[1] == 0
@@ -234,7 +234,7 @@ def keep(extra: str, links: Path, work: Path) -> bool:
     try:
         sys.path.append(str(links / extra))
         (work / extra).mkdir()
-        PROMISES[extra](work / extra)
+        FEATURES[extra](work / extra)
         code = 0
     except BaseException:
         traceback.print_exc()
@@ -244,10 +244,10 @@ def keep(extra: str, links: Path, work: Path) -> bool:
 
 
 def main(links: Path, work: Path) -> None:
-    """Keep all promises.
+    """Use the features of all extras.
 
     Args:
-        links: has a folder for each of them, with the packages that it may import.
+        links: has a folder for each extra, with the packages that it may import.
         work: an empty folder.
     """
     import shortlist
@@ -256,7 +256,7 @@ def main(links: Path, work: Path) -> None:
     sys.path.append(str(links / "plain"))
     import torch  # noqa: F401
 
-    kept = {"plain": keep("plain", links, work)}
+    worked = {"plain": try_extra("plain", links, work)}
     sys.path.append(str(links / "training"))
     import shortlist.data
 
@@ -264,9 +264,9 @@ def main(links: Path, work: Path) -> None:
     import shortlist.training
 
     gc.freeze()
-    kept |= {extra: keep(extra, links, work) for extra in PROMISES if extra != "plain"}
-    assert all(kept.values()), kept
-    print(*kept)  # what was tried
+    worked |= {extra: try_extra(extra, links, work) for extra in FEATURES if extra != "plain"}
+    assert all(worked.values()), worked
+    print(*worked)  # what was tried
 
 
 if __name__ == "__main__":

@@ -1,30 +1,12 @@
-"""Gradients that a step adds only if it succeeds, and random numbers that depend on a seed only."""
+"""Gradients that a step adds only if it succeeds, and the tensors that receive them."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager
 
 import torch
 from torch import Tensor
-
-CPU = torch.device("cpu")
-
-
-def cuda_devices(device: torch.device) -> list[torch.device]:
-    """Return the device if it is a CUDA device, else an empty list."""
-    return [device] if device.type == "cuda" else []
-
-
-@contextmanager
-def seeded(seed: int, device: torch.device = CPU) -> Iterator[None]:
-    """Seed the random number generators of a device within the context, and restore their states afterwards."""
-    with torch.random.fork_rng(cuda_devices(device)):
-        torch.default_generator.manual_seed(seed)  # torch.manual_seed would also seed all other GPUs, permanently
-        for cuda in cuda_devices(device):
-            with torch.cuda.device(cuda):
-                torch.cuda.manual_seed(seed)
-        yield
 
 
 class NewGradients(AbstractContextManager["NewGradients"]):

@@ -8,10 +8,10 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from shortlist.batches.chunks import Images
+from shortlist.batches.by_size import Images
 from shortlist.batches.large_batch import LargeBatchStep
 from shortlist.errors import ModelError, RunError
-from tests.training.steps import (
+from tests.batches.steps import (
     LOSSES,
     Proxies,
     conv_net,

@@ -13,7 +13,7 @@ from shortlist.batches import large_batch
 from shortlist.batches.large_batch import LargeBatchStep
 from shortlist.batches.memory import GraphSize
 from shortlist.errors import RunError
-from tests.training.steps import (
+from tests.batches.steps import (
     LOSSES,
     Proxies,
     Residual,

@@ -13,10 +13,10 @@ import pytest
 import torch
 from torch import nn
 
-from shortlist import processor
+from shortlist import bfloat16
 from shortlist.batches import LargeBatchStep
+from shortlist.bfloat16 import CAP, VARIABLE
 from shortlist.errors import ConfigError
-from shortlist.processor import CAP, VARIABLE
 from shortlist.training import train_run as train
 from tests.training.runs import class_folders, config
 
@@ -41,28 +41,28 @@ def fresh(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     monkeypatch.setenv("SHORTLIST_CACHE", str(tmp_path / "cache"))
     monkeypatch.setenv(VARIABLE, "")  # so that it is as before in the end, whatever the test sets
     monkeypatch.delenv(VARIABLE)
-    processor.require_bfloat16.cache_clear()
+    bfloat16.require_bfloat16.cache_clear()
     yield
-    processor.require_bfloat16.cache_clear()
+    bfloat16.require_bfloat16.cache_clear()
 
 
 @pytest.fixture
 def children(fresh: None, monkeypatch: pytest.MonkeyPatch) -> Children:
     """Set the program of child processes; returns the list of the caps that they are started with."""
     started: list[str | None] = []
-    start = processor._try_in_child
+    start = bfloat16._try_in_child
 
     def counted(isa: str | None) -> bool | None:
         started.append(isa)
         return start(isa)
 
     def use(program: str) -> list[str | None]:
-        monkeypatch.setattr(processor, "PROGRAM", program)
+        monkeypatch.setattr(bfloat16, "PROGRAM", program)
         started.clear()
-        processor.require_bfloat16.cache_clear()
+        bfloat16.require_bfloat16.cache_clear()
         return started
 
-    monkeypatch.setattr(processor, "_try_in_child", counted)
+    monkeypatch.setattr(bfloat16, "_try_in_child", counted)
     return use
 
 
@@ -72,75 +72,75 @@ def answers(folder: Path) -> list[Path]:
 
 def test_the_real_products() -> None:
     """They work on this processor, for which conftest.py has prepared the process."""
-    assert processor._try_in_child(os.environ.get(VARIABLE)) is True
+    assert bfloat16._try_in_child(os.environ.get(VARIABLE)) is True
     matrix = torch.eye(64).bfloat16()
     assert (matrix @ matrix).equal(matrix)
 
 
 def test_where_bfloat16_works_nothing_is_set(children: Children) -> None:
     started = children(WORKS)
-    processor.require_bfloat16()
+    bfloat16.require_bfloat16()
     assert started == [None]
     assert VARIABLE not in os.environ
 
 
 def test_the_answer_is_found_once(children: Children, tmp_path: Path) -> None:
     children(WORKS)
-    processor.require_bfloat16()
+    bfloat16.require_bfloat16()
     started = children(DIES)
-    processor.require_bfloat16()
+    bfloat16.require_bfloat16()
     assert started == []
     (file,) = answers(tmp_path)
     assert json.loads(file.read_text())["survives"] is True
 
 
 def test_where_the_cap_helps_it_is_set(children: Children, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(processor, "_multiply", die_without_cap)
+    monkeypatch.setattr(bfloat16, "_multiply", die_without_cap)
     started = children(DIES_WITHOUT_CAP)
-    processor.require_bfloat16()
+    bfloat16.require_bfloat16()
     assert started == [None, CAP]
     assert os.environ[VARIABLE] == CAP
     started = children(DIES_WITHOUT_CAP)
-    processor.require_bfloat16()  # both answers are in the cache, and the variable is there
+    bfloat16.require_bfloat16()  # both answers are in the cache, and the variable is there
     assert started == []
 
 
 def test_where_the_cap_does_not_help_it_is_refused(children: Children) -> None:
     started = children(DIES)
     with pytest.raises(ConfigError, match=r"does not execute the bfloat16 .*\. Use float32\.$"):
-        processor.require_bfloat16()
+        bfloat16.require_bfloat16()
     assert started == [None, CAP]
     assert VARIABLE not in os.environ
 
 
 def test_where_it_is_too_late_for_the_cap_it_is_refused(children: Children, monkeypatch: pytest.MonkeyPatch) -> None:
     children(DIES_WITHOUT_CAP)
-    monkeypatch.setattr(processor, "_multiply", die)  # oneDNN has read the variable already
+    monkeypatch.setattr(bfloat16, "_multiply", die)  # oneDNN has read the variable already
     with pytest.raises(ConfigError, match=f"Set {VARIABLE}={CAP} in the environment before starting"):
-        processor.require_bfloat16()
+        bfloat16.require_bfloat16()
     assert VARIABLE not in os.environ
     monkeypatch.setenv(VARIABLE, CAP)  # as a notebook may: later than it is read
     with pytest.raises(ConfigError, match="already initialised"):
-        processor.require_bfloat16()
+        bfloat16.require_bfloat16()
 
 
 def test_a_lower_cap_of_the_user_stays(children: Children, monkeypatch: pytest.MonkeyPatch) -> None:
     children(DIES_WITHOUT_CAP)
     monkeypatch.setenv(VARIABLE, "AVX2")
-    monkeypatch.setattr(processor, "_multiply", lambda: os.environ[VARIABLE] == "AVX2" or die())
-    processor.require_bfloat16()
+    monkeypatch.setattr(bfloat16, "_multiply", lambda: os.environ[VARIABLE] == "AVX2" or die())
+    bfloat16.require_bfloat16()
     assert os.environ[VARIABLE] == "AVX2"
 
 
 def test_a_child_that_hangs_is_ended_and_bfloat16_refused(children: Children, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(processor, "_multiply", die_without_cap)
+    monkeypatch.setattr(bfloat16, "_multiply", die_without_cap)
     children(DIES_WITHOUT_CAP)
-    processor.require_bfloat16()  # the children's answers are in the cache from now on
-    monkeypatch.setattr(processor, "_multiply", signal.pause)
-    monkeypatch.setattr(processor, "TIMEOUT", 0.01)
+    bfloat16.require_bfloat16()  # the children's answers are in the cache from now on
+    monkeypatch.setattr(bfloat16, "_multiply", signal.pause)
+    monkeypatch.setattr(bfloat16, "TIMEOUT", 0.01)
     children(DIES)
     with pytest.raises(ConfigError, match="already initialised"):
-        processor.require_bfloat16()
+        bfloat16.require_bfloat16()
 
 
 @pytest.mark.parametrize("change", ["torch", "processor", "kernel"])
@@ -149,15 +149,15 @@ def test_the_answer_of_another_machine_is_not_used(
 ) -> None:
     children(DIES)
     with pytest.raises(ConfigError):
-        processor.require_bfloat16()
+        bfloat16.require_bfloat16()
     if change == "torch":
-        monkeypatch.setattr(processor.torch, "__version__", "99.0")
+        monkeypatch.setattr(bfloat16.torch, "__version__", "99.0")
     elif change == "processor":
-        monkeypatch.setattr(processor, "_processor", lambda: "another")
+        monkeypatch.setattr(bfloat16, "_processor", lambda: "another")
     else:
-        monkeypatch.setattr(processor.platform, "release", lambda: "99.0")
+        monkeypatch.setattr(bfloat16.platform, "release", lambda: "99.0")
     started = children(WORKS)
-    processor.require_bfloat16()
+    bfloat16.require_bfloat16()
     assert started == [None]
     assert len(answers(tmp_path)) == 3
 
@@ -165,12 +165,12 @@ def test_the_answer_of_another_machine_is_not_used(
 @pytest.mark.parametrize("text", ["", "{", "[]", '{"survives": "yes"}', "{}"])
 def test_a_damaged_answer_is_found_again(text: str, children: Children, tmp_path: Path) -> None:
     children(WORKS)
-    processor.require_bfloat16()
+    bfloat16.require_bfloat16()
     (file,) = answers(tmp_path)
     whole = file.read_text()
     file.write_text(text)
     started = children(WORKS)
-    processor.require_bfloat16()
+    bfloat16.require_bfloat16()
     assert started == [None]
     assert file.read_text() == whole
 
@@ -182,16 +182,16 @@ def test_without_a_cache_it_is_found_every_time(
     monkeypatch.setenv("SHORTLIST_CACHE", str(tmp_path / "file" / "in a file"))
     for _ in range(2):
         started = children(WORKS)
-        processor.require_bfloat16()
+        bfloat16.require_bfloat16()
         assert started == [None]
 
     def homeless(name: str) -> Path:
         raise RuntimeError("Could not determine home directory.")
 
-    monkeypatch.setattr(processor, "cache_folder", homeless)
+    monkeypatch.setattr(bfloat16, "cache_folder", homeless)
     started = children(DIES)
     with pytest.raises(ConfigError):
-        processor.require_bfloat16()
+        bfloat16.require_bfloat16()
     assert started == [None, CAP]
 
 
@@ -211,23 +211,23 @@ def test_no_answer_is_a_warning_and_not_kept(
 ) -> None:
     children(program)
     if "sleep" in program:
-        monkeypatch.setattr(processor, "TIMEOUT", 0.2)
+        monkeypatch.setattr(bfloat16, "TIMEOUT", 0.2)
     with pytest.warns(RuntimeWarning, match=f"Could not check .*{problem}"):
-        processor.require_bfloat16()
+        bfloat16.require_bfloat16()
     assert not (tmp_path / "cache").exists()
 
 
 def test_no_python_to_start(children: Children, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(processor.sys, "executable", "/nowhere/python")
+    monkeypatch.setattr(bfloat16.sys, "executable", "/nowhere/python")
     with pytest.warns(RuntimeWarning, match="Could not check"):
-        processor.require_bfloat16()
+        bfloat16.require_bfloat16()
 
 
 def test_the_processor_is_known_by_name_and_instructions(monkeypatch: pytest.MonkeyPatch) -> None:
     def announcing(flags: str) -> str:
         text = f"processor\t: 0\nmodel name\t: A\nflags\t\t: {flags}\n\n"
-        monkeypatch.setattr(processor.Path, "read_text", lambda *_, **__: text)
-        return processor._processor()
+        monkeypatch.setattr(bfloat16.Path, "read_text", lambda *_, **__: text)
+        return bfloat16._processor()
 
     assert announcing("fpu amx_tile").startswith("A, ")
     assert announcing("fpu amx_tile") != announcing("fpu")
