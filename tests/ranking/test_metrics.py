@@ -227,7 +227,7 @@ def test_nothing_to_measure(number, gallery):
         search |= {"gallery": torch.randn(gallery, 3), "gallery_labels": torch.full((gallery,), -1)}
     shapes = [tuple(column.shape) for column in query_scores(**search)]
     assert shapes == [(0,), (0, 2), (0, 2), (0,), (0,), (0,)]
-    with pytest.raises(ValueError, match="no query has a positive"):
+    with pytest.raises(ValueError, match="No query has a positive"):
         retrieval_metrics(**search)
 
 

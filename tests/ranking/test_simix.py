@@ -204,7 +204,7 @@ def test_virtual_negatives_make_a_batch_harder() -> None:
     mixture = VirtualBatchWithNegatives(torch.tensor([[2, 4]]), torch.tensor([0.5], dtype=torch.float64))
     values = [recall_at_k_loss(embeddings, labels, (1,), virtual=virtual) for virtual in (None, mixture)]
     assert values[1] > values[0]
-    with pytest.raises(ValueError, match="virtual pair 0 mixes two labels: use VirtualBatchWithNegatives"):
+    with pytest.raises(ValueError, match="Virtual pair 0 mixes two labels: use VirtualBatchWithNegatives"):
         recall_at_k_loss(embeddings, labels, virtual=VirtualBatch(*mixture))
 
 
