@@ -356,8 +356,8 @@ class TestNames:
 
     def test_options(self, call: Call, folders: Path, tmp_path: Path) -> None:
         run, images = folders / "run", folders / "images"
-        assert_error(call("data", "show", "sop"), "sop needs its folder: set --root to the one that holds")
-        assert_error(call("data", "check", "sop", "--root", tmp_path), f"sop: {tmp_path} does not hold")
+        assert_error(call("data", "show", "sop"), "sop needs its folder: set --root to the folder that contains")
+        assert_error(call("data", "check", "sop", "--root", tmp_path), f"sop: {tmp_path} does not contain")
         assert_error(call("embed", run, images, "-o", "x.parquet", "--root", images), "--root has no effect for")
         assert_error(call("index", run, images, "-o", "milvus:x.db", "--kind", "ivfpq"), "set --kind to flat or hnsw")
         assert_error(call("export", run), "give a path for --onnx, --torchscript, --torch-export or --package.")
@@ -373,12 +373,12 @@ class TestNames:
     def test_keys(self, call: Call, tmp_path: Path) -> None:
         (class_folders(tmp_path / "images") / "empty").mkdir()
         train = ("train", "tiny.yaml", *FAST)
-        assert_error(call(*train, "data.source=sop"), "sop needs its folder: set data.root to the one that holds")
+        assert_error(call(*train, "data.source=sop"), "sop needs its folder: set data.root to the folder that contains")
         assert_error(call(*train), "leave them out with data.on_missing=skip")
         skip = "data.on_missing=skip"
         assert_error(call(*train, skip, "batch.size=600"), "A batch of batch.size=600 images cannot be filled.")
         assert_error(call(*train, skip, "model.weights=x.pth"), "no weights file at x.pth; model.weights can be")
-        assert_error(call(*train, skip, "--dry-run", "data.source=sop"), "set data.root to the one that holds")
+        assert_error(call(*train, skip, "--dry-run", "data.source=sop"), "set data.root to the folder that contains")
 
 
 class TestMilvus:
@@ -443,7 +443,7 @@ class TestErrors:
 
     def test_an_empty_folder(self, call: Call, tmp_path: Path) -> None:
         (tmp_path / "images").mkdir()
-        assert_error(self.train(call), "no class folders in", "it is empty", "one sub-folder per class")
+        assert_error(self.train(call), "No class folders in", "it is empty", "one sub-folder per class")
         assert_error(call("data", "show", "images"), "it is empty")
         assert_error(call("data", "check", "images"), "it is empty")
         assert not (tmp_path / "runs" / "tiny").exists()
@@ -461,7 +461,7 @@ class TestErrors:
         for number in range(6):
             (images / "class 00" / f"{number}.png").rename(images / "class 00" / f"{number}.jpg")
             (images / "class 00" / f"{number}.jpg").write_text("text")
-        assert_error(self.train(call), "cannot read the image", "images/class 00/", "it is not an image")
+        assert_error(self.train(call), "Cannot read the image", "images/class 00/", "it is not an image")
 
     def test_a_truncated_jpeg(self, call: Call, tmp_path: Path) -> None:
         images = class_folders(tmp_path / "images")
@@ -471,7 +471,7 @@ class TestErrors:
         remedy = ("evaluate", "runs/tiny", "--on-missing", "skip")  # it is trained, and need not be trained again
         found = self.train(call)
         assert_error(
-            found, "cannot read the image", "images/class 11/0.jpg", "truncated", f"shortlist {' '.join(remedy)}"
+            found, "Cannot read the image", "images/class 11/0.jpg", "truncated", f"shortlist {' '.join(remedy)}"
         )
         assert call(*remedy)[0] == 0
 

@@ -124,7 +124,7 @@ class TestOfAConfiguration:
 
     def test_images(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.chdir(tmp_path)
-        self.refused("sop", "^sop needs its folder: set data.root to the one that holds")
+        self.refused("sop", "^sop needs its folder: set data.root to the folder that contains")
         self.refused(
             "sop",
             f"sop: the folder {tmp_path / 'x'} does not exist; data.root must contain",

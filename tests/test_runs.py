@@ -404,7 +404,7 @@ class TestData:
             (([tmp_path / "missing.png", *files], ["a"] * 25), r"missing.png"),
             ((files, ["a"]), r"24 paths but 1 labels"),
             (([], []), "no images"),
-            ((files, [None] * 24), "a label must be a string or an integer, not None"),
+            ((files, [None] * 24), "A label must be a string or an integer, not None"),
             (files, r"must be a Catalog, a pair \(paths, labels\) or a torch Dataset, not list of 24"),
         ):
             with pytest.raises(DataError, match=said):
@@ -417,7 +417,7 @@ class TestData:
             "boxed", catalog.root, catalog.paths, catalog.labels, catalog.class_names, catalog.splits,
             boxes=np.zeros((len(catalog), 4)),
         )  # fmt: skip
-        with pytest.raises(DataError, match="cannot hold the boxes and judgements of boxed: give the source by its"):
+        with pytest.raises(DataError, match="cannot store the boxes and judgements of boxed: give the source by name"):
             train(fast_config(images), data=boxed, output=tmp_path / "run", **TINY)
 
 

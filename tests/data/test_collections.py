@@ -100,7 +100,7 @@ def test_a_benchmark(tmp_path: Path) -> None:
 
 
 def test_errors(tmp_path: Path) -> None:
-    with pytest.raises(DataError, match="no images in"):
+    with pytest.raises(DataError, match="No images in"):
         open_collection(tmp_path)
     with pytest.raises(DataError, match="did you mean 'glyphs'"):
         open_collection("glyps")
