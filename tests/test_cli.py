@@ -180,7 +180,7 @@ class TestTrain:
 
     def test_dry_run_checks_the_weights(self, call: Call, folders: Path) -> None:
         arguments = ("tiny.yaml", f"data.source={folders / 'images'}", "model.weights=nothing.pth")
-        assert_error(call("train", *arguments, "--dry-run"), "no weights file at nothing.pth")
+        assert_error(call("train", *arguments, "--dry-run"), "The weights file nothing.pth does not exist")
 
     def test_dry_run_lists_images_and_classes_that_are_left_out(self, call: Call, tmp_path: Path) -> None:
         images = class_folders(tmp_path / "images")
@@ -377,7 +377,7 @@ class TestNames:
         assert_error(call(*train), "leave them out with data.on_missing=skip")
         skip = "data.on_missing=skip"
         assert_error(call(*train, skip, "batch.size=600"), "A batch of batch.size=600 images cannot be filled.")
-        assert_error(call(*train, skip, "model.weights=x.pth"), "no weights file at x.pth; model.weights can be")
+        assert_error(call(*train, skip, "model.weights=x.pth"), "The weights file x.pth does not exist; model.weights can be")
         assert_error(call(*train, skip, "--dry-run", "data.source=sop"), "set data.root to the folder that contains")
 
 

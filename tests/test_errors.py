@@ -158,7 +158,7 @@ class TestOfAConfiguration:
 
     def test_weights(self, tmp_path: Path) -> None:
         images = class_folders(tmp_path / "images")
-        with pytest.raises(ValueError, match=r"no weights file at .*; model.weights can be a file"):
+        with pytest.raises(ValueError, match=r"The weights file .* does not exist; model.weights can be a file"):
             train(config(images, "model.weights=no/such.pth"), tmp_path / "run")
 
     def test_the_first_run_error_is_a_runtime_error(self, tmp_path: Path) -> None:

@@ -186,7 +186,7 @@ class TestModel:
         self, images: Path, tmp_path: Path, commands: Commands
     ) -> None:
         run = train(fast_config(images), model=net(), loss=pull, output=tmp_path / "run", **TINY)
-        with pytest.raises(ModelError, match=r"the model Net was given in Python and .* give it again"):
+        with pytest.raises(ModelError, match=r"The model Net was given in Python and .* give it again"):
             evaluate(run)
         with pytest.raises(ModelError, match="has the weights of Net, not of Linear"):
             evaluate(run, model=nn.Linear(3, 3))
@@ -194,7 +194,7 @@ class TestModel:
         for command in (*calls, ["export", run.path, "--onnx", "model.onnx"]):
             code, _, error = commands.run(*command, cwd=tmp_path)
             assert code == 1
-            assert error.splitlines()[-1].startswith("Error: the model Net was given in Python and cannot be stored")
+            assert error.splitlines()[-1].startswith("Error: The model Net was given in Python and cannot be stored")
             assert "Traceback" not in error
         (run.path / "evaluation.json").unlink()
         for command in (["train", "--resume", run.path], ["train", run.path / "config.yaml"]):

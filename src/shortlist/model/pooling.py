@@ -71,7 +71,7 @@ class ClassToken(nn.Module):
     def forward(self, features: Tensor) -> Tensor:
         if features.ndim != 3:
             raise ValueError(
-                f"pooling by class token requires tokens (B, N, C), not features of shape {tuple(features.shape)}"
+                f"Pooling by class token requires tokens (B, N, C), not features of shape {tuple(features.shape)}."
             )
         return _at_least_float32(features[:, 0])
 
@@ -85,7 +85,7 @@ def _positions(features: Tensor) -> tuple[int, ...]:
         return (2, 3)
     if features.ndim == 3:
         return (1,)
-    raise ValueError(f"expected maps (B, C, H, W) or tokens (B, N, C), not features of shape {tuple(features.shape)}")
+    raise ValueError(f"Expected maps (B, C, H, W) or tokens (B, N, C), not features of shape {tuple(features.shape)}.")
 
 
 def _at_least_float32(values: Tensor) -> Tensor:
