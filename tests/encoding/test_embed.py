@@ -301,14 +301,14 @@ class TestUnreadable:
 
 class TestOpenVectors:
     def test_files_without_vectors(self, tmp_path: Path) -> None:
-        with pytest.raises(DataError, match=r"There is no .*none\.npy"):
+        with pytest.raises(DataError, match=r"The file .*none\.npy does not exist"):
             open_vectors(tmp_path / "none.npy")
         (tmp_path / "text.npy").write_text("text")
         with pytest.raises(DataError, match=r"text\.npy is not a complete \.npy file"):
             open_vectors(tmp_path / "text.npy")
         for name, content in {"vector": np.zeros(3), "integers": np.zeros((3, 3), dtype=int)}.items():
             np.save(tmp_path / f"{name}.npy", content)
-            with pytest.raises(DataError, match=f"{name}.npy does not hold vectors"):
+            with pytest.raises(DataError, match=f"{name}.npy does not contain vectors"):
                 open_vectors(tmp_path / f"{name}.npy")
 
     def test_pickles_are_refused(self, tmp_path: Path) -> None:

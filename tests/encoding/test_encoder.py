@@ -96,7 +96,7 @@ def test_unreadable_images(squares: Encoder, tmp_path: Path) -> None:
 def test_a_damaged_folder(squares: Encoder, tmp_path: Path) -> None:
     folder = squares.save(tmp_path)
     found = json.loads((folder / "encoder.json").read_text())
-    for damaged in ({**found, "sees": "words"}, {**found, "images": {"size": 3}}, [], {}):
+    for damaged in ({**found, "transform": "words"}, {**found, "images": {"size": 3}}, [], {}):
         (folder / "encoder.json").write_text(json.dumps(damaged))
         with pytest.raises(ModelError, match=r"encoder.json is damaged"):
             Encoder.load(folder)

@@ -167,7 +167,7 @@ class TestOtherParts:
                 parts.folder / f"{parts.catalog.name}.0-of-3.npy{ending}",
                 parts.folder / f"{parts.catalog.name}.0-of-3 (copy).npy{ending}",
             )
-        self.fails(parts, tmp_path, r"shard 0/3 exists twice, as .* and .*: delete one")
+        self.fails(parts, tmp_path, r"Shard 0/3 exists twice, as .* and .*: delete one")
 
     def test_of_another_number_of_shards(self, parts: Parts, tmp_path: Path) -> None:
         parts.embed(Shard(0, 2))

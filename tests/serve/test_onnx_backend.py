@@ -165,6 +165,6 @@ class TestMistakes:
         monkeypatch.setattr(OnnxFormat, "__init__", other_weights)
         said = refused()
         assert said.startswith(
-            "Error: the vectors of the ONNX file differ from those of PyTorch (largest difference 0.0"
+            "Error: The vectors of the ONNX file differ from those of PyTorch (largest difference 0.0"
         )
-        assert said.endswith("tolerance 0.0001), so use --backend torch")
+        assert said.endswith("tolerance 0.0001), so use --backend torch.")
