@@ -72,7 +72,7 @@ class TestOpening:
             Gallery.open("http://127.0.0.1:9")
 
     def test_no_file(self, place: str, tmp_path: Path) -> None:
-        with pytest.raises(GalleryError, match=r"There is no .*gallery.db"):
+        with pytest.raises(GalleryError, match=r"The file .*gallery.db does not exist"):
             Gallery.open(place)
         assert list(tmp_path.iterdir()) == []  # and none was created
 

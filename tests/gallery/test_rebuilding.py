@@ -85,7 +85,7 @@ class TestRebuilding:
         assert new.item(1).fields["price"] == 2.5
 
     def test_an_empty_gallery(self, encoder: Encoder, other: Encoder, tmp_path: Path) -> None:
-        with pytest.raises(GalleryError, match="the gallery old has no images"):
+        with pytest.raises(GalleryError, match="The gallery old has no images"):
             rebuild(Gallery.create(tmp_path / "old", encoder), other, tmp_path / "new")
 
 
@@ -200,7 +200,7 @@ class TestSwitching:
         ):
             with pytest.raises(GalleryError, match=match):
                 switch(name, new)
-        with pytest.raises(GalleryError, match="there is no previous gallery"):
+        with pytest.raises(GalleryError, match="has not been switched yet: it refers to .*one, its first gallery"):
             switch_back(named)
         with pytest.raises(GalleryError, match="There is no name"):
             switch_back(named.with_name("other"))
