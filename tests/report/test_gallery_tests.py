@@ -93,5 +93,5 @@ def test_refusals(encoder: Encoder, shared_images: Catalog, tmp_path: Path) -> N
     with pytest.raises(ConfigError, match="`queries` are for galleries"):
         compare_runs([tmp_path / "run", tmp_path / "other"], queries="images")
     gallery(tmp_path / "third", encoder, 0.1, range(3))
-    with pytest.raises(DataError, match="no label of images is one of"):
+    with pytest.raises(DataError, match="No label of images is one of"):
         compare_runs([tmp_path / "old", tmp_path / "third"], queries=shared_images.root)

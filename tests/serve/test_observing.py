@@ -163,5 +163,5 @@ def test_what_processes_are_given_can_be_pickled() -> None:
 
 def test_a_gallery_that_only_this_process_can_open(gallery: Gallery) -> None:
     created = Gallery(gallery.store)
-    with pytest.raises(ConfigError, match="only this process can open the gallery"):
+    with pytest.raises(ConfigError, match="Only this process can open the gallery"):
         serve(created, port=0, processes=2)

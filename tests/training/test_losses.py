@@ -307,7 +307,7 @@ REFUSALS = [
         "loss.args.alpa: unknown argument of pml.MultiSimilarityLoss; did you mean 'alpha'?",
     ),
     ("MultiSimilarityLoss", ["args.mat_based_loss=true"], "loss.args.mat_based_loss: unknown"),
-    ("RankedListLoss", ["args.margin=1"], "loss.args.Tn: is required by pml.RankedListLoss"),
+    ("RankedListLoss", ["args.margin=1"], "loss.args.Tn is required by pml.RankedListLoss"),
     ("MultiSimilarityLoss", ["args.alpha=much"], "arguments {'alpha': 'much'} does not work: "),
     ("ArcFaceLoss", ["args.margin=wide"], "loss.args: pml.ArcFaceLoss does not accept {'margin': 'wide'}"),
     ("ProxyNCALoss", ["args.num_classes=3"], "loss.args.num_classes: this run has 4, not 3; remove it"),
