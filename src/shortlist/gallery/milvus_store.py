@@ -129,7 +129,7 @@ class MilvusStore:
         """
         check_kind(kind)
         if address.lite and kind == "ivfpq":
-            raise ConfigError(f"Milvus Lite has no index of the kind {kind}: set `kind` to flat or hnsw")
+            raise ConfigError(f"Milvus Lite has no index of the kind {kind}: set `kind` to flat or hnsw.")
         if kind == "auto":
             kind = "flat" if address.lite else "hnsw"  # a server is used for many images
         facts = {

@@ -31,7 +31,7 @@ class GeM(nn.Module):
     def __init__(self, p: float = 3.0, eps: float = 1e-6, learnable: bool = True):
         super().__init__()
         if not p > 0 or not eps > 0:
-            raise ValueError(f"GeM's p and eps must be positive, not {p} and {eps}")
+            raise ValueError(f"GeM's p and eps must be positive, not {p} and {eps}.")
         start = torch.full((1,), float(p))  # not a scalar: sharded training does not support scalars
         if learnable:
             self.p = nn.Parameter(start)

@@ -122,7 +122,7 @@ def streamed_loss(
     further = None
     if virtual is not None:
         if ref_emb is not None or indices_tuple is not None:
-            raise ValueError("SiMix needs the batch to be its own database: do not pass ref_emb or indices_tuple")
+            raise ValueError("SiMix needs the batch to be its own database: do not pass ref_emb or indices_tuple.")
         virtual.check(labels)
         virtual = virtual._replace(pairs=virtual.pairs.long())
         relevance = _relevance_with_virtual(labels, virtual, count_query)
