@@ -57,14 +57,14 @@ def call(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tm
     return run
 
 
-def assert_error(found: tuple[int, str, str], *said: str) -> None:
+def assert_error(found: tuple[int, str, str], *messages: str) -> None:
     """The exit code is 1, and the error output is one message without a traceback, after any lines of progress."""
     code, _, err = found
     assert code == 1, err
     *before, error = err.splitlines()
     assert quiet("\n".join(before))
     assert error.startswith("Error: ")
-    for each in said:
+    for each in messages:
         assert each in error
 
 
@@ -283,8 +283,8 @@ class TestData:
     def test_about(self, call: Call) -> None:
         code, out, err = call("data", "about", "sop")
         assert (code, err) == (0, "")
-        for said in ("59,551 images of 11,318 classes", "r@1000", "https://", "    Ebay_train.txt\n", "leave-one-out"):
-            assert said in out
+        for text in ("59,551 images of 11,318 classes", "r@1000", "https://", "    Ebay_train.txt\n", "leave-one-out"):
+            assert text in out
         facts = json.loads(call("data", "about", "sop", "--json")[1])
         assert facts["counts"]["test"] == {"images": 60502, "classes": 11316}
         assert_error(call("data", "about", "spo"), "no benchmark 'spo', did you mean 'sop'?")
@@ -345,9 +345,9 @@ class TestData:
             catalog = split_as_training(open_catalog(images, split_seed=seed))
             split_of = dict(zip(catalog.paths.tolist(), (catalog.splits == "train").tolist(), strict=True))
             leak = split_of["class 01/1.png"] != split_of["class 02/copy.bmp"]
-            said = "one is a training image, the other is not" if leak else "they are in two classes"
+            message = "one is a training image, the other is not" if leak else "they are in two classes"
             _, out, _ = call("data", "check", "images", "--split-seed", seed)
-            assert f"looks the same; {said}: class 01/1.png and class 02/copy.bmp" in out
+            assert f"looks the same; {message}: class 01/1.png and class 02/copy.bmp" in out
             assert out.endswith("1 pair of images that look the same\n")
 
 
@@ -365,7 +365,7 @@ class TestNames:
             call("export", run, "--onnx", "x", "--license", "y"), "--license is written to", "use it with --package."
         )
         assert_error(call("evaluate", run, "--root", "x"), "--root requires --data: it applies to images other than")
-        assert_error(call("evaluate", run, "--data", "sop"), "sop needs its folder: set --root to the one")
+        assert_error(call("evaluate", run, "--data", "sop"), "sop needs its folder: set --root to the folder")
         assert_error(call("evaluate", run, "--on-missing", "skp"), "--on-missing skp: did you mean 'skip'?")
         gone = ("evaluate", run, "--data", images, "--distractors", "gone")
         assert_error(call(*gone), "does not exist", "; --distractors must contain")

@@ -41,8 +41,8 @@ def test_embed(call: Call, folders: Path, tmp_path: Path) -> None:
     assert set(found["label"].to_pylist()) == {f"class {number:02}" for number in range(12)}
     assert json.loads(out)["embedded"] == NUMBER
     code, _, err = call("embed", folders / "run", folders / "images" / "class 03", "-o", "vectors.parquet")
-    said = f"vectors.parquet: images embedded: 0, unchanged: 6, dropped: {NUMBER - 6}, unreadable: 0."
-    assert err.splitlines()[-1] == said
+    message = f"vectors.parquet: images embedded: 0, unchanged: 6, dropped: {NUMBER - 6}, unreadable: 0."
+    assert err.splitlines()[-1] == message
 
 
 def test_unreadable_images_are_listed(call: Call, folders: Path, tmp_path: Path) -> None:
@@ -275,9 +275,9 @@ def test_mistakes_in_shards(call: Call, folders: Path) -> None:
 def test_the_measured_recall_is_reported(call: Call, folders: Path) -> None:
     code, _, err = call("index", folders / "run", folders / "images", "-o", "gallery", "--kind", "hnsw", "--json")
     assert (code, facts(err)["kind"], facts(err)["recall"]["queries"]) == (0, "hnsw", NUMBER)
-    said = "approximate (hnsw, recall@10 100.0 %, measured with 72 of its own images as queries)"
-    assert said in facts(err)["message"]
-    assert said in call("gallery", "show", "gallery")[1]
+    message = "approximate (hnsw, recall@10 100.0 %, measured with 72 of its own images as queries)"
+    assert message in facts(err)["message"]
+    assert message in call("gallery", "show", "gallery")[1]
 
 
 def test_paths_are_never_cut(call: Call, folders: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

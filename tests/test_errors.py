@@ -117,9 +117,9 @@ class TestInPython:
 class TestOfAConfiguration:
     """Messages about a configuration name its keys."""
 
-    def refused(self, source: Path | str, said: str, *overrides: str, kind: type[Exception] = ValueError) -> None:
+    def refused(self, source: Path | str, message: str, *overrides: str, kind: type[Exception] = ValueError) -> None:
         for use in (lambda each: make_plan(each, Display()), lambda each: train(each, Path("nowhere"))):
-            with pytest.raises(kind, match=said):
+            with pytest.raises(kind, match=message):
                 use(config(Path(source), *overrides))
 
     def test_images(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -144,14 +144,14 @@ class TestOfAConfiguration:
 
     def test_tests(self, tmp_path: Path) -> None:
         images = class_folders(tmp_path / "images")
-        for test, said in (
-            ("{source: roxford5k}", "roxford5k needs its folder: set the root in evaluation.tests to the one"),
+        for test, message in (
+            ("{source: roxford5k}", "roxford5k needs its folder: set the root in evaluation.tests to the folder"),
             (
                 f"{{source: {images}, distractors: nowhere}}",
                 "the folder .* does not exist; the distractors in evaluation.tests",
             ),
         ):
-            with pytest.raises(DataError, match=said):
+            with pytest.raises(DataError, match=message):
                 make_plan(config(images, f"evaluation.tests=[{test}]"), Display())
         with pytest.raises(DataError, match=r"set data.validation_source.root to"):
             make_plan(config(images, "data.validation=none", "data.validation_source={source: roxford5k}"), Display())

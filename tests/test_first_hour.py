@@ -108,17 +108,17 @@ class TestModelsByName:
             open_encoder("timm:test_resnet")
 
     @pytest.mark.parametrize(
-        ("name", "said"),
+        ("name", "message"),
         [
             ("resnet50", r"no run in resnet50, .*model of timm is timm:resnet50\."),
             ("resnet", r"no run in resnet, .*Give the folder of a run, or timm:NAME"),
             ("runs/parts", "no run in runs/parts"),  # and no attempt to download it
         ],
     )
-    def test_names_of_nothing(self, name: str, said: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_names_of_nothing(self, name: str, message: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.chdir(tmp_path)
         (tmp_path / "runs").mkdir()
-        with pytest.raises(RunError, match=said):
+        with pytest.raises(RunError, match=message):
             open_encoder(name)
 
     def test_which_names_are_pretrained_models(self, tmp_path: Path, run: RunFolder) -> None:
@@ -212,13 +212,13 @@ class TestCommands:
     def test_remarks_on_recipes_with_results_only(self, call: Call, run: RunFolder, tmp_path: Path) -> None:  # noqa: F811
         copy = RunFolder(Path(shutil.copytree(run.path, tmp_path / "run")))
         text = copy.config_file.read_text()
-        for name, said in {"folder": False, "glyphs": True}.items():
+        for name, differs in {"folder": False, "glyphs": True}.items():
             copy.config_file.write_text(
-                text.replace("name: tiny", f"name: {name}").replace("measured: {}", MEASURED[said])
+                text.replace("name: tiny", f"name: {name}").replace("measured: {}", MEASURED[differs])
             )
             code, out, _ = call("evaluate", copy.path)
             assert code == 0
-            assert ("differs from the recipe" in out) is said
+            assert ("differs from the recipe" in out) is differs
 
     def test_images_given_twice(self, call: Call, images: Path) -> None:  # noqa: F811
         assert_error(call("evaluate", RANDOM, images, "--data", images), "The images are given twice")
@@ -298,8 +298,8 @@ class TestBaseline:
 
     def test_it_is_shown_beside_the_result(self, run: RunFolder, messages: Told) -> None:
         texts = [f"{100 * each.values['r@1']:.1f}" for each in (*run.evaluations(before=True), *run.evaluations())]
-        said = f"r@1 {texts[0]} with the pretrained backbone alone (pooled as in this run), {texts[1]} after training"
-        assert any(said in each for each in messages.messages)
+        line = f"r@1 {texts[0]} with the pretrained backbone alone (pooled as in this run), {texts[1]} after training"
+        assert any(line in each for each in messages.messages)
         assert len(records(run, PRETRAINED)) == 1
 
     def test_the_report_names_its_pooling(self, run: RunFolder, tmp_path: Path) -> None:

@@ -154,7 +154,7 @@ class TestInputs:
         assert told.of("encoding") == []
 
     @pytest.mark.parametrize(
-        ("image", "said"),
+        ("image", "message"),
         [
             (torch.zeros(40, 40, 3), r"must be a tensor \(3, height, width\), not of shape \(40, 40, 3\)"),
             (torch.zeros(40, 40), r"must be a tensor \(3, height, width\), not of shape \(40, 40\)"),
@@ -167,8 +167,8 @@ class TestInputs:
             (torch.zeros(3, 4, 4, dtype=torch.long), r"not int64 from 0 to 0"),
         ],
     )
-    def test_invalid_pixels(self, image: ImageLike, said: str, squares: Encoder) -> None:
-        with pytest.raises(DataError, match=said):
+    def test_invalid_pixels(self, image: ImageLike, message: str, squares: Encoder) -> None:
+        with pytest.raises(DataError, match=message):
             squares.encode([image])
 
     def test_an_invalid_batch_size(self, squares: Encoder) -> None:

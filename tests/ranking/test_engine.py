@@ -519,8 +519,8 @@ labels = torch.tensor([0, 0, 1, 1])
 print(ranking_loss(Watching((1,), 1.0), torch.eye(4), labels, similarity_temperature=0.01).item() > 0)
 print("after", *(switch.fp32_precision for switch in switches))
 """
-    said = ["the older switch is refused", "inside ieee ieee", "True", "after tf32 tf32"]
-    assert commands.python(code).splitlines() == said
+    lines = ["the older switch is refused", "inside ieee ieee", "True", "after tf32 tf32"]
+    assert commands.python(code).splitlines() == lines
 
 
 def test_mixed_precisions_are_computed_in_the_wider_one() -> None:

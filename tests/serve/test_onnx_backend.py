@@ -163,8 +163,8 @@ class TestMistakes:
             bias.raw_data = (onnx.numpy_helper.to_array(bias) + np.float32(0.01)).tobytes()
 
         monkeypatch.setattr(OnnxFormat, "__init__", other_weights)
-        said = refused()
-        assert said.startswith(
+        message = refused()
+        assert message.startswith(
             "Error: The vectors of the ONNX file differ from those of PyTorch (largest difference 0.0"
         )
-        assert said.endswith("tolerance 0.0001), so use --backend torch.")
+        assert message.endswith("tolerance 0.0001), so use --backend torch.")

@@ -261,15 +261,15 @@ class TestLandmarks:
         assert config.data.validation_source.root == home / "sfm"
 
     @pytest.mark.parametrize(
-        ("override", "said"),
+        ("override", "message"),
         [
             ("data.validation=half", "validation: half and validation_source are mutually exclusive"),
             ("data.validation_source={source: sfm120k-val, distractors: x}", "distractors has no effect"),
             ("evaluation.tests=[{source: roxford5k, roots: x}]", "did you mean 'root'"),
         ],
     )
-    def test_refusals(self, override: str, said: str, home: Path) -> None:
-        with pytest.raises(ConfigError, match=said):
+    def test_refusals(self, override: str, message: str, home: Path) -> None:
+        with pytest.raises(ConfigError, match=message):
             landmarks(home, override)
 
     def test_missing_test_images_are_reported_before_training(self, home: Path, tmp_path: Path) -> None:

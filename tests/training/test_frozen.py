@@ -323,8 +323,8 @@ def test_the_estimate() -> None:
     for number in (10, 20, 35, 50):
         estimate(number, 1000)
     assert done == [(10, 1000), (20, 1000), (35, 1000), (50, 1000)]
-    said = "measured time until the end: about 3 min 20 s: encoding about 2 min 00 s, 9 steps about 1 min 20 s"
-    assert display.messages == [said]  # 25 images in 2.5 s
+    message = "measured time until the end: about 3 min 20 s: encoding about 2 min 00 s, 9 steps about 1 min 20 s"
+    assert display.messages == [message]  # 25 images in 2.5 s
 
 
 def test_measuring_a_step_changes_nothing(images: Path) -> None:
@@ -347,7 +347,7 @@ def test_measuring_a_step_changes_nothing(images: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("overrides", "says"),
+    ("overrides", "message"),
     [
         (["data.views=4"], "data.views is for frozen backbones; set model.freeze: backbone, or remove it"),
         (["data.view_cache=x"], "data.view_cache is for frozen backbones"),
@@ -360,13 +360,13 @@ def test_measuring_a_step_changes_nothing(images: Path) -> None:
         (["model.head=residual", "model.dim=null"], "head: residual corrects the linear layer, which dim: null omits"),
     ],
 )
-def test_settings_that_exclude_each_other(overrides: list[str], says: str) -> None:
-    with pytest.raises(ConfigError, match=says):
+def test_settings_that_exclude_each_other(overrides: list[str], message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
         config(Path("x"), *overrides)
 
 
 @pytest.mark.parametrize(
-    ("overrides", "says"),
+    ("overrides", "message"),
     [
         (
             ["model.dim=null", "model.layer_norm=false"],
@@ -375,8 +375,8 @@ def test_settings_that_exclude_each_other(overrides: list[str], says: str) -> No
         (["model.head=low_rank"], "model.head=low_rank corrects initial weights: those of model.whitening"),
     ],
 )
-def test_models_without_a_head(overrides: list[str], says: str) -> None:
-    with pytest.raises(ConfigError, match=says):
+def test_models_without_a_head(overrides: list[str], message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
         build_embedder(config(Path("x"), *FROZEN, *overrides))
 
 

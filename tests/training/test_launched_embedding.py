@@ -74,8 +74,8 @@ def launched(commands: Commands, number: int, *args: str | Path, cwd: Path) -> t
 def test_a_table(home: Path, commands: Commands) -> None:
     code, _, err = commands.run("embed", "run", "images", "-o", "one.parquet", cwd=home)
     assert code == 0, err
-    _, said = launched(commands, 3, "embed", "run", "images", "-o", "three.parquet", cwd=home)
-    assert said.replace("three.parquet", "one.parquet").splitlines()[-3:] == err.splitlines()[-3:]
+    _, messages = launched(commands, 3, "embed", "run", "images", "-o", "three.parquet", cwd=home)
+    assert messages.replace("three.parquet", "one.parquet").splitlines()[-3:] == err.splitlines()[-3:]
     one, three = (parquet.read_table(home / f"{name}.parquet") for name in ("one", "three"))
     assert three.equals(one)
     assert len(one) == 70

@@ -202,8 +202,8 @@ class TestInterrupted:
         assert running.wait() == 130
         (saved, *_) = checkpoints(run)
         assert saved == steps_of(run) == 5  # the step that had begun was finished
-        said, _, command = running.err.partition(" Resume with: ")
-        assert said == "Stopped after step 5."
+        message, _, command = running.err.partition(" Resume with: ")
+        assert message == "Stopped after step 5."
         assert "Stopping after this step" in running.out
         program, *args = shlex.split(command)
         assert program == "shortlist"

@@ -244,7 +244,7 @@ class TestSetUp:
     """Invalid settings are refused before the first step, and leave no files behind."""
 
     @pytest.mark.parametrize(
-        ("override", "kind", "said"),
+        ("override", "kind", "message"),
         [
             ("model.backbone=resnet_50", ModelError, "resnet50"),
             ("data.source=glyps", DataError, "did you mean 'glyphs'"),
@@ -255,9 +255,9 @@ class TestSetUp:
             ("model.weights=no/such/file.safetensors", ModelError, "no/such/file"),
         ],
     )
-    def test_refusals(self, override: str, kind: type[Exception], said: str, images: Path, tmp_path: Path) -> None:
+    def test_refusals(self, override: str, kind: type[Exception], message: str, images: Path, tmp_path: Path) -> None:
         settings = ["batch.size=14"] if "per_class" in override else []
-        with pytest.raises(kind, match=said):
+        with pytest.raises(kind, match=message):
             train(config(images, override, *settings), tmp_path / "run")
         assert not (tmp_path / "run").exists()
 

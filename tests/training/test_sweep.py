@@ -101,12 +101,12 @@ class TestTrials:
         assert sweep(base, GRID, finished.path) == finished
 
     def test_another_sweep_in_the_folder(self, finished: SweepResult, base: RunConfig, tmp_path: Path) -> None:
-        for space, settings, says in (
+        for space, settings, message in (
             ({"optimizer.lr": [1e-3]}, {}, "space"),
             (GRID, {"sampler": "random"}, "sampler"),
             (GRID, {"seed": 1}, "seed"),
         ):
-            with pytest.raises(RunError, match=rf"contains a sweep with other settings \({says}\)"):
+            with pytest.raises(RunError, match=rf"contains a sweep with other settings \({message}\)"):
                 sweep(base, space, finished.path, **settings)
         others = config(class_folders(tmp_path / "others", classes=8, images=5), *SMALL)
         with pytest.raises(RunError, match=r"other settings \(images\)"):
@@ -275,7 +275,7 @@ class TestSampling:
         assert sweep(base, GRID, tmp_path / "grid", trials=9).total == 4
 
     @pytest.mark.parametrize(
-        ("space", "settings", "says"),
+        ("space", "settings", "message"),
         [
             (RATES, {"sampler": "grid"}, "A grid needs lists, but optimizer.lr is a range"),
             (GRID, {"sampler": "gird"}, "There is no sampler 'gird'; did you mean 'grid'"),
@@ -288,9 +288,9 @@ class TestSampling:
         ],
     )
     def test_mistakes_are_reported_before_the_first_trial(
-        self, space: dict[str, Any], settings: dict[str, Any], says: str, base: RunConfig, tmp_path: Path
+        self, space: dict[str, Any], settings: dict[str, Any], message: str, base: RunConfig, tmp_path: Path
     ) -> None:
-        with pytest.raises(ConfigError, match=says):
+        with pytest.raises(ConfigError, match=message):
             sweep(base, space, tmp_path / "study", **settings)
         assert not (tmp_path / "study").exists()
 
@@ -384,7 +384,7 @@ class TestInterruptions:
         with exclusive_lock(folder / ".worker.lock", RunError("in use")):
             result = sweep(base, GRID, tmp_path / "study", display=heard)
         assert [trial.state for trial in result.trials] == ["running", "complete", "complete", "complete"]
-        assert heard.said[-1] == "Other workers are still training trials 0."
+        assert heard.messages[-1] == "Other workers are still training trials 0."
 
     def test_trials_of_a_lost_machine_are_taken_over(
         self, base: RunConfig, tmp_path: Path, pretend: Callable[[Scores], list[RunConfig]]
