@@ -137,7 +137,7 @@ def test_gallery(call: Call, folders: Path, place: str) -> None:
 
 
 def test_daily_updates(call: Call, folders: Path, tmp_path: Path) -> None:
-    """Only what has changed is embedded, and the log says what it was."""
+    """Only images that have changed are embedded, and the log lists the changes."""
     images = tmp_path / "images"
     shutil.copytree(folders / "images", images)
     update = ("index", folders / "run", "images", "-o", "gallery", "--prune", "--log", "changes.jsonl", "--json")
@@ -195,7 +195,7 @@ def test_a_new_model(call: Call, folders: Path) -> None:
 
 
 def test_the_minimum_score_of_a_new_model(call: Call, folders: Path) -> None:
-    """It is kept for the same model only; otherwise, rebuild and switch say how to set one."""
+    """It is kept only for the same model; otherwise, rebuild and switch print how to set one."""
     call("index", folders / "run", folders / "images" / "class 00", "-o", "one", "--min-score", "0.7")
     call("gallery", "switch", "live", "one")
     _, out, err = call("gallery", "rebuild", "live", "--model", folders / "run", "-o", "same", "--json")

@@ -184,7 +184,7 @@ class TestCommands:
         assert_error(call("report", RANDOM), f"{RANDOM} is not a run", f": shortlist report {RANDOM} my-images")
 
     def test_evaluation_with_several_labels(self, call: Call, few: Path, table: Path) -> None:  # noqa: F811
-        """Each label by itself, as in folders; images that are missing or unreadable are left out."""
+        """Labels are classes, as in folders; missing and unreadable images are left out."""
         given = ("evaluate", RANDOM, table, "--json", "--label-separator")
         assert_error(call(*given, "|"), "leave them out with --on-missing skip")
         assert_error(call(*given, ""), "--label-separator is empty: give a separator")
@@ -275,7 +275,7 @@ class TestOrder:
             resume_run(tmp_path / "run", Display())
 
     def test_features_are_taken_within_the_step(self) -> None:
-        """So that the speed of a step includes it."""
+        """The speed of a step includes the time that this takes."""
         plan = SimpleNamespace(batches=lambda _: iter([(0, torch.arange(4))]))
         taken: list[int] = []
         views = SimpleNamespace(take=lambda rows, _: taken.append(len(rows)))
@@ -345,7 +345,7 @@ class TestWhoTrainsAndWhoTests:
             final_config(images)
 
     def test_final_without_missing_images(self, call: Call, run: RunFolder, monkeypatch: pytest.MonkeyPatch) -> None:  # noqa: F811
-        """As the error about a missing image advises."""
+        """This is what the error about a missing image advises."""
         given: list[RunConfig] = []
         done = SimpleNamespace(path=Path("runs/final"))
         monkeypatch.setattr("shortlist.runs.train", lambda config, **_: given.append(config) or done)
@@ -363,7 +363,7 @@ SLOW, FAST = Machine(0.01, 0.05, 8 * 10**9, 10**11), Machine(0.0003, 0.05, 10**1
 class TestRecipeForThisMachine:
     @pytest.fixture(autouse=True)
     def fake(self, monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
-        """Choose what `suited_recipe` sees. By default, few images and no GPU."""
+        """Set the images and the machine that `suited_recipe` finds. Default: few images and no GPU."""
 
         def see(
             trained: int = 1000, others: int = 3000, machine: Machine = SLOW, gpu: bool = False, weights: bool = True

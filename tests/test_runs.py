@@ -34,7 +34,7 @@ NAMES = [f"{index:08}.png" for index in range(24)]  # of the images of a dataset
 
 @pytest.fixture(scope="module")
 def images(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """8 classes of 3 images; 4 of the classes train, with two steps per epoch."""
+    """8 classes of 3 images; 4 of the classes are for training, with two steps per epoch."""
     return class_folders(tmp_path_factory.mktemp("data") / "images", classes=8, images=3)
 
 
@@ -207,7 +207,7 @@ class TestModel:
             resume(run.path, model=net(), loss=ReciprocalRank())
 
     def test_a_resumed_run_is_the_same(self, images: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-        """With a module that has other initial weights, and a loss with weights and state of its own."""
+        """The module has other initial weights, and the loss has its own weights and state."""
         settings = {**TINY, "epochs": 2}
 
         def loss() -> Proxies:

@@ -158,7 +158,7 @@ class TestInterrupted:
         assert len(open_vectors(file)) == 5
 
     def test_killed(self, images: Catalog, file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-        """No clean-up runs. Vectors that were written after the last note are written again."""
+        """There is no clean-up. Vectors that were written after the last manifest are written again."""
         real = vector_file.VectorFile.append
 
         def append(self: vector_file.VectorFile, vectors: np.ndarray, seen: int) -> None:
@@ -181,7 +181,7 @@ class TestInterrupted:
     def test_killed_while_files_are_renamed(
         self, images: Catalog, file: Path, monkeypatch: pytest.MonkeyPatch, last: int
     ) -> None:
-        """Nothing is embedded twice, and no note describes another file."""
+        """No image is embedded twice, and no manifest describes another file."""
         embed_to_file(Corner(scales=(3.0,)), images, SQUARE, file)  # an older file of the same size
         calls: list[str] = []
 

@@ -41,7 +41,7 @@ def encoder(request: pytest.FixtureRequest) -> Encoder:
 
 @pytest.fixture(scope="module")
 def squares() -> Encoder:
-    """For what does not depend on the transform and the scales."""
+    """An encoder for tests that do not depend on the transform and the scales."""
     return new_encoder("squares")
 
 
@@ -106,7 +106,7 @@ def test_a_damaged_folder(squares: Encoder, tmp_path: Path) -> None:
 
 
 class TestInputs:
-    """What `encode` accepts, with each of several transforms where they matter."""
+    """Inputs of `encode`, with several transforms if they matter."""
 
     def test_pixels_in_memory_are_treated_like_files(self, encoder: Encoder, tmp_path: Path) -> None:
         image = picture(70, 50, seed=2)

@@ -226,7 +226,7 @@ def test_a_full_disk(
 
 
 class Plain:
-    """What a gallery should hold, in dictionaries."""
+    """The expected contents of a gallery, in dictionaries."""
 
     def __init__(self) -> None:
         self.labels: dict[int, str | None] = {}

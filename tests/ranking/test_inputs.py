@@ -203,7 +203,7 @@ def test_an_index_out_of_range(position, who):
 
 
 def test_indices_are_of_queries_and_database():
-    """Range by side: item 4 of the database exists, query 4 does not."""
+    """Each side has its own range: item 4 of the database exists, but query 4 does not."""
     queries = (EMBEDDINGS[:4], LABELS[:4])
     RecallAtKLoss()(*queries, (PAIRS[0], PAIRS[1], PAIRS[2], PAIRS[3]), EMBEDDINGS, LABELS)
     with pytest.raises(ValueError, match=r"indices_tuple contains a query index outside 0\.\.3"):

@@ -296,7 +296,7 @@ Figures = dict[tuple[str, str], float]
 
 
 def reported(table: str, columns: list[tuple[str, str]]) -> dict[str, Figures]:
-    """The figures of each line by test and metric."""
+    """The values of each line by test and metric."""
     rows = {name: cells for name, *cells in map(str.split, table.strip().splitlines()[1:])}
     return {
         name: {key: float(cell) for key, cell in zip(columns, cells, strict=True) if cell != "-"}
@@ -314,7 +314,7 @@ def quoted(*recipes: str) -> Figures:
 
 
 class TestFigures:
-    """Every figure that a recipe quotes is the paper's, and none of a row that has a recipe is missing."""
+    """Recipes quote the values of the paper, and all values of each row that has a recipe."""
 
     @pytest.mark.parametrize(("row", "figures"), reported(TABLE, COLUMNS).items())
     def test_of_the_table(self, row: str, figures: Figures) -> None:

@@ -51,7 +51,7 @@ class TestStatistics:
 
     @pytest.mark.parametrize("effects", [(0.03, 0.0, 0.05), (0.03, 0.1, 0.2)])
     def test_covers_the_truth_with_three_seeds(self, effects: tuple[float, float, float]) -> None:
-        """In at least nine of ten samples; intervals over the queries of one seed alone do not."""
+        """Intervals cover it in at least nine of ten samples; those over the queries of a single seed do not."""
         random, missed, missed_by_queries = torch.Generator().manual_seed(0), 0, 0
         for _ in range(100):
             table = simulated(3, random, *effects)

@@ -132,7 +132,7 @@ def test_not_ready(gallery: Gallery, client: TestClient, monkeypatch: pytest.Mon
 
 
 def test_another_gallery_takes_its_place(gallery: Gallery, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """No request fails before, while and after the server loads it."""
+    """No request fails before, during or after the switch."""
     monkeypatch.setattr(service, "REFRESH_SECONDS", 0.01)
     torch.manual_seed(3)
     other = Encoder(Embedder("test_efficientnet", dim=24).eval(), TestTransform(32, 36))

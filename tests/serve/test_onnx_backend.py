@@ -126,7 +126,7 @@ class TestMistakes:
     def refused(
         self, gallery: Gallery, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
     ) -> Callable[..., str]:
-        """What the command says instead of serving."""
+        """Return a function that runs the command and returns its error message."""
 
         def say(backend: str = "onnx") -> str:
             args = (str(gallery.store.folder), "--port", "0", "--backend", backend)

@@ -84,7 +84,7 @@ def new_page(browser: Browser, problems: list[str], **options: object) -> Page:
 
 
 def _is_problem(kind: str, text: str) -> bool:
-    """Whether it is an error, a warning or advice on the elements of the page, but no refusal of the server."""
+    """Whether an entry of the console is an error, a warning or advice, except for refusals of the server."""
     return (kind in ("error", "warning") and not re.search("status of [45]", text)) or text.startswith("[DOM]")
 
 

@@ -92,7 +92,7 @@ def test_other_studies(
 
 
 def test_a_method_changes_only_what_defines_it() -> None:
-    """In a recipe of each loss, with its own settings and with others."""
+    """Checked for a recipe of each loss, with its own settings and with others."""
     given = {"k": [3, 5], "rank_temperature": 2.0, "similarity_temperature": 0.02, "count_query": True}
     for whole in {each.loss.model_dump_json(): each for each in map(open_recipe, recipe_names())}.values():
         own = [] if whole.loss.pml_class else sorted(OWN_LOSSES[whole.loss.name])

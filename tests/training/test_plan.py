@@ -61,7 +61,7 @@ class TestBatches:
 
 
 class TestBatchSize:
-    """12 classes of 6 images: 6 for tests, and of the others 3 for validation, if half of them is asked for."""
+    """12 classes of 6 images: 6 for tests and, with `data.validation=half`, 3 of the others for validation."""
 
     def test_is_reduced_where_half_of_the_classes_validates(self, images: Path) -> None:
         for size in (9, 12, 15, 18):

@@ -53,7 +53,7 @@ RATES = {"optimizer.lr": {"low": 1e-4, "high": 1e-1, "log": True}}
 
 @pytest.fixture(scope="module")
 def base(tmp_path_factory: pytest.TempPathFactory) -> RunConfig:
-    """Of 8 classes, 4 test, 2 validate and 2 train."""
+    """8 classes: 4 for tests, 2 for validation and 2 for training."""
     return config(class_folders(tmp_path_factory.mktemp("images"), classes=8, images=4), *SMALL)
 
 
@@ -327,7 +327,7 @@ class TestPruning:
         assert (result.unit, sweep(base, RATES, tmp_path / "epochs", trials=1).unit) == ("steps", "epochs")
 
     def test_a_pruned_training_stops(self, base: RunConfig, tmp_path: Path) -> None:
-        """With real training: an exception of `on_validation` ends it."""
+        """An exception of `on_validation` ends an actual training."""
         from shortlist.training.sweep_study import TrialPruned
 
         settings = ("training.epochs=2", "optimizer.lr=1e-3")
@@ -460,7 +460,7 @@ SWEEP = ("sweep", "tiny.yaml", "--space", "space.yaml", "--out")
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="the killed processes are forked")
 class TestProcesses:
     def test_a_killed_and_interrupted_sweep_continues_its_trial(self, here: Path, commands: Commands) -> None:
-        """Both times in the second of 3 trials, after the checkpoint of step 2."""
+        """It is killed and interrupted in the second of 3 trials, after the checkpoint of step 2."""
         sweep(open_recipe(here / "tiny.yaml"), here / "space.yaml", here / "whole")
         trial = here / "killed" / "trials" / "0001"
         waits = wait_where(f"args[1] == 2 and pathlib.Path({str(trial)!r}).exists()", *STEP_BEGINS)

@@ -37,7 +37,7 @@ def user_net(pretrained=False, **options):
 
 @pytest.fixture(scope="module")
 def images(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """8 classes of 3 images; 4 of the classes train, with two steps per epoch."""
+    """8 classes of 3 images; 4 of the classes are for training, with two steps per epoch."""
     return class_folders(tmp_path_factory.mktemp("data") / "images", classes=8, images=3)
 
 
@@ -165,7 +165,7 @@ class TestModel:
 
 class TestCommandLine:
     def test_a_model_and_a_head_of_the_current_folder(self, home: Path, commands: Commands) -> None:
-        """From training to searching, without any setting but those in the recipe."""
+        """The recipe contains all settings, from training to search."""
         file = recipe(
             home,
             model={"backbone": "mine:build", "backbone_args": {"dim": 5}},
