@@ -619,6 +619,14 @@ class TestErrors:
         assert differs == f"{vectors.name} differs from what was written"
         assert "encoder.json" in model
 
+    def test_a_file_that_cannot_be_read(self, encoder: Encoder, tmp_path: Path) -> None:
+        filled(tmp_path / "gallery", encoder, "flat", 3)
+        (vectors,) = (tmp_path / "gallery").glob("vectors-*")
+        vectors.unlink()
+        os.mkfifo(vectors)
+        (problem,) = Gallery.check(tmp_path / "gallery").problems
+        assert problem == f"{vectors.name} cannot be read: it is not a regular file"
+
     def test_a_gallery_without_digests(self, gallery: Gallery, tmp_path: Path) -> None:
         """Galleries of the previous format can be opened; what is added to them gets digests."""
         file = tmp_path / "gallery" / "gallery.json"
