@@ -200,7 +200,7 @@ class TestSwitching:
         ):
             with pytest.raises(GalleryError, match=match):
                 switch(name, new)
-        with pytest.raises(GalleryError, match="has not been switched yet: it refers to .*one, its first gallery"):
+        with pytest.raises(GalleryError, match=r"has not been switched yet: it refers to .*one, its first gallery"):
             switch_back(named)
         with pytest.raises(GalleryError, match="There is no name"):
             switch_back(named.with_name("other"))
