@@ -381,7 +381,7 @@ class TestRecipeForThisMachine:
         recipe, settings, text = suited_recipe("folder", ["data.source=my images"])
         assert (recipe, settings) == ("folder-fast", ("data.source=my images",))
         assert text is not None
-        assert "on 16 views of each of 1,000 images. If the machine" in text
+        assert "on 16 views of each of 1,000 images. On an idle machine" in text
         encoding = "encoding these views, and 3,000 images for validation and test, about 3 min 10 s"
         assert f"this takes about 4 min 00 s: {encoding}, 1,000 steps about 50 s. To override" in text
         assert text.endswith("shortlist train folder model.freeze=none 'data.source=my images'")
@@ -419,7 +419,7 @@ class TestRecipeForThisMachine:
         recipe, settings, text = suited_recipe("folder", given)
         assert (recipe, settings) == ("folder-fast", given)
         assert text is not None
-        assert "on 12 views of each of 100,000 images. If" in text
+        assert "on 12 views of each of 100,000 images. On" in text
         assert "test, about 3 h 20 min," in text
         assert text.endswith("shortlist train folder model.freeze=none data.source=x")
 

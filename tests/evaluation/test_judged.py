@@ -269,7 +269,7 @@ class TestEvaluate:
             evaluate(vectors, images, distractors={"r1m": np.zeros((4, 3), dtype=np.float16)})
         bad = np.zeros((3, 2), dtype=np.float16)
         bad[1] = np.inf
-        with pytest.raises(DataError, match="row 8 of the gallery"):
+        with pytest.raises(DataError, match="Row 8 of the gallery"):
             evaluate(vectors, images, distractors={"r1m": bad})
         both = Judgement(np.array([2, 3]), np.array([3]))
         with pytest.raises(DataError, match="hard: row 3 is both positive and junk of query 0"):

@@ -121,7 +121,7 @@ class TestModel:
         gallery = new()
         assert len(gallery.similar(0, 3)) == 3  # without a model
         with pytest.raises(
-            GalleryError, match=r"the run .*run, .* does not exist: if it was moved, give its folder with `model`"
+            GalleryError, match=r"The run .*run, .* does not exist: if it was moved, give its folder with `model`"
         ):
             gallery.search(images.file(0))
         assert new(model=tmp_path / "elsewhere").search(images.file(0), 1)[0].item.id == 0
