@@ -1,6 +1,6 @@
 # make demo      install, then train on glyphs and draw the results
 # make test      install, then run all checks and tests
-# make chaos     kill, disturb and overload the commands at length (about an hour; SHORTLIST_CHAOS_SEED=n repeats a seed)
+# make chaos     stress tests: kill, interrupt and overload commands (about an hour; SHORTLIST_CHAOS_SEED=n repeats a seed)
 # make check     run lint, types, import contracts, and checks of workflows and shell scripts
 # make docs      build the documentation site into build/site
 # make bench     run the benchmarks of the losses and the large-batch step (hours on 2 cores; BENCH="--targets" for the targets only)

@@ -48,7 +48,7 @@ SIZES = {
 QUICK = {name: tuple(size // 64 for size in sizes[-3:]) for name, sizes in SIZES.items()}
 OF = {"loss": "batch", "loss with SiMix": "batch", "step": "batch", "batches": "images"}  # else: gallery
 LARGEST = {"seconds": 2.0, "megabytes": 1.0}  # targets: exponents of the loss
-REPEATS, SECONDS = 3, 2.0  # least number of repetitions, and their least duration; the first maps new memory
+REPEATS, SECONDS = 3, 2.0  # minimum number of repetitions, and their minimum duration; the first maps new memory
 
 
 # ------------------------------------------------------------------------------------------- in a separate process
@@ -210,10 +210,10 @@ def draw(results: Results, file: Path) -> None:
     figure.savefig(file, dpi=110, metadata={"Software": None})
 
 
-# -------------------------------------------------------------------------------------------------------- on paper
+# -------------------------------------------------------------------------------------------------- extrapolations
 
 
-def on_paper(results: Results) -> str:
+def extrapolations(results: Results) -> str:
     """Return the extrapolations in docs/growth.md that follow from measured rates, as a table."""
     seconds = {name: {int(size): row["seconds"] for size, row in found.items()} for name, found in results.items()}
 
@@ -242,7 +242,7 @@ def publish(results: Results) -> None:
     draw(results, DOCS / "images" / "growth.png")
     picture = "![Time and memory against sizes, on logarithmic axes, with fitted exponents](images/growth.png)"
     fill("growth.md", "measured", f"{picture}\n\n{table(results)}")
-    fill("growth.md", "rates", on_paper(results))
+    fill("growth.md", "rates", extrapolations(results))
 
 
 def main() -> None:
@@ -275,7 +275,7 @@ def main() -> None:
         show_targets(results)
         if arguments.quick:
             draw(results, Path(tempfile.mkdtemp()) / "growth.png")
-            print(table(results), on_paper(results), sep="\n\n")
+            print(table(results), extrapolations(results), sep="\n\n")
         else:
             publish(results)
 

@@ -23,7 +23,7 @@ from torch import Tensor
 
 from shortlist.ranking import Ranks, RecallAtKLoss, RecallHead, query_scores, ranking_loss
 
-# Okabe and Ito's palette: told apart with any kind of colour vision.
+# Okabe and Ito's palette: distinguishable with any colour vision.
 BLUE, VERMILLION, GREEN = "#0072B2", "#D55E00", "#009E73"
 INK, MUTED, FAINT, PALE = "#222222", "#666666", "#B8B8B8", "#ECECEC"
 LOOK = {
@@ -54,7 +54,7 @@ LOOK = {
 RANK_TEMPERATURE, SIMILARITY_TEMPERATURE = 1.0, 0.01
 
 
-# What is drawn: every smooth number, and every slope, comes from the library.
+# Values to draw: all smooth values and derivatives are computed by the library.
 
 
 @dataclass(frozen=True)
@@ -70,7 +70,7 @@ class SmoothRank:
 
 @dataclass(frozen=True)
 class RankedList:
-    """A query and what it is compared with: one positive that moves, one that stays, and the negatives."""
+    """The similarities of a query to one positive whose similarity varies, one fixed positive, and the negatives."""
 
     moving: float
     staying: float = 0.70
@@ -86,7 +86,7 @@ class RankedList:
 
     @property
     def order(self) -> list[int]:
-        """The items, most similar first; item 0 is the one that moves."""
+        """The items, most similar first; item 0 is the moving positive."""
         return self.similarities.argsort(descending=True).tolist()
 
     def recall(self, k: int) -> float:
@@ -109,12 +109,12 @@ class RankedList:
 
     def smooth_rank(self) -> float:
         """Smooth rank of the moving positive."""
-        rivals = (self.staying, *self.negatives)
-        return smooth_rank(torch.tensor(rivals, dtype=torch.float64) - self.moving).item()
+        competitors = (self.staying, *self.negatives)
+        return smooth_rank(torch.tensor(competitors, dtype=torch.float64) - self.moving).item()
 
 
 def smooth_rank(differences: Tensor) -> Tensor:
-    """Smooth rank of a positive, given how far ahead of it each rival is: 1 + the sum of the similarity sigmoids."""
+    """Smooth rank of a positive: 1 + the sum of the similarity sigmoids of the differences to its competitors."""
     items = torch.cat((torch.zeros(1, dtype=differences.dtype), differences))[:, None]
     return ranking_loss(
         SmoothRank(),
@@ -142,20 +142,20 @@ def with_slope(function: Callable[[Tensor], Tensor], at: Tensor) -> tuple[Tensor
 
 
 def rank_sigmoid(u: Tensor) -> Tensor:
-    """What a positive adds to smooth recall when it stands u places inside the first k."""
+    """Contribution of a positive at rank k - u to smooth recall."""
     k = 9
     return 1 - recall_loss(k - u, [k])
 
 
 def similarity_sigmoid(u: Tensor) -> Tensor:
-    """What one rival adds to a rank when it is u more similar to the query."""
+    """Contribution of a competitor to a rank if it is more similar to the query by u."""
     return torch.stack([smooth_rank(difference[None]) for difference in u]) - 1
 
 
 # Figure 1
 
 K_COLOURS = {2: VERMILLION, 4: BLUE}
-FIRST, PITCH, SIDE = 1.02, 0.475, 0.3  # where the squares of a list start, how far apart they are, how large; inches
+FIRST, PITCH, SIDE = 1.02, 0.475, 0.3  # first square of a list, distance and side of squares, in inches
 Column = str | tuple[str, int]
 COLUMNS: dict[Column, float] = {
     "rank": 5.0,
@@ -168,7 +168,7 @@ COLUMNS: dict[Column, float] = {
 
 
 def draw_recall_and_surrogate() -> Figure:
-    """A ranked list while one similarity grows: recall@k and rs@k beside it, and as curves below."""
+    """A ranked list for growing similarities of one positive, with recall@k and rs@k beside it, and as curves below."""
     rows = dict(zip("ABCDE", map(RankedList, (0.44, 0.465, 0.50, 0.60, 0.67)), strict=True))
     figure = plt.figure(figsize=(8.4, 7.6))
     lists = figure.add_axes((0.0, 0.46, 1.0, 0.54), xlim=(0, 8.4), ylim=(0, 0.54 * 7.6))  # in inches
@@ -194,7 +194,7 @@ def draw_recall_and_surrogate() -> Figure:
 
 
 def _draw_header(axes: Axes) -> None:
-    """Names of the columns, the edges of the short-lists, and the key."""
+    """Names of the columns, the cut-offs, and the key."""
     small = {"fontsize": 9, "va": "center"}
     axes.text(0.12, 3.92, "query", color=MUTED, **small)
     axes.text(FIRST - SIDE / 2, 3.92, "database, most similar first", color=MUTED, **small)
@@ -213,7 +213,7 @@ def _draw_header(axes: Axes) -> None:
 
 
 def _draw_items(axes: Axes, name: str, ranked: RankedList, y: float) -> None:
-    """The query and its list as squares, plus for positives and minus for negatives, similarities underneath."""
+    """The query and its list as squares (plus: positive, minus: negative), with the similarities below."""
     axes.text(0.12, y, name, weight="bold", fontsize=11, va="center_baseline")
     axes.text(0.54, y, "q", style="italic", fontsize=11, ha="center", va="center_baseline")
     axes.add_patch(plt.Circle((0.54, y), 0.17, fill=False, ec=INK, lw=1.2))
@@ -237,7 +237,7 @@ def _square(x: float, y: float, pad: float, **style: object) -> FancyBboxPatch:
 
 
 def _draw_values(axes: Axes, ranked: RankedList, y: float, before: dict[Column, str]) -> dict[Column, str]:
-    """The numbers of a row, bold where they differ from the row before; returned for the row after."""
+    """Draw the numbers of a row, in bold if they differ from the previous row. Return them for the next row."""
     cells: dict[Column, str] = {"rank": f"{ranked.order.index(0) + 1}", "smooth": f"{ranked.smooth_rank():.2f}"}
     for k in K_COLOURS:
         cells["recall", k] = f"{ranked.recall(k):.2f}"
@@ -260,7 +260,7 @@ def _draw_curves(axes: Axes, rows: dict[str, RankedList]) -> None:
     for k, colour in K_COLOURS.items():
         exact = [ranked.recall(k) for ranked in lists]
         smooth = [ranked.smooth_recall(k) for ranked in lists]
-        lift = 0.006 * (k - 3)  # both steps go from 0.5 to 1: neither line may cover the other
+        lift = 0.006 * (k - 3)  # both steps go from 0.5 to 1, so one line would cover the other
         axes.plot(
             similarity, [value + lift for value in exact], color=colour, lw=1.3, ls=(0, (4, 2)), drawstyle="steps"
         )
@@ -318,7 +318,7 @@ def _label(axes: Axes, argument: str, temperature: float) -> None:
 def _draw_sigmoid(
     panels: Sequence[Axes], sigmoid: Callable[[Tensor], Tensor], u: Tensor, colour: str, temperature: float
 ) -> None:
-    """A sigmoid with the step it stands for, and its derivative below; shaded where 99 % of the rise happens."""
+    """A sigmoid and the step that it approximates, above its derivative. The shaded part contains 99 % of the rise."""
     above, below = panels
     values, slopes = with_slope(sigmoid, u)
     rise = RISE * temperature
@@ -338,7 +338,7 @@ def _draw_sigmoid(
 
 
 def draw_gradient_by_rank() -> Figure:
-    """How hard the loss pulls on a positive, by its rank."""
+    """Gradient by the rank of a positive."""
     figure, axes = plt.subplots(figsize=(8.4, 3.9))
     figure.subplots_adjust(left=0.075, right=0.985, top=0.97, bottom=0.135)
     lines = {(1,): (BLUE, 2.2), (2,): (VERMILLION, 2.2), (4,): (GREEN, 2.2), (1, 2, 4): (INK, 2.8)}
@@ -347,15 +347,15 @@ def draw_gradient_by_rank() -> Figure:
     fine = torch.linspace(1, 10, 361, dtype=torch.float64)
     whole = torch.arange(1, 11, dtype=torch.float64)
     for k, (colour, width) in lines.items():
-        axes.plot(fine, _pull(fine, k), color=colour, lw=width)
-        axes.scatter(whole, _pull(whole, k), s=26, color=colour, ec="white", lw=1.0, zorder=3, clip_on=False)
+        axes.plot(fine, _gradient(fine, k), color=colour, lw=width)
+        axes.scatter(whole, _gradient(whole, k), s=26, color=colour, ec="white", lw=1.0, zorder=3, clip_on=False)
         axes.text(*places[k], names[k], color=colour, weight="bold", ha="left" if len(k) > 1 or k == (1,) else "center")
     axes.set(xlim=(1, 10), ylim=(0, 0.6), xticks=range(1, 11))
     axes.set(xlabel="rank of the positive", ylabel="gradient of the loss by the rank")
     return figure
 
 
-def _pull(ranks: Tensor, k: Sequence[int]) -> Tensor:
+def _gradient(ranks: Tensor, k: Sequence[int]) -> Tensor:
     """Gradient by the rank, summed over k as in the paper; the loss itself takes the mean over k."""
     _, slope = with_slope(lambda at: len(k) * recall_loss(at, k), ranks)
     return slope
@@ -369,7 +369,7 @@ FIGURES: dict[str, Callable[[], Figure]] = {
 
 
 def save(figure: Figure, path: Path) -> None:
-    """Write a small PNG without version or date in it: drawn again, it has the same bytes."""
+    """Write a small PNG. Reproducible: no version or date."""
     pixels = io.BytesIO()
     figure.savefig(pixels, format="png")
     picture = Image.open(pixels).convert("RGB").quantize(128, dither=Image.Dither.NONE)

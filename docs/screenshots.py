@@ -86,15 +86,15 @@ def opened(browser: Browser, address: str, height: int) -> Page:
 
 def shoot(page: Page, path: Path) -> None:
     page.wait_for_function(LOADED)
-    page.evaluate("document.activeElement.blur()")  # people who use a mouse see no focus, either
+    page.evaluate("document.activeElement.blur()")  # no focus ring, as for users of a mouse
     save(Image.open(io.BytesIO(page.screenshot())), path)
 
 
 def save(image: Image.Image, path: Path) -> None:
-    """In 256 colours, which nobody sees and which makes a file of a third."""
+    """Save with 256 colours: no visible difference, a third of the size."""
     image.convert("RGB").quantize(256, dither=Image.Dither.NONE).save(path, optimize=True)
     if path.stat().st_size > LARGEST:
-        sys.exit(f"{path} has {path.stat().st_size:,} bytes, and a page should load fast: make it smaller")
+        sys.exit(f"{path} has {path.stat().st_size:,} bytes, more than {LARGEST:,}: make the picture smaller")
     print(path)
 
 

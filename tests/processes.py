@@ -84,7 +84,7 @@ class Running:
             time.sleep(0.002)
 
     def ended(self) -> bool:
-        """Whether it has ended: it is a zombie until it is waited for."""
+        """Whether the process has ended; it is a zombie until it is waited for."""
         return self.code is not None or Path(f"/proc/{self.pid}/stat").read_text().rpartition(")")[2].split()[0] == "Z"
 
     @property

@@ -66,7 +66,7 @@ def databases(
 
 
 def databases_of_label_sets(sets: Sequence[set[int]], count_query: bool = False) -> list[tuple[list[int], list[int]]]:
-    """The same for items with several labels, whose positives are the items that share any of them."""
+    """The same for items with several labels, whose positives share at least one of them."""
     items = range(len(sets))
     return [
         ([z for z in items if z != q or count_query], [x for x in items if x != q and sets[x] & sets[q]]) for q in items
@@ -74,7 +74,7 @@ def databases_of_label_sets(sets: Sequence[set[int]], count_query: bool = False)
 
 
 def label_sets_with_virtual(sets: Sequence[set[int]], pairs: Tensor) -> list[set[int]]:
-    """A mixture of two items is an example of what both are."""
+    """A mixture of two items has the labels that both have."""
     return [*sets, *(sets[x] & sets[z] for x, z in pairs.tolist())]
 
 
@@ -89,7 +89,7 @@ def with_memory(embeddings: Tensor, labels: Tensor, memory: Memory | None) -> tu
 
 
 def mean_over_queries(losses: list[Tensor], vectors: Tensor) -> Tensor:
-    """A query without a positive is left out; nothing left is 0."""
+    """The mean over queries with a positive; 0 if there is none."""
     return torch.stack(losses).mean() if losses else vectors.sum() * 0
 
 
@@ -182,7 +182,7 @@ def calibration_loss(embeddings: Tensor, labels: Tensor, above: float = 0.9, bel
 
 
 def schedule(start: float, end: float, until: float, progress: float) -> float:
-    """A straight line of the logarithm."""
+    """Linear interpolation of the logarithm."""
     way = min(progress / until, 1)
     return math.exp((1 - way) * math.log(start) + way * math.log(end))
 
@@ -258,7 +258,7 @@ def blackbox_ap_loss(
 
 
 def with_virtual(embeddings: Tensor, labels: Tensor, pairs: Tensor, alphas: Tensor) -> tuple[Tensor, Tensor]:
-    """The batch with its virtual examples built for real: v = alpha x + (1 - alpha) z, equation 8."""
+    """The batch and its virtual examples, which are computed: v = alpha x + (1 - alpha) z, equation 8."""
     built = [alpha * embeddings[x] + (1 - alpha) * embeddings[z] for (x, z), alpha in zip(pairs, alphas, strict=True)]
     return torch.stack([*embeddings, *built]), torch.cat((labels, labels[pairs[:, 0]]))
 

@@ -23,7 +23,7 @@ def positives(database: Ranking) -> Ranking:
 
 
 def r_at_k(database: Ranking, k: int) -> float:
-    """1 if any positive is in the first k, even if every tie falls in favour of the negatives."""
+    """1 if a positive is among the first k, with every tie decided in favour of the negatives."""
     best = max(x.similarity for x in positives(database))
     ahead = sum(not z.positive and z.similarity >= best for z in database)
     return float(1 + ahead <= k)
@@ -36,7 +36,7 @@ def recall_at_k(database: Ranking, k: int) -> float:
 
 
 def precision_at(x: Item, database: Ranking) -> float:
-    """The share of positives among everything down to the positive x."""
+    """The share of positives among all items down to the positive x."""
     return rank(x, positives(database)) / rank(x, database)
 
 
@@ -46,7 +46,7 @@ def average_precision(database: Ranking) -> float:
 
 
 def map_at_r(database: Ranking) -> float:
-    """Average precision of which only the first R results count; R is the number of positives."""
+    """Average precision of the first R results, where R is the number of positives."""
     found = positives(database)
     return sum(precision_at(x, database) for x in found if rank(x, database) <= len(found)) / len(found)
 
@@ -87,7 +87,7 @@ def _relevant(other: int | set[int], label: int | set[int]) -> bool:
 
 
 def ranks_of_positives(similarities: list[float], positives: list[int], junk: list[int]) -> list[int]:
-    """Ranks from 0 when the gallery is sorted and junk taken out; of equals, the wrong ones come first."""
+    """Ranks from 0 in the sorted gallery without junk; among ties, wrong images come first."""
     right, neither = set(positives), set(junk)
     order = sorted(range(len(similarities)), key=lambda image: (-similarities[image], image in right))
     ranked = [image for image in order if image not in neither]
@@ -95,7 +95,7 @@ def ranks_of_positives(similarities: list[float], positives: list[int], junk: li
 
 
 def trapezoidal_ap(ranks: list[int]) -> float:
-    """The j-th positive (from 0) at rank r adds the mean of j / r, which is 1 where r is 0, and (j + 1) / (r + 1)."""
+    """The j-th positive (from 0) at rank r adds the mean of j / r (1 if r is 0) and (j + 1) / (r + 1)."""
     area = 0.0
     for j, r in enumerate(ranks):
         before = 1.0 if r == 0 else j / r
@@ -104,6 +104,6 @@ def trapezoidal_ap(ranks: list[int]) -> float:
 
 
 def precision_at_k(ranks: list[int], k: int) -> float:
-    """Of the first min(k, rank of the last positive from 1) results."""
+    """Precision of the first min(k, rank of the last positive) results, with ranks from 1."""
     shown = min(k, max(ranks) + 1)
     return sum(r < shown for r in ranks) / shown

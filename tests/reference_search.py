@@ -11,7 +11,7 @@ from shortlist.data import Catalog
 
 
 def ranking(vectors: Tensor, catalog: Catalog, query: int) -> list[tuple[float, bool, int]]:
-    """What a query finds, the best first: similarity, whether it is right, row. Of equal ones the wrong come first."""
+    """Results of a query, best first: similarity, whether it is correct, row. Among ties, wrong results come first."""
     found = []
     for row in range(len(catalog)):
         right = answer(catalog, query, row)
@@ -21,7 +21,7 @@ def ranking(vectors: Tensor, catalog: Catalog, query: int) -> list[tuple[float, 
 
 
 def answer(catalog: Catalog, query: int, row: int) -> bool | None:
-    """Whether an image is right for a query; None where it is not in its ranking."""
+    """Whether an image is a correct result of a query, or None if it is not ranked."""
     roles = catalog.roles
     if row == query or (roles is not None and roles[row] != "gallery"):
         return None
@@ -54,7 +54,7 @@ def paired_bootstrap(first: Sequence[float], second: Sequence[float], resamples:
 def group_bootstrap(
     differences: Sequence[Sequence[float]], clusters: Sequence[int], widening: float, resamples: int, seed: int
 ) -> tuple[float, ...]:
-    """The same of differences[seed][query]: all queries of clusters that are drawn, and independently S - 1 seeds."""
+    """The same for differences[seed][query], drawing whole clusters of queries and, independently, S - 1 seeds."""
     draws, seeds = random.Random(seed), range(len(differences))
     members = [[query for query, each in enumerate(clusters) if each == cluster] for cluster in sorted(set(clusters))]
     means = []

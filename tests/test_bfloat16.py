@@ -71,7 +71,7 @@ def answers(folder: Path) -> list[Path]:
 
 
 def test_the_real_products() -> None:
-    """They work on this processor, for which conftest.py has prepared the process."""
+    """bfloat16 products work on this processor; conftest.py sets the environment that they may need."""
     assert bfloat16._try_in_child(os.environ.get(VARIABLE)) is True
     matrix = torch.eye(64).bfloat16()
     assert (matrix @ matrix).equal(matrix)

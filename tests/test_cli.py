@@ -57,14 +57,14 @@ def call(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tm
     return run
 
 
-def assert_error(found: tuple[int, str, str], *said: str) -> None:
+def assert_error(found: tuple[int, str, str], *messages: str) -> None:
     """The exit code is 1, and the error output is one message without a traceback, after any lines of progress."""
     code, _, err = found
     assert code == 1, err
     *before, error = err.splitlines()
     assert quiet("\n".join(before))
     assert error.startswith("Error: ")
-    for each in said:
+    for each in messages:
         assert each in error
 
 
@@ -180,7 +180,7 @@ class TestTrain:
 
     def test_dry_run_checks_the_weights(self, call: Call, folders: Path) -> None:
         arguments = ("tiny.yaml", f"data.source={folders / 'images'}", "model.weights=nothing.pth")
-        assert_error(call("train", *arguments, "--dry-run"), "no weights file at nothing.pth")
+        assert_error(call("train", *arguments, "--dry-run"), "The weights file nothing.pth does not exist")
 
     def test_dry_run_lists_images_and_classes_that_are_left_out(self, call: Call, tmp_path: Path) -> None:
         images = class_folders(tmp_path / "images")
@@ -283,8 +283,8 @@ class TestData:
     def test_about(self, call: Call) -> None:
         code, out, err = call("data", "about", "sop")
         assert (code, err) == (0, "")
-        for said in ("59,551 images of 11,318 classes", "r@1000", "https://", "    Ebay_train.txt\n", "leave-one-out"):
-            assert said in out
+        for text in ("59,551 images of 11,318 classes", "r@1000", "https://", "    Ebay_train.txt\n", "leave-one-out"):
+            assert text in out
         facts = json.loads(call("data", "about", "sop", "--json")[1])
         assert facts["counts"]["test"] == {"images": 60502, "classes": 11316}
         assert_error(call("data", "about", "spo"), "no benchmark 'spo'; did you mean 'sop'?")
@@ -345,9 +345,9 @@ class TestData:
             catalog = split_as_training(open_catalog(images, split_seed=seed))
             split_of = dict(zip(catalog.paths.tolist(), (catalog.splits == "train").tolist(), strict=True))
             leak = split_of["class 01/1.png"] != split_of["class 02/copy.bmp"]
-            said = "one is a training image, the other is not" if leak else "they are in two classes"
+            message = "one is a training image, the other is not" if leak else "they are in two classes"
             _, out, _ = call("data", "check", "images", "--split-seed", seed)
-            assert f"looks the same; {said}: class 01/1.png and class 02/copy.bmp" in out
+            assert f"looks the same; {message}: class 01/1.png and class 02/copy.bmp" in out
             assert out.endswith("1 pair of images that look the same\n")
 
 
@@ -356,8 +356,8 @@ class TestNames:
 
     def test_options(self, call: Call, folders: Path, tmp_path: Path) -> None:
         run, images = folders / "run", folders / "images"
-        assert_error(call("data", "show", "sop"), "sop needs its folder: set --root to the one that holds")
-        assert_error(call("data", "check", "sop", "--root", tmp_path), f"sop: {tmp_path} does not hold")
+        assert_error(call("data", "show", "sop"), "sop needs its folder: set --root to the folder that contains")
+        assert_error(call("data", "check", "sop", "--root", tmp_path), f"sop: {tmp_path} does not contain")
         assert_error(call("embed", run, images, "-o", "x.parquet", "--root", images), "--root has no effect for")
         assert_error(call("index", run, images, "-o", "milvus:x.db", "--kind", "ivfpq"), "set --kind to flat or hnsw")
         assert_error(call("export", run), "give a path for --onnx, --torchscript, --torch-export or --package.")
@@ -365,7 +365,7 @@ class TestNames:
             call("export", run, "--onnx", "x", "--license", "y"), "--license is written to", "use it with --package."
         )
         assert_error(call("evaluate", run, "--root", "x"), "--root requires IMAGES: it applies to images other than")
-        assert_error(call("evaluate", run, "sop"), "sop needs its folder: set --root to the one")
+        assert_error(call("evaluate", run, "sop"), "sop needs its folder: set --root to the folder")
         assert_error(call("evaluate", run, "--on-missing", "skp"), "--on-missing skp: did you mean 'skip'?")
         gone = ("evaluate", run, images, "--distractors", "gone")
         assert_error(call(*gone), "does not exist", "; --distractors must contain")
@@ -373,12 +373,12 @@ class TestNames:
     def test_keys(self, call: Call, tmp_path: Path) -> None:
         (class_folders(tmp_path / "images") / "empty").mkdir()
         train = ("train", "tiny.yaml", *FAST)
-        assert_error(call(*train, "data.source=sop"), "sop needs its folder: set data.root to the one that holds")
+        assert_error(call(*train, "data.source=sop"), "sop needs its folder: set data.root to the folder that contains")
         assert_error(call(*train), "leave them out with data.on_missing=skip")
         skip = "data.on_missing=skip"
         assert_error(call(*train, skip, "batch.size=600"), "A batch of batch.size=600 images cannot be filled.")
-        assert_error(call(*train, skip, "model.weights=x.pth"), "no weights file at x.pth; model.weights can be")
-        assert_error(call(*train, skip, "--dry-run", "data.source=sop"), "set data.root to the one that holds")
+        assert_error(call(*train, skip, "model.weights=x.pth"), "file x.pth does not exist; model.weights can be")
+        assert_error(call(*train, skip, "--dry-run", "data.source=sop"), "set data.root to the folder that contains")
 
 
 class TestMilvus:
@@ -387,7 +387,7 @@ class TestMilvus:
         logger = logging.getLogger("pymilvus")
         before = logger.level
         try:
-            assert_error(call("search", "milvus:nothing.db", "x.png"), "There is no ", "nothing.db. Create a gallery")
+            assert_error(call("search", "milvus:nothing.db", "x.png"), "nothing.db does not exist. Create a gallery")
             assert logger.level == logging.CRITICAL
         finally:
             logger.setLevel(before)
@@ -443,7 +443,7 @@ class TestErrors:
 
     def test_an_empty_folder(self, call: Call, tmp_path: Path) -> None:
         (tmp_path / "images").mkdir()
-        assert_error(self.train(call), "no class folders in", "it is empty", "one sub-folder per class")
+        assert_error(self.train(call), "No class folders in", "it is empty", "one sub-folder per class")
         assert_error(call("data", "show", "images"), "it is empty")
         assert_error(call("data", "check", "images"), "it is empty")
         assert not (tmp_path / "runs" / "tiny").exists()
@@ -461,7 +461,7 @@ class TestErrors:
         for number in range(6):
             (images / "class 00" / f"{number}.png").rename(images / "class 00" / f"{number}.jpg")
             (images / "class 00" / f"{number}.jpg").write_text("text")
-        assert_error(self.train(call), "cannot read the image", "images/class 00/", "it is not an image")
+        assert_error(self.train(call), "Cannot read the image", "images/class 00/", "it is not an image")
 
     def test_a_truncated_jpeg(self, call: Call, tmp_path: Path) -> None:
         images = class_folders(tmp_path / "images")
@@ -471,7 +471,7 @@ class TestErrors:
         remedy = ("evaluate", "runs/tiny", "--on-missing", "skip")  # it is trained, and need not be trained again
         found = self.train(call)
         assert_error(
-            found, "cannot read the image", "images/class 11/0.jpg", "truncated", f"shortlist {' '.join(remedy)}"
+            found, "Cannot read the image", "images/class 11/0.jpg", "truncated", f"shortlist {' '.join(remedy)}"
         )
         assert call(*remedy)[0] == 0
 

@@ -121,7 +121,7 @@ def test_json(command: str, here: Path, call: Call, often: None) -> None:
 
 
 def index(events: list[dict], part: dict) -> int:
-    """Of the first event that includes these values."""
+    """Index of the first event that includes these values."""
     return next(number for number, event in enumerate(events) if event.items() >= part.items())
 
 

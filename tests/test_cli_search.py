@@ -41,8 +41,8 @@ def test_embed(call: Call, folders: Path, tmp_path: Path) -> None:
     assert set(found["label"].to_pylist()) == {f"class {number:02}" for number in range(12)}
     assert json.loads(out)["embedded"] == NUMBER
     code, _, err = call("embed", folders / "run", folders / "images" / "class 03", "-o", "vectors.parquet")
-    said = f"vectors.parquet: images embedded: 0, unchanged: 6, dropped: {NUMBER - 6}, unreadable: 0."
-    assert err.splitlines()[-1] == said
+    message = f"vectors.parquet: images embedded: 0, unchanged: 6, dropped: {NUMBER - 6}, unreadable: 0."
+    assert err.splitlines()[-1] == message
 
 
 def test_unreadable_images_are_listed(call: Call, folders: Path, tmp_path: Path) -> None:
@@ -137,7 +137,7 @@ def test_gallery(call: Call, folders: Path, place: str) -> None:
 
 
 def test_daily_updates(call: Call, folders: Path, tmp_path: Path) -> None:
-    """Only what has changed is embedded, and the log says what it was."""
+    """Only images that have changed are embedded, and the log lists the changes."""
     images = tmp_path / "images"
     shutil.copytree(folders / "images", images)
     update = ("index", folders / "run", "images", "-o", "gallery", "--prune", "--log", "changes.jsonl", "--json")
@@ -195,7 +195,7 @@ def test_a_new_model(call: Call, folders: Path) -> None:
 
 
 def test_the_minimum_score_of_a_new_model(call: Call, folders: Path) -> None:
-    """It is kept for the same model only; otherwise, rebuild and switch say how to set one."""
+    """It is kept only for the same model; otherwise, rebuild and switch print how to set one."""
     call("index", folders / "run", folders / "images" / "class 00", "-o", "one", "--min-score", "0.7")
     call("gallery", "switch", "live", "one")
     _, out, err = call("gallery", "rebuild", "live", "--model", folders / "run", "-o", "same", "--json")
@@ -275,9 +275,9 @@ def test_mistakes_in_shards(call: Call, folders: Path) -> None:
 def test_the_measured_recall_is_reported(call: Call, folders: Path) -> None:
     code, _, err = call("index", folders / "run", folders / "images", "-o", "gallery", "--kind", "hnsw", "--json")
     assert (code, facts(err)["kind"], facts(err)["recall"]["queries"]) == (0, "hnsw", NUMBER)
-    said = "approximate (hnsw, recall@10 100.0 %, measured with 72 of its own images as queries)"
-    assert said in facts(err)["message"]
-    assert said in call("gallery", "show", "gallery")[1]
+    message = "approximate (hnsw, recall@10 100.0 %, measured with 72 of its own images as queries)"
+    assert message in facts(err)["message"]
+    assert message in call("gallery", "show", "gallery")[1]
 
 
 def test_paths_are_never_cut(call: Call, folders: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

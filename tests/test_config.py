@@ -100,7 +100,7 @@ def test_all_problems_are_listed_at_once() -> None:
 
 
 @pytest.mark.parametrize(
-    ("override", "said"),
+    ("override", "message"),
     [
         ("optimizer.lr=fast", "optimizer.lr: should be a valid number"),
         ("optimizer.lr=-1", "optimizer.lr: should be greater than 0 (given: -1)"),
@@ -133,12 +133,12 @@ def test_all_problems_are_listed_at_once() -> None:
         ("loss.k=[0, 1]", "loss.k: should be greater than or equal to 1"),
     ],
 )
-def test_wrong_types_and_values(override: str, said: str) -> None:
-    assert f"\n  {said}" in refusal(override)
+def test_wrong_types_and_values(override: str, message: str) -> None:
+    assert f"\n  {message}" in refusal(override)
 
 
 @pytest.mark.parametrize(
-    ("overrides", "said"),
+    ("overrides", "message"),
     [
         (["training.steps=5"], "training: set either epochs or steps"),
         (["training.epochs=null"], "training: set either epochs or steps"),
@@ -170,8 +170,8 @@ def test_wrong_types_and_values(override: str, said: str) -> None:
         (["model.whitening=lda"], "model.whitening: should be 'none', 'pca' or 'pairs'"),
     ],
 )
-def test_impossible_combinations(overrides: list[str], said: str) -> None:
-    assert f"\n  {said}" in refusal(*overrides)
+def test_impossible_combinations(overrides: list[str], message: str) -> None:
+    assert f"\n  {message}" in refusal(*overrides)
 
 
 def test_settings_with_an_effect_are_accepted() -> None:

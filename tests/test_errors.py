@@ -117,14 +117,14 @@ class TestInPython:
 class TestOfAConfiguration:
     """Messages about a configuration name its keys."""
 
-    def refused(self, source: Path | str, said: str, *overrides: str, kind: type[Exception] = ValueError) -> None:
+    def refused(self, source: Path | str, message: str, *overrides: str, kind: type[Exception] = ValueError) -> None:
         for use in (lambda each: make_plan(each, Display()), lambda each: train(each, Path("nowhere"))):
-            with pytest.raises(kind, match=said):
+            with pytest.raises(kind, match=message):
                 use(config(Path(source), *overrides))
 
     def test_images(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.chdir(tmp_path)
-        self.refused("sop", "^sop needs its folder: set data.root to the one that holds")
+        self.refused("sop", "^sop needs its folder: set data.root to the folder that contains")
         self.refused(
             "sop",
             f"sop: the folder {tmp_path / 'x'} does not exist; data.root must contain",
@@ -144,21 +144,21 @@ class TestOfAConfiguration:
 
     def test_tests(self, tmp_path: Path) -> None:
         images = class_folders(tmp_path / "images")
-        for test, said in (
-            ("{source: roxford5k}", "roxford5k needs its folder: set the root in evaluation.tests to the one"),
+        for test, message in (
+            ("{source: roxford5k}", "roxford5k needs its folder: set the root in evaluation.tests to the folder"),
             (
                 f"{{source: {images}, distractors: nowhere}}",
                 "the folder .* does not exist; the distractors in evaluation.tests",
             ),
         ):
-            with pytest.raises(DataError, match=said):
+            with pytest.raises(DataError, match=message):
                 make_plan(config(images, f"evaluation.tests=[{test}]"), Display())
         with pytest.raises(DataError, match=r"set data.validation_source.root to"):
             make_plan(config(images, "data.validation=none", "data.validation_source={source: roxford5k}"), Display())
 
     def test_weights(self, tmp_path: Path) -> None:
         images = class_folders(tmp_path / "images")
-        with pytest.raises(ValueError, match=r"no weights file at .*; model.weights can be a file"):
+        with pytest.raises(ValueError, match=r"The weights file .* does not exist; model.weights can be a file"):
             train(config(images, "model.weights=no/such.pth"), tmp_path / "run")
 
     def test_the_first_run_error_is_a_runtime_error(self, tmp_path: Path) -> None:

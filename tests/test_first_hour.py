@@ -108,17 +108,17 @@ class TestModelsByName:
             open_encoder("timm:test_resnet")
 
     @pytest.mark.parametrize(
-        ("name", "said"),
+        ("name", "message"),
         [
             ("resnet50", r"no run in resnet50, .*model of timm is timm:resnet50\."),
             ("resnet", r"no run in resnet, .*Give the folder of a run, or timm:NAME"),
             ("runs/parts", "no run in runs/parts"),  # and no attempt to download it
         ],
     )
-    def test_names_of_nothing(self, name: str, said: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_names_of_nothing(self, name: str, message: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.chdir(tmp_path)
         (tmp_path / "runs").mkdir()
-        with pytest.raises(RunError, match=said):
+        with pytest.raises(RunError, match=message):
             open_encoder(name)
 
     def test_which_names_are_pretrained_models(self, tmp_path: Path, run: RunFolder) -> None:
@@ -184,7 +184,7 @@ class TestCommands:
         assert_error(call("report", RANDOM), f"{RANDOM} is not a run", f": shortlist report {RANDOM} my-images")
 
     def test_evaluation_with_several_labels(self, call: Call, few: Path, table: Path) -> None:  # noqa: F811
-        """Each label by itself, as in folders; images that are missing or unreadable are left out."""
+        """Labels are classes, as in folders; missing and unreadable images are left out."""
         given = ("evaluate", RANDOM, table, "--json", "--label-separator")
         assert_error(call(*given, "|"), "leave them out with --on-missing skip")
         assert_error(call(*given, ""), "--label-separator is empty: give a separator")
@@ -212,13 +212,13 @@ class TestCommands:
     def test_remarks_on_recipes_with_results_only(self, call: Call, run: RunFolder, tmp_path: Path) -> None:  # noqa: F811
         copy = RunFolder(Path(shutil.copytree(run.path, tmp_path / "run")))
         text = copy.config_file.read_text()
-        for name, said in {"folder": False, "glyphs": True}.items():
+        for name, differs in {"folder": False, "glyphs": True}.items():
             copy.config_file.write_text(
-                text.replace("name: tiny", f"name: {name}").replace("measured: {}", MEASURED[said])
+                text.replace("name: tiny", f"name: {name}").replace("measured: {}", MEASURED[differs])
             )
             code, out, _ = call("evaluate", copy.path)
             assert code == 0
-            assert ("differs from the recipe" in out) is said
+            assert ("differs from the recipe" in out) is differs
 
     def test_outputs_are_checked_first(self, call: Call, few: Path, monkeypatch: pytest.MonkeyPatch) -> None:  # noqa: F811
         monkeypatch.setattr(Encoder, "from_pretrained", None)
@@ -272,7 +272,7 @@ class TestOrder:
             resume_run(tmp_path / "run", Display())
 
     def test_features_are_taken_within_the_step(self) -> None:
-        """So that the speed of a step includes it."""
+        """The speed of a step includes the time that this takes."""
         plan = SimpleNamespace(batches=lambda _: iter([(0, torch.arange(4))]))
         taken: list[int] = []
         views = SimpleNamespace(take=lambda rows, _: taken.append(len(rows)))
@@ -295,8 +295,8 @@ class TestBaseline:
 
     def test_it_is_shown_beside_the_result(self, run: RunFolder, messages: Told) -> None:
         texts = [f"{100 * each.values['r@1']:.1f}" for each in (*run.evaluations(before=True), *run.evaluations())]
-        said = f"r@1 {texts[0]} with the pretrained backbone alone (pooled as in this run), {texts[1]} after training"
-        assert any(said in each for each in messages.messages)
+        line = f"r@1 {texts[0]} with the pretrained backbone alone (pooled as in this run), {texts[1]} after training"
+        assert any(line in each for each in messages.messages)
         assert len(records(run, PRETRAINED)) == 1
 
     def test_the_report_names_its_pooling(self, run: RunFolder, tmp_path: Path) -> None:
@@ -342,7 +342,7 @@ class TestWhoTrainsAndWhoTests:
             final_config(images)
 
     def test_final_without_missing_images(self, call: Call, run: RunFolder, monkeypatch: pytest.MonkeyPatch) -> None:  # noqa: F811
-        """As the error about a missing image advises."""
+        """This is what the error about a missing image advises."""
         given: list[RunConfig] = []
         done = SimpleNamespace(path=Path("runs/final"))
         monkeypatch.setattr("shortlist.runs.train", lambda config, **_: given.append(config) or done)
@@ -360,7 +360,7 @@ SLOW, FAST = Machine(0.01, 0.05, 8 * 10**9, 10**11), Machine(0.0003, 0.05, 10**1
 class TestRecipeForThisMachine:
     @pytest.fixture(autouse=True)
     def fake(self, monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
-        """Choose what `choose_recipe` sees. By default, few images and no GPU."""
+        """Set the images and the machine that `choose_recipe` finds. Default: few images and no GPU."""
 
         def see(
             trained: int = 1000, others: int = 3000, machine: Machine = SLOW, gpu: bool = False, weights: bool = True
@@ -378,7 +378,7 @@ class TestRecipeForThisMachine:
         recipe, settings, text = choose_recipe("folder", ["data.source=my images"])
         assert (recipe, settings) == ("folder-fast", ("data.source=my images",))
         assert text is not None
-        assert "on 16 views of each of 1,000 images. If the machine" in text
+        assert "on 16 views of each of 1,000 images. On an idle machine" in text
         encoding = "encoding these views, and 3,000 images for validation and test, about 3 min 10 s"
         assert f"this takes about 4 min 00 s: {encoding}, 1,000 steps about 50 s. To override" in text
         assert text.endswith("shortlist train folder model.freeze=none 'data.source=my images'")
@@ -416,7 +416,7 @@ class TestRecipeForThisMachine:
         recipe, settings, text = choose_recipe("folder", given)
         assert (recipe, settings) == ("folder-fast", given)
         assert text is not None
-        assert "on 12 views of each of 100,000 images. If" in text
+        assert "on 12 views of each of 100,000 images. On" in text
         assert "test, about 3 h 20 min," in text
         assert text.endswith("shortlist train folder model.freeze=none data.source=x")
 

@@ -48,7 +48,7 @@ def test_objects_are_found() -> None:
 
 
 @pytest.mark.parametrize(
-    ("reference", "said"),
+    ("reference", "message"),
     [
         (
             "no_such_module_7:build",
@@ -62,8 +62,8 @@ def test_objects_are_found() -> None:
         ("tests.user_parts:Net.forwrd", r"has no 'forwrd'; did you mean 'forward'"),
     ],
 )
-def test_missing_objects(reference: str, said: str) -> None:
-    with pytest.raises(ConfigError, match=said):
+def test_missing_objects(reference: str, message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
         import_object(reference, "loss.name")
 
 

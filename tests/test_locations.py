@@ -118,7 +118,7 @@ class TestSources:
         report = check(catalog)
         assert report.unreadable == (("nut/bad.png", "the file is empty"),)
         assert report.images == 6
-        with pytest.raises(ImageError, match=r"cannot read the image memory://store/nut/bad.png: the file is empty"):
+        with pytest.raises(ImageError, match=r"Cannot read the image memory://store/nut/bad.png: the file is empty"):
             load_image(catalog.root / "nut/bad.png")
 
     def test_embed_and_index(self, encoder: Encoder, store: fsspec.AbstractFileSystem, tmp_path: Path) -> None:
@@ -231,5 +231,5 @@ class TestMistakes:
                 open_catalog("memory://store")
 
     def test_a_missing_image(self, store: fsspec.AbstractFileSystem) -> None:
-        with pytest.raises(ImageError, match=r"cannot read the image memory://store/x.png: there is no such file"):
+        with pytest.raises(ImageError, match=r"Cannot read the image memory://store/x.png: there is no such file"):
             load_image(Path("memory://store/x.png"))

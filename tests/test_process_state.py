@@ -40,7 +40,7 @@ def other_state() -> Iterator[None]:
 
 @pytest.fixture(scope="module", autouse=True)
 def settings_of_other_packages() -> None:
-    """What others change once per process, whoever uses them first."""
+    """Apply the changes that other packages make once per process, when they are first used."""
     signal_handling._set_SIGCHLD_handler()  # by the first DataLoader with workers
     import_module("shortlist.training.sweep_study")  # optuna imports sklearn, which sets environment variables
 

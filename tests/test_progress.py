@@ -132,11 +132,11 @@ class TestLines:
             advance(2, 2)
         assert written(stream) == ["building the index: started", "building the index: done, 2 in 0 s"]
 
-    @pytest.mark.parametrize(("unit", "said"), [("pairs", "1 pair"), ("queries", "1 query"), ("", "1")])
-    def test_one_item(self, unit: str, said: str, lines: Lines, stream: io.StringIO) -> None:
+    @pytest.mark.parametrize(("unit", "count"), [("pairs", "1 pair"), ("queries", "1 query"), ("", "1")])
+    def test_one_item(self, unit: str, count: str, lines: Lines, stream: io.StringIO) -> None:
         with lines.task("comparing", unit) as advance:
             advance(1, 1)
-        assert written(stream)[-1] == f"comparing: done, {said} in 0 s"
+        assert written(stream)[-1] == f"comparing: done, {count} in 0 s"
 
     def test_work_of_an_earlier_run_is_not_speed(self, lines: Lines, stream: io.StringIO, clock: Clock) -> None:
         with lines.task("embedding", "images") as advance:

@@ -28,7 +28,7 @@ each_loss = pytest.mark.parametrize("loss", LOSSES.values(), ids=LOSSES.keys())
 
 
 def some_items(number: int, classes: int = 4, seed: int = 0) -> tuple[Tensor, Tensor]:
-    """Unit vectors of float64 that ask for a gradient, and labels of ragged classes."""
+    """Unit vectors in float64 that require a gradient, and labels of classes of different sizes."""
     random = torch.Generator().manual_seed(seed)
     vectors = torch.randn(number, 6, generator=random, dtype=torch.float64)
     return normalize(vectors).requires_grad_(), torch.randint(classes, (number,), generator=random)
@@ -171,7 +171,7 @@ plain_or_derived = pytest.mark.parametrize(
 
 @plain_or_derived
 def test_cross_batch_memory(loss):
-    """The database is the last 20 items seen, this batch among them; an item is left out of its own database."""
+    """The database contains the last 20 items, including this batch; an item is not in its own database."""
     memory = CrossBatchMemory(loss, embedding_size=6, memory_size=20)
     seen, seen_labels = torch.empty(0, 6, dtype=torch.float64), torch.empty(0, dtype=torch.long)
     for step in range(9):  # batches of 8: the third and the eighth run over the end of the queue
@@ -186,7 +186,7 @@ def test_cross_batch_memory(loss):
 
 @each_loss
 def test_losses_of_several_batches_can_be_added_up(loss):
-    """The memory is modified in place, and backward works all the same."""
+    """The memory is modified in place, and the backward pass still works."""
     batches = [some_items(8, seed=step) for step in range(3)]
     together, one_by_one = CrossBatchMemory(loss, 6, 20), CrossBatchMemory(loss, 6, 20)
     gradients = [torch.autograd.grad(one_by_one(batch, labels), batch)[0] for batch, labels in batches]
@@ -324,7 +324,7 @@ def test_two_processes_have_the_gradient_of_one(tmp_path, commands):
 
 @pytest.fixture
 def one_thread():
-    """Steps as small as these only lose by a second thread, and much where the machine is busy."""
+    """A second thread makes such small steps slower, especially on a busy machine."""
     before = torch.get_num_threads()
     torch.set_num_threads(1)
     yield

@@ -34,7 +34,7 @@ NAMES = [f"{index:08}.png" for index in range(24)]  # of the images of a dataset
 
 @pytest.fixture(scope="module")
 def images(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """8 classes of 3 images; 4 of the classes train, with two steps per epoch."""
+    """8 classes of 3 images; 4 of the classes are for training, with two steps per epoch."""
     return class_folders(tmp_path_factory.mktemp("data") / "images", classes=8, images=3)
 
 
@@ -121,7 +121,7 @@ class TestRecipes:
         assert run.evaluations == ()
 
     @pytest.mark.parametrize(
-        ("keywords", "said"),
+        ("keywords", "message"),
         [
             ({"epohcs": 3}, r"no setting 'epohcs'; did you mean 'epochs'\?"),
             ({"batchsize": 3}, r"no setting 'batchsize'; did you mean 'batch_size'\?"),
@@ -135,8 +135,8 @@ class TestRecipes:
             ({"optimizer": {"rate": 1}}, r"optimizer.rate: unknown key"),
         ],
     )
-    def test_mistakes(self, keywords: dict[str, Any], said: str, tmp_path: Path) -> None:
-        with pytest.raises(ConfigError, match=said):
+    def test_mistakes(self, keywords: dict[str, Any], message: str, tmp_path: Path) -> None:
+        with pytest.raises(ConfigError, match=message):
             train("folder", output=tmp_path / "run", **keywords)
         with pytest.raises(ConfigError, match="no recipe and no file 'foldr'; did you mean 'folder'"):
             train("foldr")
@@ -186,7 +186,7 @@ class TestModel:
         self, images: Path, tmp_path: Path, commands: Commands
     ) -> None:
         run = train(fast_config(images), model=net(), loss=pull, output=tmp_path / "run", **TINY)
-        with pytest.raises(ModelError, match=r"the model Net was given in Python and .* give it again"):
+        with pytest.raises(ModelError, match=r"The model Net was given in Python and .* give it again"):
             evaluate(run)
         with pytest.raises(ModelError, match="has the weights of Net, not of Linear"):
             evaluate(run, model=nn.Linear(3, 3))
@@ -194,20 +194,20 @@ class TestModel:
         for command in (*calls, ["export", run.path, "--onnx", "model.onnx"]):
             code, _, error = commands.run(*command, cwd=tmp_path)
             assert code == 1
-            assert error.splitlines()[-1].startswith("Error: the model Net was given in Python and cannot be stored")
+            assert error.splitlines()[-1].startswith("Error: The model Net was given in Python and cannot be stored")
             assert "Traceback" not in error
         (run.path / "evaluation.json").unlink()
         for command in (["train", "--resume", run.path], ["train", run.path / "config.yaml"]):
             code, _, error = commands.run(*command, cwd=tmp_path)
-            said = "Error: The model Net of this run was given in Python: give it again, with model= of the Python"
-            assert (code, error.startswith(said)) == (1, True), error
+            message = "Error: The model Net of this run was given in Python: give it again, with model= of the Python"
+            assert (code, error.startswith(message)) == (1, True), error
         with pytest.raises(ConfigError, match=r"The loss pull of this run was given in Python: .*loss.name=MODULE"):
             resume(run.path, model=net())
         with pytest.raises(ConfigError, match=r"The loss of this run is pull, not ReciprocalRank"):
             resume(run.path, model=net(), loss=ReciprocalRank())
 
     def test_a_resumed_run_is_the_same(self, images: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-        """With a module that has other initial weights, and a loss with weights and state of its own."""
+        """The module has other initial weights, and the loss has its own weights and state."""
         settings = {**TINY, "epochs": 2}
 
         def loss() -> Proxies:
@@ -249,15 +249,15 @@ class TestModel:
         assert json.loads(out)[0]["metrics"]["r@1"]["value"] == run.metrics["r@1"]
 
     @pytest.mark.parametrize(
-        ("model", "said"),
+        ("model", "message"),
         [
             (nn.Conv2d(3, 2, 3), r"Conv2d must map images \(B, 3, H, W\) to vectors .* it returns \(2, 2, 30, 30\)"),
             (nn.Linear(7, 2), r"Linear fails for images of 32 x 32 pixels with RuntimeError: "),
             (nn.Flatten(0), r"Flatten must map images .* it returns \(6144,\)"),
         ],
     )
-    def test_modules_that_do_not_fit(self, model: nn.Module, said: str, images: Path, tmp_path: Path) -> None:
-        with pytest.raises(ModelError, match=said):
+    def test_modules_that_do_not_fit(self, model: nn.Module, message: str, images: Path, tmp_path: Path) -> None:
+        with pytest.raises(ModelError, match=message):
             train(fast_config(images), model=model, output=tmp_path / "run", **TINY)
         assert not (tmp_path / "run").exists()
 
@@ -311,14 +311,14 @@ class TestLoss:
             train(fast_config(images), "loss.simix=true", loss=pull, output=tmp_path / "run", **TINY)
 
     @pytest.mark.parametrize(
-        ("loss", "said"),
+        ("loss", "message"),
         [
             (lambda embeddings, labels: embeddings.mean(1), r"one number per batch, a tensor, not \(6,\)"),
             (lambda embeddings, labels: 3.0, r"one number per batch, a tensor, not float"),
         ],
     )
-    def test_losses_that_return_something_else(self, loss: Any, said: str, images: Path, tmp_path: Path) -> None:
-        with pytest.raises(ConfigError, match=said):
+    def test_losses_that_return_something_else(self, loss: Any, message: str, images: Path, tmp_path: Path) -> None:
+        with pytest.raises(ConfigError, match=message):
             train(fast_config(images), loss=loss, output=tmp_path / "run", **TINY)
 
 
@@ -399,15 +399,15 @@ class TestData:
             def __getitem__(self, index: int) -> Any:
                 return "words" if index == 3 else super().__getitem__(index)
 
-        for data, said in (
+        for data, message in (
             (Words(files, "pil"), r"must be pairs \(image, label\), not str"),
             (([tmp_path / "missing.png", *files], ["a"] * 25), r"missing.png"),
             ((files, ["a"]), r"24 paths but 1 labels"),
             (([], []), "no images"),
-            ((files, [None] * 24), "a label must be a string or an integer, not None"),
+            ((files, [None] * 24), "A label must be a string or an integer, not None"),
             (files, r"must be a Catalog, a pair \(paths, labels\) or a torch Dataset, not list of 24"),
         ):
-            with pytest.raises(DataError, match=said):
+            with pytest.raises(DataError, match=message):
                 train(fast_config(Path("nothing")), data=data, output=tmp_path / "run", **TINY)
             assert not (tmp_path / "run").exists()
 
@@ -417,7 +417,7 @@ class TestData:
             "boxed", catalog.root, catalog.paths, catalog.labels, catalog.class_names, catalog.splits,
             boxes=np.zeros((len(catalog), 4)),
         )  # fmt: skip
-        with pytest.raises(DataError, match="cannot hold the boxes and judgements of boxed: give the source by its"):
+        with pytest.raises(DataError, match="cannot store the boxes and judgements of boxed: give the source by name"):
             train(fast_config(images), data=boxed, output=tmp_path / "run", **TINY)
 
 

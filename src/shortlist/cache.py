@@ -55,7 +55,7 @@ def build_once(folder: Path, build: Callable[[Path], None]) -> Path:
         partial = Path(tempfile.mkdtemp(prefix=f".{folder.name}.partial-", dir=folder.parent))
     except OSError as error:
         raise DataError(
-            f"cannot write to the cache {folder.parent}: {error.strerror}; set SHORTLIST_CACHE to another folder"
+            f"Cannot write to the cache {folder.parent}: {error.strerror}; set SHORTLIST_CACHE to another folder."
         ) from error
     try:
         build(partial)
@@ -63,7 +63,7 @@ def build_once(folder: Path, build: Callable[[Path], None]) -> Path:
         _rename(partial, folder)
     except OSError as error:
         raise DataError(
-            f"cannot fill the cache {folder}: {error.strerror or error}; set SHORTLIST_CACHE to another folder"
+            f"Cannot fill the cache {folder}: {error.strerror or error}; set SHORTLIST_CACHE to another folder."
         ) from error
     finally:
         shutil.rmtree(partial, ignore_errors=True)

@@ -7,7 +7,7 @@ Processes never wait for one that has failed. Each exchange of tensors is preced
 which all have the same format: a process that fails sends its status word immediately, whatever the others are about
 to exchange, and all processes raise its error. Status words are sent over gloo, which detects immediately that a
 process has ended, and tensors over the backend of their device. Ctrl-C is deferred to the end of an exchange, so that
-the other processes do not wait for it in vain.
+the other processes are not left waiting.
 """
 
 from __future__ import annotations

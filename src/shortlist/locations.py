@@ -217,7 +217,7 @@ def _stamp(system: Any, path: str) -> tuple[int, int]:
 
 
 def _request(url: str, action: Any) -> Any:
-    """Return `action(file system, path)`, and convert errors of the store to a DataError of one line."""
+    """Return `action(file system, path)`, and convert errors of the store to a one-line DataError."""
     with extra("training", url):
         import fsspec
     protocol = url.partition("://")[0]

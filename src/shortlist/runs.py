@@ -414,7 +414,7 @@ def _choose_for_cpu(settings: tuple[str, ...], output: Path) -> RecipeChoice:
         settings if views.number == wanted else (*settings, f"data.views={views.number}"),
         "This machine has no GPU, so the recipe is folder-fast, which trains only the last layers of an "
         f"EfficientNet-Lite0{missing}, on {views.number} view{'s' * (views.number > 1)} of each of {trained:,} images"
-        f"{reason}. If the machine has nothing else to do, this takes {time}. To override the choice, set data.views, "
+        f"{reason}. On an idle machine, this takes {time}. To override the choice, set data.views, "
         f"or train all layers of a ResNet-50, which takes hours on this machine: {alternative}",
     )
 

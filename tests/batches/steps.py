@@ -140,7 +140,7 @@ def plain_step(model: nn.Module, loss: Loss, chunks: Iterable[Tensor], labels: T
 
 
 def take_gradients(*modules: nn.Module) -> list[Tensor | None]:
-    """The gradients of all parameters, which are left without."""
+    """Return the gradients of all parameters, and clear them."""
     parameters = [parameter for module in modules for parameter in module.parameters()]
     gradients = [parameter.grad for parameter in parameters]
     for parameter in parameters:
@@ -149,9 +149,9 @@ def take_gradients(*modules: nn.Module) -> list[Tensor | None]:
 
 
 def difference(found: Sequence[Tensor | None], expected: Sequence[Tensor | None]) -> float:
-    """The largest difference, as a part of the largest gradient; None must meet None."""
+    """The largest difference, relative to the largest gradient. None must correspond to None."""
     assert [one is None for one in found] == [one is None for one in expected]
     pairs = [(one, other) for one, other in zip(found, expected, strict=True) if one is not None and other is not None]
     largest = max(float(other.abs().max()) for _, other in pairs)
-    assert largest > 1e-4, "a gradient of nothing shows nothing"
+    assert largest > 1e-4, "all gradients are almost 0, so that the comparison is meaningless"
     return max(float((one - other).abs().max()) for one, other in pairs) / largest

@@ -256,7 +256,7 @@ def test_a_quarter_of_the_free_memory_is_for_graphs(monkeypatch: pytest.MonkeyPa
 
 
 def test_memory_is_given_back_once_if_there_is_less(monkeypatch: pytest.MonkeyPatch) -> None:
-    """If it were given back in every step, each would begin with new pages, and be slow."""
+    """If it were returned in every step, each step would start with new pages and be slow."""
     model = make(conv_net)
     computer = Computer(model, some_images(), monkeypatch)
     step = LargeBatchStep(model, LOSSES["recall"](), 4)
@@ -284,7 +284,7 @@ def test_graphs_are_dropped_while_another_process_takes_memory(monkeypatch: pyte
 
 
 def test_without_psutil_no_graph_is_kept(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Then the free memory is unknown."""
+    """Without psutil, the free memory is unknown."""
     monkeypatch.setitem(sys.modules, "psutil", None)
     assert available_memory(torch.device("cpu")) == 0
     assert LargeBatchStep(make(mlp), LOSSES["recall"](), 6)(some_images(), some_labels()).kept == 0

@@ -177,7 +177,7 @@ print(free, memory.free_in_heap())
 
 @pytest.mark.skipif(sys.platform != "linux", reason="needs glibc")
 def test_memory_that_is_freed_and_kept_counts_as_available(commands: Commands) -> None:
-    """Otherwise graphs that fitted once would find less room in every later step."""
+    """Otherwise, graphs that fit in one step would have less memory in every later step."""
     lines = commands.python(CHILD).splitlines()
     (held, freed), (held_to_reuse, freed_to_reuse), (before, after) = (map(int, line.split()) for line in lines)
     assert max(held, held_to_reuse, freed) < 2**25  # returned to the system, which counts it itself

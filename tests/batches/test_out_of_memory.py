@@ -64,7 +64,7 @@ class _FailsBackward(torch.autograd.Function):
 
 
 class FailsBackward(nn.Module):
-    """Lets features through; some of its backward passes fail."""
+    """An identity, some of whose backward passes fail."""
 
     def __init__(self, *failing: int) -> None:
         super().__init__()
@@ -80,7 +80,7 @@ def net(first: nn.Module) -> Callable[[], nn.Module]:
 
 
 def expected_gradients(model: nn.Module, loss: nn.Module, chunk_size: int) -> list[Tensor | None]:
-    """Of a clean step with chunks of this size, from the same random state."""
+    """The gradients of a step without errors, with chunks of this size and the same random state."""
     state = torch.get_rng_state()
     plain_step(model, loss, some_images().split(chunk_size), some_labels())
     torch.set_rng_state(state)
@@ -115,7 +115,7 @@ def test_chunks_are_halved_until_they_fit(error: str, with_graph_only: bool, kee
 
 
 def test_a_failed_backward_pass_leaves_no_gradients() -> None:
-    """Neither in the model nor in a loss whose parameters the step knows only from its graph."""
+    """Neither the model nor a loss whose parameters the step knows only from its graph has any."""
     model, loss = make(lambda: conv_net(nn.Dropout(0.3), FailsBackward(3, 7))), make(Proxies)
     plain_step(model, loss, some_images(seed=7).split(20), some_labels())  # what is to be added to
     held = take_gradients(model, loss)
@@ -210,7 +210,7 @@ def graph_of(model: nn.Module, images: Tensor) -> int:
 
 
 def test_automatic_chunk_size(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Half of the memory is for a chunk, whatever the size of the tensor that it is a part of."""
+    """A chunk may use half of the memory, regardless of the size of the tensor that it is a part of."""
     model, images, loss = make(conv_net), some_images(), make(Proxies)
     of_two = graph_of(model, images[:2])
     monkeypatch.setattr(large_batch, "available_memory", lambda device: 5 * of_two)

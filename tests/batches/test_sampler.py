@@ -227,7 +227,7 @@ def test_the_default_seed_is_0() -> None:
 
 
 def test_the_key_of_the_random_numbers(monkeypatch: pytest.MonkeyPatch) -> None:
-    """It has a name of its own, so that nothing else derived from the seed of a run uses the same numbers."""
+    """Its name is used for no other random numbers that are derived from the seed of a run."""
     keys: list[tuple[object, ...]] = []
     monkeypatch.setattr("shortlist.batches.sampler.derived_seed", lambda *key: keys.append(key) or 1)
     ClassBalancedSampler(some_labels([9] * 12), 16, seed=3).batches(5)
@@ -430,7 +430,7 @@ def test_a_derived_seed_depends_on_the_values_of_its_key_only() -> None:
 
 
 def test_labels_of_a_read_only_array() -> None:
-    """Without a warning, which would be an error here."""
+    """There is no warning, which would be an error in the tests."""
     labels = np.arange(8) // 2
     labels.setflags(write=False)
     assert len(list(ClassBalancedSampler(labels, batch_size=4, per_class=2))) == 2

@@ -51,7 +51,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
 
 
 class released_later:
-    """End what a reader of a pipe waits for, after a while: a test fails then, and does not wait for ever."""
+    """Release readers of a pipe after a while, so that a test that reads it fails and does not block."""
 
     def __init__(self, pipe: Path, seconds: float = 60) -> None:
         self.pipe, self.seconds, self.over = pipe, seconds, Event()

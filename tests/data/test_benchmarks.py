@@ -105,9 +105,9 @@ def test_cars_in_another_place(original: Path, newer: Path):
         refused(
             "cars196",
             root / inside,
-            rf"does not hold cars_annos.mat .*; {root} looks like the right folder: set `root`",
+            rf"does not contain cars_annos.mat .*; {root} looks like the right folder: set `root`",
         )
-    refused("cars196", original.parent, r"does not hold .*; .*/cars looks like the right folder: set `root` to it")
+    refused("cars196", original.parent, r"does not contain .*; .*/cars looks like the right folder: set `root` to it")
     elsewhere = original / "empty" / "deeper"
     elsewhere.mkdir(parents=True)
     refused("cars196", elsewhere, r"the devkit's \.mat files; .*/cars looks like the right folder")
@@ -141,7 +141,7 @@ def test_damaged_annotations(original: Path):
     savemat(file, {"annotations": annotations(relative_im_path=["car_ims/000001.jpg"], **{"class": ["Audi"]})})
     refused("cars196", original, r"must be numbers from 1 to 196")
     savemat(file, {"annotations": annotations(relative_im_path=[1, 2], **{"class": [1, 2]})})
-    refused("cars196", original, r"the field 'relative_im_path' of .* must hold image names")
+    refused("cars196", original, r"the field 'relative_im_path' of .* must contain image names")
     savemat(file, {"annotations": 5})
     refused("cars196", original, r"it has: no annotations")
     twice = annotations(relative_im_path=["car_ims/000001.jpg"] * 2, **{"class": [1, 2]})
@@ -288,10 +288,10 @@ def test_omniglot_from_folders(folders: Path):
 
 
 def test_omniglot_in_another_place(arrays: Path, folders: Path):
-    refused("omniglot", folders.parent, r"does not hold images_background .*; .* looks like the right folder")
-    refused("omniglot", folders / "images_background", r"does not hold .*; .*folders looks like the right folder")
+    refused("omniglot", folders.parent, r"does not contain images_background .*; .* looks like the right folder")
+    refused("omniglot", folders / "images_background", r"does not contain .*; .*folders looks like the right folder")
     (arrays / "images_evaluation.npz").unlink()
-    refused("omniglot", arrays, r"it only holds images_background.npz")
+    refused("omniglot", arrays, r"it only contains images_background.npz")
     shutil.rmtree(folders / "images_evaluation" / "Ge_ez")
     refused("omniglot", folders, r"no images in .*images_evaluation; expected files such as Alphabet/character01")
 
@@ -312,7 +312,7 @@ def test_damaged_arrays(arrays: Path, cache: Path):
     np.savez(file, images=np.zeros((2, 3, 105, 105), dtype=bool), labels=labels)
     refused("omniglot", arrays, r"labels of shape \(2, 4\); expected black and white images")
     np.savez(file, images=np.zeros((2, 4, 105, 105)), labels=labels)
-    refused("omniglot", arrays, r"holds float64 images")
+    refused("omniglot", arrays, r"contains float64 images")
     np.savez(file, images=np.zeros((2, 4, 105, 105), dtype=bool), labels=labels - 1)
     refused("omniglot", arrays, "must be non-negative integers")
     np.savez(file, images=np.array([{}], dtype=object), labels=np.array([{}], dtype=object))

@@ -41,8 +41,8 @@ def test_descriptions_are_complete(name: str):
     assert json.loads(json.dumps(facts)) == facts
     text = benchmark.description()
     assert text.startswith(f"{name}: {benchmark.about}\n")
-    for said in (benchmark.protocol, *facts["download"], *facts["tree"], *benchmark.reported):
-        assert said in text
+    for line in (benchmark.protocol, *facts["download"], *facts["tree"], *benchmark.reported):
+        assert line in text
     for count in benchmark.counts.values():
         assert str(count) in text
     assert max(map(len, text.splitlines())) <= 120

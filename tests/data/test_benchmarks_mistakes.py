@@ -56,7 +56,7 @@ def small(name: str, folder: Path) -> Path:
 
 @pytest.mark.parametrize("name", NAMES)
 def test_no_folder(name: str, tmp_path: Path):
-    refused(name, None, f"{name} needs its folder: set `root` to the one that holds {BENCHMARKS[name].expects}")
+    refused(name, None, f"{name} needs its folder: set `root` to the folder that contains {BENCHMARKS[name].expects}")
     refused(
         name, tmp_path / "nowhere", f"{name}: the folder {tmp_path / 'nowhere'} does not exist; `root` must contain"
     )
@@ -69,7 +69,7 @@ def test_one_or_two_folders_too_high(name: str, tmp_path: Path):
         refused(
             name,
             above,
-            f"{above} does not hold {BENCHMARKS[name].expects}; {root} looks like the right folder: set `root`",
+            f"{above} does not contain {BENCHMARKS[name].expects}; {root} looks like the right folder: set `root`",
         )
 
 
@@ -80,15 +80,15 @@ def test_one_or_two_folders_too_deep(name: str, tmp_path: Path):
     deeper = inside / "some" / "where"
     deeper.mkdir(parents=True)
     for folder in (inside, deeper.parent):
-        refused(name, folder, "does not hold", f"; {root} looks like the right folder: set `root` to it")
+        refused(name, folder, "does not contain", f"; {root} looks like the right folder: set `root` to it")
     # The right folder is too far away for a hint.
-    refused(name, deeper, f"does not hold {BENCHMARKS[name].expects} (shortlist data about {name})")
+    refused(name, deeper, f"does not contain {BENCHMARKS[name].expects} (shortlist data about {name})")
 
 
 @pytest.mark.parametrize("name", NAMES)
 def test_an_empty_folder(name: str, tmp_path: Path):
     (tmp_path / "a" / "b" / "c").mkdir(parents=True)
-    refused(name, tmp_path / "a" / "b" / "c", f"{name}: ", "does not hold", f"(shortlist data about {name})")
+    refused(name, tmp_path / "a" / "b" / "c", f"{name}: ", "does not contain", f"(shortlist data about {name})")
 
 
 @pytest.mark.parametrize("name", ["cars196", "cub", "sop", "inaturalist", "inshop", "vehicleid-small"])
@@ -117,13 +117,13 @@ def test_a_split_for_classification(name: str, tmp_path: Path):
         ("inshop", "img/", "img exists, but list_eval_partition.txt does not: it is in Eval/"),
         ("gldv1", "train_clean.csv", "train_clean.csv belongs to GLDv2: open it as gldv2-clean"),
         ("gldv2-clean", "train.csv", "train.csv is the uncleaned list"),
-        ("gldv2-clean", "train/0/", "train exists, but train_clean.csv does not"),
-        ("gldv1", "train/", "train exists, but train.csv does not"),
-        ("cub", "images/", "images exists, but images.txt and image_class_labels.txt do not"),
-        ("roxford5k", "jpg/", "jpg exists, but gnd_roxford5k.pkl does not"),
-        ("r1m", "jpg/", "jpg exists, but revisitop1m.txt does not"),
+        ("gldv2-clean", "train/0/", "train exists, but train_clean.csv does not: put train_clean.csv next to it"),
+        ("gldv1", "train/", "train exists, but train.csv does not: put train.csv next to it"),
+        ("cub", "images/", "images exists, but images.txt and image_class_labels.txt do not: put both"),
+        ("roxford5k", "jpg/", "jpg exists, but gnd_roxford5k.pkl does not: put gnd_roxford5k.pkl next to it"),
+        ("r1m", "jpg/", "jpg exists, but revisitop1m.txt does not: put revisitop1m.txt next to it"),
         ("sfm120k-val", "retrieval-SfM-120k.pkl", "is the training list"),
-        ("cars196", "car_ims/", "car_ims exists, but cars_annos.mat does not"),
+        ("cars196", "car_ims/", "car_ims exists, but cars_annos.mat does not: put cars_annos.mat next to it"),
     ],
 )
 def test_lookalikes_are_explained(name: str, found: str, message: str, tmp_path: Path):
@@ -131,7 +131,7 @@ def test_lookalikes_are_explained(name: str, found: str, message: str, tmp_path:
         (tmp_path / found).mkdir(parents=True)
     else:
         (tmp_path / found).touch()
-    refused(name, tmp_path, f"does not hold {BENCHMARKS[name].expects}; ", message)
+    refused(name, tmp_path, f"does not contain {BENCHMARKS[name].expects}; ", message)
 
 
 def test_a_folder_of_very_many_folders_is_not_searched(tmp_path: Path):
@@ -420,11 +420,11 @@ def test_ground_truth_that_would_execute_code(name: str, file: str, tmp_path: Pa
         (lambda gnd: {**gnd, "qimlist": []}, "has no list of names 'qimlist'"),
         (lambda gnd: {**gnd, "gnd": None}, "has no list 'gnd' with one dict per query"),
         (lambda gnd: {**gnd, "gnd": gnd["gnd"][:1]}, "has ground truth for 1 queries, but lists 2"),
-        (lambda gnd: _first(gnd, easy=[99]), "the entry 'easy' must hold indices of the 4 images"),
-        (lambda gnd: _first(gnd, hard=[-1]), "the entry 'hard' must hold indices of the 4 images"),
-        (lambda gnd: _first(gnd, junk=["0"]), "the entry 'junk' must hold indices"),
-        (lambda gnd: _first(gnd, junk=[True]), "the entry 'junk' must hold indices"),
-        (lambda gnd: _first(gnd, junk=3), "the entry 'junk' must hold indices"),
+        (lambda gnd: _first(gnd, easy=[99]), "the entry 'easy' must contain indices of the 4 images"),
+        (lambda gnd: _first(gnd, hard=[-1]), "the entry 'hard' must contain indices of the 4 images"),
+        (lambda gnd: _first(gnd, junk=["0"]), "the entry 'junk' must contain indices"),
+        (lambda gnd: _first(gnd, junk=[True]), "the entry 'junk' must contain indices"),
+        (lambda gnd: _first(gnd, junk=3), "the entry 'junk' must contain indices"),
         (lambda gnd: _first(gnd, bbx=[1, 2, 3]), "the bbx of a query must be four numbers, not [1, 2, 3]"),
         (lambda gnd: _first(gnd, bbx=None), "the bbx of a query must be four numbers"),
         (lambda gnd: _first(gnd, bbx=[9, 0, 9, 9]), "is not a valid box (left, top, right, bottom)"),
@@ -454,9 +454,9 @@ def _first(gnd: dict, **change: object) -> dict:
     [
         ({"cids": ["short"] * 4}, "must have 6 characters or more"),
         ({"qidx": []}, "has no list 'qidx' of queries"),
-        ({"qidx": [0, 4]}, "the entry 'qidx' must hold indices of the 4 images"),
+        ({"qidx": [0, 4]}, "the entry 'qidx' must contain indices of the 4 images"),
         ({"gnd": [{"ok": [0]}]}, "has ground truth for 1 queries, but lists 2"),
-        ({"gnd": [{"ok": [7]}, {}]}, "the entry 'ok' must hold indices of the 4 images"),
+        ({"gnd": [{"ok": [7]}, {}]}, "the entry 'ok' must contain indices of the 4 images"),
         ({"gnd": [{"easy": [1]}] * 2}, "has no entry 'ok' (it has: junk, easy)"),
     ],
 )

@@ -84,8 +84,8 @@ def test_arrays_are_read_only():
         ({"labels": np.array([0, 1])}, r"labels has shape \(2,\)"),
         ({"labels": np.array([0, 1, 1, 3, 3, 4])}, "indices of the 4 class names"),
         ({"labels": np.array([0, 1, 1, 3, 3, -1])}, "indices of the 4 class names"),
-        ({"splits": np.array(["train"] * 5 + ["tset"])}, "splits holds 'tset'"),
-        ({"roles": np.array(["query"] * 5 + ["guest"])}, "roles holds 'guest'"),
+        ({"splits": np.array(["train"] * 5 + ["tset"])}, "splits contains 'tset'"),
+        ({"roles": np.array(["query"] * 5 + ["guest"])}, "roles contains 'guest'"),
         ({"class_names": ("ball", "car", "car", "kite")}, "same name"),
     ],
 )

@@ -264,7 +264,7 @@ def test_two_processes_render_at_once(tmp_path: Path, quick: None):
 def test_a_damaged_cache_is_reported(tmp_path: Path, quick: None):
     catalog = tiny(tmp_path)
     catalog.file(4).unlink()
-    with pytest.raises(DataError, match=r"should hold 15 images but holds 14. Delete it"):
+    with pytest.raises(DataError, match=r"should contain 15 images but contains 14. Delete it"):
         tiny(tmp_path)
 
 

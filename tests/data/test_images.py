@@ -205,7 +205,7 @@ def reason(file: Path) -> str:
     error = caught.value
     assert isinstance(error, DataError)
     assert error.path == file
-    assert str(error) == f"cannot read the image {file}: {error.reason}"
+    assert str(error) == f"Cannot read the image {file}: {error.reason}"
     assert "\n" not in str(error)
     return error.reason
 

@@ -150,7 +150,7 @@ def test_near_duplicates(photos: list[Image.Image], monkeypatch: pytest.MonkeyPa
 
 
 def test_all_hashes_within_the_distance_are_found() -> None:
-    """Compared with all pairs, of which many differ in about seven bits."""
+    """The result is compared with all pairs, many of which differ in about seven bits."""
     random, thumbnail = np.random.default_rng(0), np.zeros(192, dtype=np.uint8)
     bits = np.repeat(random.random((20, 64)) < 0.5, 6, axis=0) ^ (random.random((120, 64)) < 0.06)
     hashes = [VisualHash(np.packbits(each).view(np.uint64)[0], thumbnail) for each in bits]

@@ -130,7 +130,7 @@ def test_a_broken_image_raises_an_image_error(tmp_path: Path, workers: int):
     assert caught.value.path == broken
     assert (
         str(caught.value)
-        == f"cannot read the image {broken}: it is not an image, or its format is not one of {', '.join(IMAGE_FORMATS)}"
+        == f"Cannot read the image {broken}: it is not an image, or its format is not one of {', '.join(IMAGE_FORMATS)}"
     )
 
 

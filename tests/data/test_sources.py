@@ -96,7 +96,7 @@ def refused(source: Path | str, message: str, **options: object) -> None:
 
 
 def test_an_empty_folder(tmp_path: Path):
-    refused(tmp_path, r"no class folders in .*: it is empty; expected one sub-folder per class")
+    refused(tmp_path, r"No class folders in .*: it is empty; expected one sub-folder per class")
 
 
 def test_images_without_class_folders(tmp_path: Path):
@@ -108,7 +108,7 @@ def test_images_without_class_folders(tmp_path: Path):
 
 def test_folders_too_deep(tmp_path: Path):
     class_folders(tmp_path / "vehicles", {"a": 1, "b": 1})
-    refused(tmp_path, r"the class folder 'vehicles' .* contains folders \(a, b\); expected one sub-folder per class")
+    refused(tmp_path, r"The class folder 'vehicles' .* contains folders \(a, b\); expected one sub-folder per class")
     class_folders(tmp_path / "train", {"c": 1})
     refused(tmp_path, r"contains folders")  # train/ is a split only if all other folders are splits
 
@@ -137,7 +137,7 @@ def test_classes_without_images(tmp_path: Path):
     catalog = open_catalog(root, on_missing="skip")
     assert catalog.class_names == ("a", "b")
     assert catalog.missing == ("nothing/",)
-    refused(class_folders(tmp_path / "x", {"a": 0, "b": 0}), r"no images in .*: its folders \(a/, b/\) contain none")
+    refused(class_folders(tmp_path / "x", {"a": 0, "b": 0}), r"No images in .*: its folders \(a/, b/\) contain none")
 
 
 def test_root_is_rejected_for_a_folder(tmp_path: Path):
@@ -232,7 +232,7 @@ def test_labels_may_be_numbers(toys: Path):
         ([], r"table.csv has no column path, label; its columns: none"),
         (["path,label"], r"table.csv has no rows"),
         (["path,class", "pics/0.jpg,a"], r"has no column label; its columns: path, class"),
-        (["path;label", "pics/0.jpg;a"], r"not separated by commas: its first line is 'path;label'"),
+        (["path;label", "pics/0.jpg;a"], r"not separated by commas: its first line is 'path;label'; write the header"),
         (["path,label,label", "pics/0.jpg,a,b"], r"column label more than once"),
         (["path,label", "pics/0.jpg,a", "pics/1.jpg"], r"table.csv, line 3: 1 values for 2 columns"),
         (["path,label", "pics/0.jpg,a", "", ",b"], r"table.csv, line 4: the path is empty"),
@@ -254,7 +254,7 @@ def test_a_csv_file_in_another_encoding(toys: Path):
 def test_bad_parquet_files(toys: Path):
     file = toys / "table.parquet"
     file.write_text("path,label\npics/0.jpg,a\n")
-    refused(file, r"cannot read .*table.parquet as a Parquet file")
+    refused(file, r"Cannot read .*table.parquet as a Parquet file")
     pq.write_table(pa.table({"path": ["pics/0.jpg", "pics/1.jpg"], "label": ["a", None]}), file)
     refused(file, r"table.parquet, row 2: the label is empty")
     pq.write_table(pa.table({"path": ["pics/0.jpg"], "klass": ["a"]}), file)
@@ -300,11 +300,11 @@ def test_unknown_names(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.chdir(tmp_path)
     refused(
         "cars169",
-        r"unknown source 'cars169': .* no benchmark has this name; did you mean 'cars196'\? \(expected a benchmark",
+        r"Unknown source 'cars169': .* no benchmark has this name; did you mean 'cars196'\? \(expected a benchmark",
     )
     refused(
         "xyz",
-        r"unknown source 'xyz': the folder 'xyz' does not exist, .*; known: cars196, cub, .*omniglot, .* \(expected",
+        r"Unknown source 'xyz': the folder 'xyz' does not exist, .*; known: cars196, cub, .*omniglot, .* \(expected",
     )
     refused("./cars196", r"cars196 does not exist; expected a benchmark's name, a folder")
     refused("list.csv", r"list.csv does not exist; expected")
@@ -313,19 +313,19 @@ def test_unknown_names(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
 
 
 def test_errors_of_the_operating_system(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    refused("x" * 5000, "cannot open x+: File name too long")
-    refused("cars196", "cannot open cars196: File name too long", root="x" * 5000)
+    refused("x" * 5000, "Cannot open x+: File name too long")
+    refused("cars196", "Cannot open cars196: File name too long", root="x" * 5000)
 
     def denied(folder: object) -> None:
         raise PermissionError(13, "Permission denied", str(folder))
 
     root = class_folders(tmp_path / "toys", {"a": 1, "b": 1})
     monkeypatch.setattr("os.scandir", denied)
-    refused(root, r"cannot list the folder .*toys: Permission denied")
+    refused(root, r"Cannot list the folder .*toys: Permission denied")
 
 
 def test_a_benchmark_needs_its_folder(tmp_path: Path):
-    refused("cars196", r"cars196 needs its folder: set `root` to the one that holds cars_annos.mat and car_ims/")
+    refused("cars196", r"cars196 needs its folder: set `root` to the folder that contains cars_annos.mat and car_ims/")
     refused(
         "omniglot", r"omniglot: the folder .*nowhere does not exist; `root` must contain", root=tmp_path / "nowhere"
     )
@@ -518,7 +518,7 @@ def test_a_benchmark_as_a_collection(tmp_path: Path) -> None:
 
 
 def test_collections_that_cannot_be_opened(tmp_path: Path) -> None:
-    with pytest.raises(DataError, match="no images in"):
+    with pytest.raises(DataError, match="No images in"):
         open_collection(tmp_path)
     with pytest.raises(DataError, match="did you mean 'glyphs'"):
         open_collection("glyps")

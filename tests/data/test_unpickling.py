@@ -131,5 +131,5 @@ def test_damaged_pickles(tmp_path: Path, content: bytes):
 
 
 def test_no_file(tmp_path: Path):
-    with pytest.raises(DataError, match=r"cannot read .*gnd\.pkl: No such file"):
+    with pytest.raises(DataError, match=r"Cannot read .*gnd\.pkl: No such file"):
         read_plain_pickle(tmp_path / "gnd.pkl")

@@ -166,7 +166,7 @@ class TestInterrupted:
         assert len(open_vectors(file)) == 5
 
     def test_killed(self, images: Catalog, file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-        """No clean-up runs. Vectors that were written after the last note are written again."""
+        """There is no clean-up. Vectors that were written after the last manifest are written again."""
         real = vector_file.VectorFile.append
 
         def append(self: vector_file.VectorFile, vectors: np.ndarray, seen: int) -> None:
@@ -189,7 +189,7 @@ class TestInterrupted:
     def test_killed_while_files_are_renamed(
         self, images: Catalog, file: Path, monkeypatch: pytest.MonkeyPatch, last: int
     ) -> None:
-        """Nothing is embedded twice, and no note describes another file."""
+        """No image is embedded twice, and no manifest describes another file."""
         embed_to_file(Corner(scales=(3.0,)), images, SQUARE, file)  # an older file of the same size
         calls: list[str] = []
 
@@ -309,14 +309,14 @@ class TestUnreadable:
 
 class TestOpenVectors:
     def test_files_without_vectors(self, tmp_path: Path) -> None:
-        with pytest.raises(DataError, match=r"There is no .*none\.npy"):
+        with pytest.raises(DataError, match=r"The file .*none\.npy does not exist"):
             open_vectors(tmp_path / "none.npy")
         (tmp_path / "text.npy").write_text("text")
         with pytest.raises(DataError, match=r"text\.npy is not a complete \.npy file"):
             open_vectors(tmp_path / "text.npy")
         for name, content in {"vector": np.zeros(3), "integers": np.zeros((3, 3), dtype=int)}.items():
             np.save(tmp_path / f"{name}.npy", content)
-            with pytest.raises(DataError, match=f"{name}.npy does not hold vectors"):
+            with pytest.raises(DataError, match=f"{name}.npy does not contain vectors"):
                 open_vectors(tmp_path / f"{name}.npy")
 
     def test_pickles_are_refused(self, tmp_path: Path) -> None:

@@ -41,7 +41,7 @@ def encoder(request: pytest.FixtureRequest) -> Encoder:
 
 @pytest.fixture(scope="module")
 def squares() -> Encoder:
-    """For what does not depend on the transform and the scales."""
+    """An encoder for tests that do not depend on the transform and the scales."""
     return new_encoder("squares")
 
 
@@ -96,7 +96,7 @@ def test_unreadable_images(squares: Encoder, tmp_path: Path) -> None:
 def test_a_damaged_folder(squares: Encoder, tmp_path: Path) -> None:
     folder = squares.save(tmp_path)
     found = json.loads((folder / "encoder.json").read_text())
-    for damaged in ({**found, "sees": "words"}, {**found, "images": {"size": 3}}, [], {}):
+    for damaged in ({**found, "transform": "words"}, {**found, "images": {"size": 3}}, [], {}):
         (folder / "encoder.json").write_text(json.dumps(damaged))
         with pytest.raises(ModelError, match=r"encoder.json is damaged"):
             Encoder.load(folder)
@@ -106,7 +106,7 @@ def test_a_damaged_folder(squares: Encoder, tmp_path: Path) -> None:
 
 
 class TestInputs:
-    """What `encode` accepts, with each of several transforms where they matter."""
+    """Inputs of `encode`, with several transforms if they matter."""
 
     def test_pixels_in_memory_are_treated_like_files(self, encoder: Encoder, tmp_path: Path) -> None:
         image = picture(70, 50, seed=2)
@@ -154,7 +154,7 @@ class TestInputs:
         assert told.of("encoding") == []
 
     @pytest.mark.parametrize(
-        ("image", "said"),
+        ("image", "message"),
         [
             (torch.zeros(40, 40, 3), r"must be a tensor \(3, height, width\), not of shape \(40, 40, 3\)"),
             (torch.zeros(40, 40), r"must be a tensor \(3, height, width\), not of shape \(40, 40\)"),
@@ -167,8 +167,8 @@ class TestInputs:
             (torch.zeros(3, 4, 4, dtype=torch.long), r"not int64 from 0 to 0"),
         ],
     )
-    def test_invalid_pixels(self, image: ImageLike, said: str, squares: Encoder) -> None:
-        with pytest.raises(DataError, match=said):
+    def test_invalid_pixels(self, image: ImageLike, message: str, squares: Encoder) -> None:
+        with pytest.raises(DataError, match=message):
             squares.encode([image])
 
     def test_an_invalid_batch_size(self, squares: Encoder) -> None:

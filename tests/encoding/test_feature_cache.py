@@ -86,7 +86,7 @@ def test_anything_else_is_encoded_again(cache: FeatureCache, embedder: Embedder,
 
 
 def test_only_new_and_changed_images_are_encoded(cache: FeatureCache, embedder: Embedder, images: Catalog) -> None:
-    """Also in another order, and if an image is listed twice."""
+    """This also applies to images in another order, or listed twice."""
     assert features(cache, embedder, images.subset([4, 2, 4]))[1] == 2
     found, encoded = features(cache, embedder, images)
     assert encoded == IMAGES - 2
@@ -104,7 +104,7 @@ def test_only_new_and_changed_images_are_encoded(cache: FeatureCache, embedder: 
 def test_what_was_encoded_before_an_interruption_is_kept(
     cache: FeatureCache, embedder: Embedder, images: Catalog, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Also if other images are asked for then; features are those of an uninterrupted process, bit for bit."""
+    """Features are kept bit for bit, even if other images are requested next."""
     whole, _ = features(FeatureCache(cache.folder.with_name("whole")), embedder, images)
     monkeypatch.setattr(vector_file, "NOTE_INTERVAL", 0.0)
     append = embed._append
@@ -136,7 +136,7 @@ def test_a_damaged_file_is_encoded_again(cache: FeatureCache, embedder: Embedder
 
 
 def test_another_process_is_waited_for(cache: FeatureCache, embedder: Embedder, images: Catalog) -> None:
-    """It encodes everything, while this one waits."""
+    """The other process encodes everything while this one waits."""
     found, _ = features(FeatureCache(cache.folder.with_name("other")), embedder, images)
     (folder,) = cache.folder.with_name("other").iterdir()
     place = cache.folder / folder.name

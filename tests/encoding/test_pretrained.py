@@ -119,14 +119,14 @@ class TestPackage:
         package = exported(encoder(), tmp_path)
         written = json.loads((package / "config.json").read_text())
         found = {name: value for name, value in written.items() if name != "sha256"}  # as of earlier versions
-        for change, said in (
+        for change, message in (
             ({"made_by": "someone"}, "is not a package that shortlist exported, or is damaged"),
             ({"preprocessing": {"kind": "words"}}, "or is damaged: KeyError"),
             ({"backbone": "os:system", "backbone_options": {"command": "false"}}, "which is not a timm model"),
             ({"backbone": "test_efficientnet"}, "the weights in .* are not those of 'test_efficientnet'"),
         ):
             (package / "config.json").write_text(json.dumps({**found, **change}))
-            with pytest.raises(ModelError, match=said):
+            with pytest.raises(ModelError, match=message):
                 Encoder.from_pretrained(package)
         (package / "config.json").write_text(json.dumps({**written, "mean": [0.4, 0.5, 0.5]}))
         with pytest.raises(ModelError, match="its contents differ from what was written"):

@@ -36,7 +36,7 @@ def parts(encoder: Encoder, images: Catalog, tmp_path: Path) -> Parts:
 
 
 def whole(encoder: Encoder, images: Catalog, path: Path, on_missing: str = "skip") -> Path:
-    """The file of one process."""
+    """Write the file of a single process."""
     settings = {"dtype": np.float32, "batch_size": encoder.batch_size, "on_missing": on_missing}
     return embed_to_file(encoder.network, images, encoder.transform, path, **settings)
 
@@ -46,7 +46,7 @@ def embed_all(parts: Parts, number: int, *without: int) -> list[Path]:
 
 
 def merge(parts: Parts, path: Path) -> np.ndarray:
-    """As a later process does it."""
+    """Merge the parts, as a later process does."""
     fresh = Parts(parts.folder, parts.encoder, parts.catalog)
     return np.array(open_vectors(fresh.copy(path, range(len(parts.catalog)))))
 
@@ -77,7 +77,7 @@ def test_the_vectors_are_those_of_one_process(parts: Parts, number: int, tmp_pat
 
 
 def test_unreadable_images(parts: Parts, tmp_path: Path) -> None:
-    """They are left out as by one process, also if a shard has no other images."""
+    """They are left out as in one process, even if a shard has no other images."""
     for index in (2, 3, 9):
         parts.catalog.file(index).write_text("words")
     embed_all(parts, 6)
@@ -92,7 +92,7 @@ def test_unreadable_images(parts: Parts, tmp_path: Path) -> None:
 
 
 def test_a_killed_shard_is_run_again(parts: Parts, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The others are kept, and it embeds only what it had not noted."""
+    """The other shards are kept, and the killed shard embeds only the images that its manifest does not list."""
     embed_all(parts, 2, 1)
     child = get_context("fork").Process(target=_killed, args=(parts, Shard(1, 2)))
     child.start()
@@ -114,7 +114,7 @@ def test_a_killed_shard_is_run_again(parts: Parts, tmp_path: Path, monkeypatch: 
 
 
 def _killed(parts: Parts, shard: Shard) -> None:
-    """Note every batch, and die after the second."""
+    """Record every batch in the manifest, and kill this process after the second."""
     vector_file.NOTE_INTERVAL = 0
     parts.embed(shard, progress=lambda done, total: os.kill(os.getpid(), signal.SIGKILL) if done > 3 else None)
 
@@ -125,7 +125,7 @@ def test_a_shard_that_is_running_is_not_started_again(parts: Parts) -> None:
 
 
 class TestOtherParts:
-    """Parts that do not belong together, with the shards to run again."""
+    """Parts that do not belong together: the error names the shards to run again."""
 
     @pytest.fixture(autouse=True)
     def complete(self, parts: Parts) -> None:
@@ -167,7 +167,7 @@ class TestOtherParts:
                 parts.folder / f"{parts.catalog.name}.0-of-3.npy{ending}",
                 parts.folder / f"{parts.catalog.name}.0-of-3 (copy).npy{ending}",
             )
-        self.fails(parts, tmp_path, r"shard 0/3 exists twice, as .* and .*: delete one")
+        self.fails(parts, tmp_path, r"Shard 0/3 exists twice, as .* and .*: delete one")
 
     def test_of_another_number_of_shards(self, parts: Parts, tmp_path: Path) -> None:
         parts.embed(Shard(0, 2))
@@ -180,7 +180,7 @@ class TestOtherParts:
 
 
 def test_a_table_of_merged_parts(parts: Parts, tmp_path: Path) -> None:
-    """It is that of one process; merging again needs no parts, and new images need theirs only."""
+    """It equals the table of one process. Merging again needs no parts, and new images need only their own."""
     one, merged = tmp_path / "one.parquet", tmp_path / "merged.parquet"
     parts.catalog.file(4).write_text("words")
     want = embed_to_table(parts.encoder, parts.catalog, one)

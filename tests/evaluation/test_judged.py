@@ -152,7 +152,7 @@ def unnamed(queries: Queries) -> dict[str, tuple[Judgement, ...]]:
 @settings(max_examples=50, deadline=None)
 @given(judged_searches(), st.integers(1, 12), st.integers(0, 12))
 def test_scores_equal_their_definitions(search: tuple[Queries, NDArray, NDArray], block: int, cut: int) -> None:
-    """For any block size, and a gallery that is split anywhere into two parts."""
+    """The block size, and the split of the gallery into two parts, are arbitrary."""
     queries, asked, known = search
     parts = [torch.from_numpy(known[:cut]).float(), known[cut:]]
     with pytest.MonkeyPatch.context() as patch:
@@ -269,7 +269,7 @@ class TestEvaluate:
             evaluate(vectors, images, distractors={"r1m": np.zeros((4, 3), dtype=np.float16)})
         bad = np.zeros((3, 2), dtype=np.float16)
         bad[1] = np.inf
-        with pytest.raises(DataError, match="row 8 of the gallery"):
+        with pytest.raises(DataError, match="Row 8 of the gallery"):
             evaluate(vectors, images, distractors={"r1m": bad})
         both = Judgement(np.array([2, 3]), np.array([3]))
         with pytest.raises(DataError, match="hard: row 3 is both positive and junk of query 0"):

@@ -26,7 +26,7 @@ class Repository:
 
 @dataclass
 class FakeHub:
-    """What it holds. `refuse` is a status with which it answers every commit."""
+    """Contents of the Hub. If `refuse` is set, every commit is answered with this status."""
 
     repositories: dict[str, Repository] = field(default_factory=dict)
     large: dict[str, bytes] = field(default_factory=dict)  # by SHA-256

@@ -54,10 +54,10 @@ def test_help(capsys: pytest.CaptureFixture[str]) -> None:
     assert all(option in out for option in ("--onnx", "--torchscript", "--torch-export", "--package", "--license"))
 
 
-@pytest.mark.parametrize(("args", "said"), [((), "Nothing to write"), (("--onnx", "x.onnx"), "There is no run in")])
-def test_mistakes(args: tuple[str, ...], said: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+@pytest.mark.parametrize(("args", "message"), [((), "Nothing to write"), (("--onnx", "x.onnx"), "There is no run in")])
+def test_mistakes(args: tuple[str, ...], message: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert call(tmp_path, *args) == 1
     err = capsys.readouterr().err
     assert err.startswith("Error: ")
-    assert said in err
+    assert message in err
     assert err.count("\n") == 1

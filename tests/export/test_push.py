@@ -165,7 +165,7 @@ def test_the_command(model: Path, hub: FakeHub, command: Command, tmp_path: Path
 
 
 @pytest.mark.parametrize(
-    ("settings", "before", "said"),
+    ("settings", "before", "message"),
     [
         ({"HF_TOKEN": ""}, "", "--push-to-hub needs an access token of the Hugging Face Hub"),
         ({"HF_HUB_OFFLINE": "1"}, "", "cannot be reached (Cannot reach "),
@@ -178,11 +178,11 @@ def test_the_command(model: Path, hub: FakeHub, command: Command, tmp_path: Path
     ids=["no token", "offline", "not installed"],
 )
 def test_errors_of_the_command(
-    settings: dict[str, str], before: str, said: str, model: Path, command: Command, tmp_path: Path
+    settings: dict[str, str], before: str, message: str, model: Path, command: Command, tmp_path: Path
 ) -> None:
     given = (model, "--package", tmp_path / "package", "--push-to-hub", NAME)
     code, _, error = command(*given, before=before, **settings)
     assert code == 1
     assert error.splitlines()[-1].startswith("Error: ")
-    assert said in error.splitlines()[-1]
+    assert message in error.splitlines()[-1]
     assert "Traceback" not in error

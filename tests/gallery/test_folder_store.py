@@ -226,7 +226,7 @@ def test_a_full_disk(
 
 
 class Plain:
-    """What a gallery should hold, in dictionaries."""
+    """The expected contents of a gallery, in dictionaries."""
 
     def __init__(self) -> None:
         self.labels: dict[int, str | None] = {}
@@ -592,9 +592,7 @@ class TestErrors:
                 gallery.store.change(rows(0, 20), more(20, seed=1))
             (other,) = (tmp_path / "other").glob(f"{part}-*")
             file.write_bytes(other.read_bytes())
-        with pytest.raises(
-            GalleryError, match=rf"is damaged: the contents of {file.name} differ from what was written"
-        ):
+        with pytest.raises(GalleryError, match=rf"is damaged: {file.name} differs from what was written\. Restore"):
             Gallery.open(tmp_path / "gallery")
 
     def test_an_index_of_another_dimension(self, tmp_path: Path) -> None:
@@ -618,8 +616,16 @@ class TestErrors:
         assert not found.ok
         missing, differs, model = found.problems
         assert missing == f"{index.name} is missing"
-        assert differs == f"{vectors.name}: the contents of {vectors.name} differ from what was written"
+        assert differs == f"{vectors.name} differs from what was written"
         assert "encoder.json" in model
+
+    def test_a_file_that_cannot_be_read(self, encoder: Encoder, tmp_path: Path) -> None:
+        filled(tmp_path / "gallery", encoder, "flat", 3)
+        (vectors,) = (tmp_path / "gallery").glob("vectors-*")
+        vectors.unlink()
+        os.mkfifo(vectors)
+        (problem,) = Gallery.check(tmp_path / "gallery").problems
+        assert problem == f"{vectors.name} cannot be read: it is not a regular file"
 
     def test_a_gallery_without_digests(self, gallery: Gallery, tmp_path: Path) -> None:
         """Galleries of the previous format can be opened; what is added to them gets digests."""

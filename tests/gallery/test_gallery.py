@@ -319,7 +319,7 @@ class TestBuild:
     def test_a_model_that_was_given_in_python(self, images: Catalog, tmp_path: Path) -> None:
         one, other = (Encoder(Embedder(Net()).eval(), TestTransform(32, 32)) for _ in range(2))
         found = Gallery.build(one, images, tmp_path / "gallery").search(images.file(3), 4)
-        with pytest.raises(ModelError, match="the model Net was given in Python"):
+        with pytest.raises(ModelError, match="The model Net was given in Python"):
             Gallery.open(tmp_path / "gallery").search(images.file(3))
         assert Gallery.open(tmp_path / "gallery", one).search(images.file(3), 4) == found
         with pytest.raises(GalleryError, match="is not the one that computed the vectors"):

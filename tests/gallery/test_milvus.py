@@ -73,7 +73,7 @@ class TestOpening:
             Gallery.open("http://127.0.0.1:9")
 
     def test_no_file(self, place: str, tmp_path: Path) -> None:
-        with pytest.raises(GalleryError, match=r"There is no .*gallery.db"):
+        with pytest.raises(GalleryError, match=r"The file .*gallery.db does not exist"):
             Gallery.open(place)
         assert list(tmp_path.iterdir()) == []  # and none was created
 
@@ -131,7 +131,7 @@ class TestModel:
         gallery = new()
         assert len(gallery.similar(0, 3)) == 3  # without a model
         with pytest.raises(
-            GalleryError, match=r"the run .*run, .* does not exist: if it was moved, give its folder with `model`"
+            GalleryError, match=r"The run .*run, .* does not exist: if it was moved, give its folder with `model`"
         ):
             gallery.search(images.file(0))
         assert new(model=tmp_path / "elsewhere").search(images.file(0), 1)[0].item.id == 0

@@ -87,7 +87,7 @@ class Server:
         raise AssertionError(f"{PROGRAM} has ended. See {self.folder / 'logs'}")
 
     def runs(self) -> bool:
-        """Whether it runs. The program does not notice that the server, which it has started, has ended."""
+        """Whether the server runs. The program that has started it does not notice its end."""
         if self.process.poll() is not None:
             return False
         return not any(map(has_ended, self.children()))

@@ -54,7 +54,7 @@ class TestRebuilding:
             assert contents(Gallery.open(tmp_path / "again")) == contents(gallery)
 
     def test_again_after_changes(self, encoder: Encoder, other: Encoder, images: Catalog, tmp_path: Path) -> None:
-        """Only what has changed is embedded."""
+        """Only images that have changed are embedded."""
         gallery = Gallery.build(encoder, images.subset(range(8)), tmp_path / "old", workers=0)
         rebuild(gallery, other, tmp_path / "new", workers=0)
         gallery.remove([2])
@@ -87,7 +87,7 @@ class TestRebuilding:
         assert new.item(1).fields["price"] == 2.5
 
     def test_an_empty_gallery(self, encoder: Encoder, other: Encoder, tmp_path: Path) -> None:
-        with pytest.raises(GalleryError, match="the gallery old has no images"):
+        with pytest.raises(GalleryError, match="The gallery old has no images"):
             rebuild(Gallery.create(tmp_path / "old", encoder), other, tmp_path / "new")
 
 
@@ -115,7 +115,7 @@ class TestSwitching:
             assert (hit.item.id, hit.score) == (3, pytest.approx(1, abs=1e-4))
 
     def test_during_a_search(self, named: Path, other: Encoder, monkeypatch: pytest.MonkeyPatch) -> None:
-        """A vector that the old model computed is of no use in the new gallery, whose vectors are longer."""
+        """Vectors of the old model cannot be used in the new gallery, whose vectors have more dimensions."""
         gallery, encode, switched = Gallery.open(named), Encoder.encode, []
 
         def encode_then_switch(encoder: Encoder, images: object) -> torch.Tensor:
@@ -142,7 +142,7 @@ class TestSwitching:
         assert gallery.encoder.fingerprint == encoder.fingerprint
 
     def test_encoders_are_prepared(self, named: Path, encoder: Encoder, other: Encoder) -> None:
-        """Also that of the gallery that the name stands for later. Afterwards, all is as before."""
+        """The encoder of the next gallery is prepared as well. After the block, encoders are not prepared."""
         gallery = Gallery.open(named)
         query, before = gallery.item(3).path, gallery.encoder
         used: list[Encoder] = []
@@ -202,7 +202,7 @@ class TestSwitching:
         ):
             with pytest.raises(GalleryError, match=match):
                 switch(name, new)
-        with pytest.raises(GalleryError, match="there is no previous gallery"):
+        with pytest.raises(GalleryError, match=r"has not been switched yet: it refers to .*one, its first gallery"):
             switch_back(named)
         with pytest.raises(GalleryError, match="There is no name"):
             switch_back(named.with_name("other"))
@@ -216,7 +216,7 @@ class TestSwitching:
 
 
 def test_pruning(encoder: Encoder, images: Catalog, tmp_path: Path) -> None:
-    """Images of the folder that do not exist any more are removed, and no others."""
+    """Only images of the folder that no longer exist are removed."""
     gallery = Gallery.build(encoder, images, tmp_path / "gallery", workers=0)
     elsewhere = tmp_path / "images-2" / "c" / "one.png"
     elsewhere.parent.mkdir(parents=True)

@@ -37,7 +37,7 @@ LOSSES: dict[str, Callable[..., Tensor]] = {
     "blackbox AP": BlackboxAPLoss(),
 }
 each_loss = pytest.mark.parametrize("loss", LOSSES.values(), ids=LOSSES.keys())
-NORMS, POSITIVES = "embeddings are not L2-normalised: row", "no item of the batch has a positive"
+NORMS, POSITIVES = "The embeddings are not L2-normalised: row", "No item of the batch has a positive"
 
 
 @pytest.fixture(autouse=True)

@@ -70,7 +70,7 @@ def test_rounding_beyond_the_ends_stays_in_the_outer_bins() -> None:
 
 
 def test_the_ends_belong_to_the_bins() -> None:
-    """A similarity of exactly 1 or -1 has the slope of those inside, and those beyond have none."""
+    """A similarity of exactly 1 or -1 has the slope of those between them, and those outside have none."""
 
     def slopes(end: float) -> Tensor:
         items = torch.tensor([[end], [0.3], [-end], [0.1]], dtype=torch.float64, requires_grad=True)

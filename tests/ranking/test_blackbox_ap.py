@@ -27,7 +27,7 @@ def test_the_literal_formula(labels: list[int], seed: int, option: tuple[float, 
 @settings(max_examples=20, deadline=None)
 @given(labels=some_labels, option=options, data=st.data())
 def test_ties(labels: list[int], option: tuple[float, float], data: st.DataObject) -> None:
-    """Whole numbers: items at the same similarity, which count against each other, whatever their order."""
+    """Integers: items with equal similarities count against each other, in any order."""
     number, labels = len(labels), torch.tensor(labels)
     vectors = torch.tensor(
         [data.draw(st.tuples(st.integers(-1, 1), st.integers(-1, 1))) for _ in range(number)], dtype=torch.float64
@@ -86,7 +86,7 @@ def test_a_margin_has_a_gradient_where_the_ranking_is_perfect() -> None:
 
 
 def test_the_size_of_the_batch_does_not_change_lambda() -> None:
-    """The gradient of several queries is the mean of theirs alone."""
+    """The gradient of several queries is the mean of their individual gradients."""
     database, labels = unit(20, 3), torch.arange(20) % 4
     queries, query_labels = unit(5, 3, seed=1), torch.arange(5) % 4
     loss = BlackboxAPLoss(2.0)

@@ -78,5 +78,5 @@ def test_a_sum_of_losses() -> None:
 
 def test_bad_weights() -> None:
     for weight in (0, -1.0, torch.inf):
-        with pytest.raises(ValueError, match="the weight of an added loss must be a finite number above 0"):
+        with pytest.raises(ValueError, match="The weight of an added loss must be a finite number above 0"):
             CombinedLoss(RecallAtKLoss(), (CalibrationLoss(), weight))

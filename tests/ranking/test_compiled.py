@@ -33,7 +33,7 @@ def fresh_compiler(monkeypatch: pytest.MonkeyPatch) -> counting._Compiled:
 
 
 def test_compiled_equals_eager(fresh_compiler: counting._Compiled) -> None:
-    """In float32, and with a tail in float64; both losses call the same compiled function."""
+    """Computed in float32, and with a tail in float64. Both losses call the same compiled function."""
     tail = LinearTail(slope=30.0, start=0.1)
     exact = clusters(30, 4, 0.9)
     cases: list[tuple[RecallAtKLoss | SmoothAPLoss, Tensor, float]] = [

@@ -94,7 +94,7 @@ def test_only_negligible_sigmoids_are_exactly_0(way: str, dtype: torch.dtype) ->
 @pytest.mark.parametrize("way", ["factored", "band", "series"])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 def test_thresholds_as_far_apart_as_the_range_of_exponents(way: str, dtype: torch.dtype) -> None:
-    """In one row, with items from far below the lowest threshold to far above the highest."""
+    """The thresholds are in one row, with items from far below the lowest to far above the highest."""
     width, scale, number = flat_from(400, dtype), 100.0, 400
     span = exponent_range(dtype) - width
     for share in (0.5, 0.9, 0.999, 1.001, 1.9, 3.0):
@@ -121,7 +121,7 @@ def test_the_series_is_the_sigmoid(items: int, dtype: torch.dtype) -> None:
 
 @pytest.mark.parametrize(("dtype", "rounding"), [(torch.float32, 3e-6), (torch.float64, 5e-13)])
 def test_the_slope_of_the_series_is_that_of_the_sigmoid(dtype: torch.dtype, rounding: float) -> None:
-    """For items from where the series begins down to where it is almost flat, relative to their slope."""
+    """The relative error is bounded from the start of the series down to where the sigmoid is almost flat."""
     depth, _ = series(100, dtype)
     items = torch.linspace(-2 * depth, -depth - 1e-3, 100, dtype=dtype).unsqueeze(0)
     one, place = torch.ones(1, 1, dtype=dtype), torch.zeros(1, 1, dtype=torch.long)
@@ -141,7 +141,7 @@ def test_negligible_terms_change_a_sum_by_one_rounding_error(dtype: torch.dtype)
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 def test_exponentials_stay_in_range(dtype: torch.dtype) -> None:
-    """Neither an infinity nor a subnormal number, with room for a few factors that are not much smaller than 1."""
+    """They are neither infinite nor subnormal, with room for a few factors that are not much smaller than 1."""
     limits, exponent = torch.finfo(dtype), torch.tensor(exponent_range(dtype), dtype=dtype)
     assert 4 * exponent.exp() < limits.max
     assert limits.tiny < exponent.neg().exp() / 4 < 4 * limits.tiny

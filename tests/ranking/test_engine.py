@@ -152,7 +152,7 @@ def test_simix_pruned_equals_unpruned(stage: str) -> None:
 
 
 def test_without_sparse_products(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Where torch has no fast sparse product, the gradient is dense and has the same values."""
+    """If torch has no fast sparse product, the gradient is dense and has the same values."""
     monkeypatch.setattr(tiles, "_SORT_FROM", 0)
     embeddings, labels = clusters(150, 4, STAGES["trained"]), LABELS
     want = value_and_gradient(recall_at_k_loss, embeddings, labels, engine=Engine(prune=True))
@@ -345,7 +345,7 @@ def no_garbage() -> Iterator[None]:
 def test_nothing_is_subnormal(
     loss, simix, tail, sort_from, per_class, latent, shared, spread, length, temperature, rank_temperature
 ) -> None:
-    """For any distribution of similarities: some processors take a hundred times as long for subnormal numbers.
+    """Some processors are a hundred times slower for subnormal numbers. Any distribution of similarities avoids them.
 
     Without pruning, `sort_from` is None.
     """
@@ -519,8 +519,8 @@ labels = torch.tensor([0, 0, 1, 1])
 print(ranking_loss(Watching((1,), 1.0), torch.eye(4), labels, similarity_temperature=0.01).item() > 0)
 print("after", *(switch.fp32_precision for switch in switches))
 """
-    said = ["the older switch is refused", "inside ieee ieee", "True", "after tf32 tf32"]
-    assert commands.python(code).splitlines() == said
+    lines = ["the older switch is refused", "inside ieee ieee", "True", "after tf32 tf32"]
+    assert commands.python(code).splitlines() == lines
 
 
 def test_mixed_precisions_are_computed_in_the_wider_one() -> None:

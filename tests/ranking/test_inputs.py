@@ -105,9 +105,9 @@ def test_bad_database(what):
 def test_a_database_that_does_not_match(what):
     with pytest.raises(ValueError, match="queries have 4 dimensions but the database 3"):
         DATABASES[what](EMBEDDINGS[:, :3], LABELS)
-    with pytest.raises(ValueError, match=f"{what} and .* go together"):
+    with pytest.raises(ValueError, match=f"{what} and .* must be passed together"):
         DATABASES[what](EMBEDDINGS, None)
-    with pytest.raises(ValueError, match=f"{what} and .* go together"):
+    with pytest.raises(ValueError, match=f"{what} and .* must be passed together"):
         DATABASES[what](None, LABELS)
 
 
@@ -203,7 +203,7 @@ def test_an_index_out_of_range(position, who):
 
 
 def test_indices_are_of_queries_and_database():
-    """Range by side: item 4 of the database exists, query 4 does not."""
+    """Each side has its own range: item 4 of the database exists, but query 4 does not."""
     queries = (EMBEDDINGS[:4], LABELS[:4])
     RecallAtKLoss()(*queries, (PAIRS[0], PAIRS[1], PAIRS[2], PAIRS[3]), EMBEDDINGS, LABELS)
     with pytest.raises(ValueError, match=r"indices_tuple contains a query index outside 0\.\.3"):
@@ -241,11 +241,11 @@ def test_bad_virtual_batch(loss):
         (
             VIRTUAL._replace(pairs=VIRTUAL.pairs.float()),
             TypeError,
-            r"virtual pairs must be integers, got torch.float32",
+            r"Virtual pairs must be integers, got torch.float32",
         ),
         (VIRTUAL._replace(pairs=torch.tensor([[0, 1], [3, 6]])), ValueError, r"outside the batch 0\.\.5"),
         (VIRTUAL._replace(pairs=torch.tensor([[0, -1], [3, 4]])), ValueError, r"outside the batch 0\.\.5"),
-        (VIRTUAL._replace(pairs=torch.tensor([[0, 1], [2, 3]])), ValueError, r"virtual pair 1 mixes two labels"),
+        (VIRTUAL._replace(pairs=torch.tensor([[0, 1], [2, 3]])), ValueError, r"Virtual pair 1 mixes two labels"),
         (VIRTUAL._replace(alphas=torch.tensor([0.5, 1.1])), ValueError, r"alphas must lie between 0 and 1"),
         (VIRTUAL._replace(alphas=torch.tensor([-0.1, 0.5])), ValueError, r"alphas must lie between 0 and 1"),
         (VIRTUAL._replace(alphas=torch.tensor([NAN, 0.5])), ValueError, r"alphas must lie between 0 and 1"),
@@ -325,7 +325,7 @@ def test_labels_of_the_metrics_are_integers_of_any_kind():
 def test_the_second_derivative_is_refused(loss):
     embeddings = EMBEDDINGS.clone().requires_grad_()
     (gradient,) = torch.autograd.grad(loss(embeddings, LABELS), embeddings, create_graph=True)
-    with pytest.raises(RuntimeError, match="a ranking loss can be differentiated only once"):
+    with pytest.raises(RuntimeError, match="A ranking loss can be differentiated only once"):
         gradient.pow(2).sum().backward()
 
 
@@ -337,7 +337,7 @@ def test_the_second_derivative_of_a_sum_behind_a_model_is_refused(share):
     outputs = model(inputs).tanh()
     total = share * RecallAtKLoss()(outputs, LABELS) ** 2 + outputs.pow(3).sum()
     gradients = torch.autograd.grad(total, [inputs, *model.parameters()], create_graph=True)
-    with pytest.raises(RuntimeError, match="a ranking loss can be differentiated only once"):
+    with pytest.raises(RuntimeError, match="A ranking loss can be differentiated only once"):
         sum(gradient.pow(2).sum() for gradient in gradients).backward()
 
 
@@ -345,7 +345,7 @@ def test_the_second_derivative_for_a_database_is_refused():
     database = EMBEDDINGS.clone().requires_grad_()
     value = RecallAtKLoss()(EMBEDDINGS, LABELS, ref_emb=database, ref_labels=LABELS)
     (gradient,) = torch.autograd.grad(value, database, create_graph=True)
-    with pytest.raises(RuntimeError, match="a ranking loss can be differentiated only once"):
+    with pytest.raises(RuntimeError, match="A ranking loss can be differentiated only once"):
         torch.autograd.grad(gradient.sum(), database)
 
 

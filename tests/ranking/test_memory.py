@@ -122,7 +122,7 @@ def test_invalid_arguments() -> None:
     embeddings, labels = unit(4, 3), torch.tensor([0, 0, 1, 1])
     with pytest.raises(ValueError, match="size of a memory must be at least 1, got 0"):
         EmbeddingMemory(0, 3)
-    with pytest.raises(ValueError, match="a memory of size 3 cannot hold a batch of 4"):
+    with pytest.raises(ValueError, match="A memory of size 3 cannot hold a batch of 4"):
         RecallAtKLoss(memory=EmbeddingMemory(3, 3))(embeddings, labels)
     with pytest.raises(ValueError, match="do not use it with ref_emb, mined pairs or SiMix"):
         RecallAtKLoss(memory=EmbeddingMemory(9, 3), simix=SiMix())(embeddings, labels)

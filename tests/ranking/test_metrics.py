@@ -16,7 +16,7 @@ from tests.ranking.losses import LargestTensor
 
 
 def some_items(number: int, classes: int, seed: int = 0, dimensions: int = 8) -> tuple[Tensor, Tensor]:
-    """Unit vectors near the centres of their classes, and labels of ragged classes."""
+    """Unit vectors near the centres of their classes, and labels of classes of different sizes."""
     random = torch.Generator().manual_seed(seed)
     centres = torch.randn(classes, dimensions, generator=random)
     labels = torch.randint(classes, (number,), generator=random)
@@ -33,7 +33,7 @@ def assert_same(found: QueryScores, expected: QueryScores) -> None:
 
 @st.composite
 def searches(draw: st.DrawFn) -> dict[str, Tensor | None]:
-    """Few small whole numbers: exact similarities, full of ties and duplicates; ragged classes and singletons."""
+    """Small integers: exact similarities with many ties and duplicates, classes of different sizes, and singletons."""
     width = draw(st.integers(1, 3))
 
     def items(most: int) -> tuple[Tensor, Tensor]:
@@ -149,7 +149,7 @@ POINTS = {  # where all terms of a product are equal, their rounding errors add 
 @pytest.mark.parametrize("point", POINTS.values(), ids=POINTS.keys())
 @pytest.mark.parametrize("dimensions", [37, 128, 768, 2048])
 def test_collapsed_embeddings_score_badly(dimensions, point):
-    """Matrix products round copies of a vector differently, the more so the longer it is. They are ties all the same.
+    """Matrix products round copies of a vector differently, and more for longer vectors. They still count as ties.
 
     The rounding depends on the shapes of the products, and so on the number of copies and on the tile size.
     """
@@ -227,7 +227,7 @@ def test_nothing_to_measure(number, gallery):
         search |= {"gallery": torch.randn(gallery, 3), "gallery_labels": torch.full((gallery,), -1)}
     shapes = [tuple(column.shape) for column in query_scores(**search)]
     assert shapes == [(0,), (0, 2), (0, 2), (0,), (0,), (0,)]
-    with pytest.raises(ValueError, match="no query has a positive"):
+    with pytest.raises(ValueError, match="No query has a positive"):
         retrieval_metrics(**search)
 
 

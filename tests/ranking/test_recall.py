@@ -27,7 +27,7 @@ def test_reach() -> None:
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 def test_many_positives_that_are_almost_out_of_reach_count(dtype: torch.dtype) -> None:
-    """Each of them changes a loss near 1 by less than its rounding error, and all of them by a hundred times it."""
+    """Each changes a loss near 1 by less than its rounding error, and all of them by a hundred times as much."""
     number, rank = 1000, 1 + 2 - math.log(torch.finfo(dtype).eps)
     overall, present = torch.full((1, number), rank, dtype=dtype), torch.ones(1, number, dtype=torch.bool)
     loss = RecallHead((1,), 1.0)(Ranks(overall, overall, present, present.sum(1)))

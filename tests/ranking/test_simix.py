@@ -82,7 +82,7 @@ def test_virtual_examples_are_the_literal_formula(dimensions: int) -> None:
 
 
 def test_a_virtual_batch_of_the_user() -> None:
-    """Some pairs only, one of them twice, in any order, and an item with itself."""
+    """Some of the pairs, in any order, one of them twice, and an item paired with itself."""
     labels = torch.tensor([0, 1, 0, 1, 0, 1])
     virtual = VirtualBatch(
         torch.tensor([[4, 0], [1, 3], [1, 3], [5, 5]]), torch.tensor([0.0, 0.3, 0.9, 0.5], dtype=torch.float64)
@@ -102,7 +102,7 @@ def test_a_module_draws_new_examples_for_every_batch() -> None:
 
 @pytest.mark.parametrize("alpha", [0.0, 1.0])
 def test_a_virtual_example_may_be_an_item(alpha: float) -> None:
-    """All pairs name one item, and alphas are at the ends of what they may be."""
+    """An item is mixed with itself, and alpha is 0 or 1."""
     labels, embeddings = torch.tensor([0, 0, 1, 1]), unit(4, 3)
     virtual = VirtualBatch(torch.tensor([[3, 3]]), torch.tensor([alpha], dtype=torch.float64))
     built = reference.recall_at_k_loss(*reference.with_virtual(embeddings, labels, *virtual), k=(1,))
@@ -204,7 +204,7 @@ def test_virtual_negatives_make_a_batch_harder() -> None:
     mixture = VirtualBatchWithNegatives(torch.tensor([[2, 4]]), torch.tensor([0.5], dtype=torch.float64))
     values = [recall_at_k_loss(embeddings, labels, (1,), virtual=virtual) for virtual in (None, mixture)]
     assert values[1] > values[0]
-    with pytest.raises(ValueError, match="virtual pair 0 mixes two labels: use VirtualBatchWithNegatives"):
+    with pytest.raises(ValueError, match="Virtual pair 0 mixes two labels: use VirtualBatchWithNegatives"):
         recall_at_k_loss(embeddings, labels, virtual=VirtualBatch(*mixture))
 
 

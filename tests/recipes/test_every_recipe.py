@@ -95,7 +95,7 @@ def _placed(test: dict[str, object], root: Roots) -> dict[str, object]:
 
 
 def _without_numbers(value: Any) -> Any:
-    """The same structure; every number is replaced by the same word."""
+    """Replace every number of a structure by the same word."""
     if isinstance(value, dict):
         return {key: _without_numbers(each) for key, each in value.items()}
     if isinstance(value, list):
@@ -104,7 +104,7 @@ def _without_numbers(value: Any) -> Any:
 
 
 def _sections(config: RunConfig) -> dict[str, str]:
-    """What determines the code that a recipe runs: its data and tests, and all other sections without their numbers."""
+    """The settings that determine which code a recipe runs: data, tests, and all other sections without numbers."""
     values = config.model_dump(mode="json")
     parts = {"data": [values["data"], values["evaluation"]], "model": [values["model"], values["images"]]}
     parts |= {name: values[name] for name in ("loss", "optimizer", "schedule", "batch", "training")}
@@ -131,7 +131,7 @@ CHOSEN = _covering(SECTIONS)
 def test_recipes_train_a_step_and_measure_what_the_paper_reports(
     name: str, root: Roots, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A step of recipes that have all sections of all recipes between them, and all of their tests."""
+    """A step, and all tests, of recipes that together contain all sections of all recipes."""
     data = SECTIONS[name]["data"]
     is_tested = name == next(each for each in CHOSEN if SECTIONS[each]["data"] == data)  # once per data and tests
     if not is_tested:

@@ -67,7 +67,7 @@ class TestInheritance:
             assert open_recipe("cars196-resnet50-rsk-simix").loss.simix is True
 
     @pytest.mark.parametrize(
-        ("text", "says"),
+        ("text", "message"),
         [
             (
                 "inherits: cars196-resnet50\n",
@@ -89,9 +89,9 @@ class TestInheritance:
             ("inherits: parts\n", "no such recipe or file"),
         ],
     )
-    def test_mistakes(self, here: Path, text: str, says: str) -> None:
+    def test_mistakes(self, here: Path, text: str, message: str) -> None:
         (here / "deep").mkdir()
-        with pytest.raises(ConfigError, match=says):
+        with pytest.raises(ConfigError, match=message):
             open_recipe(write(here / "wrong.yaml", text))
 
     def test_parts_cannot_be_opened_as_recipes(self) -> None:
@@ -123,10 +123,10 @@ class TestDifferences:
         assert not differences(
             open_recipe("cars196-resnet50-rsk", ["data.root=x", "training.seed=3", "batch.chunk_size=7"])
         )
-        said = differences(
+        changed = differences(
             open_recipe("cars196-resnet50-rsk", ["optimizer.lr=0.5", "loss.simix=true", "batch.size=196"])
         )
-        assert said == [
+        assert changed == [
             "loss.simix=True (the recipe: False)",
             "batch.size=196 (the recipe: 392)",
             "optimizer.lr=0.5 (the recipe: 0.0001)",
@@ -296,7 +296,7 @@ Figures = dict[tuple[str, str], float]
 
 
 def reported(table: str, columns: list[tuple[str, str]]) -> dict[str, Figures]:
-    """The figures of each line by test and metric."""
+    """The values of each line by test and metric."""
     rows = {name: cells for name, *cells in map(str.split, table.strip().splitlines()[1:])}
     return {
         name: {key: float(cell) for key, cell in zip(columns, cells, strict=True) if cell != "-"}
@@ -314,7 +314,7 @@ def quoted(*recipes: str) -> Figures:
 
 
 class TestFigures:
-    """Every figure that a recipe quotes is the paper's, and none of a row that has a recipe is missing."""
+    """Recipes quote the values of the paper, and all values of each row that has a recipe."""
 
     @pytest.mark.parametrize(("row", "figures"), reported(TABLE, COLUMNS).items())
     def test_of_the_table(self, row: str, figures: Figures) -> None:

@@ -20,7 +20,7 @@ def source(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="session")
 def copy_run(source: Path, tmp_path_factory: pytest.TempPathFactory) -> CopyRun:
-    """Copy a run with the given overrides to a new folder; it is trained when it is needed first."""
+    """Copy a run with the given overrides to a new folder; it is trained when it is first needed."""
 
     @cache
     def train_once(*overrides: str) -> Path:

@@ -169,11 +169,11 @@ class TestRuns:
             compare_runs([runs["one"].path, runs["one"].path / ".." / "one"])
 
     def test_verdicts(self, comparison: Comparison) -> None:
-        (said,) = comparison.verdicts()
+        (verdict,) = comparison.verdicts()
         (test,) = comparison.tests
         real = test.differences["two"]["r@1"].significant
-        assert ("is better than" in said or "is worse than" in said) == real
-        assert ("no significant difference between two and one" in said) == (not real)
+        assert ("is better than" in verdict or "is worse than" in verdict) == real
+        assert ("no significant difference between two and one" in verdict) == (not real)
 
 
 class TestOutput:
@@ -202,10 +202,10 @@ class TestOutput:
 
     def test_few_queries(self, comparison: Comparison) -> None:
         (test,) = comparison.tests
-        (said,) = comparison.verdicts()
-        assert "too few" not in said
-        (said,) = replace(comparison, tests=[replace(test, queries=dict.fromkeys(test.queries, 3))]).verdicts()
-        assert "but 3 queries are too few for a reliable interval" in said
+        (verdict,) = comparison.verdicts()
+        assert "too few" not in verdict
+        (verdict,) = replace(comparison, tests=[replace(test, queries=dict.fromkeys(test.queries, 3))]).verdicts()
+        assert "but 3 queries are too few for a reliable interval" in verdict
 
     def test_page(self, comparison: Comparison, tmp_path: Path) -> None:
         text, found = read(write_comparison(comparison, tmp_path / "sub" / "page.html"))

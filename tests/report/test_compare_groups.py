@@ -51,7 +51,7 @@ class TestStatistics:
 
     @pytest.mark.parametrize("effects", [(0.03, 0.0, 0.05), (0.03, 0.1, 0.2)])
     def test_covers_the_truth_with_three_seeds(self, effects: tuple[float, float, float]) -> None:
-        """In at least nine of ten samples; intervals over the queries of one seed alone do not."""
+        """Intervals cover it in at least nine of ten samples; those over the queries of a single seed do not."""
         random, missed, missed_by_queries = torch.Generator().manual_seed(0), 0, 0
         for _ in range(100):
             table = simulated(3, random, *effects)
@@ -131,7 +131,7 @@ class TestRuns:
         assert all(each.value == 0 for each in test.differences["copy"].values())
 
     @pytest.mark.parametrize(
-        ("groups", "says"),
+        ("groups", "message"),
         [
             ([["dim8-*"], ["dim4-0"]], r"The group dim4-0 has no run with seed 1, but dim8-\* has: runs are paired"),
             ([["dim8-0", "extra-2"], ["dim4-*"]], r"The group .* has no run with seed 1, but dim4-\* has"),
@@ -140,8 +140,8 @@ class TestRuns:
             ([["dim8-*"]], "at least two groups"),
         ],
     )
-    def test_groups_that_cannot_be_paired(self, groups: list[list[str]], says: str, root: Path) -> None:
-        with pytest.raises(ConfigError, match=says) as error:
+    def test_groups_that_cannot_be_paired(self, groups: list[list[str]], message: str, root: Path) -> None:
+        with pytest.raises(ConfigError, match=message) as error:
             compare_groups([[root / each for each in group] for group in groups])
         assert "\n" not in str(error.value)
 
@@ -191,8 +191,8 @@ class TestOutput:
 
     def test_page(self, comparison: Comparison, tmp_path: Path) -> None:
         text, found = read(write_comparison(comparison, tmp_path / "page.html"))
-        for said in ("dim4-* against dim8-*", "r@1 by seed", "classes, with all of their queries", "seed 0 is shown"):
-            assert said in text
+        for part in ("dim4-* against dim8-*", "r@1 by seed", "classes, with all of their queries", "seed 0 is shown"):
+            assert part in text
         assert "single seed" not in text
         cards = [each for name, each in found.elements if name == "article"]
         assert len([each for name, each in found.elements if name == "ol"]) == 2 * len(cards) > 0
@@ -204,5 +204,5 @@ class TestOutput:
 
     def test_few_queries(self, comparison: Comparison) -> None:
         (test,) = comparison.tests
-        (said,) = replace(comparison, tests=[replace(test, queries=dict.fromkeys(test.queries, 3))]).verdicts()
-        assert "but 3 queries are too few" in said
+        (verdict,) = replace(comparison, tests=[replace(test, queries=dict.fromkeys(test.queries, 3))]).verdicts()
+        assert "but 3 queries are too few" in verdict

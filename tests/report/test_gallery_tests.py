@@ -65,7 +65,7 @@ def test_each_image_searches_for_the_others(
 
 
 def test_queries_of_the_user(encoder: Encoder, shared_images: Catalog, tmp_path: Path) -> None:
-    """They are embedded by the model of each gallery, and search its images only."""
+    """Queries are embedded by the model of each gallery, and search only its images."""
     for name in ("old", "new"):
         Gallery.build(encoder, shared_images.subset(range(1, len(shared_images))), tmp_path / name, workers=0)
     comparison = compare_runs([tmp_path / "old", tmp_path / "new"], queries=shared_images.root)
@@ -93,5 +93,5 @@ def test_refusals(encoder: Encoder, shared_images: Catalog, tmp_path: Path) -> N
     with pytest.raises(ConfigError, match="`queries` are for galleries"):
         compare_runs([tmp_path / "run", tmp_path / "other"], queries="images")
     gallery(tmp_path / "third", encoder, 0.1, range(3))
-    with pytest.raises(DataError, match="no label of images is one of"):
+    with pytest.raises(DataError, match="No label of images is one of"):
         compare_runs([tmp_path / "old", tmp_path / "third"], queries=shared_images.root)

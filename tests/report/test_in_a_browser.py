@@ -22,7 +22,7 @@ def browser() -> Iterator[Browser]:
 
 @pytest.fixture(scope="module")
 def pages(browser: Browser, copy_run: CopyRun, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
-    """A report and a comparison. Without a browser nothing is trained."""
+    """A report and a comparison. Nothing is trained if there is no browser."""
     root = tmp_path_factory.mktemp("runs")
     runs = [copy_run(root / "one"), copy_run(root / "two | 2", "training.seed=1")]
     comparison = write_comparison(compare_runs([run.path for run in runs]), root / "comparison.html")

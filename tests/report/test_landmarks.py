@@ -39,6 +39,7 @@ class TestReport:
             assert f"Failures: {name}" in text
         cards = [each for name, each in found.elements if name == "article"]
         assert len(cards) == 6 + 6  # every query with a positive
+        assert text.count("all queries 6") == 2
         assert "Most frequent confusions" not in text
 
     def test_results_of_the_paper(self, runs: list[RunFolder], page: Path) -> None:

@@ -237,30 +237,30 @@ class TestMissingParts:
         for origin, exists in ((finished.path, True), (tmp_path / "gone", False)):
             repeats = f"\nrepeats: {json.dumps(str(origin))}\n"
             final.config_file.write_text(text.replace("\nrepeats: null\n", repeats), encoding="utf-8")
-            said, found = read(write_report(final.path))
-            assert re.search(rf"This run repeats {origin.name} with all classes. No class was left for a test", said)
-            assert f"repeats {origin} , with all classes".replace(" ,", ",") in said
-            assert (f"{100 * after.values['r@1']:.1f} % of 36 queries" in said) is exists
-            assert (f"before training it was {100 * before.values['r@1']:.1f} %" in said) is exists
+            shown, found = read(write_report(final.path))
+            assert re.search(rf"This run repeats {origin.name} with all classes. No class was left for a test", shown)
+            assert f"repeats {origin} , with all classes".replace(" ,", ",") in shown
+            assert (f"{100 * after.values['r@1']:.1f} % of 36 queries" in shown) is exists
+            assert (f"before training it was {100 * before.values['r@1']:.1f} %" in shown) is exists
             links = [each["href"] for name, each in found.elements if name == "a" and each["href"][0] != "#"]
             assert bool(links) is exists
             assert all((final.path / unquote(link)).samefile(page) for link in links)
 
     def test_images_that_are_gone(self, run: RunFolder, tmp_path: Path) -> None:
         change_config(run, "data.source", str(tmp_path / "gone.csv"))
-        said, found = read(write_report(run.path))
-        assert "The images cannot be opened, so no results are shown" in said
-        assert "gone.csv" in said
-        assert "r@1" in said
-        assert "for all steps, without validation and tests" in said
+        shown, found = read(write_report(run.path))
+        assert "The images cannot be opened, so no results are shown" in shown
+        assert "gone.csv" in shown
+        assert "r@1" in shown
+        assert "for all steps, without validation and tests" in shown
         assert not [each for name, each in found.elements if name == "article"]
 
     def test_images_that_have_changed(self, run: RunFolder, images: Path) -> None:
         vectors = {file.name: file.read_bytes() for file in run.vectors.glob("*.npy")}
         remove_class(images, "class 00")  # changes the split, so that training classes would be tested
-        said, found = read(write_report(run.path))
-        assert "The images have changed since the training, so no results are shown." in said
-        assert "r@1" in said
+        shown, found = read(write_report(run.path))
+        assert "The images have changed since the training, so no results are shown." in shown
+        assert "r@1" in shown
         assert not [each for name, each in found.elements if name == "article"]
         assert {file.name: file.read_bytes() for file in run.vectors.glob("*.npy")} == vectors
 
@@ -313,7 +313,7 @@ class TestAfterTraining:
         monkeypatch.setattr(run_report, "result_sections", lambda *_: 1 / 0)
         display = Listener()
         report_after_training(run, display)
-        (said,) = display.messages
-        assert "could not be written (ZeroDivisionError" in said
-        assert f"shortlist report {run.path}" in said
+        (message,) = display.messages
+        assert "could not be written (ZeroDivisionError" in message
+        assert f"shortlist report {run.path}" in message
         assert not (run.path / "report.html").exists()

@@ -183,11 +183,11 @@ class TestErrors:
     def test_not_finite(self) -> None:
         bad = unit(5)
         bad[3, 2] = torch.nan
-        with pytest.raises(DataError, match="row 3 of the gallery"):
+        with pytest.raises(DataError, match="Row 3 of the gallery"):
             nearest(unit(2), bad, 1)
-        with pytest.raises(DataError, match="row 3 of the queries"):
+        with pytest.raises(DataError, match="Row 3 of the queries"):
             nearest(bad, unit(2), 1)
-        with pytest.raises(DataError, match="row 3 of the queries"):
+        with pytest.raises(DataError, match="Row 3 of the queries"):
             nearest(bad, bad, 1)
-        with pytest.raises(DataError, match="row 3 of the gallery"):
+        with pytest.raises(DataError, match="Row 3 of the gallery"):
             nearest(torch.zeros(1, 16), bad, 1)

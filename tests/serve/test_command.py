@@ -46,8 +46,8 @@ def run(*args: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.Monk
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        (("--port", "TAKEN"), "cannot listen on 127.0.0.1, port TAKEN (Address already in use): try another --port"),
-        (("--host", "no.such.host.invalid"), "cannot listen on no.such.host.invalid"),
+        (("--port", "TAKEN"), "Cannot listen on 127.0.0.1, port TAKEN (Address already in use): try another --port"),
+        (("--host", "no.such.host.invalid"), "Cannot listen on no.such.host.invalid"),
     ],
 )
 def test_addresses_that_cannot_be_used(

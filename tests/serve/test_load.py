@@ -79,7 +79,7 @@ def test_uploads_in_memory_and_searches_are_limited(
     uploads: int,
     searches: int,
 ) -> None:
-    """Further requests wait, and the server answers others meanwhile."""
+    """Further requests wait, and the server answers other requests meanwhile."""
     load = Load(uploads, searches)
     monkeypatch.setattr(gallery, "search", load.search)
     monkeypatch.setattr(service, "read_upload", load.read)
@@ -128,7 +128,7 @@ def test_a_slow_upload_does_not_block_other_requests(address: str) -> None:
 
 
 def test_stalled_uploads_do_not_block_others(address: str) -> None:
-    """They use little of the memory, and no thread."""
+    """Stalled uploads use little memory, and no thread."""
     with ExitStack() as stalled:
         for _ in range(32):
             stalled.enter_context(begun_upload(address, 100_000, "--b\r\n"))

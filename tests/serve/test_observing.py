@@ -132,7 +132,7 @@ def test_not_ready(gallery: Gallery, client: TestClient, monkeypatch: pytest.Mon
 
 
 def test_another_gallery_takes_its_place(gallery: Gallery, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """No request fails before, while and after the server loads it."""
+    """No request fails before, during or after the switch."""
     monkeypatch.setattr(service, "REFRESH_SECONDS", 0.01)
     torch.manual_seed(3)
     other = Encoder(Embedder("test_efficientnet", dim=24).eval(), TestTransform(32, 36))
@@ -163,5 +163,5 @@ def test_what_processes_are_given_can_be_pickled() -> None:
 
 def test_a_gallery_that_only_this_process_can_open(gallery: Gallery) -> None:
     created = Gallery(gallery.store)
-    with pytest.raises(ConfigError, match="only this process can open the gallery"):
+    with pytest.raises(ConfigError, match="Only this process can open the gallery"):
         serve(created, port=0, processes=2)

@@ -126,7 +126,7 @@ class TestMistakes:
     def refused(
         self, gallery: Gallery, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
     ) -> Callable[..., str]:
-        """What the command says instead of serving."""
+        """Return a function that runs the command and returns its error message."""
 
         def say(backend: str = "onnx") -> str:
             args = (str(gallery.store.folder), "--port", "0", "--backend", backend)
@@ -163,8 +163,8 @@ class TestMistakes:
             bias.raw_data = (onnx.numpy_helper.to_array(bias) + np.float32(0.01)).tobytes()
 
         monkeypatch.setattr(OnnxFormat, "__init__", other_weights)
-        said = refused()
-        assert said.startswith(
-            "Error: the vectors of the ONNX file differ from those of PyTorch (largest difference 0.0"
+        message = refused()
+        assert message.startswith(
+            "Error: The vectors of the ONNX file differ from those of PyTorch (largest difference 0.0"
         )
-        assert said.endswith("tolerance 0.0001), so use --backend torch")
+        assert message.endswith("tolerance 0.0001), so use --backend torch.")

@@ -78,13 +78,13 @@ def new_page(browser: Browser, problems: list[str], **options: object) -> Page:
     page.set_default_timeout(PATIENCE)
     page.on("pageerror", lambda error: problems.append(str(error)))
     page.on("dialog", lambda dialog: problems.append(dialog.message) or dialog.dismiss())
-    page.on("console", lambda said: problems.append(said.text) if _is_problem(said.type, said.text) else None)
+    page.on("console", lambda entry: problems.append(entry.text) if _is_problem(entry.type, entry.text) else None)
     page.on("request", lambda request: None if request.url.startswith(OURS) else problems.append(request.url))
     return page
 
 
 def _is_problem(kind: str, text: str) -> bool:
-    """Whether it is an error, a warning or advice on the elements of the page, but no refusal of the server."""
+    """Whether an entry of the console is an error, a warning or advice, except for refusals of the server."""
     return (kind in ("error", "warning") and not re.search("status of [45]", text)) or text.startswith("[DOM]")
 
 

@@ -144,10 +144,10 @@ def test_mistakes_on_the_command_line(
         return err
 
     assert error("--token", "short").startswith("Error: --token must have at least 16 characters")
-    assert "cannot read the token file" in error("--token-file", str(tmp_path / "nothing"))
+    assert "Cannot read the token file" in error("--token-file", str(tmp_path / "nothing"))
     (tmp_path / "binary").write_bytes(b"\xff\xfe")
     assert "it is not a text file" in error("--token-file", str(tmp_path / "binary"))
     monkeypatch.setenv("SHORTLIST_TOKEN", TOKEN)
-    assert "two tokens are given" in error("--token-file", str(tmp_path / "binary"))
+    assert "Two tokens are given" in error("--token-file", str(tmp_path / "binary"))
     monkeypatch.setenv("SHORTLIST_TOKEN", "")  # set by mistake, but not to the token
     assert error().startswith("Error: --token must have at least 16 characters")

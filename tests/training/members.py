@@ -132,7 +132,7 @@ def batches(case: Case) -> Iterator[tuple[Tensor | list[Tensor], Tensor]]:
 
 
 def expected(case: Case) -> list[dict[str, Any]]:
-    """What a plain loop of one process computes."""
+    """The results of a plain loop in one process."""
     found = []
     model, loss = build(case)
     torch.manual_seed(3)
@@ -144,7 +144,7 @@ def expected(case: Case) -> list[dict[str, Any]]:
 
 
 def shared(case: Case, processes: SeveralProcesses) -> list[dict[str, Any]]:
-    """The same in a group, whose processes begin with other weights and random numbers."""
+    """The same results from a group of processes that start with different weights and random numbers."""
     found = []
     model, loss = build(case, seed=10 * processes.rank)
     step = LargeBatchStep(model, loss, case.chunk_size, keep_graphs=case.keep, processes=processes)
@@ -274,7 +274,7 @@ def failures(processes: SeveralProcesses) -> dict[str, tuple[str, str]]:
 
 
 def interrupted(processes: SeveralProcesses) -> list[str]:
-    """What a step raises if process 1 gets the signal of Ctrl-C while it waits in no exchange, the first, the next."""
+    """The errors of steps in which process 1 is interrupted in no exchange, in the first one, in the second one, ..."""
     step = LargeBatchStep(make(mlp), recall(), 8, keep_graphs=False, processes=processes)
     step(some_images(), torch.arange(20) // 4)
     exchange, words, last = processes._exchange, 0, 0
@@ -305,7 +305,7 @@ def interrupted(processes: SeveralProcesses) -> list[str]:
 
 
 def out_of_memory(processes: SeveralProcesses) -> dict[str, Any]:
-    """A step for which the memory of process 1 does not suffice, at first."""
+    """A step in which process 1 first runs out of memory."""
     model = make(dropping_conv_net)
     holds = Fails(MemoryError("full") if processes.rank == 1 else None, most=3)
     step = LargeBatchStep(nn.Sequential(holds, model), recall(), 8, processes=processes)
@@ -319,7 +319,7 @@ def out_of_memory(processes: SeveralProcesses) -> dict[str, Any]:
 
 
 def exchanges(processes: SeveralProcesses) -> dict[str, Any]:
-    """What the processes send each other besides."""
+    """The results of all other exchanges between processes."""
     rank, words = processes.rank, 0
     exchange = processes._exchange
 
@@ -365,7 +365,7 @@ def exchanges(processes: SeveralProcesses) -> dict[str, Any]:
 
 @dataclass(frozen=True)
 class Job:
-    """What all processes do for the main process; process `fails` cannot."""
+    """Work of all processes for the main process. Process `fails` raises an error."""
 
     weight: Any
     fails: int = -1
@@ -407,7 +407,7 @@ def jobs(processes: SeveralProcesses) -> dict[str, Any]:
 
 
 def lost(rank: int) -> str:
-    """The error when the last process ends without a word."""
+    """The error if the last process ends without a message."""
     if rank == 3:
         os._exit(0)
     try:

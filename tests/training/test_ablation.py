@@ -25,10 +25,10 @@ SHORT = (
 
 class Heard(Display):
     def __init__(self) -> None:
-        self.said: list[str] = []
+        self.messages: list[str] = []
 
     def message(self, text: str, **facts: object) -> None:
-        self.said.append(text)
+        self.messages.append(text)
 
 
 @pytest.fixture(scope="module")
@@ -92,7 +92,7 @@ def test_other_studies(
 
 
 def test_a_method_changes_only_what_defines_it() -> None:
-    """In a recipe of each loss, with its own settings and with others."""
+    """Checked for a recipe of each loss, with its own settings and with others."""
     given = {"k": [3, 5], "rank_temperature": 2.0, "similarity_temperature": 0.02, "count_query": True}
     for whole in {each.loss.model_dump_json(): each for each in map(open_recipe, recipe_names())}.values():
         own = [] if whole.loss.pml_class else sorted(OWN_LOSSES[whole.loss.name])
@@ -152,7 +152,7 @@ def test_a_case_that_another_process_trains_is_skipped(base: RunConfig, tmp_path
     heard = Heard()
     with Case("SAP", "4", 0).folder(tmp_path).locked():
         file = ablate("batch-size", base, tmp_path, values=["4"], seeds=1, display=heard)
-    assert "Another process is training this run." in heard.said
+    assert "Another process is training this run." in heard.messages
     assert [case["method"] for case in json.loads(file.read_text())["cases"]] == ["RS@k", "RS@k + SiMix"]
 
 
@@ -177,7 +177,7 @@ def test_batch_sizes_are_about_powers_of_2_and_the_largest(tmp_path: Path) -> No
 
 
 @pytest.mark.parametrize(
-    ("arguments", "says"),
+    ("arguments", "message"),
     [
         ({"name": "batchsize"}, "no study 'batchsize'; did you mean 'batch-size'"),
         ({"name": "k", "methods": ["SAP"]}, "no method 'SAP'; known: RS@k"),
@@ -197,9 +197,9 @@ def test_batch_sizes_are_about_powers_of_2_and_the_largest(tmp_path: Path) -> No
     ],
 )
 def test_mistakes_are_reported_before_training(
-    arguments: dict[str, object], says: str, base: RunConfig, tmp_path: Path, trained: list[RunConfig]
+    arguments: dict[str, object], message: str, base: RunConfig, tmp_path: Path, trained: list[RunConfig]
 ) -> None:
-    with pytest.raises(ConfigError, match=says):
+    with pytest.raises(ConfigError, match=message):
         ablate(config=base, path=tmp_path / "study", **arguments)
     assert not trained
     assert not (tmp_path / "study").exists()

@@ -71,7 +71,7 @@ def landmarks(home: Path, *overrides: str) -> RunConfig:
 
 @pytest.fixture(scope="module")
 def tracked() -> dict[str, float]:
-    """What the run of `trained` has logged to its trackers."""
+    """The values that the run of `trained` has logged to its trackers."""
     return {}
 
 
@@ -175,7 +175,7 @@ class TestLandmarks:
         assert (run.vectors / "r1m.npy").read_bytes() != before
 
     def test_remarks_on_incomplete_benchmarks(self, finished: RunFolder, home: Path, tmp_path: Path) -> None:
-        """Results on miniatures and on images of which some are left out say so."""
+        """Remarks list differences from the complete benchmarks, and images that were left out."""
         oxford, million, paris = json.loads(finished.evaluation_file.read_text())
         assert oxford["remarks"] == [
             "query: the lists have 6 images, but roxford5k has 70 images",
@@ -223,7 +223,7 @@ class TestLandmarks:
             evaluate_run(run.path, EvalImages(on_missing="skp"))
 
     def test_a_test_of_the_run_is_found_by_its_name(self, finished: RunFolder) -> None:
-        """Not in data.root, the folder of the training images."""
+        """It is not in data.root, the folder of the training images."""
         (found,) = evaluate_run(finished.path, EvalImages("rparis6k"))
         assert found.to_dict() == json.loads(finished.evaluation_file.read_text())[2]
 
@@ -261,15 +261,15 @@ class TestLandmarks:
         assert config.data.validation_source.root == home / "sfm"
 
     @pytest.mark.parametrize(
-        ("override", "said"),
+        ("override", "message"),
         [
             ("data.validation=half", "validation: half and validation_source are mutually exclusive"),
             ("data.validation_source={source: sfm120k-val, distractors: x}", "distractors has no effect"),
             ("evaluation.tests=[{source: roxford5k, roots: x}]", "did you mean 'root'"),
         ],
     )
-    def test_refusals(self, override: str, said: str, home: Path) -> None:
-        with pytest.raises(ConfigError, match=said):
+    def test_refusals(self, override: str, message: str, home: Path) -> None:
+        with pytest.raises(ConfigError, match=message):
             landmarks(home, override)
 
     def test_missing_test_images_are_reported_before_training(self, home: Path, tmp_path: Path) -> None:

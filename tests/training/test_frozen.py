@@ -43,7 +43,7 @@ FROZEN = ("model.freeze=backbone", f"data.views={VIEWS}", "loss.simix=true", "ba
 
 
 class Listener(Display):
-    """Remembers how many images were encoded for each run."""
+    """Records how many images were encoded for each run."""
 
     def __init__(self) -> None:
         self.encoded: list[int] = []
@@ -61,7 +61,7 @@ def images(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def finished(images: Path, tmp_path_factory: pytest.TempPathFactory) -> RunFolder:
-    """A run that nobody may change, with a report."""
+    """A finished run with a report. Tests must not change it."""
     path = tmp_path_factory.mktemp("runs") / "finished"
     return RunFolder(runs.train(config(images, *FROZEN, "evaluation.before=true"), output=path).path)
 
@@ -149,7 +149,7 @@ def count(parameters: list[nn.Parameter]) -> int:
 
 
 def test_evaluations_are_the_usual_ones(finished: RunFolder, tmp_path: Path) -> None:
-    """From pixels: the vectors up to rounding, and the metrics."""
+    """Embedding from pixels gives the same vectors up to rounding, and the same metrics."""
     (before,), (after,) = (json.loads(file.read_text()) for file in (finished.before_file, finished.evaluation_file))
     assert before["metrics"] != after["metrics"]
     copy = RunFolder(Path(shutil.copytree(finished.path, tmp_path / "run")))
@@ -204,7 +204,7 @@ def test_the_plan(images: Path) -> None:
 
 @pytest.fixture(scope="module")
 def home(images: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Where the commands run: a recipe, and a run that was never stopped."""
+    """The folder in which commands run, with a recipe and an uninterrupted run."""
     path = tmp_path_factory.mktemp("killed")
     settings = ("batch.chunk_size=6", "training.checkpoint_every=2", "training.ema=0.7", "model.whitening=pca")
     text = yaml.safe_dump(config(images, *FROZEN, *settings).model_dump(mode="json"))
@@ -214,7 +214,7 @@ def home(images: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def test_killed_while_views_are_encoded(home: Path, commands: Commands) -> None:
-    """By batches of 6 views, 2 images, after each of which the progress is noted."""
+    """Progress is recorded after each batch of 6 views, that is 2 images."""
     notes = "from shortlist.encoding import vector_file\nvector_file.NOTE_INTERVAL = 0.0\n"
     waits = wait_where('kwargs["seen"] == 12', "shortlist.encoding.embed", "_append")
     kill_where(notes + waits, commands, home, "train", "frozen.yaml", "--run", "encoding")
@@ -239,7 +239,7 @@ def test_killed_while_the_head_is_trained(home: Path, commands: Commands) -> Non
 def test_a_second_run_encodes_nothing(
     images: Path, finished: RunFolder, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """With another seed, batch size and loss: only the weights of the backbone matter."""
+    """Seed, batch size and loss may differ: only the weights of the backbone matter."""
     shared = (*FROZEN, f"data.view_cache={tmp_path / 'cache'}", f"model.weights={finished.path}")
     display = Listener()
     train(config(images, *shared), tmp_path / "one", display)
@@ -287,7 +287,7 @@ def test_the_runs_of_a_study_share_their_views(images: Path, tmp_path: Path) -> 
 
 @pytest.mark.parametrize("head", ["linear", "residual", "low_rank"])
 def test_heads_begin_with_whitening_of_views(head: str, images: Path, tmp_path: Path) -> None:
-    """And a correction is part of an ordinary linear layer in the end."""
+    """At the end of training, a correction is merged into an ordinary linear layer."""
     rank = ("model.head_rank=2",) if head == "low_rank" else ()
     chosen = config(images, *FROZEN, "model.whitening=pca", f"model.head={head}", *rank, "training.epochs=1")
     embedder = build_embedder(chosen)
@@ -323,8 +323,8 @@ def test_the_estimate() -> None:
     for number in (10, 20, 35, 50):
         estimate(number, 1000)
     assert done == [(10, 1000), (20, 1000), (35, 1000), (50, 1000)]
-    said = "measured time until the end: about 3 min 20 s: encoding about 2 min 00 s, 9 steps about 1 min 20 s"
-    assert display.messages == [said]  # 25 images in 2.5 s
+    message = "measured time until the end: about 3 min 20 s: encoding about 2 min 00 s, 9 steps about 1 min 20 s"
+    assert display.messages == [message]  # 25 images in 2.5 s
 
 
 def test_measuring_a_step_changes_nothing(images: Path) -> None:
@@ -347,7 +347,7 @@ def test_measuring_a_step_changes_nothing(images: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("overrides", "says"),
+    ("overrides", "message"),
     [
         (["data.views=4"], "data.views is for frozen backbones; set model.freeze: backbone, or remove it"),
         (["data.view_cache=x"], "data.view_cache is for frozen backbones"),
@@ -360,13 +360,13 @@ def test_measuring_a_step_changes_nothing(images: Path) -> None:
         (["model.head=residual", "model.dim=null"], "head: residual corrects the linear layer, which dim: null omits"),
     ],
 )
-def test_settings_that_exclude_each_other(overrides: list[str], says: str) -> None:
-    with pytest.raises(ConfigError, match=says):
+def test_settings_that_exclude_each_other(overrides: list[str], message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
         config(Path("x"), *overrides)
 
 
 @pytest.mark.parametrize(
-    ("overrides", "says"),
+    ("overrides", "message"),
     [
         (
             ["model.dim=null", "model.layer_norm=false"],
@@ -375,13 +375,13 @@ def test_settings_that_exclude_each_other(overrides: list[str], says: str) -> No
         (["model.head=low_rank"], "model.head=low_rank corrects initial weights: those of model.whitening"),
     ],
 )
-def test_models_without_a_head(overrides: list[str], says: str) -> None:
-    with pytest.raises(ConfigError, match=says):
+def test_models_without_a_head(overrides: list[str], message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
         build_embedder(config(Path("x"), *FROZEN, *overrides))
 
 
 def test_a_model_of_the_user(images: Path, tmp_path: Path) -> None:
-    """Only an Embedder has a head that shortlist knows."""
+    """Only the head of an Embedder is known to shortlist."""
     settings = {"output": tmp_path / "run", "report": False}
     recipe = config(images, *FROZEN)
     with pytest.raises(ConfigError, match="but it is not known which layers of Net these are"):

@@ -74,8 +74,8 @@ def launched(commands: Commands, number: int, *args: str | Path, cwd: Path) -> t
 def test_a_table(home: Path, commands: Commands) -> None:
     code, _, err = commands.run("embed", "run", "images", "-o", "one.parquet", cwd=home)
     assert code == 0, err
-    _, said = launched(commands, 3, "embed", "run", "images", "-o", "three.parquet", cwd=home)
-    assert said.replace("three.parquet", "one.parquet").splitlines()[-3:] == err.splitlines()[-3:]
+    _, messages = launched(commands, 3, "embed", "run", "images", "-o", "three.parquet", cwd=home)
+    assert messages.replace("three.parquet", "one.parquet").splitlines()[-3:] == err.splitlines()[-3:]
     one, three = (parquet.read_table(home / f"{name}.parquet") for name in ("one", "three"))
     assert three.equals(one)
     assert len(one) == 70
@@ -99,7 +99,7 @@ def test_an_evaluation(home: Path, commands: Commands) -> None:
 
 @pytest.mark.parametrize("victim", [0, 1])
 def test_a_process_that_is_killed(victim: int, home: Path, commands: Commands) -> None:
-    """The other ends, and one process resumes."""
+    """The other process ends, and a single process resumes."""
     name = f"killed-{victim}.parquet"
     running = launch(commands, 2, "embed", "run", "images", "-o", name, cwd=home, before={victim: WAITING})
     assert running[victim].kill((home / "here").exists) == -signal.SIGKILL
@@ -112,7 +112,7 @@ def test_a_process_that_is_killed(victim: int, home: Path, commands: Commands) -
 
 
 def test_errors_are_printed_once(home: Path, commands: Commands) -> None:
-    """Of an option, and of an image that another process cannot read."""
+    """Errors about an option, and about an image that another process cannot read."""
     shutil.copytree(home / "run", home / "other", ignore=shutil.ignore_patterns("vectors"))
     cases = {
         "--shard is I/N": ["embed", "run", "images", "-o", "wrong.parquet", "--shard", "2/2"],
@@ -129,7 +129,7 @@ def test_errors_are_printed_once(home: Path, commands: Commands) -> None:
 
 
 def test_a_shard_of_several_processes(home: Path, commands: Commands) -> None:
-    """Its part is that of one process."""
+    """Its part equals that of a single process."""
     for number, folder in ((1, "parts-1"), (2, "parts-2")):
         command = ["embed", "run", "images", "-o", "out.parquet", "--shard", "0/2", "--parts", folder]
         assert [each.wait() for each in launch(commands, number, *command, cwd=home)] == [0] * number

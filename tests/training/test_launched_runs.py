@@ -77,7 +77,7 @@ def launch(
 
 
 def wait_after(steps: int) -> str:
-    """Python that waits, having made a file `here`, when so many steps are taken; until there is a file `go`."""
+    """Return Python code that creates a file `here` after this number of steps, and waits for a file `go`."""
     return f"""
 import importlib, pathlib, time
 module = importlib.import_module("shortlist.training.loop")
@@ -99,7 +99,7 @@ def largest_difference(one: Path, other: Path) -> float:
 
 
 def assert_same(run: Path, whole: Path) -> None:
-    """The same weights and losses, except that sums have another order."""
+    """Assert that weights and losses are equal, up to the order of sums."""
     assert largest_difference(run, whole) < 1e-4
     for found, want in zip(records(run), records(whole), strict=True):
         assert found.keys() == want.keys()
@@ -110,7 +110,7 @@ def assert_same(run: Path, whole: Path) -> None:
 
 
 def test_without_dropout_it_is_another_run(home: Path, commands: Commands, whole: Path) -> None:
-    """Negative control: dropout is at work in the first step, and the comparison can fail."""
+    """Negative control: dropout is active in the first step, and the comparison can fail."""
     settings = ["model.backbone_args={depth: 2}", "training.epochs=1"]
     code, _, error = commands.run("train", "tiny.yaml", *settings, "--run", "other", cwd=home)
     assert code == 0, error
@@ -123,7 +123,7 @@ def test_without_dropout_it_is_another_run(home: Path, commands: Commands, whole
 def test_a_run_that_is_stopped_is_resumed_with_another_number_of_processes(
     home: Path, commands: Commands, whole: Path
 ) -> None:
-    """SIGTERM reaches one process, and not the first; all stop after the same step, and one says so.
+    """SIGTERM is sent to the second process; all processes stop after the same step, and one prints a message.
 
     The others run in another folder: they do not need that of the run, and write nothing.
     """
@@ -155,7 +155,7 @@ def test_a_run_that_is_stopped_is_resumed_with_another_number_of_processes(
 
 @pytest.mark.parametrize("victim", [0, 1])
 def test_a_process_that_is_killed(victim: int, home: Path, commands: Commands, whole: Path) -> None:
-    """The other ends, with a message, and the run is resumed by one process."""
+    """The other process ends with a message, and a single process resumes the run."""
     name = f"killed-{victim}"
     running = launch(commands, 2, "train", "tiny.yaml", "--run", name, cwd=home, before={victim: wait_after(4)})
     assert running[victim].kill((home / "here").exists) == -signal.SIGKILL
@@ -171,7 +171,7 @@ def test_a_process_that_is_killed(victim: int, home: Path, commands: Commands, w
 
 
 def test_a_frozen_backbone_and_whitening(home: Path, commands: Commands) -> None:
-    """What the first process learns and encodes before the first step reaches the other."""
+    """The other process receives what the first one learns and encodes before the first step."""
     settings = ["model.freeze=backbone", "data.views=2", "model.whitening=pca", "training.epochs=1"]
     code, _, error = commands.run("train", "tiny.yaml", *settings, "--run", "frozen-1", cwd=home)
     assert code == 0, error
@@ -181,7 +181,7 @@ def test_a_frozen_backbone_and_whitening(home: Path, commands: Commands) -> None
 
 
 def test_errors_are_printed_once(home: Path, commands: Commands) -> None:
-    """Of a recipe, of images, of a loss that is not finite; and of a file, in the first process or in another one."""
+    """Errors about a recipe, images, a loss that is not finite, and a file, in the first process or in another one."""
     images = shutil.copytree(home / "images", home / "damaged")
     for file in images.rglob("*.png"):
         file.write_bytes(b"no image")

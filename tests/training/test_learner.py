@@ -95,7 +95,7 @@ class TestStep:
     PLAIN = ("optimizer.name=sgd", "optimizer.lr=1", "optimizer.momentum=0", "optimizer.weight_decay=0")
 
     def moved(self, *overrides: str) -> tuple[float, float]:
-        """How far a step went, and the length of its gradient."""
+        """The length of a step, and the norm of its gradient."""
         learner = Learner(config(*self.PLAIN, *overrides), CPU)
         before = vector(list(learner.embedder.parameters()))
         norm = learn(learner, 0)

@@ -129,7 +129,7 @@ class TestOurs:
 
 class TestEveryLoss:
     def test_it_takes_steps_or_is_refused_with_a_reason(self) -> None:
-        """Through the large-batch step: gradients for the model and, where it has any, for its own parameters."""
+        """The large-batch step computes gradients for the model and for the parameters of the loss, if it has any."""
         from pytorch_metric_learning import losses
 
         from shortlist.training.metric_learning import REFUSED_LOSSES
@@ -269,7 +269,7 @@ class TestMetricLearning:
         assert (proxies == 0.25).all()
 
     def test_labels_may_be_any_numbers(self) -> None:
-        """They are mapped to 0..C-1 in ascending order, whatever the order of the given classes."""
+        """They are mapped to 0..C-1 in ascending order, for any order of the given classes."""
         from pytorch_metric_learning import losses
 
         vectors, labels = some_vectors()
@@ -307,7 +307,7 @@ REFUSALS = [
         "loss.args.alpa: unknown argument of pml.MultiSimilarityLoss; did you mean 'alpha'?",
     ),
     ("MultiSimilarityLoss", ["args.mat_based_loss=true"], "loss.args.mat_based_loss: unknown"),
-    ("RankedListLoss", ["args.margin=1"], "loss.args.Tn: is required by pml.RankedListLoss"),
+    ("RankedListLoss", ["args.margin=1"], "loss.args.Tn is required by pml.RankedListLoss"),
     ("MultiSimilarityLoss", ["args.alpha=much"], "arguments {'alpha': 'much'} does not work: "),
     ("ArcFaceLoss", ["args.margin=wide"], "loss.args: pml.ArcFaceLoss does not accept {'margin': 'wide'}"),
     ("ProxyNCALoss", ["args.num_classes=3"], "loss.args.num_classes: this run has 4, not 3; remove it"),
@@ -524,7 +524,7 @@ class TestLearner:
 
 
 def test_a_run_passes_its_training_classes_to_the_loss(tmp_path: Any) -> None:
-    """Without a class that has too few images."""
+    """Classes with too few images are not among them."""
     images = class_folders(tmp_path / "images")
     for extra in sorted((images / "class 01").iterdir())[1:]:
         extra.unlink()

@@ -61,15 +61,15 @@ class TestBatches:
 
 
 class TestBatchSize:
-    """12 classes of 6 images: 6 for tests, and of the others 3 for validation, if half of them is asked for."""
+    """12 classes of 6 images: 6 for tests and, with `data.validation=half`, 3 of the others for validation."""
 
     def test_is_reduced_where_half_of_the_classes_validates(self, images: Path) -> None:
         for size in (9, 12, 15, 18):
             plan = make_plan(config(images, f"batch.size={size}"), Display())
             assert plan.sampler.batch_size == 9
-            said = f"batch.size={size} is reduced to 9: data.validation=half leaves 3 classes with at least 3 training"
+            note = f"batch.size={size} is reduced to 9: data.validation=half leaves 3 classes with at least 3 training"
             *remarks, few = plan.remarks
-            assert remarks == ([] if size == 9 else [f"{said} images"])
+            assert remarks == ([] if size == 9 else [f"{note} images"])
             assert few.startswith("Only 3 training classes")
             described = describe_plan(plan, build_embedder(plan.config, weights=False))
             assert described["data"].get("remarks", []) == list(plan.remarks)
@@ -81,8 +81,8 @@ class TestBatchSize:
     def test_is_refused_if_training_classes_do_not_suffice(
         self, overrides: list[str], largest: int | None, images: Path
     ) -> None:
-        says = f"The largest batch possible is {largest}" if largest else "No class has 7 images"
-        with pytest.raises(ConfigError, match=says):
+        message = f"The largest batch possible is {largest}" if largest else "No class has 7 images"
+        with pytest.raises(ConfigError, match=message):
             make_plan(config(images, "batch.size=14", *overrides), Display())
 
     def test_of_cars196(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

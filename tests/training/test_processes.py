@@ -21,7 +21,7 @@ Results = list[dict[str, Any]]
 
 @pytest.fixture(scope="module")
 def results(commands: Commands, tmp_path_factory: pytest.TempPathFactory) -> Results:
-    """What four processes found, by rank."""
+    """The results of four processes, by rank."""
     folder = tmp_path_factory.mktemp("processes")
     script = Path(members.__file__)
     running = [commands.start(str(rank), folder, cwd=folder, script=script) for rank in range(4)]
@@ -45,7 +45,7 @@ def test_loss_and_gradients_are_those_of_one_process(name: str, results: Results
 
 @pytest.mark.parametrize("name", CASES)
 def test_all_processes_have_the_same_bits(name: str, results: Results) -> None:
-    """Not only nearly the same, so that they do not drift apart: gradients, and what the loss remembers."""
+    """Gradients and the state of the loss are equal bit for bit, so that processes do not drift apart."""
     for size in CASES[name].sizes:
         first, *others = (results[rank]["steps"][name, size] for rank in range(size))
         for other in others:
@@ -57,7 +57,7 @@ def test_all_processes_have_the_same_bits(name: str, results: Results) -> None:
 
 @pytest.mark.parametrize("name", RANDOM)
 def test_other_random_numbers_give_another_gradient(name: str) -> None:
-    """Negative control: dropout, and SiMix, are at work."""
+    """Negative control: dropout and SiMix are active."""
     case = CASES[name]
     torch.manual_seed(4)
     model, loss = members.build(case)
@@ -77,7 +77,7 @@ def test_a_batch_has_the_chunks_of_one_process(results: Results) -> None:
 
 @pytest.mark.parametrize("name", ["recall", "recall, chunks of one image", "simix", "memory"])
 def test_what_is_sent_does_not_depend_on_the_number_of_chunks(name: str, results: Results) -> None:
-    """The embeddings and their gradient once, the loss, and all gradients of the model in one piece."""
+    """Sent are the embeddings and their gradient once, the loss, and all gradients of the model in one tensor."""
     case: Case = CASES[name]
     model, _ = members.build(case)
     parameters = list(model.parameters())
@@ -135,7 +135,7 @@ def test_the_default_process_group_is_used(results: Results) -> None:
     ],
 )
 def test_all_processes_raise_the_error_of_one(failure: str, kind: str, message: str, results: Results) -> None:
-    """And go on: each failure was followed by another one, and at last by a step."""
+    """The processes can continue: each failure is followed by another one, and the last by a step."""
     found = [results[rank]["failures"][failure] for rank in range(3)]
     assert {name for name, _ in found} == {kind}
     assert len({text for _, text in found}) == 1
@@ -143,7 +143,7 @@ def test_all_processes_raise_the_error_of_one(failure: str, kind: str, message: 
 
 
 def test_an_interrupt_during_any_exchange(results: Results) -> None:
-    """It takes effect after the exchange, and reaches all; after the last one it is that of one process only."""
+    """It takes effect after the exchange, in all processes; after the last exchange, only in the interrupted one."""
     first, second, third = (results[rank]["interrupted"] for rank in range(3))
     assert len(second) > 8
     assert second == ["", *["KeyboardInterrupt"] * (len(second) - 1)]
@@ -151,7 +151,7 @@ def test_an_interrupt_during_any_exchange(results: Results) -> None:
 
 
 def test_jobs_of_the_main_process(results: Results) -> None:
-    """All processes work on them; an error in one reaches the main process, which may go on with another job."""
+    """All processes work on them; an error in one is raised in the main process, which can start another job."""
     main, *others = (results[rank]["jobs"] for rank in range(3))
     assert (main["sum"], main["again"], main["nested"]) == (12, 6, 6)
     assert (main["failure 0"], main["failure 1"]) == ("process 0", "process 1")
@@ -182,7 +182,7 @@ def test_out_of_memory_in_one_process_all_continue_with_smaller_chunks(results: 
 
 
 def test_a_process_that_ends_is_noticed(results: Results) -> None:
-    """By all others, not only by those that wait for it, and long before a timeout."""
+    """All other processes notice it, not only those that wait for it, and long before a timeout."""
     for rank in range(3):
         assert "One of the processes has ended or can no longer be reached." in results[rank]["lost"]
 
@@ -209,7 +209,7 @@ def test_exchanges(results: Results) -> None:
 
 
 def test_the_main_process_may_work_for_long(results: Results) -> None:
-    """The others get its result, and a sign of life from time to time."""
+    """The others receive its result, and heartbeats while they wait."""
     for rank in range(3):
         result, done, words = results[rank]["exchanges"]["waited"]
         assert result == "result"

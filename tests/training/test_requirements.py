@@ -64,7 +64,7 @@ class TestTrace:
 
     @pytest.mark.parametrize("name", ["test_efficientnet", "test_vit"])
     def test_work_is_what_torch_counts(self, name: str) -> None:
-        """Of convolutions, products and attention; the backward pass is not counted."""
+        """Convolutions, products and attention are counted, but not the backward pass."""
         model, images = timm.create_model(name, num_classes=0), torch.zeros(2, 3, 160, 160)
         with FlopCounterMode(display=False) as counter:
             model(images)
@@ -72,13 +72,13 @@ class TestTrace:
         assert found.flops == counter.get_total_flops() > 0
 
     def test_attention_pooling_without_gradients(self) -> None:
-        """Its query is a parameter that needs a gradient, but has no graph."""
+        """The query of the attention pooling is a parameter that requires a gradient, but has no graph."""
         pooling = AttentionPoolLatent(8, num_heads=2, pos_embed="")
         with torch.no_grad():
             assert trace(lambda: pooling(torch.zeros(2, 4, 8))).flops > 0
 
     def test_sparse_tensors(self) -> None:
-        """The loss has sparse gradients; what they consist of is counted."""
+        """Sparse tensors, such as gradients of the losses, can be traced."""
         trace(lambda: torch.eye(4).to_sparse() @ torch.ones(4, 1))
 
 
@@ -99,7 +99,7 @@ class TestMemory:
         assert averaged.weights > sgd.weights
 
     def test_a_chunk_is_what_a_real_chunk_allocates(self, images: Path) -> None:
-        """From one and two images to eight."""
+        """The extrapolation from one and two images to eight is compared with an actual chunk."""
         needs = needs_of(images, "images.size=64")
         embedder = build_embedder(config(images, "model.backbone=test_resnet"), weights=False).train()
         pixels = torch.zeros(8, 3, 64, 64, dtype=torch.uint8)

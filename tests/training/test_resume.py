@@ -97,7 +97,7 @@ def checkpoints(run: Path) -> list[int]:
 
 
 def assert_same(run: Path, whole: Path) -> None:
-    """The same weights bit for bit, and the same history."""
+    """Assert that weights are equal bit for bit, and that histories are equal."""
     assert same_weights(weights(run), weights(whole))
     for kind in ("step", "validation", "test"):
         assert records(run, kind) == records(whole, kind)
@@ -105,7 +105,7 @@ def assert_same(run: Path, whole: Path) -> None:
 
 
 def wait_after(steps: int) -> str:
-    """Python code that lets a run wait when it has taken so many steps and the next begins."""
+    """Return Python code that makes a run wait at the beginning of the step after this number of steps."""
     return wait_where(f"args[1] == {steps}", *STEP_BEGINS)
 
 
@@ -130,7 +130,7 @@ class TestKilled:
         assert_same(run, whole["often"])
 
     def test_while_a_checkpoint_is_written(self, home: Path, commands: Commands, whole: dict[str, Path]) -> None:
-        """Half of its bytes have been written."""
+        """The run is killed when half of the bytes have been written."""
         run = home / "writing"
         half = """
 import pathlib, time
@@ -202,8 +202,8 @@ class TestInterrupted:
         assert running.wait() == 130
         (saved, *_) = checkpoints(run)
         assert saved == steps_of(run) == 5  # the step that had begun was finished
-        said, _, command = running.err.partition(" Resume with: ")
-        assert said == "Stopped after step 5."
+        message, _, command = running.err.partition(" Resume with: ")
+        assert message == "Stopped after step 5."
         assert "Stopping after this step" in running.out
         program, *args = shlex.split(command)
         assert program == "shortlist"
@@ -396,7 +396,7 @@ class TestStates:
 
 
 def test_old_checkpoints_that_could_not_be_deleted_are_deleted_later(whole: dict[str, Path], tmp_path: Path) -> None:
-    """Here by a run that takes no further step, and thus saves no further checkpoint."""
+    """They are deleted even by a run that takes no further step, and thus saves no further checkpoint."""
     run = Path(shutil.copytree(whole["often"], tmp_path / "run"))
     (run / "evaluation.json").unlink()
     shutil.copy(run / "checkpoints" / "step-00000009.safetensors", run / "checkpoints" / "step-00000001.safetensors")

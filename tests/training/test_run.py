@@ -60,7 +60,7 @@ def images(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def few(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """8 classes of 3 images: 4 for tests, 2 validate and 2 train with one step per epoch; or 4 train with two."""
+    """8 classes of 3 images: 4 for tests, 2 for validation and 2 for training; without validation, 4 for training."""
     return class_folders(tmp_path_factory.mktemp("data") / "few", classes=8, images=3)
 
 
@@ -245,7 +245,7 @@ class TestSetUp:
     """Invalid settings are refused before the first step, and leave no files behind."""
 
     @pytest.mark.parametrize(
-        ("override", "kind", "said"),
+        ("override", "kind", "message"),
         [
             ("model.backbone=resnet_50", ModelError, "resnet50"),
             ("data.source=glyps", DataError, "did you mean 'glyphs'"),
@@ -256,9 +256,9 @@ class TestSetUp:
             ("model.weights=no/such/file.safetensors", ModelError, "no/such/file"),
         ],
     )
-    def test_refusals(self, override: str, kind: type[Exception], said: str, images: Path, tmp_path: Path) -> None:
+    def test_refusals(self, override: str, kind: type[Exception], message: str, images: Path, tmp_path: Path) -> None:
         settings = ["batch.size=14"] if "per_class" in override else []
-        with pytest.raises(kind, match=said):
+        with pytest.raises(kind, match=message):
             train(config(images, override, *settings), tmp_path / "run")
         assert not (tmp_path / "run").exists()
 
@@ -433,7 +433,7 @@ class TestSettings:
     def test_workers_decode_images_for_training_and_tests(
         self, few: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        """That workers change no pixel is tested in tests/data/test_loader.py."""
+        """tests/data/test_loader.py checks that workers do not change pixels."""
         used: list[int] = []
 
         def chunks(dataset: ImageDataset, keys: Iterable[Any], workers: int = 0, **options: Any) -> Iterator[Any]:

@@ -80,7 +80,7 @@ def test_cosine_begins_after_the_warm_up_and_ends_near_0() -> None:
 
 @pytest.mark.parametrize("warmup", [0, 1, 7, 20])
 def test_no_rate_is_negative_or_above_1(warmup: float) -> None:
-    """Also where the warm-up is as long as the run, or longer."""
+    """The warm-up may also be as long as the run, or longer."""
     for name in ("constant", "cosine", "exponential"):
         assert all(0 < factor <= 1 for factor in factors(name=name, warmup=warmup))
 

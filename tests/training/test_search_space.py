@@ -54,7 +54,7 @@ def test_of_many_combinations_some_are_candidates(monkeypatch: pytest.MonkeyPatc
 
 
 @pytest.mark.parametrize(
-    ("space", "says"),
+    ("space", "message"),
     [
         ({}, "The search space is empty"),
         ({"optimizer.lr": 1e-3}, r"optimizer.lr must be a list of values, such as \[1, 2\], or a range.*, not 0.001"),
@@ -73,14 +73,14 @@ def test_of_many_combinations_some_are_candidates(monkeypatch: pytest.MonkeyPatc
         ({"name": ["a", "b"]}, "name cannot be searched"),
     ],
 )
-def test_mistakes(space: dict[str, Any], says: str) -> None:
-    with pytest.raises(ConfigError, match=says) as error:
+def test_mistakes(space: dict[str, Any], message: str) -> None:
+    with pytest.raises(ConfigError, match=message) as error:
         read_space(space)
     assert "\n" not in str(error.value)
 
 
 @pytest.mark.parametrize(
-    ("space", "says"),
+    ("space", "message"),
     [
         ({"optimizer.lrr": [1]}, r"optimizer.lrr=1: optimizer.lrr: unknown key; did you mean 'lr'\?"),
         ({"optimizer.lr": [1, "fast"]}, 'optimizer.lr="fast": optimizer.lr: should be a valid number.*fast'),
@@ -91,8 +91,8 @@ def test_mistakes(space: dict[str, Any], says: str) -> None:
         ),
     ],
 )
-def test_invalid_candidates(space: dict[str, Any], says: str) -> None:
-    with pytest.raises(ConfigError, match=says) as error:
+def test_invalid_candidates(space: dict[str, Any], message: str) -> None:
+    with pytest.raises(ConfigError, match=message) as error:
         list(candidates(BASE, read_space(space)))
     assert "\n" not in str(error.value)
 

@@ -62,7 +62,7 @@ RATES = {"optimizer.lr": {"low": 1e-4, "high": 1e-1, "log": True}}
 
 @pytest.fixture(scope="module")
 def base(tmp_path_factory: pytest.TempPathFactory) -> RunConfig:
-    """Of 8 classes, 4 test, 2 validate and 2 train."""
+    """8 classes: 4 for tests, 2 for validation and 2 for training."""
     return config(class_folders(tmp_path_factory.mktemp("images"), classes=8, images=4), *SMALL)
 
 
@@ -110,12 +110,12 @@ class TestTrials:
         assert sweep(base, GRID, finished.path) == finished
 
     def test_another_sweep_in_the_folder(self, finished: SweepResult, base: RunConfig, tmp_path: Path) -> None:
-        for space, settings, says in (
+        for space, settings, message in (
             ({"optimizer.lr": [1e-3]}, {}, "space"),
             (GRID, {"sampler": "random"}, "sampler"),
             (GRID, {"seed": 1}, "seed"),
         ):
-            with pytest.raises(RunError, match=rf"contains a sweep with other settings \({says}\)"):
+            with pytest.raises(RunError, match=rf"contains a sweep with other settings \({message}\)"):
                 sweep(base, space, finished.path, **settings)
         others = config(class_folders(tmp_path / "others", classes=8, images=5), *SMALL)
         with pytest.raises(RunError, match=r"other settings \(images\)"):
@@ -284,7 +284,7 @@ class TestSampling:
         assert sweep(base, GRID, tmp_path / "grid", trials=9).total == 4
 
     @pytest.mark.parametrize(
-        ("space", "settings", "says"),
+        ("space", "settings", "message"),
         [
             (RATES, {"sampler": "grid"}, "A grid needs lists, but optimizer.lr is a range"),
             (GRID, {"sampler": "gird"}, "There is no sampler 'gird'; did you mean 'grid'"),
@@ -297,9 +297,9 @@ class TestSampling:
         ],
     )
     def test_mistakes_are_reported_before_the_first_trial(
-        self, space: dict[str, Any], settings: dict[str, Any], says: str, base: RunConfig, tmp_path: Path
+        self, space: dict[str, Any], settings: dict[str, Any], message: str, base: RunConfig, tmp_path: Path
     ) -> None:
-        with pytest.raises(ConfigError, match=says):
+        with pytest.raises(ConfigError, match=message):
             sweep(base, space, tmp_path / "study", **settings)
         assert not (tmp_path / "study").exists()
 
@@ -336,7 +336,7 @@ class TestPruning:
         assert (result.unit, sweep(base, RATES, tmp_path / "epochs", trials=1).unit) == ("steps", "epochs")
 
     def test_a_pruned_training_stops(self, base: RunConfig, tmp_path: Path) -> None:
-        """With real training: an exception of `on_validation` ends it."""
+        """An exception of `on_validation` ends an actual training."""
         from shortlist.training.sweep_study import TrialPruned
 
         settings = ("training.epochs=2", "optimizer.lr=1e-3")
@@ -393,7 +393,7 @@ class TestInterruptions:
         with exclusive_lock(folder / ".worker.lock", RunError("in use")):
             result = sweep(base, GRID, tmp_path / "study", display=heard)
         assert [trial.state for trial in result.trials] == ["running", "complete", "complete", "complete"]
-        assert heard.said[-1] == "Other workers are still training trials 0."
+        assert heard.messages[-1] == "Other workers are still training trials 0."
 
     def test_trials_of_a_lost_machine_are_taken_over(
         self, base: RunConfig, tmp_path: Path, pretend: Callable[[Scores], list[RunConfig]]
@@ -469,7 +469,7 @@ SWEEP = ("sweep", "tiny.yaml", "--space", "space.yaml", "--out")
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="the killed processes are forked")
 class TestProcesses:
     def test_a_killed_and_interrupted_sweep_continues_its_trial(self, here: Path, commands: Commands) -> None:
-        """Both times in the second of 3 trials, after the checkpoint of step 2."""
+        """It is killed and interrupted in the second of 3 trials, after the checkpoint of step 2."""
         sweep(open_recipe(here / "tiny.yaml"), here / "space.yaml", here / "whole")
         trial = here / "killed" / "trials" / "0001"
         waits = wait_where(f"args[1] == 2 and pathlib.Path({str(trial)!r}).exists()", *STEP_BEGINS)

@@ -89,8 +89,8 @@ def test_names_that_mlflow_does_not_allow(name: str, allowed: str, monkeypatch: 
 @pytest.mark.parametrize("name", ["wandb", "mlflow"])
 def test_a_missing_package(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, name, None)
-    said = f"tracking: {name} needs the package {name}, which is not installed: pip install 'shortlist\\[tracking]'"
-    with pytest.raises(MissingExtraError, match=f"^{said}$"):
+    message = f"tracking: {name} needs the package {name}, which is not installed: pip install 'shortlist\\[tracking]'"
+    with pytest.raises(MissingExtraError, match=f"^{message}$"):
         train_run(config(tmp_path, f"tracking=[{name}]"), tmp_path / "run")
     assert not (tmp_path / "run").exists()
 

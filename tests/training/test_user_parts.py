@@ -37,7 +37,7 @@ def user_net(pretrained=False, **options):
 
 @pytest.fixture(scope="module")
 def images(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """8 classes of 3 images; 4 of the classes train, with two steps per epoch."""
+    """8 classes of 3 images; 4 of the classes are for training, with two steps per epoch."""
     return class_folders(tmp_path_factory.mktemp("data") / "images", classes=8, images=3)
 
 
@@ -87,7 +87,7 @@ class TestLoss:
         assert (built.head.power, built.similarity_temperature, built.simix is None) == (2, 0.1, False)
 
     @pytest.mark.parametrize(
-        ("settings", "said"),
+        ("settings", "message"),
         [
             ({"name": f"{PARTS}:Proxy"}, "loss.name: tests.user_parts .* has no 'Proxy'; did you mean 'Proxies'"),
             ({"name": f"{PARTS}:Proxies", "args": {"scal": 1}}, r"loss.args: Proxies\(.*scal=1\) fails with TypeError"),
@@ -96,8 +96,8 @@ class TestLoss:
             ({"name": f"{PARTS}:pull", "count_query": True}, "loss.count_query has no effect"),
         ],
     )
-    def test_mistakes(self, settings: dict[str, Any], said: str) -> None:
-        with pytest.raises(ConfigError, match=said):
+    def test_mistakes(self, settings: dict[str, Any], message: str) -> None:
+        with pytest.raises(ConfigError, match=message):
             loss(**settings)
 
     def test_settings_of_other_losses_are_refused(self, tmp_path: Path) -> None:
@@ -143,7 +143,7 @@ class TestModel:
         assert [name for name, part in embedder.parts().items() if part] == ["backbone"]
 
     @pytest.mark.parametrize(
-        ("settings", "said"),
+        ("settings", "message"),
         [
             ({"backbone": f"{PARTS}:build"}, r"model.backbone_args: build\(\) fails with TypeError.*'dim'"),
             ({"backbone": f"{PARTS}:Met"}, "model.backbone: tests.user_parts .* has no 'Met'; did you mean 'Net'"),
@@ -152,9 +152,9 @@ class TestModel:
             ({"backbone": "no_such_module_7:build"}, "model.backbone: there is no module 'no_such_module_7'"),
         ],
     )
-    def test_mistakes(self, settings: dict[str, Any], said: str, tmp_path: Path) -> None:
+    def test_mistakes(self, settings: dict[str, Any], message: str, tmp_path: Path) -> None:
         chosen = config(tmp_path).model_copy(update={"model": ModelConfig(**settings)})
-        with pytest.raises((ConfigError, ModelError), match=said):
+        with pytest.raises((ConfigError, ModelError), match=message):
             build_embedder(chosen)
 
     @pytest.mark.parametrize("setting", ["dim=3", "pooling=average", "layer_norm=false", "whitening=pca"])
@@ -165,7 +165,7 @@ class TestModel:
 
 class TestCommandLine:
     def test_a_model_and_a_head_of_the_current_folder(self, home: Path, commands: Commands) -> None:
-        """From training to searching, without any setting but those in the recipe."""
+        """The recipe contains all settings, from training to search."""
         file = recipe(
             home,
             model={"backbone": "mine:build", "backbone_args": {"dim": 5}},
@@ -188,8 +188,8 @@ class TestCommandLine:
         assert error.splitlines()[-1].startswith("Error: a package is loaded with timm, which does not have mine:build")
         code, _, error = commands.run("evaluate", home / "run", cwd=home / "images")
         assert code == 1
-        said = "Error: model.backbone: there is no module 'mine'; install it, or start Python in the folder that"
-        assert error.splitlines()[-1].startswith(said)
+        message = "Error: model.backbone: there is no module 'mine'; install it, or start Python in the folder that"
+        assert error.splitlines()[-1].startswith(message)
 
     def test_a_module_that_registers_a_timm_model(self, home: Path, commands: Commands) -> None:
         (home / "registers.py").write_text(REGISTERS)
@@ -232,17 +232,17 @@ class TestCommandLine:
         assert best["loss"]["args"]["power"] in (0.5, 2)
 
     @pytest.mark.parametrize(
-        ("option", "said"),
+        ("option", "message"),
         [
             (["--import", "no_such_module_7"], "Error: --import: there is no module 'no_such_module_7'; install it,"),
             (["--import=fails"], "Error: --import: importing fails fails with ValueError: 7"),
         ],
     )
-    def test_imports_that_fail(self, option: list[str], said: str, home: Path, commands: Commands) -> None:
+    def test_imports_that_fail(self, option: list[str], message: str, home: Path, commands: Commands) -> None:
         (home / "fails.py").write_text("raise ValueError(7)")
         code, out, error = commands.run("recipes", "list", *option, cwd=home)
         assert (code, out) == (1, "")
-        assert error.startswith(said)
+        assert error.startswith(message)
         assert len(error.splitlines()) == 1
 
     def test_an_import_of_a_recipe_that_fails(self, home: Path, commands: Commands) -> None:

@@ -103,7 +103,7 @@ def test_it_is_learned_from_pooled_features_of_images_without_augmentation(
 
 
 def test_a_run_starts_with_it(images: Path, tmp_path: Path) -> None:
-    """Both the trained embedder and its moving average."""
+    """This applies to both the trained embedder and its moving average."""
     chosen = config(images, *WHITENING, "training.ema=0.9")
     trainer = Trainer(chosen, RunFolder(tmp_path), Display(), Given())
     before = build_embedder(chosen)
@@ -120,7 +120,7 @@ def test_a_run_starts_with_it(images: Path, tmp_path: Path) -> None:
 
 
 def test_it_is_learned_once(images: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A run that was stopped before and after its first step ends with the same weights and records as a whole one."""
+    """A run that was stopped before and after its first step ends like an uninterrupted one."""
     whole = train(fast_config(images, *WHITENING), tmp_path / "whole")
     learned: list[int] = []
     monkeypatch.setattr(loop, "learn_whitening", lambda *args: learned.append(1) or learn_whitening(*args))

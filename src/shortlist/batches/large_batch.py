@@ -201,12 +201,12 @@ class LargeBatchStep:
         number = len(labels)
         if isinstance(images, Tensor | list | tuple):
             if len(images) != number:
-                raise ValueError(f"Got {len(images)} images and {number} labels: pass one label per image")
+                raise ValueError(f"Got {len(images)} images and {number} labels: pass one label per image.")
             images = self.parts(images)
         seed = int(torch.randint(2**62, ()))
         words = processes.gather(seed, number, hash(tuple(labels.flatten().tolist())))
         if any(word[1:] != words[0][1:] for word in words):
-            raise ValueError("The processes have different labels: each needs those of the whole batch, in order")
+            raise ValueError("The processes have different labels: each needs those of the whole batch, in order.")
         sizes = [sum(stop - start for start, stop in self._bounds(number, rank)) for rank in range(processes.number)]
         return _Batch(BufferedParts(images), labels, sizes, seed=words[0][0])
 
@@ -253,10 +253,10 @@ class LargeBatchStep:
         if read != expected or not len(batch.labels):
             counts = f"{read}{' or more' if read > expected else ''} images"
             raise ValueError(
-                f"Got {counts} and {expected} labels: pass at least one image, and one label per image"
+                f"Got {counts} and {expected} labels: pass at least one image, and one label per image."
                 if self.processes.number == 1
                 else f"Process {rank} got {counts}, and embeds {expected} of the {len(batch.labels)} images of the "
-                "batch: an iterator must yield the parts that the method `parts` of LargeBatchStep returns"
+                "batch: an iterator must yield the parts that the method `parts` of LargeBatchStep returns."
             )
         return chunks
 

@@ -63,7 +63,7 @@ def serve(
 
     if token_file is not None:
         if token is not None:
-            raise ConfigError("two tokens are given: use either --token-file, or --token or SHORTLIST_TOKEN")
+            raise ConfigError("Two tokens are given: use either --token-file, or --token or SHORTLIST_TOKEN.")
         token = read_token(token_file)
     elif token is None:
         token = os.environ.get("SHORTLIST_TOKEN")  # typer ignores an empty value, which `serve` refuses

@@ -48,7 +48,7 @@ def _not_empty(text: str | None) -> str | None:
 
 def _not_a_parent(name: str) -> str:
     if name in (".", ".."):
-        raise ValueError("should be the name of a new folder")
+        raise ValueError("must not be . or ..")
     return name
 
 

@@ -138,9 +138,9 @@ class Catalog:
 
     def _check_values(self) -> None:
         if any(len(values) != len(self) for values in (self.fields or {}).values()):
-            raise ValueError(f"each of the fields needs {len(self)} values, one per path")
+            raise ValueError(f"Each of the fields needs {len(self)} values, one per path.")
         if len(set(self.class_names)) < len(self.class_names):
-            raise ValueError("two classes have the same name")
+            raise ValueError("Two classes have the same name.")
         if len(self.labels) and not 0 <= self.labels.min() <= self.labels.max() < len(self.class_names):
             raise ValueError(f"labels must be indices of the {len(self.class_names)} class names")
         _check_values("splits", self.splits, SPLITS)
@@ -166,7 +166,7 @@ class Catalog:
                 rows = np.concatenate((judgement.positives, judgement.junk))
                 in_range = not len(rows) or (rows.min() >= 0 and rows.max() < len(self))
                 if not in_range or (len(rows) and (self.roles[rows] != "gallery").any()):  # type: ignore[index]
-                    raise ValueError(f"the judgements of {setup} must be rows of the gallery")
+                    raise ValueError(f"The judgements of {setup} must be rows of the gallery.")
 
     def __len__(self) -> int:
         return len(self.paths)
@@ -252,7 +252,7 @@ class Catalog:
             ValueError: If `name` is not one of SPLITS.
         """
         if name not in SPLITS:
-            raise ValueError(f"a split is one of {', '.join(SPLITS)}, not {name!r}")
+            raise ValueError(f"A split is one of {', '.join(SPLITS)}, not {name!r}.")
         part = self.subset(self.splits == name)
         if not len(part):
             available = ", ".join(split for split in SPLITS if (self.splits == split).any()) or "none"
@@ -293,4 +293,4 @@ def object_array(values: Sequence[Any]) -> NDArray[np.object_]:
 def _check_values(field: str, values: NDArray[np.str_], known: tuple[str, ...]) -> None:
     unknown = ~np.isin(values, [*known, ""])
     if unknown.any():
-        raise ValueError(f"{field} holds {str(values[unknown][0])!r}; valid values are {', '.join(known)}")
+        raise ValueError(f"{field} contains {str(values[unknown][0])!r}; valid values are {', '.join(known)}")

@@ -48,12 +48,12 @@ def class_folder_catalog(root: Path, on_missing: str = "error") -> Catalog:
     top = _list_folder(root)
     if not top.folders:
         found = f"{len(top.images)} images are directly in it" if top.images else "it is empty"
-        raise DataError(f"no class folders in {root}: {found}; {EXPECTED}")
+        raise DataError(f"No class folders in {root}: {found}; {EXPECTED}.")
     listings = {name: _list_folder(root, name) for name in top.folders}
     if set(listings) <= set(SPLIT_FOLDERS) and any(listing.folders for listing in listings.values()):
         return _class_catalog(root, _split_classes(root, listings), on_missing, has_splits=True)
     if top.images:
-        raise DataError(f"{len(top.images)} images are directly in {root}, beside the class folders; {EXPECTED}")
+        raise DataError(f"{len(top.images)} images are directly in {root}, beside the class folders; {EXPECTED}.")
     return _class_catalog(
         root, [("", name, listing) for name, listing in listings.items()], on_missing, has_splits=False
     )
@@ -71,7 +71,7 @@ def nested_folder_catalog(root: Path) -> Catalog:
     paths = sorted(_walk(root))
     if not paths:
         extensions = ", ".join(sorted(IMAGE_EXTENSIONS))
-        raise DataError(f"no images in {root} at any depth; images are recognised by their extension: {extensions}")
+        raise DataError(f"No images in {root} at any depth; images are recognised by their extension: {extensions}.")
     parts = [path.split("/") for path in paths]
     has_splits = all(len(each) > 2 and each[0] in SPLIT_FOLDERS for each in parts)
     below = [each[1:] if has_splits else each for each in parts]
@@ -92,7 +92,7 @@ def _list_folder(root: Path, folder: str = "") -> _Listing:
     try:
         folders, files = list_remote(root / folder) if is_remote(root) else _list_local(root / folder)
     except OSError as error:
-        raise DataError(f"cannot list the folder {as_url(root / folder)}: {error.strerror or error}") from error
+        raise DataError(f"Cannot list the folder {as_url(root / folder)}: {error.strerror or error}") from error
     found.folders += [name for name in folders if not name.startswith(".")]
     for name in files:
         if name.startswith("."):
@@ -140,7 +140,7 @@ def _split_classes(root: Path, listings: dict[str, _Listing]) -> list[_ClassFold
     classes: list[_ClassFolder] = []
     for name, listing in listings.items():
         if listing.images:
-            raise DataError(f"{len(listing.images)} images are directly in {root / name}; {EXPECTED}")
+            raise DataError(f"{len(listing.images)} images are directly in {root / name}; {EXPECTED}.")
         classes += [(SPLIT_FOLDERS[name], below, _list_folder(root, f"{name}/{below}")) for below in listing.folders]
     return classes
 
@@ -149,15 +149,15 @@ def _class_catalog(root: Path, classes: list[_ClassFolder], on_missing: str, *, 
     for _, name, listing in classes:
         if listing.folders:
             raise DataError(
-                f"the class folder {name!r} in {root} contains folders ({shorten_list(listing.folders)}); {EXPECTED}"
+                f"The class folder {name!r} in {root} contains folders ({shorten_list(listing.folders)}); {EXPECTED}."
             )
     empty = [f"{split}/{name}/" if has_splits else f"{name}/" for split, name, listing in classes if not listing.images]
     if len(empty) == len(classes):
-        raise DataError(f"no images in {root}: its folders ({shorten_list(empty)}) contain none; {EXPECTED}")
+        raise DataError(f"No images in {root}: its folders ({shorten_list(empty)}) contain none; {EXPECTED}.")
     if empty and on_missing == "error":
         raise DataError(
             f"{len(empty)} class folders in {root} have no images: {shorten_list(empty)}. "
-            'Fill or remove them, or leave them out with `on_missing="skip"`'
+            'Fill or remove them, or leave them out with `on_missing="skip"`.'
         )
     filled = [one for one in classes if one[2].images]
     return Catalog.from_classes(
@@ -175,7 +175,7 @@ def _path_catalog(root: Path, paths: list[str], labels: list[str], splits: list[
     """Return the catalog of these images; names that are not valid UTF-8 are left out and recorded in `missing`."""
     valid = [_is_utf8(f"{root}/{path}") for path in paths]
     if not any(valid):
-        raise DataError(f"the file name of {root / paths[0]} is not valid UTF-8: rename the file")
+        raise DataError(f"The file name of {root / paths[0]} is not valid UTF-8: rename the file.")
     kept = (list(compress(values, valid)) for values in (paths, labels, splits))
     return Catalog.from_classes(name, root, *kept, missing=tuple(compress(paths, map(not_, valid))))
 

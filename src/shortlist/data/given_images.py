@@ -44,15 +44,15 @@ def _dataset_catalog(dataset: Dataset[Any], folder: Path | None) -> Catalog:
     if isinstance(samples, Sequence) and all(map(_is_file, samples)):
         return _catalog([str(path) for path, _ in samples], [names[each] if names else each for _, each in samples])
     if not hasattr(dataset, "__len__"):
-        raise DataError("the dataset must have a length: give a map-style dataset, not an iterable one")
+        raise DataError("The dataset must have a length: give a map-style dataset, not an iterable one.")
     if folder is None:
-        raise DataError("the images of the dataset are in memory only: write them to files first")
+        raise DataError("The images of the dataset are in memory only: write them to files first.")
     folder.mkdir(parents=True)
     labels: list[Any] = []
     for index in range(len(dataset)):
         item = dataset[index]
         if not isinstance(item, tuple | list) or len(item) < 2:
-            raise DataError(f"the items of the dataset must be pairs (image, label), not {_kind(item)}")
+            raise DataError(f"The items of the dataset must be pairs (image, label), not {_kind(item)}.")
         as_image(item[0]).save(folder / f"{index:08}.png")
         labels.append(item[1])
     return _catalog([str(folder / f"{index:08}.png") for index in range(len(labels))], labels)
@@ -64,9 +64,9 @@ def _is_file(sample: object) -> bool:
 
 def _catalog(paths: list[str], labels: list[Any]) -> Catalog:
     if len(paths) != len(labels):
-        raise DataError(f"There are {len(paths):,} paths but {len(labels):,} labels: give one label per image")
+        raise DataError(f"There are {len(paths):,} paths but {len(labels):,} labels: give one label per image.")
     if not paths:
-        raise DataError("There are no images: the list of paths is empty")
+        raise DataError("There are no images: the list of paths is empty.")
     return Catalog.from_classes("images", Path(), paths, _class_names(labels))
 
 
@@ -78,7 +78,7 @@ def _class_names(labels: list[Any]) -> list[str]:
         return [f"{label:0{width}}" for label in plain]
     if not all(isinstance(label, str | int) and label != "" for label in plain):
         wrong = next(label for label in plain if not isinstance(label, str | int) or label == "")
-        raise DataError(f"a label must be a string or an integer, not {wrong!r}")
+        raise DataError(f"A label must be a string or an integer, not {wrong!r}.")
     return [str(label) for label in plain]
 
 

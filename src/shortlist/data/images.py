@@ -53,7 +53,7 @@ class ImageError(DataError):
         self.reason = reason
 
     def __str__(self) -> str:
-        return f"cannot read the image {as_url(self.path)}: {self.reason}"
+        return f"Cannot read the image {as_url(self.path)}: {self.reason}"
 
 
 def load_image(path: Path | str, at_least: int | None = None) -> Image.Image:
@@ -129,13 +129,13 @@ def as_image(pixels: Image.Image | Tensor | NDArray[Any]) -> Image.Image:
         values, expected = np.asarray(pixels), "an array (height, width, 3)"
         values = values[..., None] if values.ndim == 2 else values
     if values.ndim != 3 or values.shape[2] not in (1, 3) or 0 in values.shape:
-        raise DataError(f"an image in memory must be {expected}, not of shape {tuple(pixels.shape)}")
+        raise DataError(f"An image in memory must be {expected}, not of shape {tuple(pixels.shape)}.")
     if np.issubdtype(values.dtype, np.floating) and values.min() >= 0 and values.max() <= 1:
         values = (values * 255).round().astype(np.uint8)
     if values.dtype != np.uint8:
         raise DataError(
-            f"the pixels of an image must be uint8, or numbers from 0 to 1 that are not normalised, not {values.dtype} "
-            f"from {values.min():g} to {values.max():g}"
+            f"The pixels of an image must be uint8, or numbers from 0 to 1 that are not normalised, not {values.dtype} "
+            f"from {values.min():g} to {values.max():g}."
         )
     return Image.fromarray(np.ascontiguousarray(np.broadcast_to(values, (*values.shape[:2], 3))))
 

@@ -174,8 +174,8 @@ def _load_in_workers(
             raise
         cause = _NEEDS_GUARD if needs_script else "often because memory ran out. Use fewer workers"
         raise DataError(
-            f"a worker process that decodes images has ended, {cause}; or decode without workers, with `workers=0` "
-            f"({detail})"
+            f"A worker process that decodes images has ended, {cause}; or decode without workers, with `workers=0` "
+            f"({detail})."
         ) from error
 
 
@@ -210,8 +210,8 @@ def _start(worker: int) -> None:
 def _exit_with_parent() -> None:
     """Wait for the parent to end, then exit.
 
-    A parent that is killed cannot end its workers, and torch only watches the fork server, which lives as long as they
-    do.
+    A parent that is killed cannot end its workers, and torch only watches the fork server, which does not end before
+    its workers.
     """
     if (parent := multiprocessing.parent_process()) is not None:
         parent.join()

@@ -44,7 +44,7 @@ def without_missing(catalog: Catalog, on_missing: str) -> Catalog:
         verb = "is" if len(names) == 1 else "are"
         raise DataError(
             f"{catalog.name}: {len(names)} of {len(catalog)} images {verb} missing in {catalog.root}: "
-            f'{shorten_list(names)}. Add them, or leave them out with `on_missing="skip"`'
+            f'{shorten_list(names)}. Add them, or leave them out with `on_missing="skip"`.'
         )
     return replace(catalog.subset(~absent), missing=catalog.missing + tuple(names))
 

@@ -76,7 +76,7 @@ def open_catalog(
         else:
             raise _unknown_source(str(source), path, _KINDS[labels])
     except OSError as error:  # such as a missing permission or a disconnected network drive
-        raise DataError(f"cannot open {source}: {error.strerror} ({error.filename})") from error
+        raise DataError(f"Cannot open {source}: {error.strerror} ({error.filename}).") from error
     return catalog if catalog.splits.all() else open_set_split(catalog, train_share, split_seed)
 
 
@@ -149,4 +149,4 @@ def _unknown_source(source: str, path: Path, kinds: str) -> DataError:
     if os.sep in source or "/" in source or path.suffix:
         return DataError(f"{absolute_path(path)} does not exist; expected {kinds}")
     where = f"the folder {source!r} does not exist, and no benchmark has this name"
-    return DataError(f"unknown source {source!r}: {where}; {did_you_mean(source, BENCHMARKS)} (expected {kinds})")
+    return DataError(f"Unknown source {source!r}: {where}; {did_you_mean(source, BENCHMARKS)} (expected {kinds}).")

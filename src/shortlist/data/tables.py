@@ -107,7 +107,7 @@ def write_table(catalog: Catalog, file: Path) -> None:
         DataError: The catalog has boxes or judgements, for which a table has no columns.
     """
     if catalog.boxes is not None or catalog.judgements is not None or catalog.protocol is not None:
-        raise DataError(f"a table cannot hold the boxes and judgements of {catalog.name}: give the source by its name")
+        raise DataError(f"A table cannot store the boxes and judgements of {catalog.name}: give the source by name.")
     with extra("training", "Writing Parquet tables"):
         import pyarrow as pa  # imported here because it is slow to import
         import pyarrow.parquet as pq
@@ -175,7 +175,7 @@ def _read_csv(file: Path, required: tuple[str, ...]) -> _Table:
                 for name, position in (*positions.items(), *others.items()):
                     columns[name].append(values[position].strip())
     except (OSError, UnicodeDecodeError, csv.Error) as error:
-        raise DataError(f"cannot read {file} as a CSV file in UTF-8: {error}") from error
+        raise DataError(f"Cannot read {file} as a CSV file in UTF-8: {error}") from error
     fields = {name: columns.pop(name) for name in others}
     return _Table(file, columns, None, fields, line_numbers, "line")
 
@@ -196,7 +196,7 @@ def _read_parquet(file: Path, required: tuple[str, ...]) -> _Table:
             table = content.read(columns=[*positions, *others])
         values = {name: table.column(name).to_pylist() for name in (*positions, *others)}
     except (OSError, UnicodeDecodeError, OverflowError, pa.ArrowException) as error:
-        raise DataError(f"cannot read {file} as a Parquet file: {error}") from error
+        raise DataError(f"Cannot read {file} as a Parquet file: {error}") from error
     fields = {name: [_plain(each) for each in values.pop(name)] for name in others}
     label_lists = None
     if "label" in values and pa.types.is_nested(table.schema.field("label").type):
@@ -221,7 +221,9 @@ def _column_positions(file: Path, header: list[str], required: tuple[str, ...]) 
     missing = [name for name in required if name not in header]
     if missing:
         if len(header) == 1 and any(separator in header[0] for separator in ";\t|"):
-            raise DataError(f"{file} is not separated by commas: its first line is {header[0]!r}; write path,label")
+            raise DataError(
+                f"{file} is not separated by commas: its first line is {header[0]!r}; write the header path,label"
+            )
         found = shorten_list(header, 10) or "none"
         raise DataError(f"{file} has no column {shorten_list(missing)}; its columns: {found}")
     repeated = [name for name in (*REQUIRED, *OPTIONAL) if header.count(name) > 1]

@@ -189,7 +189,8 @@ class TestTransform:
         _check(self.size, self.interpolation)
         if self.resize < self.size:
             raise ConfigError(
-                f"test images are resized to {self.resize} and cropped to {self.size}: `resize` must be at least `size`"
+                f"Test images are resized to {self.resize} and cropped to {self.size}: "
+                "`resize` must be at least `size`."
             )
 
     def crop(self, width: int, height: int, rng: Random | None = None, whole: tuple[int, int] | None = None) -> Crop:
@@ -240,7 +241,7 @@ def _check(size: int, interpolation: str) -> None:
     if size < 1:
         raise ConfigError(f"`size` must be at least 1 pixel, not {size}")
     if interpolation not in INTERPOLATIONS:
-        raise ConfigError(f"unknown `interpolation` {interpolation!r}: {did_you_mean(interpolation, INTERPOLATIONS)}")
+        raise ConfigError(f"Unknown `interpolation` {interpolation!r}: {did_you_mean(interpolation, INTERPOLATIONS)}")
 
 
 def _check_flip(flip: float) -> None:

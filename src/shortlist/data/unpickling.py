@@ -41,7 +41,7 @@ def read_plain_pickle(file: Path) -> Any:
         with file.open("rb") as stream:
             return _PlainUnpickler(stream, fix_imports=False, encoding="latin1").load()
     except OSError as error:
-        raise DataError(f"cannot read {file}: {error.strerror}") from error
+        raise DataError(f"Cannot read {file}: {error.strerror}.") from error
     except _Refused as refused:
         raise DataError(
             f"{file} requests {refused}; only numbers, strings, lists and dicts are read from a pickle, because "

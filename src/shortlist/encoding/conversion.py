@@ -117,13 +117,13 @@ def verify(
             vectors = by_size(model, samples.images)
             single = model(samples.images[0][None])
         except Exception as error:  # runtimes raise any kind of exception
-            raise ModelError(f"the {kind} file fails on some images ({_first_line(error)}), so {advice}") from error
+            raise ModelError(f"The {kind} file fails on some images ({_first_line(error)}), so {advice}.") from error
         expected = samples.vectors
         difference = max((vectors - expected).abs().max().item(), (single - expected[:1]).abs().max().item())
     if not difference <= tolerance:
         raise ModelError(
-            f"the vectors of the {kind} file differ from those of PyTorch (largest difference {difference:.2g}, "
-            f"tolerance {tolerance:g}), so {advice}"
+            f"The vectors of the {kind} file differ from those of PyTorch (largest difference {difference:.2g}, "
+            f"tolerance {tolerance:g}), so {advice}."
         )
     return {"images": samples.source, "largest_difference": difference, "tolerance": tolerance}
 

@@ -92,7 +92,7 @@ class Encoder:
         """
         folder = Path(path)
         if not (folder / ENCODER_FILE).is_file() and (folder / "config.yaml").is_file():
-            raise ModelError(f"the run in {folder} is not finished: resume it first")
+            raise ModelError(f"The run in {folder} is not finished: resume it first.")
         return cls.load(folder, model=model).to(device)
 
     @classmethod
@@ -211,16 +211,16 @@ class Encoder:
         embedder, file = Embedder.load(folder, model), Path(folder) / ENCODER_FILE
         found = read_settings(file) if settings is None else settings
         try:
-            transform = TRANSFORMS[found["sees"]](**found["images"])
+            transform = TRANSFORMS[found["transform"]](**found["images"])
             return cls(embedder, transform, tuple(found["scales"]), found["batch_size"])
         except (ValueError, KeyError, TypeError) as error:
-            raise ModelError(f"{file} is damaged ({error!r})") from error
+            raise ModelError(f"{file} is damaged, or written by another version of shortlist ({error!r})") from error
 
     def settings(self) -> dict[str, Any]:
         """Return everything except the embedder, as JSON-serializable values."""
         kind = next(name for name, kind in TRANSFORMS.items() if isinstance(self.transform, kind))
         images = asdict(self.transform)  # type: ignore[call-overload]
-        return {"sees": kind, "images": images, "scales": list(self.scales), "batch_size": self.batch_size}
+        return {"transform": kind, "images": images, "scales": list(self.scales), "batch_size": self.batch_size}
 
 
 def read_settings(file: Path) -> dict[str, Any]:
@@ -230,7 +230,7 @@ def read_settings(file: Path) -> dict[str, Any]:
         ModelError: The file is missing or damaged.
     """
     if not file.is_file():
-        raise ModelError(f"There is no {file.name} in {file.parent}, which defines the image preprocessing")
+        raise ModelError(f"There is no {file.name} in {file.parent}, which defines the image preprocessing.")
     try:
         return verified(read_json(file, dict[str, Any]), file)
     except (OSError, RunError) as error:

@@ -42,7 +42,7 @@ class OnnxFormat:
         require_onnx("An ONNX file")
         size = sum(tensor.nbytes for tensor in network.state_dict().values())
         if size > MAX_BYTES:
-            raise ValueError(f"an ONNX file holds at most 2 GB, the weights have {size / 1e9:.1f} GB")
+            raise ValueError(f"an ONNX file can contain at most 2 GB, but the weights have {size / 1e9:.1f} GB")
         program = exported_program(encoder, network)
         with warnings.catch_warnings():
             warnings.filterwarnings("ignore", category=DeprecationWarning, module=r"(torch|onnx|copyreg)")

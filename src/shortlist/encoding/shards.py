@@ -195,7 +195,7 @@ class Parts:
         paths: dict[Shard, Path] = {}
         for shard, path in self._found():
             if shard in paths:
-                raise IncompletePartsError(f"shard {shard} exists twice, as {paths[shard]} and {path}: delete one")
+                raise IncompletePartsError(f"Shard {shard} exists twice, as {paths[shard]} and {path}: delete one.")
             paths[shard] = path
         numbers = sorted({shard.number for shard in paths})
         if len(numbers) != 1:

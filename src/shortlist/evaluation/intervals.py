@@ -93,7 +93,7 @@ def paired_differences(
         (0.4, True)
     """
     if first.shape != second.shape or first.shape[1:] != (len(names),) or not len(first):
-        raise ValueError(f"tables of shape {tuple(first.shape)} and {tuple(second.shape)} must have the same queries")
+        raise ValueError(f"Tables of shape {tuple(first.shape)} and {tuple(second.shape)} must have the same queries.")
     table = second.double().cpu() - first.double().cpu()
     return _differences(names, table.mean(0), _resampled_means(table, resamples, seed))
 
@@ -133,7 +133,7 @@ def group_differences(
     """
     shape = (len(clusters), len(names))
     if first.shape != second.shape or first.shape[1:] != shape or not first.numel():
-        raise ValueError(f"tables of shape {tuple(first.shape)} and {tuple(second.shape)} must have the same queries")
+        raise ValueError(f"Tables of shape {tuple(first.shape)} and {tuple(second.shape)} must have the same queries.")
     table = second.double().cpu() - first.double().cpu()
     _, index, sizes = torch.unique(clusters.cpu(), return_inverse=True, return_counts=True)
     sums = table.new_zeros(len(table), len(sizes), len(names)).index_add_(1, index, table)  # (seeds, clusters, columns)

@@ -127,7 +127,7 @@ def pairs(columns: Sequence[Rows], device: torch.device) -> tuple[Tensor, Tensor
 def _check_finite(similarities: Tensor, first: int) -> None:
     if not similarities.isfinite().all():
         bad = first + int((~similarities.isfinite()).any(0).nonzero()[0])
-        raise DataError(f"row {bad} of the gallery, or a query, holds values that are not finite or too large")
+        raise DataError(f"Row {bad} of the gallery, or a query, contains values that are not finite or too large.")
 
 
 def _ranks(judgement: Judgement, images: _JudgedImages, unjudged_ahead: Rows) -> Rows:
@@ -169,9 +169,9 @@ def _precision_at(ranks: Rows, k: int) -> float:
 def _check(queries: Tensor, gallery: Sequence[Vectors], judgements: Judgements) -> None:
     for part in gallery:
         if part.ndim != 2 or part.shape[1] != queries.shape[1]:
-            raise DataError(f"the queries have {queries.shape[1]} dimensions, but the gallery {tuple(part.shape)}")
+            raise DataError(f"The queries have {queries.shape[1]} dimensions, but the gallery {tuple(part.shape)}.")
     for setup, judged in judgements.items():
         for query, each in enumerate(judged):
             both = np.intersect1d(each.positives, each.junk)
             if len(both):
-                raise DataError(f"{setup or 'a judgement'}: row {both[0]} is both positive and junk of query {query}")
+                raise DataError(f"{setup or 'A judgement'}: row {both[0]} is both positive and junk of query {query}")

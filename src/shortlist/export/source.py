@@ -96,5 +96,5 @@ class ExportSource:
 
     def _run_images(self) -> Catalog:
         if self.catalog is None:
-            raise DataError(f"the images of {self.path} cannot be opened")
+            raise DataError(f"The images of {self.path} cannot be opened.")
         return self.catalog

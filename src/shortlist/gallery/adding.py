@@ -194,7 +194,7 @@ def whole_images(catalog: Catalog) -> Catalog:
     boxed: NDArray[np.bool_] | None = None if catalog.boxes is None else ~np.isnan(catalog.boxes[:, 0])
     if boxed is not None and boxed.any():
         first = catalog.file(int(boxed.argmax()))
-        raise DataError(f"a gallery holds whole images, but {catalog.name} crops {first} to a box")
+        raise DataError(f"A gallery contains whole images, but {catalog.name} crops {first} to a box.")
     return catalog
 
 

@@ -66,8 +66,10 @@ def _damaged_files(folder: Path, manifest: Manifest, progress: Progress | None) 
             check_digest(folder / name, file_digest(folder / name), expected)
         except FileNotFoundError:
             problems.append(f"{name} is missing")
-        except (OSError, ValueError) as error:
-            problems.append(f"{name}: {error}")
+        except OSError as error:
+            problems.append(f"{name} cannot be read: {error.strerror or error}")
+        except ValueError as error:
+            problems.append(str(error))
         if progress is not None:
             progress(number, len(digests))
     return problems

@@ -244,8 +244,8 @@ class Gallery:
     def _checked(self, found: Encoder) -> Encoder:
         if found.fingerprint != self.store.fingerprint:
             raise GalleryError(
-                f"the model in {self._model or self.name} is not the one that computed the vectors of the gallery "
-                f"{self.name} (fingerprint {found.fingerprint[:12]}, expected {self.store.fingerprint[:12]})"
+                f"The model in {self._model or self.name} is not the one that computed the vectors of the gallery "
+                f"{self.name} (fingerprint {found.fingerprint[:12]}, expected {self.store.fingerprint[:12]})."
             )
         return found
 
@@ -371,7 +371,7 @@ class Gallery:
         """
         queries = np.ascontiguousarray(torch.as_tensor(vectors).detach().cpu().float().numpy())
         if queries.ndim != 2 or queries.shape[1] != self.store.dim:
-            raise DataError(f"vectors to search {self.name} must have shape (q, {self.store.dim}), not {queries.shape}")
+            raise DataError(f"Queries of {self.name} must have shape (q, {self.store.dim}), not {queries.shape}.")
         if k < 1:
             raise ConfigError(f"`k`, the number of results, must be at least 1, not {k}")
         lowest = self.min_score if min_score is None else check_min_score(min_score)
@@ -492,7 +492,7 @@ class Gallery:
     def _ids_under(self, path: Path | str) -> list[int]:
         found = self.store.ids_under(absolute_path(path))
         if not found:
-            raise NoSuchItem(f"the gallery {self.name} has no image at {absolute_path(path)}")
+            raise NoSuchItem(f"The gallery {self.name} has no image at {absolute_path(path)}.")
         return found
 
 
@@ -522,7 +522,7 @@ def index(
         gallery = Gallery.open(location)
         if gallery.store.fingerprint != encoder.fingerprint:
             raise GalleryError(
-                f"{location} holds vectors of another model: choose another location, or use the gallery's own model"
+                f"{location} contains vectors of another model: choose another location, or use the gallery's own model"
             )
         if kind not in ("auto", gallery.store.requested_kind):
             raise GalleryError(

@@ -88,7 +88,7 @@ class Generation:
         known = rows < len(self.ids)
         known[known] = (self.ids[rows[known]] == wanted[known]) & self.searchable[rows[known]]
         if not known.all():
-            raise NoSuchItem(f"the gallery has no image {wanted[~known][0]}")
+            raise NoSuchItem(f"The gallery has no image {wanted[~known][0]}.")
         return rows
 
     def items(self, rows: Sequence[int] | Ids) -> list[Item]:
@@ -120,8 +120,9 @@ def read(folder: Path, known: Generation | None = None) -> Generation:
             return _open(folder, manifest, known)
         except (DataError, OSError, ValueError, RuntimeError, pa.ArrowException) as error:
             if read_manifest(folder) == manifest:  # otherwise, another process has replaced files in the meantime
+                reason = str(error).rstrip(".")
                 raise GalleryError(
-                    f"the gallery {folder} is damaged: {error}. Restore it, or create it again"
+                    f"The gallery {folder} is damaged: {reason}. Restore it, or create it again."
                 ) from error
 
 

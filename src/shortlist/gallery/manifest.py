@@ -96,7 +96,8 @@ def read_manifest(folder: Path) -> Manifest:
     file = folder / GALLERY_FILE
     if not file.is_file():
         raise GalleryError(
-            f"There is no gallery in {folder}: it has no {GALLERY_FILE}. Create one with shortlist index"
+            f"There is no gallery in {folder}: it has no {GALLERY_FILE}. "
+            f"Create one: shortlist index MODEL IMAGES -o {folder}"
         )
     try:
         found = read_json(file, dict[str, Any])

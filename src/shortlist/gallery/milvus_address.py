@@ -61,7 +61,7 @@ class MilvusAddress:
             raise ConfigError(f"{text} is not an address like http://HOST:19530/COLLECTION")
         if parts.username or parts.password:
             raise ConfigError(
-                f"the address of a gallery must not contain a password: set {TOKEN_VARIABLE} to USER:PASSWORD"
+                f"The address of a gallery must not contain a password: set {TOKEN_VARIABLE} to USER:PASSWORD."
             )
         return cls(f"{parts.scheme}://{parts.netloc}", _collection_name(text, parts.path.strip("/")))
 

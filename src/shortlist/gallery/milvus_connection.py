@@ -1,4 +1,4 @@
-"""Requests to Milvus, with errors of one line. A change waits for a server that is restarting."""
+"""Requests to Milvus, with one-line errors. A change waits for a server that is restarting."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ class MilvusConnection:
                 if time.monotonic() - unavailable_since > RESTART_SECONDS:
                     raise GalleryError(
                         f"{error}, for {RESTART_SECONDS:.0f} seconds. Start the server and repeat the command to "
-                        "resume it"
+                        "resume it."
                     ) from error
                 time.sleep(RETRY_SECONDS)
 

@@ -95,7 +95,9 @@ class MilvusStore:
 
     def __init__(self, address: MilvusAddress, client: MilvusConnection | None = None) -> None:
         if address.lite and client is None and not Path(address.uri).exists():
-            raise GalleryError(f"There is no {address.uri}. Create a gallery with shortlist index")
+            raise GalleryError(
+                f"The file {address.uri} does not exist. Create a gallery: shortlist index MODEL IMAGES -o {address}"
+            )
         self.address = address
         self.client = client or address.connect()
         self._check_lock: Callable[[], None] | None = None  # within `changing`, on a server
@@ -128,7 +130,7 @@ class MilvusStore:
         """
         check_kind(kind)
         if address.lite and kind == "ivfpq":
-            raise ConfigError(f"Milvus Lite has no index of the kind {kind}: set `kind` to flat or hnsw")
+            raise ConfigError(f"Milvus Lite has no index of the kind {kind}: set `kind` to flat or hnsw.")
         if kind == "auto":
             kind = "flat" if address.lite else "hnsw"  # a server is used for many images
         facts = {
@@ -209,8 +211,8 @@ class MilvusStore:
             return Encoder.from_pretrained(folder)
         if not folder.is_dir():
             raise GalleryError(
-                f"the run {folder}, whose model computed the vectors of {self.address}, does not exist: if it was "
-                "moved, give its folder with `model`"
+                f"The run {folder}, whose model computed the vectors of {self.address}, does not exist: if it was "
+                "moved, give its folder with `model`."
             )
         return Encoder.load(folder, self._facts["encoder"])
 
@@ -414,7 +416,7 @@ class MilvusStore:
             found.update({each["id"]: dict(each) for each in rows})
         for each in ids:
             if each not in found:
-                raise NoSuchItem(f"the gallery has no image {each}")
+                raise NoSuchItem(f"The gallery has no image {each}.")
         return [found[each] for each in ids]
 
     def _scan(self, condition: str, fields: list[str], batch: int = MAX_ROWS_PER_QUERY) -> Iterator[dict[str, Any]]:

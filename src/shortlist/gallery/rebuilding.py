@@ -49,7 +49,7 @@ def rebuild(
     """
     items = gallery.items(limit=len(gallery))
     if not items:
-        raise GalleryError(f"the gallery {gallery.name} has no images")
+        raise GalleryError(f"The gallery {gallery.name} has no images.")
     ids = {as_url(item.path): item.id for item in reversed(items)}
     new, added = index(
         encoder,

@@ -163,7 +163,7 @@ def read_segment(folder: Path, facts: SegmentFacts, dim: int) -> tuple[Segment, 
 def check_digest(file: Path, found: str, expected: str) -> None:
     """Raise a ValueError if the digest of a file differs from the one in the manifest, if any."""
     if expected not in ("", found):
-        raise ValueError(f"the contents of {file.name} differ from what was written")
+        raise ValueError(f"{file.name} differs from what was written")
 
 
 def _open_vectors(file: Path, number: int, dim: int) -> Floats:

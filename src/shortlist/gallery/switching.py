@@ -85,10 +85,10 @@ def switch_back(name: Path | str) -> GalleryName:
     with exclusive_write(file):
         now = _read(file)
         if now.previous is None:
-            raise GalleryError(f"{name} has always referred to {now.gallery}: there is no previous gallery")
+            raise GalleryError(f"{name} has not been switched yet: it refers to {now.gallery}, its first gallery")
         previous = _located(file, now.previous)
         if not is_milvus(previous) and not (Path(previous) / GALLERY_FILE).is_file():
-            raise GalleryError(f"the previous gallery of {name}, {previous}, no longer exists")
+            raise GalleryError(f"The previous gallery of {name}, {previous}, no longer exists.")
         return _write(file, GalleryName(gallery=now.previous, previous=now.gallery))
 
 

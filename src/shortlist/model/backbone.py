@@ -143,14 +143,14 @@ def explain_size_error(
         (height, width) == native_size or not any(word in str(error) for word in ("size", "shape"))
     ):
         return None
-    message = f"the backbone {name!r} does not support images of {height} x {width} pixels ({error}); "
+    message = f"The backbone {name!r} does not support images of {height} x {width} pixels ({error}); "
     patch = getattr(getattr(backbone, "patch_embed", None), "patch_size", None)
     if getattr(backbone, "dynamic_img_size", False) and patch is not None and (height % patch[0] or width % patch[1]):
         return message + (
             f"use sides that are multiples of {patch[0]}, "
-            "or pad the last patches with backbone_args={'dynamic_img_pad': True}"
+            "or pad the last patches with backbone_args={'dynamic_img_pad': True}."
         )
-    return message + f"it was built for {native_size[0]} x {native_size[1]}: use this size, or another backbone"
+    return message + f"it was built for {native_size[0]} x {native_size[1]}: use this size, or another backbone."
 
 
 def _check_name(name: str) -> None:
@@ -187,7 +187,7 @@ def _inspect(name: str, backbone: nn.Module, native_size: tuple[int, int], image
             features = backbone(image) if from_forward else backbone.forward_features(image)  # type: ignore[operator]
     except (AssertionError, RuntimeError, ValueError) as error:
         problem = explain_size_error(name, backbone, native_size, image, error)
-        raise ModelError(problem or f"the backbone {name!r} does not run: {error}") from error
+        raise ModelError(problem or f"The backbone {name!r} does not run: {error}") from error
     if from_forward and isinstance(features, Tensor) and features.ndim == 2:  # it flattens although pooling is off
         return _inspect(name, backbone, native_size, image, from_forward=False)
     layout = _layout(name, backbone, features, from_forward)
@@ -209,7 +209,7 @@ def _layout(name: str, backbone: nn.Module, features: object, from_forward: bool
     if not isinstance(features, Tensor) or features.ndim not in (3, 4):
         what = tuple(features.shape) if isinstance(features, Tensor) else type(features).__name__
         raise ModelError(
-            f"the backbone {name!r} returns {what}, which is neither feature maps nor tokens: use another one"
+            f"The backbone {name!r} returns {what}, which is neither feature maps nor tokens: use another one."
         )
     tokens = features.ndim == 3
     channels_last = not tokens and getattr(backbone, "output_fmt", None) == "NHWC"
@@ -219,7 +219,7 @@ def _layout(name: str, backbone: nn.Module, features: object, from_forward: bool
     prefix = getattr(backbone, "num_prefix_tokens", None)
     prefix_tokens = (int(has_class_token) if prefix is None else prefix) if tokens else 0
     if tokens and features.shape[1] <= prefix_tokens:
-        raise ModelError(f"the backbone {name!r} returns a class token but no patch tokens: use another one")
+        raise ModelError(f"The backbone {name!r} returns a class token but no patch tokens: use another one.")
     return Layout(
         channels=features.shape[-1 if tokens or channels_last else 1],
         tokens=tokens,

@@ -148,8 +148,8 @@ class Embedder(nn.Module):
             return
         if isinstance(backbone, str) and backbone.startswith(GIVEN):
             raise ModelError(
-                f"the model {backbone.removeprefix(GIVEN)} was given in Python and cannot be stored in a folder: give "
-                "it again in Python, or train with a backbone MODULE:FUNCTION, the name of a function that builds it"
+                f"The model {backbone.removeprefix(GIVEN)} was given in Python and cannot be stored in a folder: give "
+                "it again in Python, or train with a backbone MODULE:FUNCTION, the name of a function that builds it."
             )
         self.backbone = build_module(backbone, config.backbone_args) if isinstance(backbone, str) else backbone
         self.layout, self.data_config = inspect_module(config.backbone, self.backbone, config.image_size)
@@ -246,7 +246,7 @@ class Embedder(nn.Module):
         mismatched |= config.keys() - {each.name for each in fields(EmbedderConfig)}
         if mismatched:
             names = ", ".join(sorted(mismatched))
-            raise ModelError(f"the configuration in {folder} was written by another version of shortlist: {names}")
+            raise ModelError(f"The configuration in {folder} was written by another version of shortlist: {names}.")
         backbone: str | nn.Module = config["backbone"]
         if model is not None and config["backbone"].startswith(GIVEN):
             backbone = (model.backbone if isinstance(model, cls) else model).cpu()
@@ -256,7 +256,7 @@ class Embedder(nn.Module):
         with torch.random.fork_rng(devices=[]):  # the random initial weights are replaced
             embedder = cls(**{**config, "backbone": backbone, "pretrained": False})
         embedder.config = replace(embedder.config, pretrained=config["pretrained"])
-        message = f"the weights in {folder} are not those of {embedder.config.backbone!r} with this configuration"
+        message = f"The weights in {folder} are not those of {embedder.config.backbone!r} with this configuration"
         embedder.to(next(value.dtype for value in tensors.values() if value.is_floating_point()))
         load_completely(embedder, tensors, message)
         embedder._remember(config, tensors, sha256)

@@ -31,7 +31,7 @@ class GeM(nn.Module):
     def __init__(self, p: float = 3.0, eps: float = 1e-6, learnable: bool = True):
         super().__init__()
         if not p > 0 or not eps > 0:
-            raise ValueError(f"GeM's p and eps must be positive, not {p} and {eps}")
+            raise ValueError(f"GeM's p and eps must be positive, not {p} and {eps}.")
         start = torch.full((1,), float(p))  # not a scalar: sharded training does not support scalars
         if learnable:
             self.p = nn.Parameter(start)
@@ -71,7 +71,7 @@ class ClassToken(nn.Module):
     def forward(self, features: Tensor) -> Tensor:
         if features.ndim != 3:
             raise ValueError(
-                f"pooling by class token requires tokens (B, N, C), not features of shape {tuple(features.shape)}"
+                f"Pooling by class token requires tokens (B, N, C), not features of shape {tuple(features.shape)}."
             )
         return _at_least_float32(features[:, 0])
 
@@ -85,7 +85,7 @@ def _positions(features: Tensor) -> tuple[int, ...]:
         return (2, 3)
     if features.ndim == 3:
         return (1,)
-    raise ValueError(f"expected maps (B, C, H, W) or tokens (B, N, C), not features of shape {tuple(features.shape)}")
+    raise ValueError(f"Expected maps (B, C, H, W) or tokens (B, N, C), not features of shape {tuple(features.shape)}.")
 
 
 def _at_least_float32(values: Tensor) -> Tensor:

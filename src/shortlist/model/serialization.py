@@ -47,7 +47,7 @@ def write(folder: Path, state: Mapping[str, Tensor], config: Mapping[str, Any]) 
             weights.chmod(0o644)  # safetensors makes files readable by their owner only
             write_text_atomically(folder / CONFIG, json.dumps(description, indent=2) + "\n")
     except (OSError, SafetensorError) as error:
-        raise ModelError(f"the model cannot be written to {folder}: {error}") from error
+        raise ModelError(f"The model cannot be written to {folder}: {error}") from error
     return folder
 
 
@@ -59,7 +59,7 @@ def read(folder: Path) -> SavedEmbedder:
     """
     for name in (CONFIG, WEIGHTS):
         if not (folder / name).is_file():
-            raise ModelError(f"There is no {name} in {folder}: give a folder that holds {CONFIG} and {WEIGHTS}")
+            raise ModelError(f"There is no {name} in {folder}: give a folder that contains {CONFIG} and {WEIGHTS}.")
     file = folder / WEIGHTS
     try:
         with safe_open(file, framework="pt") as opened:

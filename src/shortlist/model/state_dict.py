@@ -26,7 +26,7 @@ def read_state_dict(file: Path) -> Tensors:
         ModelError: The file is missing, damaged, or holds anything other than a state dictionary.
     """
     if not file.is_file():
-        raise ModelError(f"no weights file at {file}")
+        raise ModelError(f"The weights file {file} does not exist.")
     try:
         if file.suffix == ".safetensors":
             content: object = safetensors.torch.load_file(file)

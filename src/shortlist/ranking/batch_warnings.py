@@ -1,4 +1,4 @@
-"""Warnings about batches that the losses accept but learn little or nothing from. Each is shown once per process."""
+"""Warnings about batches from which a loss can learn little or nothing. Each is shown once per process."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def warn_if_not_normalised(embeddings: Tensor) -> None:
     if wrong:
         _warn_once(
             "norms",
-            f"the embeddings are not L2-normalised: row {wrong[0]} has the norm {norms[wrong[0]]:.3g}. The defaults of "
+            f"The embeddings are not L2-normalised: row {wrong[0]} has the norm {norms[wrong[0]]:.3g}. The defaults of "
             "the ranking losses are for similarities between -1 and 1: normalise the embeddings, for example with "
             "torch.nn.functional.normalize(embeddings, dim=1).",
         )
@@ -37,7 +37,7 @@ def warn_without_positives() -> None:
     if not torch.compiler.is_compiling():
         _warn_once(
             "positives",
-            "no item of the batch has a positive, so the loss is 0 and nothing is learned: a batch, or the database "
+            "No item of the batch has a positive, so the loss is 0 and nothing is learned: a batch, or the database "
             "in ref_emb, must contain several items of a class, as with shortlist.ClassBalancedSampler.",
         )
 

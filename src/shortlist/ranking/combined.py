@@ -28,7 +28,7 @@ class CombinedLoss(nn.Module):
         super().__init__()
         self.loss = loss
         self.added = nn.ModuleList(module for module, _ in added)
-        self.weights = [check_temperature(weight, "the weight of an added loss") for _, weight in added]
+        self.weights = [check_temperature(weight, "The weight of an added loss") for _, weight in added]
 
     def forward(self, embeddings: Tensor, labels: Tensor) -> Tensor:
         """Compute the sum, a scalar."""

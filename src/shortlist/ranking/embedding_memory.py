@@ -39,7 +39,7 @@ class EmbeddingMemory(nn.Module):
         """Store a batch in place of the oldest embeddings."""
         if len(labels) > len(self.labels):
             raise ValueError(
-                f"a memory of size {len(self.labels)} cannot hold a batch of {len(labels)}: increase its size"
+                f"A memory of size {len(self.labels)} cannot hold a batch of {len(labels)}: increase its size."
             )
         places = (self.stored + torch.arange(len(labels), device=labels.device)) % len(self.labels)
         self.embeddings[places] = embeddings.to(self.embeddings.dtype)

@@ -74,7 +74,7 @@ def check_database(queries: Tensor, database: Tensor | None, labels: Tensor | No
     if database is None and labels is None:
         return
     if database is None or labels is None:
-        raise ValueError(f"{what} and its labels go together: pass both or neither")
+        raise ValueError(f"{what} and its labels must be passed together: pass both or neither")
     check_vectors(database, labels, what)
     if queries.shape[1] != database.shape[1]:
         raise ValueError(f"queries have {queries.shape[1]} dimensions but the database {database.shape[1]}")

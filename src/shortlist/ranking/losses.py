@@ -112,17 +112,17 @@ def streamed_loss(
     if memory is not None:
         if any(each is not None for each in (virtual, ref_emb, indices_tuple)):
             raise ValueError(
-                "a memory enlarges the batch's own database: do not use it with ref_emb, mined pairs or SiMix"
+                "A memory enlarges the batch's own database: do not use it with ref_emb, mined pairs or SiMix."
             )
         if labels.ndim > 1:
-            raise ValueError("a memory needs items with one label each: do not use it with labels of shape (B, L)")
+            raise ValueError("A memory needs items with one label each: do not use it with labels of shape (B, L).")
         check_database(embeddings, *memory, "memory")
     warn_if_not_normalised(embeddings)
     relevance: Relevance
     further = None
     if virtual is not None:
         if ref_emb is not None or indices_tuple is not None:
-            raise ValueError("SiMix needs the batch to be its own database: do not pass ref_emb or indices_tuple")
+            raise ValueError("SiMix needs the batch to be its own database: do not pass ref_emb or indices_tuple.")
         virtual.check(labels)
         virtual = virtual._replace(pairs=virtual.pairs.long())
         relevance = _relevance_with_virtual(labels, virtual, count_query)
@@ -220,7 +220,7 @@ class _OnceDifferentiable(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *outer: Tensor) -> Tensor:
         raise RuntimeError(
-            "a ranking loss can be differentiated only once: second derivatives, which a gradient penalty needs, are "
+            "A ranking loss can be differentiated only once: second derivatives, which a gradient penalty needs, are "
             "not available. Omit create_graph=True, or compute the penalty with another loss."
         )
 

@@ -107,7 +107,7 @@ def retrieval_metrics(
     """
     scores = query_scores(embeddings, labels, k, gallery, gallery_labels, tile_size)
     if not len(scores.queries):
-        raise ValueError("no query has a positive in the gallery, so the metrics are undefined: check the labels")
+        raise ValueError("No query has a positive in the gallery, so the metrics are undefined: check the labels.")
     r, recall, *others = (column.double().mean(0).tolist() for column in scores[1:])
     named = {f"r@{cut}": value for cut, value in zip(check_k(k), r, strict=True)}
     named |= {f"recall@{cut}": value for cut, value in zip(check_k(k), recall, strict=True)}

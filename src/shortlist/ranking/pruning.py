@@ -12,9 +12,9 @@ from functools import lru_cache
 import torch
 from torch import Tensor
 
-# Largest share of a row's competitors for which selecting them one by one was measured to be faster than taking all,
-_SPARSE_SHARE = 1 / 16  # where the remaining competitors are dropped,
-_SERIES_SHARE = 1 / 4  # and where the remaining competitors are summed by a series.
+# Largest share of a row's competitors for which selecting them one by one was measured to be faster than taking all.
+_SPARSE_SHARE = 1 / 16  # if the remaining competitors are dropped
+_SERIES_SHARE = 1 / 4  # if the remaining competitors are summed by a series
 _SAMPLE = 64  # competitors per row from which these shares are estimated
 
 

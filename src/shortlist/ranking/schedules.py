@@ -73,7 +73,7 @@ def current_value(setting: float | Schedule, progress: float | None) -> float:
         return setting
     if progress is None:
         raise ValueError(
-            "a loss with a Schedule must know the progress of training: before each step, set its attribute `progress` "
-            "to the share of training that has passed, from 0 to 1"
+            "A loss with a Schedule must know the progress of training: before each step, set its attribute `progress` "
+            "to the share of training that has passed, from 0 to 1."
         )
     return setting(progress)

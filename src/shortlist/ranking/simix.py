@@ -42,17 +42,17 @@ class VirtualBatch(NamedTuple):
         pairs, alphas = self
         if pairs.ndim != 2 or pairs.shape[1] != 2 or alphas.shape != pairs.shape[:1]:
             shapes = f"{tuple(pairs.shape)} and {tuple(alphas.shape)}"
-            raise ValueError(f"a virtual batch needs pairs (V, 2) and alphas (V,), got {shapes}")
-        check_labels(pairs.flatten(), "virtual pairs")
+            raise ValueError(f"A virtual batch needs pairs (V, 2) and alphas (V,), got {shapes}.")
+        check_labels(pairs.flatten(), "Virtual pairs")
         for each in self:
             if each.device != labels.device:
-                raise ValueError(f"the virtual batch is on {each.device} but the labels on {labels.device}")
+                raise ValueError(f"The virtual batch is on {each.device} but the labels on {labels.device}.")
         if not len(pairs):
             return
         if not 0 <= int(pairs.min()) <= int(pairs.max()) < len(labels):
-            raise ValueError(f"virtual pairs contain an index outside the batch 0..{len(labels) - 1}")
+            raise ValueError(f"Virtual pairs contain an index outside the batch 0..{len(labels) - 1}.")
         if not ((alphas >= 0) & (alphas <= 1)).all():
-            raise ValueError("virtual alphas must lie between 0 and 1")
+            raise ValueError("Virtual alphas must lie between 0 and 1.")
         if labels.ndim > 1:
             left = self._replace(pairs=pairs.long()).shared_labels(labels).amax(1)
             self._check_labels(left, left.clamp(min=0))
@@ -63,8 +63,8 @@ class VirtualBatch(NamedTuple):
         mixed = (left != right).nonzero()
         if len(mixed):
             raise ValueError(
-                f"virtual pair {mixed[0].item()} mixes two labels: use VirtualBatchWithNegatives if it is to be a "
-                "negative of the other classes"
+                f"Virtual pair {mixed[0].item()} mixes two labels: use VirtualBatchWithNegatives if it is to be a "
+                "negative of the other classes."
             )
 
 
@@ -80,7 +80,7 @@ class VirtualBatchWithNegatives(VirtualBatch):
 
     def shared_labels(self, labels: Tensor) -> Tensor:
         """Raise a ValueError: it is not defined which queries would ignore an example."""
-        raise ValueError("virtual negatives need items with one label each: do not use them with labels of (B, L)")
+        raise ValueError("Virtual negatives need items with one label each: do not use them with labels of (B, L).")
 
 
 class SiMix:
@@ -128,7 +128,7 @@ class SiMix:
 
     def _for_several_labels(self, labels: Tensor) -> VirtualBatch:
         if self.negatives:
-            raise ValueError("virtual negatives need items with one label each: do not use them with labels of (B, L)")
+            raise ValueError("Virtual negatives need items with one label each: do not use them with labels of (B, L).")
         relevance = SharedLabel(labels)
         rows = relevance.queries.sort().values
         others, present = relevance.positives(rows, max(relevance.counts, default=0))

@@ -19,7 +19,7 @@ from shortlist.ranking.ranker import Ranker, Tile, products
 BLOCK_SIZE = 4_096  # queries searched at once; rows and columns of a tile if the queries are the gallery (64 MB)
 PRODUCTS_PER_TILE, MAX_COLUMNS = 2**23, 65_536  # other tiles: 32 MB, and maximum number of items
 SAMPLE_SIZE = 2_048  # number of items from which the thresholds are estimated
-CAPACITY_FACTOR = 1.5  # number of candidates per query, divided by k; fewer could not be overwritten by the result
+CAPACITY_FACTOR = 1.5  # candidates per query, divided by k: 1.5 k keys of 8 bytes make room for k results of 12 bytes
 QUERIES_PER_SORT = 1_024
 
 Found = tuple[Tensor, Tensor]  # similarities and indices of items, (q, k) each

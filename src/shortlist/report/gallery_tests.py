@@ -64,7 +64,7 @@ def _with_queries(test: EmbeddedTest, queries: Catalog, vectors: Tensor) -> Embe
     """Return a test in which these images are the queries, and the images of `test` are searched."""
     known = test.catalog
     if not set(queries.class_names) & set(known.class_names):
-        raise DataError(f"no label of {queries.name} is one of {known.name}: the queries need the same labels.")
+        raise DataError(f"No label of {queries.name} is one of {known.name}: the queries need the same labels.")
     paths = [*known.paths, *(absolute_path(queries.file(each)) for each in range(len(queries)))]
     labels = [each.label_names(row) for each in (known, queries) for row in range(len(each))]
     roles = np.repeat(["gallery", "query"], [len(known), len(queries)])

@@ -309,7 +309,7 @@ def _near_training(
 
 def _class_group_label(catalog: Catalog, analysis: Analysis, shown: int) -> str:
     if catalog.judgements:
-        return "many"
+        return "all queries" if shown == len(analysis.answerable) else f"{shown:,} queries"
     classes = len(np.unique(catalog.labels[analysis.queries[analysis.answerable]]))
     return "one of every class" if shown == classes else f"one of each of {shown} classes"
 

@@ -48,7 +48,7 @@ def nearest(
                 [1]])
     """
     if queries.ndim != 2 or gallery.ndim != 2 or queries.shape[1] != gallery.shape[1]:
-        raise DataError(f"the queries have shape {tuple(queries.shape)}, but the gallery {tuple(gallery.shape)}")
+        raise DataError(f"The queries have shape {tuple(queries.shape)}, but the gallery {tuple(gallery.shape)}.")
     if k < 1:
         raise ConfigError(f"`k`, the number of results, must be at least 1, not {k}")
     like = torch.empty(0, device=queries.device if isinstance(queries, Tensor) else "cpu")
@@ -69,4 +69,4 @@ def _check_gallery(similarities: Tensor, first: int) -> None:
 def _check_finite(vectors: Tensor, first: int, name: str) -> None:
     bad = ~vectors.isfinite().all(1)
     if bad.any():
-        raise DataError(f"row {first + int(bad.nonzero()[0])} of the {name} holds values that are not finite")
+        raise DataError(f"Row {first + int(bad.nonzero()[0])} of the {name} contains values that are not finite.")

@@ -62,16 +62,16 @@ def open_vectors(path: Path | str) -> NDArray[Any]:
     """Open the (n, d) vectors of a .npy file as a memory map. Nothing is read yet.
 
     Raises:
-        DataError: The file does not exist, is truncated, or does not hold vectors.
+        DataError: The file does not exist, is truncated, or does not contain vectors.
     """
     try:
         found = np.load(path, mmap_mode="r", allow_pickle=False)
     except FileNotFoundError:
-        raise DataError(f"There is no {path}") from None
+        raise DataError(f"The file {path} does not exist.") from None
     except (OSError, ValueError, EOFError) as error:
         raise DataError(f"{path} is not a complete .npy file: {error}") from error
     if not isinstance(found, np.ndarray) or found.ndim != 2 or found.dtype.kind != "f":
-        raise DataError(f"{path} does not hold vectors: expected a floating-point array of shape (vectors, dimensions)")
+        raise DataError(f"{path} does not contain vectors: expected floating-point values (vectors, dimensions)")
     return found
 
 

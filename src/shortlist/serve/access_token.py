@@ -76,7 +76,7 @@ def read_token(file: Path) -> str:
         return file.read_text(encoding="utf-8").strip()
     except (OSError, ValueError) as error:
         reason = getattr(error, "strerror", None) or "it is not a text file"
-        raise ConfigError(f"cannot read the token file {file}: {reason}") from None
+        raise ConfigError(f"Cannot read the token file {file}: {reason}.") from None
 
 
 def _equal(one: str, other: str) -> bool:

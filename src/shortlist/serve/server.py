@@ -73,7 +73,7 @@ def serve(
     """
     _check_backend(backend)
     if processes > 1 and gallery.opened_as is None:
-        raise ConfigError(f"only this process can open the gallery {gallery.name}: use 1 for `processes`")
+        raise ConfigError(f"Only this process can open the gallery {gallery.name}: use 1 for `processes`.")
     with _listen(host, port) as listening, tempfile.TemporaryDirectory() as temporary:
         address, port = listening.getsockname()[:2]
         local = ipaddress.ip_address(address).is_loopback
@@ -92,7 +92,7 @@ def serve(
         metrics = Path(temporary, "metrics")
         metrics.mkdir()
         arguments = (gallery.opened_as, listening, dataclasses.replace(settings, metrics=metrics))
-        # While this process held the socket open, clients could connect, but nobody would answer them.
+        # The socket is closed first, so that no client connects without being answered.
         supervise(processes, _open_and_answer, arguments, announce, ending=listening.close)
 
 
@@ -183,7 +183,7 @@ def _listen(host: str, port: int) -> socket.socket:
         return listening
     except OSError as error:
         reason = (error.strerror or str(error)).partition(" (")[0]  # without the address, which is in the message
-        raise ConfigError(f"cannot listen on {host}, port {port} ({reason}): try another `port` or `host`") from None
+        raise ConfigError(f"Cannot listen on {host}, port {port} ({reason}): try another `port` or `host`.") from None
 
 
 def _url_host(host: str) -> str:

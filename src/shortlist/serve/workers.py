@@ -20,7 +20,7 @@ Jobs = SimpleQueue[tuple["Future[Any]", Callable[[], Any]]]
 
 
 class Workers:
-    """A few threads. One that takes too long, for example to open a file on a broken network drive, is replaced.
+    """A small thread pool. A thread that takes too long, for example on a broken network drive, is replaced.
 
     The threads are daemons, so that one which never ends does not keep the process from ending.
 

@@ -35,7 +35,7 @@ class Machine(NamedTuple):
     """Speed and free resources of a machine without a GPU.
 
     Args:
-        seconds: Time that it takes to decode and encode a view, if the machine has nothing else to do.
+        seconds: Time that it takes to decode and encode a view on an idle machine.
         step: Time of a training step, likewise.
         memory: Free memory in bytes.
         disk: Free space on the disk of the run, in bytes.

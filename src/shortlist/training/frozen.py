@@ -117,7 +117,7 @@ class _Estimate:
 
     Args:
         encoding: Description of the encoding.
-        others: Images that are encoded later, as a number of images that take as long as the encoded ones.
+        others: Images that are encoded later, counted in encoded training images.
         training: Duration of the training that follows, by its description.
         progress: Callback that is called as well.
         display: Display for the message.

@@ -55,7 +55,7 @@ def build_metric_learning_loss(
     """
     classes = torch.unique(classes)
     if not len(classes):
-        raise ValueError("a loss of pytorch-metric-learning requires the labels of the training classes")
+        raise ValueError("A loss of pytorch-metric-learning requires the labels of the training classes.")
     sizes = RunSizes(len(classes), dim)
     loss = _build(losses, REFUSED_LOSSES, config, where, sizes)
     miner = None if config.miner is None else _build(miners, REFUSED_MINERS, config.miner, f"{where}.miner", sizes)

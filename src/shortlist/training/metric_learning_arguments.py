@@ -84,7 +84,7 @@ def construct(kind: type, args: Mapping[str, Any], sizes: RunSizes, where: str, 
         if name not in given and parameter.default is parameter.empty:
             value = sizes.get(name)
             if value is None:
-                raise ConfigError(f"{where}.{name}: is required by {shown}")
+                raise ConfigError(f"{where}.{name} is required by {shown}")
             given[name] = value
     try:
         with warnings.catch_warnings():

@@ -65,8 +65,8 @@ class Plan:
         """Remark on a small number of training classes."""
         number = len(self.classes)
         text = (
-            f"Only {number} training classes: a model trained on so few classes hardly generalises to others. Add "
-            "classes, or compare with a pretrained model: shortlist evaluate --model timm:NAME IMAGES"
+            f"Only {number} training classes: a model trained on so few classes is unlikely to generalise to other "
+            "classes. Add classes, or compare with a pretrained model: shortlist evaluate --model timm:NAME IMAGES"
         )
         return (text,) if number < FEW_CLASSES else ()
 
@@ -166,10 +166,10 @@ def make_plan(config: RunConfig, display: Display, folder: RunFolder | None = No
 def _check_loss_for_several_labels(config: RunConfig) -> None:
     for loss in (config.loss, *config.loss.plus):
         if loss.pml_class or is_reference(loss.name):
-            raise ConfigError(f"loss.name={loss.name} needs images with one label each, but some have several")
+            raise ConfigError(f"loss.name={loss.name} needs images with one label each, but some have several.")
     for name, used in {"memory": config.loss.memory, "simix_negatives": config.loss.simix_negatives}.items():
         if used:
-            raise ConfigError(f"loss.{name} needs images with one label each, but some have several: remove it")
+            raise ConfigError(f"loss.{name} needs images with one label each, but some have several: remove it.")
 
 
 def batch_size(config: RunConfig, catalog: Catalog) -> tuple[int, tuple[str, ...]]:

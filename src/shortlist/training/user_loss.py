@@ -49,16 +49,16 @@ class ExternalLoss(nn.Module):
         value = self.loss(embeddings, indices, *mined)
         if not isinstance(value, Tensor) or value.numel() != 1:
             what = tuple(value.shape) if isinstance(value, Tensor) else type(value).__name__
-            problem = f"the loss must return one number per batch, a tensor, not {what}"
-            raise ConfigError(f"{problem}; with pytorch-metric-learning, use another reducer")
+            problem = f"The loss must return one number per batch, a tensor, not {what}"
+            raise ConfigError(f"{problem}; with pytorch-metric-learning, use another reducer.")
         return value.reshape(())
 
     def _class_indices(self, labels: Tensor) -> Tensor:
         if labels.ndim > 1:
-            raise ConfigError("this loss needs images with one label each: set loss.name to recall_at_k, for example")
+            raise ConfigError("This loss needs images with one label each: set loss.name to recall_at_k, for example.")
         indices = torch.searchsorted(self.classes, labels).clamp_(max=len(self.classes) - 1)
         if not torch.equal(self.classes[indices], labels):
-            raise ValueError("a batch contains labels that are not among the training classes")
+            raise ValueError("A batch contains labels that are not among the training classes.")
         return indices
 
 

@@ -125,7 +125,7 @@ class Benchmark:
         if self.expects is None:
             return root
         if root is None:
-            raise DataError(f"{self.name} needs its folder: set `root` to the one that holds {self.expects}")
+            raise DataError(f"{self.name} needs its folder: set `root` to the folder that contains {self.expects}")
         if not root.is_dir():
             raise DataError(f"{self.name}: the folder {root} does not exist; `root` must contain {self.expects}")
         if any((root / marker).exists() for marker in self.markers):
@@ -136,7 +136,7 @@ class Benchmark:
         nearby = find_nearby(root, self.markers)
         hint = f"; {nearby} looks like the right folder: set `root` to it" if nearby else ""
         raise DataError(
-            f"{self.name}: {root} does not hold {self.expects}{found}{hint} (shortlist data about {self.name})"
+            f"{self.name}: {root} does not contain {self.expects}{found}{hint} (shortlist data about {self.name})"
         )
 
     def _check_images(self, catalog: Catalog, on_missing: str) -> Catalog:

@@ -103,7 +103,7 @@ def _field(file: Path, content: dict[str, Any], name: str) -> NDArray[Any]:
 def _file_names(file: Path, content: dict[str, Any], field: str) -> list[str]:
     names: list[Any] = _field(file, content, field).tolist()
     if not all(isinstance(name, str) and name for name in names):
-        raise DataError(f"cars196: the field {field!r} of {file} must hold image names")
+        raise DataError(f"cars196: the field {field!r} of {file} must contain image names")
     return names
 
 
@@ -149,5 +149,5 @@ devkit/cars_meta.mat""",
     markers=("cars_annos.mat", "cars_train", "cars_test"),
     counts={"train": ImageCount(8_054, 98), "test": ImageCount(8_131, 98)},
     note="The classification split, which all downloads contain, is not read.",
-    lookalikes={"car_ims": "exists, but cars_annos.mat does not: put it next to it"},
+    lookalikes={"car_ims": "exists, but cars_annos.mat does not: put cars_annos.mat next to it"},
 )

@@ -59,6 +59,6 @@ images/...""",
         "train_test_split.txt": "is the classification split and is not needed; images.txt and "
         "image_class_labels.txt are",
         "001.Black_footed_Albatross": "belongs in images/: set `root` to the folder that contains images/",
-        "images": f"exists, but {IMAGES} and {LABELS} do not: put them next to it",
+        "images": f"exists, but {IMAGES} and {LABELS} do not: put both next to it",
     },
 )

@@ -15,7 +15,7 @@ from shortlist.errors import DataError
 
 LIST, HEADER = "train.csv", ("id", "url", "landmark_id")
 FOLDERS = ("train", "images", "jpg", "")  # folders that the images are commonly in
-NO_LIST = f"exists, but {LIST} does not: put it next to it"
+NO_LIST = f"exists, but {LIST} does not: put {LIST} next to it"
 HINT = "expected train.csv of Google Landmarks 2018"
 
 

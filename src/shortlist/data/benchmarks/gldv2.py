@@ -47,6 +47,6 @@ train/6/e/1/6e158a47eb2ca3f6.jpg     the first three characters of the name are 
     counts={"train": ImageCount(1_580_470, 81_313)},
     lookalikes={
         "train.csv": "is the uncleaned list; train_clean.csv is a separate file",
-        "train": f"exists, but {LIST} does not: put it next to it",
+        "train": f"exists, but {LIST} does not: put {LIST} next to it",
     },
 )

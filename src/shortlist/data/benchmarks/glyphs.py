@@ -74,7 +74,7 @@ def _catalog(folder: Path, expected: int) -> Catalog:
     files = sorted(folder.glob("*/*/*.bmp"), key=lambda file: (file.parent.name, file.name))
     if len(files) != expected:
         raise DataError(
-            f"{folder} should hold {expected} images but holds {len(files)}. Delete it; it will be rendered again."
+            f"{folder} should contain {expected} images but contains {len(files)}. Delete it to render it again."
         )
     paths = [file.relative_to(folder).as_posix() for file in files]
     splits, classes, _ = zip(*(path.split("/") for path in paths), strict=True)

@@ -69,5 +69,5 @@ def image_indices(file: Path, judged: Mapping[str, Any], key: str, images: int) 
     found = judged[key]
     is_integers = isinstance(found, (list, tuple)) and all(type(index) is int for index in found)
     if not is_integers or not all(0 <= index < images for index in found):
-        raise DataError(f"{file}: the entry {key!r} must hold indices of the {images} images")
+        raise DataError(f"{file}: the entry {key!r} must contain indices of the {images} images")
     return np.array(found, dtype=np.int64)

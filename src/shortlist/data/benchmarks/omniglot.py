@@ -39,7 +39,7 @@ def read(root: Path, progress: Progress | None = None) -> Catalog:
     if all((root / f"{part}.npz").is_file() for part in PARTS):
         return _from_arrays(root, progress)
     found = [name for name in MARKERS if (root / name).exists()]
-    raise DataError(f"omniglot: {root} must hold {EXPECTS}; it only holds {' and '.join(found)}")
+    raise DataError(f"omniglot: {root} must contain {EXPECTS}; it only contains {' and '.join(found)}")
 
 
 def _from_folders(root: Path) -> Catalog:
@@ -102,8 +102,8 @@ def _read_images(file: Path) -> tuple[NDArray[np.bool_], NDArray[np.int64]]:
     images, labels = _read_array(file, "images"), _read_array(file, "labels")
     if images.dtype != np.bool_ or images.ndim < 3 or images.shape[:-2] != labels.shape:
         raise DataError(
-            f"omniglot: {file} holds {images.dtype} images of shape {images.shape} and labels of shape {labels.shape}; "
-            "expected black and white images (bool, True = paper) with one label each"
+            f"omniglot: {file} contains {images.dtype} images of shape {images.shape} and labels of shape "
+            f"{labels.shape}; expected black and white images (bool, True = paper) with one label each"
         )
     return images.reshape(-1, *images.shape[-2:]), labels.ravel()
 

@@ -116,7 +116,7 @@ def _benchmark(name: str, city: str, images: int, download: str) -> Benchmark:
         markers=(f"gnd_{name}.pkl",),
         counts={"query": ImageCount(70), "gallery": ImageCount(images)},
         judged=True,
-        lookalikes={"jpg": f"exists, but gnd_{name}.pkl does not: put it next to it"},
+        lookalikes={"jpg": f"exists, but gnd_{name}.pkl does not: put gnd_{name}.pkl next to it"},
     )
 
 
@@ -135,6 +135,6 @@ BENCHMARKS = (
         markers=(R1M_LIST,),
         counts={"gallery": ImageCount(1_001_001)},
         note="Some of the files are truncated JPEGs.",
-        lookalikes={"jpg": f"exists, but {R1M_LIST} does not: put it next to it"},
+        lookalikes={"jpg": f"exists, but {R1M_LIST} does not: put {R1M_LIST} next to it"},
     ),
 )

@@ -70,6 +70,6 @@ ims/ef/cd/ab/0123...abcdef     the last characters of the name are folders; no e
     judged=True,
     lookalikes={
         "retrieval-SfM-120k.pkl": f"is the training list; {LIST} is a separate file",
-        "ims": f"exists, but {LIST} does not: put it next to it",
+        "ims": f"exists, but {LIST} does not: put {LIST} next to it",
     },
 )
