@@ -12,6 +12,7 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor, wait
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +22,7 @@ import yaml
 from shortlist.config import RunConfig
 from shortlist.data import open_catalog
 from shortlist.errors import ConfigError, DataError, Interrupted, RunError
-from shortlist.files import exclusive_lock
+from shortlist.files import exclusive_lock, exclusive_write
 from shortlist.progress import Display
 from shortlist.recipes import open_recipe
 from shortlist.training import (
@@ -447,6 +448,15 @@ class TestInterruptions:
         ):
             opened.set_user_attr("note", "written in part")
         assert (study / "journal.log").read_bytes() == before
+
+    def test_a_worker_waits_for_the_journal(self, finished: SweepResult, tmp_path: Path) -> None:
+        study = Path(shutil.copytree(finished.path, tmp_path / "study"))
+        with open_study(study, None) as opened, ThreadPoolExecutor(1) as other:
+            with exclusive_write(study / "journal.log"):
+                written = other.submit(opened.set_user_attr, "note", "later")
+                assert not wait([written], timeout=0.2).done  # an error would be raised at once
+            written.result()
+            assert opened.user_attrs["note"] == "later"
 
 
 @pytest.fixture
