@@ -321,7 +321,7 @@ def write(index: Any, path: Path) -> None:
             faiss.write_index(index, str(temporary), faiss.IO_FLAG_SKIP_STORAGE)
         except RuntimeError as error:
             reason = str(error).rpartition("failed: ")[2]  # after the source line of FAISS
-            raise OSError(errno.EIO, f"the index cannot be written: {reason}") from error
+            raise OSError(errno.EIO, f"The index cannot be written: {reason}") from error
 
 
 def read(path: Path, vectors: Rows) -> Any:
