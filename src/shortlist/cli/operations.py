@@ -45,12 +45,18 @@ def rebuild(
     with closing(galleries.Gallery.open(place)) as gallery:
         encoder = open_encoder(model)
         keep_freed_memory()
-        new, added = galleries.rebuild(gallery, encoder, out, model=model, kind=kind, workers=workers, display=display)
+        new, added = galleries.rebuild(
+            gallery,
+            encoder,
+            out,
+            model=model,
+            kind=kind,
+            workers=workers,
+            min_score=RunFolder(Path(model)).recommended_min_score(),
+            display=display,
+        )
         before = gallery.min_score
     with closing(new):
-        recommended = None if new.min_score is not None else RunFolder(Path(model)).recommended_min_score()
-        if recommended is not None:
-            new.set_min_score(recommended)
         report_added(display, as_json, new, added)
         if before is not None and new.min_score != before:
             display.message(_note_on_min_score(new, before, out), min_score=new.min_score, previous_min_score=before)

@@ -61,7 +61,9 @@ Split = Annotated[str | None, typer.Option(help="Split to use: train, validation
 Workers = Annotated[
     int | None,
     typer.Option(
-        min=0, help="Number of processes that decode images. Default: chosen by the number of cores and images."
+        min=0,
+        help="Number of processes that decode images, at most 8 per core. Default: chosen by the number of cores and "
+        "images.",
     ),
 ]
 
@@ -193,13 +195,11 @@ def index(
         workers=workers,
         parts=merged,
         prune=_pruned(catalog, images) if prune else None,
+        min_score=min_score,
+        default_min_score=None if min_score is not None else RunFolder(Path(run)).recommended_min_score(),
         log=log,
         display=display,
     )
-    if min_score is None and gallery.min_score is None:
-        min_score = RunFolder(Path(run)).recommended_min_score()
-    if min_score is not None:
-        gallery.set_min_score(min_score)
     report_added(display, as_json, gallery, added)
     gallery.close()
 
