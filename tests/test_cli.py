@@ -27,7 +27,7 @@ from shortlist.training import RunFolder, durations
 from tests.miniatures import miniature
 from tests.processes import SOURCES
 from tests.report.runs import change_config
-from tests.training.runs import RECIPE, class_folders
+from tests.training.runs import RECIPE, class_folders, write_config
 
 Call = Callable[..., tuple[int, str, str]]
 FAST = ("training.epochs=1", "data.validation=none")
@@ -214,7 +214,7 @@ class TestEvaluate:
     def test_differences_to_the_paper(self, call: Call, folders: Path, tmp_path: Path) -> None:
         run = Path(shutil.copytree(folders / "run", tmp_path / "run"))
         text = (run / "config.yaml").read_text()
-        (run / "config.yaml").write_text(text.replace("paper: {}", "paper: {images: {r@1: 12.3}, elsewhere: {r@1: 1}}"))
+        write_config(RunFolder(run), text.replace("paper: {}", "paper: {images: {r@1: 12.3}, elsewhere: {r@1: 1}}"))
         (measured,) = json.loads(call("evaluate", "run", "--json")[1])
         assert measured["paper"] == {"r@1": 12.3}
         difference = 100 * measured["metrics"]["r@1"]["value"] - 12.3
@@ -247,7 +247,8 @@ class TestEvaluate:
         assert_error(call("evaluate", folders / "run", "--root", "x"), "--root", "IMAGES")
         assert_error(call("evaluate", folders / "run", "--distractors", "x"), "--distractors", "IMAGES")
         shutil.copytree(folders / "run", tmp_path / "run")
-        (tmp_path / "run" / "embedder.json").unlink()
+        for name in ("embedder.json", "evaluation.json"):
+            (tmp_path / "run" / name).unlink()
         assert_error(call("evaluate", "run"), "is not finished", "shortlist train --resume run")
 
 

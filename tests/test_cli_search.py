@@ -84,6 +84,12 @@ def test_nothing_similar_enough(call: Call, folders: Path, monkeypatch: pytest.M
     recommended = json.loads(Path("run/min-score.json").read_text())["min_score"]
     call("index", "run", folders / "images", "-o", "gallery")
     assert json.loads(call("gallery", "show", "gallery", "--json")[1])["min_score"] == recommended
+    file = Path("run/min-score.json")
+    for content in ("{}", file.read_text().replace("0.", "0.0", 1)):
+        file.write_text(content)
+        for command in (("index", "run", folders / "images"), ("gallery", "rebuild", "gallery", "--model", "run")):
+            assert_error(call(*command, "-o", "new"), "run/min-score.json is damaged")
+        assert not Path("new").exists()
     call("index", folders / "run", folders / "images", "-o", "other", "--min-score", "0.9999")
     assert "minimum score  0.9999" in call("gallery", "show", "other")[1]
     Image.new("RGB", (40, 40), "white").save("white.png")

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import json
+import re
+import sys
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
 
 from shortlist import files
 from shortlist.errors import ConfigError, RunError
-from shortlist.files import check_writable, read_json, remove_unfinished, write_text_atomically
+from shortlist.files import check_writable, read_json, remove_unfinished, write_json, write_text_atomically
 
 
 def test_files_are_written_whole_or_not_at_all(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -66,3 +70,49 @@ def test_errors_name_a_damaged_file(content: bytes, tmp_path: Path) -> None:
     file.write_bytes(content)
     with pytest.raises(RunError, match=r"facts\.json is damaged: it is not valid JSON"):
         read_json(file)
+
+
+class TestVersionsAndDigests:
+    def test_objects_get_both_and_lists_none(self, tmp_path: Path) -> None:
+        file = tmp_path / "facts.json"
+        for value in ({"a": [1, None, 0.1, "ü"]}, {}, [1, 2]):
+            write_json(file, value)
+            assert read_json(file) == value
+            found = json.loads(file.read_text())
+            assert ({"format", "sha256"} <= set(found)) is isinstance(value, dict)
+
+    def test_files_without_them_are_read(self, tmp_path: Path) -> None:
+        (tmp_path / "facts.json").write_text('{"a": 1}')
+        assert read_json(tmp_path / "facts.json") == {"a": 1}
+
+    def test_other_contents(self, tmp_path: Path) -> None:
+        file = tmp_path / "facts.json"
+        write_json(file, {"score": 0.5})
+        file.write_text(file.read_text().replace("0.5", "0.4"))
+        with pytest.raises(RunError, match=r"facts\.json is damaged: its contents differ from what was written"):
+            read_json(file)
+
+    @pytest.mark.parametrize(
+        ("version", "said"),
+        [
+            (4, "has format 4, of a later version of shortlist. Update shortlist"),
+            (1, "has format 1, which only earlier versions of shortlist read"),
+            ("2", "is damaged: its format version is '2'"),
+        ],
+    )
+    def test_other_versions(self, version: object, said: str, tmp_path: Path) -> None:
+        file = tmp_path / "facts.json"
+        for known in (2, 3):
+            write_json(file, {"a": 1}, known)
+            assert read_json(file, versions=range(2, 4)) == {"a": 1}
+        write_json(file, {"a": 1, "format": version})
+        with pytest.raises(RunError, match=re.escape(said)):
+            read_json(file, versions=range(2, 4))
+
+    def test_any_number_of_brackets(self, tmp_path: Path) -> None:
+        """Some can be parsed, but are too many for the digest."""
+        file = tmp_path / "facts.json"
+        for number in (10, *range(sys.getrecursionlimit() - 200, sys.getrecursionlimit())):
+            file.write_text('{"a": ' + "[" * number + "]" * number + "}")
+            with suppress(RunError):
+                assert list(read_json(file)) == ["a"]

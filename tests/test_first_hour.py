@@ -39,7 +39,7 @@ from shortlist.training.baseline import PRETRAINED, UNTRAINED, baseline_name
 from shortlist.training.frozen import FrozenBackbone
 from tests.displays import Told
 from tests.test_cli import Call, assert_error, call  # noqa: F401 - a fixture
-from tests.training.runs import class_folders, config, records
+from tests.training.runs import class_folders, config, records, write_config
 
 MEASURED = {False: "measured: {}", True: "measured: {images: {r@1: 50.0}}"}  # in a configuration
 RANDOM = "timm:test_resnet@none"  # needs no network
@@ -213,9 +213,7 @@ class TestCommands:
         copy = RunFolder(Path(shutil.copytree(run.path, tmp_path / "run")))
         text = copy.config_file.read_text()
         for name, differs in {"folder": False, "glyphs": True}.items():
-            copy.config_file.write_text(
-                text.replace("name: tiny", f"name: {name}").replace("measured: {}", MEASURED[differs])
-            )
+            write_config(copy, text.replace("name: tiny", f"name: {name}").replace("measured: {}", MEASURED[differs]))
             code, out, _ = call("evaluate", copy.path)
             assert code == 0
             assert ("differs from the recipe" in out) is differs

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import io
 import os
 import pickle
@@ -174,6 +175,42 @@ class TestCache:
         with locations.open_binary(file) as opened:
             assert opened.read() == store.cat("/store/nut/0.png")
         assert len(calls) == 2
+
+    @pytest.mark.parametrize("reason", [errno.EROFS, errno.EPERM])
+    def test_a_cache_that_cannot_be_written(
+        self, store: fsspec.AbstractFileSystem, monkeypatch: pytest.MonkeyPatch, reason: int
+    ) -> None:
+        """What it contains is read. What has changed in the store is not: the old copy would be read."""
+
+        def refuse(path: Path, *_: object, **__: object) -> None:
+            raise OSError(reason, os.strerror(reason), str(path))
+
+        file = Path("memory://store/nut/0.png")
+        locations.open_binary(file).close()
+        for name in ("utime", "unlink"):
+            monkeypatch.setattr(os, name, refuse)
+        with locations.open_binary(file) as opened:
+            assert opened.read() == store.cat("/store/nut/0.png")
+        store.pipe("/store/nut/0.png", png(99))
+        with pytest.raises(DataError, match=r"cannot write to the cache .*; set SHORTLIST_CACHE to another folder"):
+            locations.size_and_mtime(file)
+
+    def test_files_of_other_users_stay_in_the_cache(self, cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        for at in range(4):
+            file = cache / "ab" / str(at)
+            file.parent.mkdir(parents=True, exist_ok=True)
+            file.write_bytes(bytes(100))
+            os.utime(file, (at, at))
+        remove = os.unlink
+
+        def unlink(path: Path, *_: object) -> None:
+            if Path(path).name == "0":
+                raise PermissionError(errno.EPERM, os.strerror(errno.EPERM), str(path))
+            remove(path)
+
+        monkeypatch.setattr(os, "unlink", unlink)
+        locations.trim(cache, 200)
+        assert {file.name for file in cached_files(cache)} == {"0", "3"}
 
     def test_an_interrupted_download(
         self, store: fsspec.AbstractFileSystem, cache: Path, monkeypatch: pytest.MonkeyPatch

@@ -10,13 +10,16 @@ import os
 import stat
 from collections.abc import Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager
-from io import BufferedReader
+from io import BufferedReader, TextIOWrapper
 from pathlib import Path
 from typing import Any
 
 import filelock
 
 from shortlist.errors import ConfigError, RunError
+
+VERSION = 1  # of the format of a file that shortlist writes, unless the file has a version of its own
+VERSIONS = range(VERSION, VERSION + 1)  # that are read
 
 
 def check_writable(path: Path) -> None:
@@ -106,18 +109,22 @@ def remove_unfinished(path: Path) -> None:
             temporary.unlink(missing_ok=True)
 
 
-def read_json(path: Path, shape: Any = None) -> Any:
-    """Read a JSON file that shortlist has written.
+def read_json(path: Path, shape: Any = None, versions: range = VERSIONS) -> Any:
+    """Read a JSON file that `write_json` has written.
 
     Args:
         path: The file.
         shape: Type of the contents, such as `list[str]` or a dataclass, which is validated and created by pydantic.
             None: the contents are returned as they are.
+        versions: Versions of the format that the caller supports.
 
     Raises:
-        RunError: The file is missing, cannot be read, is not valid JSON, or does not match `shape`.
+        RunError: The file is missing, cannot be read, is not valid JSON, has a wrong digest or another version, or does
+            not match `shape`.
     """
     value = parse_json(read_text(path), path)
+    if isinstance(value, dict):
+        value = verified(value, path, versions)
     return value if shape is None else validated(value, path, shape)
 
 
@@ -125,14 +132,25 @@ def read_text(path: Path) -> str:
     """Read a text file that shortlist has written.
 
     Raises:
-        RunError: The file is missing, or cannot be read.
+        RunError: The file is missing, cannot be read, or is not a regular file.
     """
     try:
-        return path.read_text(encoding="utf-8", errors="replace")
+        return read_regular_file(path, errors="replace")
     except FileNotFoundError:
         raise RunError(f"{path} is missing. Restore it.") from None
     except OSError as error:
         raise RunError(f"{path} cannot be read: {error.strerror}.") from None
+
+
+def read_regular_file(path: Path, encoding: str = "utf-8", errors: str = "strict") -> str:
+    """Read the text in a regular file; see `open_regular_file`.
+
+    Raises:
+        OSError: The file cannot be read, or is not a regular file. The error has the name of the file.
+        UnicodeDecodeError: It is not text in this encoding.
+    """
+    with naming(path), TextIOWrapper(open_regular_file(path), encoding, errors) as file:
+        return file.read()
 
 
 def parse_json(text: str, path: Path) -> Any:
@@ -161,16 +179,38 @@ def with_checksum(value: Mapping[str, Any]) -> dict[str, Any]:
     return {**value, "sha256": _json_digest(value)}
 
 
-def verified(value: Mapping[str, Any], path: Path) -> dict[str, Any]:
-    """Verify the digest of `with_checksum`, if present, in an object read from `path`; return the other values.
+def verified(value: Mapping[str, Any], path: Path, versions: range = VERSIONS) -> dict[str, Any]:
+    """Verify the version and the digest of an object that was read from `path`, and return its other values.
+
+    Files of earlier versions of shortlist may have neither.
 
     Raises:
-        RunError: The digest does not match.
+        RunError: The version is not supported, or the digest does not match.
     """
+    check_version(value.get("format", versions.start), path, versions)
     others = {name: each for name, each in value.items() if name != "sha256"}
-    if value.get("sha256", expected := _json_digest(others)) != expected:
+    try:
+        intact = value.get("sha256", expected := _json_digest(others)) == expected
+    except RecursionError:  # lists in lists that can just be read, but not written
+        intact = False
+    if not intact:
         raise RunError(f"{path} is damaged: its contents differ from what was written. Restore or delete it.")
+    others.pop("format", None)
     return others
+
+
+def check_version(found: Any, path: Path, versions: range = VERSIONS) -> None:
+    """Check the version of the format of a file.
+
+    Raises:
+        RunError: It is not one of `versions`.
+    """
+    if not isinstance(found, int):
+        raise RunError(f"{path} is damaged: its format version is {found!r}. Restore or delete it.")
+    if found >= versions.stop:
+        raise RunError(f"{path} has format {found}, of a later version of shortlist. Update shortlist.")
+    if found < versions.start:
+        raise RunError(f"{path} has format {found}, which only earlier versions of shortlist read. Use one of these.")
 
 
 def _json_digest(value: Mapping[str, Any]) -> str:
@@ -178,8 +218,16 @@ def _json_digest(value: Mapping[str, Any]) -> str:
     return hashlib.sha256(json.dumps(plain, sort_keys=True).encode()).hexdigest()
 
 
-def write_json(path: Path, value: Any) -> None:
-    """Write a JSON file atomically; `read_json` reads it."""
+def write_json(path: Path, value: Any, version: int = VERSION) -> None:
+    """Write a JSON file atomically; `read_json` reads it.
+
+    Args:
+        path: The file.
+        value: Its contents. An object also gets `format`, the version of the format, and `sha256`, a digest.
+        version: Version of the format, unless the object has one.
+    """
+    if isinstance(value, Mapping):
+        value = with_checksum({"format": version, **value})
     write_text_atomically(path, json.dumps(value, indent=2) + "\n")
 
 
@@ -205,7 +253,7 @@ def open_regular_file(path: Path | str) -> BufferedReader:
 
 def file_digest(path: Path) -> str:
     """Return the SHA-256 of a file."""
-    with open_regular_file(path) as file:
+    with naming(path), open_regular_file(path) as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
@@ -215,7 +263,7 @@ def sample_digest(path: Path, blocks: int = 64, size: int = 2**16) -> str:
     Unlike `file_digest`, it takes no longer for a larger file. It detects a replaced file, but not every damaged bit.
     """
     digest = hashlib.sha256()
-    with open_regular_file(path) as file:
+    with naming(path), open_regular_file(path) as file:
         end = file.seek(0, os.SEEK_END)
         spaced = end > blocks * size
         for number in range(blocks if spaced else -(-end // size)):

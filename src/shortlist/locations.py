@@ -89,7 +89,7 @@ def size_and_mtime(file: Path) -> tuple[int, int] | None:
     If a remote file has changed since it was cached, the cached copy is removed.
 
     Raises:
-        DataError: The object store cannot be read.
+        DataError: The object store cannot be read, or an outdated copy cannot be removed from the cache.
     """
     try:
         if not is_remote(file):
@@ -98,11 +98,15 @@ def size_and_mtime(file: Path) -> tuple[int, int] | None:
         stamp: tuple[int, int] = _request(as_url(file), _stamp)
     except OSError:
         return None
-    with suppress(OSError):
-        cached = _cached(as_url(file))
+    cached = _cached(as_url(file))
+    try:
         now = cached.stat()
         if (now.st_size, now.st_mtime_ns) != stamp:
             cached.unlink()
+    except FileNotFoundError:
+        pass
+    except OSError as error:  # the outdated copy would be read
+        raise _unusable(cached, error) from error
     return stamp
 
 
@@ -119,8 +123,9 @@ def open_binary(file: Path) -> BinaryIO:
     cached = _cached(url)
     for _ in range(3):  # another process may remove the copy before it is opened
         with suppress(FileNotFoundError):
-            opened = cached.open("rb")
-            os.utime(cached, ns=(time.time_ns(), os.fstat(opened.fileno()).st_mtime_ns))  # last used now
+            opened = open_regular_file(cached)
+            with suppress(OSError):  # the cache is read-only, or belongs to another user
+                os.utime(cached, ns=(time.time_ns(), os.fstat(opened.fileno()).st_mtime_ns))  # last used now
             return opened
         _download(url, cached)
     raise DataError(f"files are removed from the cache {cached.parent.parent} too soon: increase {LIMIT_VARIABLE}")
@@ -164,8 +169,9 @@ def trim(folder: Path, limit: int, keep: Path | None = None) -> None:
         if total <= limit:
             return
         if file != keep:
-            file.unlink(missing_ok=True)
-            total -= size
+            with suppress(PermissionError):  # a file of another user
+                file.unlink(missing_ok=True)
+                total -= size
 
 
 def cache_limit() -> int:

@@ -243,6 +243,7 @@ def disturbance(home: Path, how: str, event: int, log: Path | None = None) -> st
     return f"""
 import errno, os, resource, signal, sys
 home, how, left = {str(home)!r}, {how!r}, [{event}]
+watched = {{"open", "os.rename", "os.mkdir", "os.remove", "os.rmdir", "os.truncate", "os.utime", "os.chmod"}}
 log = os.open({str(log)!r}, os.O_WRONLY | os.O_CREAT | os.O_TRUNC) if {log is not None} else None
 
 def happens(path):
@@ -261,7 +262,7 @@ def happens(path):
             resource.setrlimit(resource.RLIMIT_FSIZE, (0, resource.RLIM_INFINITY))
 
 def watch(event, args):
-    if event not in ("open", "os.rename", "os.mkdir", "os.remove", "os.truncate"):
+    if event not in watched:
         return
     path = args[0]
     if not isinstance(path, (str, os.PathLike)) or not os.path.abspath(path).startswith(home + os.sep):

@@ -1,9 +1,10 @@
-"""Folders with files that only look like images: no command hangs or starts another program."""
+"""Files that only look like images or text: no command hangs or starts another program."""
 
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
+import warnings
+from collections.abc import Callable, Iterator
 from contextlib import suppress
 from pathlib import Path
 from threading import Event, Thread
@@ -12,12 +13,20 @@ import pytest
 from PIL import EpsImagePlugin
 
 from shortlist import Encoder
+from shortlist.config import read_yaml_file
 from shortlist.data import ImageError, TestTransform, check, load_image, open_catalog, open_collection, summary
+from shortlist.data.benchmarks.lists import read_csv, read_lines
 from shortlist.data.missing_files import absent_files
+from shortlist.data.unpickling import read_plain_pickle
 from shortlist.encoding.parquet import embed_to_table
+from shortlist.errors import ShortlistError
+from shortlist.files import read_json
 from shortlist.gallery import Gallery
 from shortlist.model import Embedder
 from shortlist.progress import Display
+from shortlist.training import RunFolder
+from shortlist.training.checkpoint import latest_state
+from shortlist.training.sweep_study import open_study
 from tests.data.pictures import write
 
 GOOD = 3
@@ -115,3 +124,31 @@ def test_a_link_to_itself_does_not_hide_the_other_files_of_its_folder(folder: Pa
         "a/loop.png",
         "a/pipe.png",
     }
+
+
+@pytest.mark.parametrize(
+    "read",
+    [
+        read_json,
+        lambda file: RunFolder(file.parent).facts(),
+        lambda file: RunFolder(file.parent).config(),
+        lambda file: RunFolder(file.parent).metrics(),
+        lambda file: RunFolder(file.parent).recommended_min_score(),
+        lambda file: latest_state(file.parent),
+        lambda file: read_yaml_file(file, "space"),
+        lambda file: read_lines(file, "sop"),
+        lambda file: read_csv(file, "gldv1", ("a", "b"), ("a", "b"), ""),
+        read_plain_pickle,
+        lambda file: open_study(file.parent, None).__enter__(),
+    ],
+)
+def test_text_in_a_pipe(read: Callable[[Path], object], tmp_path: Path) -> None:
+    pipe = tmp_path / "pipe"
+    names = ("config.yaml", "facts.json", "metrics.jsonl", "min-score.json", "step-1.safetensors", "journal.log")
+    os.mkfifo(pipe)
+    for name in names:
+        (tmp_path / name).symlink_to(pipe)
+    with released_later(pipe), warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # of checkpoints that cannot be read
+        with pytest.raises((ShortlistError, OSError), match=r"it is not a regular file|All checkpoints in"):
+            read(pipe)

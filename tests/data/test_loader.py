@@ -27,7 +27,7 @@ from shortlist.data import (
     open_catalog,
 )
 from shortlist.data.images import IMAGE_FORMATS
-from shortlist.data.loader import _start, process_context
+from shortlist.data.loader import MAX_PER_CORE, _start, bounded_workers, process_context
 from shortlist.data.transforms import Crop
 from shortlist.errors import DataError
 from tests.data.pictures import class_folders, picture, write
@@ -286,3 +286,17 @@ def test_a_fork_server_that_has_ended(catalog: Catalog, monkeypatch: pytest.Monk
 def test_a_negative_number_of_workers(catalog: Catalog):
     with pytest.raises(ValueError, match="`workers` must be 0 or more, not -1"):
         next(image_chunks(ImageDataset(catalog, TrainTransform(16)), KEYS, workers=-1))
+
+
+def test_the_number_of_workers_is_bounded(catalog: Catalog, monkeypatch: pytest.MonkeyPatch):
+    most, started = MAX_PER_CORE * (os.cpu_count() or 1), []
+    assert bounded_workers(most) == most
+
+    def start(*_: object, num_workers: int, **__: object) -> list[object]:
+        started.append(num_workers)
+        return []
+
+    monkeypatch.setattr("shortlist.data.loader.DataLoader", start)
+    with pytest.warns(UserWarning, match=rf"so {most} processes decode images instead of 100000"):
+        list(image_chunks(ImageDataset(catalog, TrainTransform(16)), KEYS, workers=100_000))
+    assert started == [most]

@@ -185,7 +185,7 @@ class TestInterrupted:
         assert rest.seen == IMAGES - 8
         assert np.array_equal(open_vectors(file), embed_images(Corner(), images, SQUARE).numpy().astype(np.float16))
 
-    @pytest.mark.parametrize("last", [1, 2, 3])
+    @pytest.mark.parametrize("last", [2, 3, 4])  # the first two calls are at the beginning
     def test_killed_while_files_are_renamed(
         self, images: Catalog, file: Path, monkeypatch: pytest.MonkeyPatch, last: int
     ) -> None:
@@ -239,6 +239,24 @@ class TestInterrupted:
         embed_to_file(rest, images, SQUARE, file)
         assert rest.seen == 0
         assert not list(file.parent.glob("*.part*"))
+
+    @pytest.mark.parametrize("name", [".r1m.npy.part", ".r1m.npy.part.json"])
+    @pytest.mark.parametrize("how", ["flipped", "truncated", "unreadable"])
+    def test_damaged_work_is_done_again(self, images: Catalog, file: Path, name: str, how: str) -> None:
+        with pytest.raises(KeyboardInterrupt):
+            embed_to_file(Corner(limit=17), images, SQUARE, file, batch_size=4)
+        part = file.parent / name
+        content = bytearray(part.read_bytes())
+        content[len(content) // 2] ^= 1
+        part.write_bytes(content if how == "flipped" else content[:-1])
+        if how == "unreadable":
+            part.unlink()
+            part.symlink_to("/proc/self/mem")  # reading its first byte is an I/O error
+        rest = Corner()
+        embed_to_file(rest, images, SQUARE, file, batch_size=4)
+        assert rest.seen == IMAGES
+        assert np.array_equal(open_vectors(file), embed_images(Corner(), images, SQUARE).numpy().astype(np.float16))
+        assert not list(file.parent.glob(".*.part*"))
 
     def test_two_processes_at_once(self, images: Catalog, file: Path) -> None:
         file.parent.mkdir()

@@ -120,8 +120,8 @@ class TestPackage:
         written = json.loads((package / "config.json").read_text())
         found = {name: value for name, value in written.items() if name != "sha256"}  # as of earlier versions
         for change, message in (
-            ({"made_by": "someone"}, "is not a package that shortlist exported, or is damaged"),
-            ({"preprocessing": {"kind": "words"}}, "or is damaged: KeyError"),
+            ({"made_by": "someone"}, "is not a package that shortlist exported, or its config.json is damaged"),
+            ({"preprocessing": {"kind": "words"}}, "or its config.json is damaged: KeyError"),
             ({"backbone": "os:system", "backbone_options": {"command": "false"}}, "which is not a timm model"),
             ({"backbone": "test_efficientnet"}, "the weights in .* are not those of 'test_efficientnet'"),
         ):

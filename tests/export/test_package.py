@@ -23,7 +23,7 @@ from shortlist.training import train_run as train
 from tests.export.encoders import SCALES, WHOLE, encoder, pictures
 from tests.processes import Commands
 from tests.state import another_state, changes
-from tests.training.runs import class_folders, config
+from tests.training.runs import class_folders, config, write_config
 
 KINDS = {
     "gem": {},
@@ -151,8 +151,8 @@ class TestCard:
 
     def test_images_that_are_gone(self, run: RunFolder, tmp_path: Path) -> None:
         shutil.copytree(run.path, tmp_path / "run")
-        file = tmp_path / "run" / "config.yaml"
-        file.write_text(file.read_text().replace(str(run.path.parent / NAME), str(tmp_path / "gone")))
+        text = run.config_file.read_text().replace(str(run.path.parent / NAME), str(tmp_path / "gone"))
+        write_config(RunFolder(tmp_path / "run"), text)
         (done,) = export(tmp_path / "run", package=tmp_path / "package")
         assert done.check["images"] == "8 synthetic images"
         card = (tmp_path / "package" / "README.md").read_text(encoding="utf-8")
@@ -162,10 +162,9 @@ class TestCard:
 
     def test_images_that_have_changed(self, run: RunFolder, tmp_path: Path) -> None:
         copy = shutil.copytree(run.path.parent, tmp_path / "copy")
-        file = copy / "run" / "config.yaml"
-        text = file.read_text().replace(str(run.path.parent), str(copy))
+        text = run.config_file.read_text().replace(str(run.path.parent), str(copy))
         assert str(copy / NAME) in text
-        file.write_text(text)
+        write_config(RunFolder(copy / "run"), text)
         shutil.rmtree(copy / NAME / "class 00")
         export(copy / "run", package=tmp_path / "package")
         assert "no counts" in (tmp_path / "package" / "README.md").read_text(encoding="utf-8")

@@ -15,6 +15,7 @@ import threading
 from collections import Counter
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from pathlib import Path
 
 import filelock
@@ -28,7 +29,7 @@ from shortlist.errors import ConfigError, DataError
 from shortlist.gallery import Gallery, GalleryError, folder_store, generation, segment
 from shortlist.gallery.checking import GalleryCheck
 from shortlist.gallery.folder_store import FolderStore
-from shortlist.gallery.manifest import read_manifest
+from shortlist.gallery.manifest import Manifest, read_manifest, write_manifest
 from shortlist.gallery.store import Row
 from shortlist.search import faiss_index, nearest
 from tests.data.pictures import picture, write
@@ -651,7 +652,7 @@ class TestErrors:
 
     def test_another_format_version(self, gallery: Gallery, tmp_path: Path) -> None:
         file = tmp_path / "gallery" / "gallery.json"
-        for number, message in ((99, "later version"), (1, "earlier version of shortlist: create the gallery again")):
+        for number, message in ((99, "later version"), (1, "only earlier versions of shortlist read")):
             file.write_text(json.dumps({**json.loads(file.read_text()), "format": number}))
             with pytest.raises(GalleryError, match=message):
                 Gallery.open(tmp_path / "gallery")
@@ -660,6 +661,27 @@ class TestErrors:
         small_embedder().save(tmp_path / "gallery" / folder_store.MODEL)
         with pytest.raises(GalleryError, match="is not the one that computed the vectors"):
             Gallery.open(tmp_path / "gallery").search(shared_images.file(0))
+
+
+def test_adding_is_one_change(
+    encoder: Encoder, images: Catalog, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """New, changed, relabelled and removed images, and the minimum score: a killed process stores all or nothing."""
+    gallery = Gallery.build(encoder, images.subset(range(6)), tmp_path / "gallery", workers=0)
+    states: list[tuple[int, int, float | None]] = []
+
+    def state(folder: Path, manifest: Manifest) -> None:
+        states.append((manifest.generation, manifest.images, manifest.min_score))
+        write_manifest(folder, manifest)
+
+    monkeypatch.setattr(folder_store, "write_manifest", state)
+    shutil.copy(images.file(7), images.file(1))
+    left = images.subset(range(1, 8))
+    added = gallery.add(replace(left, labels=(left.labels + 1) % 3), workers=0, prune="", min_score=0.5)
+    assert (added.added, added.replaced, added.relabelled, added.removed) == (2, 1, 4, 1)
+    assert states == [(2, 7, 0.5)]
+    gallery.add(images.subset(range(1, 8)), workers=0, min_score=0.5)
+    assert len(states) == 2  # the labels again
 
 
 def test_a_label_with_many_images_is_searched_in_place(

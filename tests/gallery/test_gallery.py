@@ -299,6 +299,27 @@ class TestIndex:
         with pytest.raises(GalleryError, match="choose another location for hnsw"):
             index(encoder, shared_images, place, model=run, kind="hnsw")
 
+    def test_the_minimum_score_is_stored_with_the_images(
+        self, place: str, encoder: Encoder, shared_images: Catalog, tmp_path: Path
+    ) -> None:
+        """A default is stored if the gallery has none, and a given one always."""
+        run, first = encoder.save(tmp_path / "run"), shared_images.subset(range(5))
+        with pytest.raises(ConfigError, match="`min_score`"):
+            index(encoder, first, place, model=run, min_score=7)
+        assert not Gallery.exists(place)
+        for number, given, default, stored in (
+            (3, None, None, None),
+            (4, None, 0.25, 0.25),
+            (5, None, 0.5, 0.25),
+            (5, 0.75, 0.5, 0.75),
+        ):
+            images = shared_images.subset(range(number))
+            gallery, _ = index(encoder, images, place, model=run, min_score=given, default_min_score=default)
+            gallery.close()
+            gallery = Gallery.open(place)
+            assert (len(gallery), gallery.min_score) == (number, stored)
+            gallery.close()
+
 
 class TestBuild:
     def test_a_new_gallery_and_an_existing_one(

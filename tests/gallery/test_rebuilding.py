@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import shutil
 from contextlib import closing
@@ -17,6 +16,7 @@ from pyarrow import parquet
 from shortlist.data import Catalog, open_collection
 from shortlist.encoding import Encoder
 from shortlist.errors import ConfigError
+from shortlist.files import read_json
 from shortlist.gallery import Gallery, GalleryError, rebuild, switch, switch_back
 from shortlist.gallery.adding import folder_to_prune
 from tests.gallery.galleries import small_embedder
@@ -179,7 +179,7 @@ class TestSwitching:
         monkeypatch.chdir(named.parent)
         (named.parent / "names").mkdir()
         switch("names/live", "one")
-        assert json.loads((named.parent / "names" / "live").read_text()) == {
+        assert read_json(named.parent / "names" / "live") == {
             "gallery": os.path.join("..", "one"),  # noqa: PTH118
             "previous": None,
         }

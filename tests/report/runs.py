@@ -11,7 +11,7 @@ import yaml
 from shortlist.training import RunFolder
 from shortlist.training import train_run as train
 from tests.report.test_pages import Texts
-from tests.training.runs import class_folders, fast_config
+from tests.training.runs import class_folders, fast_config, write_config
 
 NASTY = "z </script><img src=x onerror=alert(1)>"  # name of a test class
 NASTY_FILE = "javascript:alert(2) \"'><svg onload=alert(3)>.png"  # and of an image in it
@@ -46,7 +46,7 @@ def change_config(run: RunFolder, key: str, value: object) -> None:
     values = yaml.safe_load(run.config_file.read_text(encoding="utf-8"))
     section, name = key.split(".")
     values[section][name] = value
-    run.config_file.write_text(yaml.safe_dump(values, allow_unicode=True), encoding="utf-8")
+    write_config(run, yaml.safe_dump(values, allow_unicode=True))
 
 
 def read(file: Path) -> tuple[str, Texts]:

@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 
 from shortlist.errors import RunError
+from shortlist.files import read_json, write_json
 from shortlist.model import Embedder
 from shortlist.report import run_report
 from shortlist.report.analysis import EmbeddedTest
@@ -20,6 +21,7 @@ from shortlist.report.run_report import look_alike_section, report_after_trainin
 from shortlist.training import Display, RunFolder, make_plan, run_evaluation
 from tests.evaluation.test_evaluate import catalog, points
 from tests.report.runs import NASTY, CopyRun, change_config, read, remove_class, trained
+from tests.training.runs import write_config
 
 NO_TEST = ("data.train_share=1", "data.validation=none", "training.epochs=1")
 
@@ -236,7 +238,7 @@ class TestMissingParts:
         (after,), (before,) = finished.evaluations(), finished.evaluations(before=True)
         for origin, exists in ((finished.path, True), (tmp_path / "gone", False)):
             repeats = f"\nrepeats: {json.dumps(str(origin))}\n"
-            final.config_file.write_text(text.replace("\nrepeats: null\n", repeats), encoding="utf-8")
+            write_config(final, text.replace("\nrepeats: null\n", repeats))
             shown, found = read(write_report(final.path))
             assert re.search(rf"This run repeats {origin.name} with all classes. No class was left for a test", shown)
             assert f"repeats {origin} , with all classes".replace(" ,", ",") in shown
@@ -271,9 +273,9 @@ class TestMissingParts:
         assert run.vectors.is_dir()
 
     def test_an_unknown_version_and_no_test_before_training(self, run: RunFolder) -> None:
-        facts = json.loads(run.facts_file.read_text(encoding="utf-8"))
+        facts = read_json(run.facts_file)
         facts["versions"]["shortlist"] = None
-        run.facts_file.write_text(json.dumps(facts), encoding="utf-8")
+        write_json(run.facts_file, facts)
         run.before_file.unlink()
         text, _ = read(write_report(run.path))
         assert "shortlist None" not in text

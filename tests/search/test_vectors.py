@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import contextlib
 import sys
+import warnings
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
 
+from shortlist.errors import DataError
 from shortlist.search import open_vectors
 from shortlist.search.vectors import StackedVectors, VectorReader, Vectors
 
@@ -117,3 +120,17 @@ class TestStacked:
         assert np.array_equal(
             VectorReader([self.WHOLE[:1], stacked], LIKE).take(np.array([11, 0, 3])), self.WHOLE[[10, 0, 2]]
         )
+
+
+def test_any_damage_to_a_header(tmp_path: Path) -> None:
+    file = tmp_path / "vectors.npy"
+    np.save(file, np.zeros((6, 8), np.float32))
+    content = file.read_bytes()
+    for position in range(content.index(b"}")):
+        for bit in range(8):
+            damaged = bytearray(content)
+            damaged[position] ^= 1 << bit
+            file.write_bytes(damaged)
+            with contextlib.suppress(DataError), warnings.catch_warnings():
+                warnings.simplefilter("ignore")  # of numpy, about old headers
+                assert open_vectors(file).ndim == 2

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
 import signal
@@ -15,6 +16,7 @@ from safetensors.torch import load_file
 from torch import Tensor
 
 from shortlist.config import RunConfig, read_config
+from shortlist.files import write_json
 from shortlist.training import RunFolder
 from tests.processes import Commands, Running
 
@@ -75,10 +77,18 @@ def _bytes(tensor: Tensor) -> Tensor:
 
 
 def records(folder: RunFolder | Path, kind: str = "step") -> list[dict[str, Any]]:
-    """Records of metrics.jsonl of one kind, without their speed."""
+    """Records of metrics.jsonl of one kind, without their speed and digest."""
     path = folder if isinstance(folder, Path) else folder.path
     found = [json.loads(line) for line in (path / "metrics.jsonl").read_text().splitlines()]
-    return [{key: each[key] for key in each if key != "images_per_second"} for each in found if each["kind"] == kind]
+    left_out = {"images_per_second", "sha256"}
+    return [{key: each[key] for key in each if key not in left_out} for each in found if each["kind"] == kind]
+
+
+def write_config(run: RunFolder, text: str) -> None:
+    """Replace config.yaml, as if the run had started with it."""
+    run.config_file.write_text(text, encoding="utf-8")
+    facts = run.facts().model_copy(update={"config_sha256": hashlib.sha256(text.encode()).hexdigest()})
+    write_json(run.facts_file, facts.model_dump())
 
 
 # Commands that are stopped at a known place

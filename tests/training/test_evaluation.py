@@ -27,7 +27,7 @@ from shortlist.training.components import build_embedder, build_transforms
 from shortlist.training.datasets import with_absolute_paths
 from shortlist.training.folder import ImagesChangedError
 from tests.miniatures import miniature
-from tests.training.runs import class_folders, config, records
+from tests.training.runs import class_folders, config, records, write_config
 
 LANDMARKS = """
 name: landmarks
@@ -209,14 +209,14 @@ class TestLandmarks:
     def test_unreadable_distractors_are_an_error_unless_skipped(self, finished: RunFolder, tmp_path: Path) -> None:
         run = RunFolder(Path(shutil.copytree(finished.path, tmp_path / "run")))
         shutil.rmtree(run.vectors)
-        run.config_file.write_text(run.config_file.read_text().replace("on_missing: skip", "on_missing: error"))
+        write_config(run, run.config_file.read_text().replace("on_missing: skip", "on_missing: error"))
         with pytest.raises(DataError, match=r"\.JPG.* Leave such images out with `on_missing=\"skip\"`"):
             evaluate_run(run.path)
         found = [each.to_dict() for each in evaluate_run(run.path, EvalImages(on_missing="skip"))]
         assert found == json.loads(finished.evaluation_file.read_text())
         text = run.config_file.read_text()  # or by the test alone, as the landmark recipes do
         at = text.index("tests:")
-        run.config_file.write_text(text[:at] + text[at:].replace("on_missing: null", "on_missing: skip"))
+        write_config(run, text[:at] + text[at:].replace("on_missing: null", "on_missing: skip"))
         shutil.rmtree(run.vectors)
         assert [each.to_dict() for each in evaluate_run(run.path)] == found
         with pytest.raises(ConfigError, match="`on_missing=\"skp\"`: did you mean 'skip'"):

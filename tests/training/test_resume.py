@@ -37,6 +37,7 @@ from tests.training.runs import (
     same_weights,
     wait_where,
     weights,
+    write_config,
 )
 
 pytestmark = pytest.mark.skipif(not hasattr(os, "fork"), reason="the killed processes are forked")
@@ -304,7 +305,7 @@ class TestDamaged:
     def test_another_architecture(self, old: str, new: str, copy: Path) -> None:
         text = (copy / "config.yaml").read_text()
         assert text.count(old) == 1
-        (copy / "config.yaml").write_text(text.replace(old, new))
+        write_config(RunFolder(copy), text.replace(old, new))
         with pytest.raises(RunError, match="checkpoint of step 6 does not fit the architecture test_vit") as error:
             resume(copy)
         assert "\n" not in str(error.value)

@@ -7,6 +7,7 @@ import re
 import shutil
 import subprocess
 import sys
+import warnings
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
@@ -21,6 +22,7 @@ from torch import Tensor
 from shortlist.data import Catalog, ImageDataset, image_chunks
 from shortlist.errors import ConfigError, DataError, ModelError, RunError
 from shortlist.evaluation import Estimate, Evaluation
+from shortlist.files import read_json, write_json
 from shortlist.training import (
     Display,
     EvalImages,
@@ -48,6 +50,7 @@ from tests.training.runs import (
     records,
     same_weights,
     weights,
+    write_config,
 )
 
 ONE_EPOCH = ("data.validation=none", "training.epochs=1")
@@ -139,6 +142,7 @@ class TestFolder:
     def test_the_command(self, program: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr("sys.argv", [program, "train", "my recipe.yaml"])
         folder = RunFolder(tmp_path)
+        folder.config_file.touch()
         folder.record_facts("fingerprint")
         assert folder.facts().model_dump()["command"] == "shortlist train 'my recipe.yaml'"
 
@@ -534,8 +538,7 @@ class TestImages:
         assert any("1 of 6 classes left out" in message for message in display.messages)
         reasons = [message for message in display.messages if message.startswith("unreadable: class ")]
         assert [reason.count(": ") for reason in reasons] == [2, 2]  # the paths and the reasons
-        unreadable = json.loads(run.unreadable_file.read_text())
-        assert [path for path, _ in unreadable] == ["class 01/2.png", "class 04/text.jpg"]
+        assert [path for path, _ in run.unreadable()] == ["class 01/2.png", "class 04/text.jpg"]
         assert json.loads(run.facts_file.read_text())["classes_too_small"] == ["class 05"]
         monkeypatch.setattr(datasets, "find_unreadable", lambda *_, **__: pytest.fail("searched again"))
         run.evaluation_file.unlink()
@@ -568,8 +571,7 @@ class TestImages:
 
     def test_resuming_with_another_number_of_threads_warns(self, finished: RunFolder, tmp_path: Path) -> None:
         run = copy_of(finished, tmp_path / "run")
-        facts = json.loads(run.facts_file.read_text())
-        run.facts_file.write_text(json.dumps({**facts, "threads": 99}))
+        write_json(run.facts_file, {**read_json(run.facts_file), "threads": 99})
         with pytest.warns(UserWarning, match=r"started with threads 99, now 1: the last digits"):
             resume(run.path)
 
@@ -592,7 +594,7 @@ class TestEvaluateRun:
         with pytest.raises(DataError, match=r"class 00/0\.png"):
             evaluate_run(finished.path, EvalImages(str(other)))
         run = copy_of(finished, tmp_path / "run", unfinished=False)
-        run.config_file.write_text(run.config_file.read_text().replace("on_missing: error", "on_missing: skip"))
+        write_config(run, run.config_file.read_text().replace("on_missing: error", "on_missing: skip"))
         assert evaluate_run(run.path, EvalImages(str(other)))[0].queries == 3 * IMAGES - 1
         assert not run.unreadable_file.exists()  # those are not the run's images
 
@@ -616,3 +618,46 @@ def test_an_incomplete_last_line_of_the_metrics_is_ignored(tmp_path: Path) -> No
     assert [record["step"] for record in run.metrics()] == [0, 1, 1]
     run.discard_records_after(1)
     assert [record["step"] for record in run.metrics()] == [0, 1]
+
+
+def test_missing_records_of_a_finished_run(finished: RunFolder, tmp_path: Path) -> None:
+    run = copy_of(finished, tmp_path / "run", unfinished=False)
+    assert run.metrics() == finished.metrics()
+    text = run.metrics_file.read_text()
+    *lines, last = text.splitlines(keepends=True)
+    for shorter in ("", text[:-1], text[:-9], "".join(lines)):
+        run.metrics_file.write_text(shorter)
+        with pytest.raises(RunError, match=r"metrics\.jsonl is damaged: its last records are missing"):
+            run.metrics()
+    run.metrics_file.write_text("".join([*lines[:-1], lines[-1].replace("1", "2", 1), last]))
+    with pytest.raises(RunError, match=r"metrics\.jsonl is damaged: its contents differ"):
+        run.metrics()
+
+
+def test_a_configuration_that_was_edited(finished: RunFolder, tmp_path: Path) -> None:
+    run = copy_of(finished, tmp_path / "run")
+    text = run.config_file.read_text()
+    run.config_file.write_text(text.replace("lr: 0.001", "lr: 0.002"))
+    for use in (resume, evaluate_run):
+        with warnings.catch_warnings(record=True) as warned:
+            warnings.simplefilter("always")
+            use(run.path)
+        assert any("config.yaml has changed since the start of the run" in str(each.message) for each in warned)
+    run.config_file.write_text(text)
+    run.config()  # without a warning
+    run.facts_file.unlink()  # as if the run had not started
+    run.config_file.write_text(text.replace("lr: 0.001", "lr: 0.002"))
+    assert run.config().optimizer.lr == 0.002
+
+
+@pytest.mark.parametrize("content", ["{}", "[]", '{"min_score": NaN}', '{"min_score": 7}', '{"min_score": "high"}'])
+def test_a_damaged_minimum_score(content: str, tmp_path: Path) -> None:
+    run = RunFolder(tmp_path)
+    run.recommend_min_score((0.25, 0.01))
+    assert run.recommended_min_score() == 0.25
+    run.min_score_file.write_text(run.min_score_file.read_text().replace("0.25", "0.75"))
+    with pytest.raises(RunError, match=r"min-score\.json is damaged: its contents differ"):
+        run.recommended_min_score()
+    run.min_score_file.write_text(content)
+    with pytest.raises(RunError, match=r"min-score\.json is damaged"):
+        run.recommended_min_score()

@@ -103,3 +103,14 @@ def test_not_a_file(tmp_path: Path) -> None:
     (tmp_path / "list.yaml").write_text("[1, 2]")
     with pytest.raises(ConfigError, match="must be a mapping"):
         read_space(tmp_path / "list.yaml")
+
+
+def test_files_that_cannot_be_read(tmp_path: Path) -> None:
+    file = tmp_path / "space.yaml"
+    file.write_bytes(b"optimizer.lr: [1e-3\xac 2e-3]\n")
+    with pytest.raises(ConfigError, match=r"space\.yaml is not a text file"):
+        read_space(file)
+    file.unlink()
+    file.symlink_to("/proc/self/mem")  # reading its first byte is an I/O error
+    with pytest.raises(OSError, match=r"Input/output error: '.*space\.yaml'"):
+        read_space(file)

@@ -22,7 +22,7 @@ import yaml
 from shortlist.config import RunConfig
 from shortlist.data import open_catalog
 from shortlist.errors import ConfigError, DataError, Interrupted, RunError
-from shortlist.files import exclusive_lock, exclusive_write
+from shortlist.files import exclusive_lock, exclusive_write, read_json
 from shortlist.progress import Display
 from shortlist.recipes import open_recipe
 from shortlist.training import (
@@ -97,7 +97,7 @@ class TestTrials:
         assert finished.best.value == max(trial.value or 0 for trial in finished.trials)
 
     def test_results_json(self, finished: SweepResult) -> None:
-        found = json.loads((finished.path / "results.json").read_text())
+        found = read_json(finished.path / "results.json")
         assert found == json.loads(json.dumps(finished.to_dict()))
         assert found["best"] == (finished.best and finished.best.number)
 
@@ -569,6 +569,7 @@ def test_passwords_are_not_written(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     assert address_without_password(url) == "postgresql://me@host:5/x?a=b"
     monkeypatch.setattr(sys, "argv", ["shortlist", "sweep", "--storage", url])
     run = RunFolder(tmp_path)
+    run.config_file.touch()
     run.record_facts("images")
     assert json.loads(run.facts_file.read_text())["command"].endswith("'postgresql://me:***@host:5/x?a=b'")
 

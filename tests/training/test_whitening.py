@@ -104,8 +104,9 @@ def test_it_is_learned_from_pooled_features_of_images_without_augmentation(
 
 def test_a_run_starts_with_it(images: Path, tmp_path: Path) -> None:
     """This applies to both the trained embedder and its moving average."""
-    chosen = config(images, *WHITENING, "training.ema=0.9")
-    trainer = Trainer(chosen, RunFolder(tmp_path), Display(), Given())
+    chosen, run = config(images, *WHITENING, "training.ema=0.9"), RunFolder(tmp_path)
+    run.begin(chosen)
+    trainer = Trainer(chosen, run, Display(), Given())
     before = build_embedder(chosen)
     assert trainer.learner.embedder.linear.weight.equal(before.linear.weight)
     trainer._restore()

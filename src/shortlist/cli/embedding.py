@@ -39,7 +39,9 @@ Split = Annotated[str | None, typer.Option(help="Split to use: train, validation
 Workers = Annotated[
     int | None,
     typer.Option(
-        min=0, help="Number of processes that decode images. Default: chosen by the number of cores and images."
+        min=0,
+        help="Number of processes that decode images, at most 8 per core. Default: chosen by the number of cores and "
+        "images.",
     ),
 ]
 

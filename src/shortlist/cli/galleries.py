@@ -130,13 +130,11 @@ def index(
         workers=workers,
         parts=merged,
         prune=folder_to_prune(catalog, images) if prune else None,
+        min_score=min_score,
+        default_min_score=None if min_score is not None else RunFolder(Path(run)).recommended_min_score(),
         log=log,
         display=display,
     )
-    if min_score is None and gallery.min_score is None:
-        min_score = RunFolder(Path(run)).recommended_min_score()
-    if min_score is not None:
-        gallery.set_min_score(min_score)
     _report_added(display, as_json, gallery, added)
     gallery.close()
 
@@ -273,12 +271,18 @@ def rebuild(
     with closing(galleries.Gallery.open(place)) as gallery:
         encoder = open_encoder(model)
         keep_freed_memory()
-        new, added = galleries.rebuild(gallery, encoder, out, model=model, kind=kind, workers=workers, display=display)
+        new, added = galleries.rebuild(
+            gallery,
+            encoder,
+            out,
+            model=model,
+            kind=kind,
+            workers=workers,
+            min_score=RunFolder(Path(model)).recommended_min_score(),
+            display=display,
+        )
         before = gallery.min_score
     with closing(new):
-        recommended = None if new.min_score is not None else RunFolder(Path(model)).recommended_min_score()
-        if recommended is not None:
-            new.set_min_score(recommended)
         _report_added(display, as_json, new, added)
         if before is not None and new.min_score != before:
             display.message(describe_min_score(new, before, out), min_score=new.min_score, previous_min_score=before)

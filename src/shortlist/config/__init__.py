@@ -3,7 +3,7 @@
 from shortlist.extras import extra
 
 with extra("training", __name__):
-    from shortlist.config.reading import dotted_key, flatten, read_config, read_yaml, validate_config
+    from shortlist.config.reading import dotted_key, flatten, read_config, read_yaml_file, validate_config
     from shortlist.config.schema import (
         CONFIG_KEYS,
         PAPER_K,
@@ -25,6 +25,6 @@ __all__ = [
     "dotted_key",
     "flatten",
     "read_config",
-    "read_yaml",
+    "read_yaml_file",
     "validate_config",
 ]

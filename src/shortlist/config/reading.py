@@ -16,6 +16,7 @@ from pydantic import BaseModel, ValidationError
 
 from shortlist.config.schema import RunConfig
 from shortlist.errors import ConfigError, did_you_mean
+from shortlist.files import read_regular_file
 
 MAX_SHOWN = 100  # characters of an invalid value
 TEXT = (str, str | None)  # types of settings whose value is a text
@@ -72,6 +73,23 @@ def read_yaml(text: str, where: str) -> dict[str, Any]:
     if not isinstance(values, Mapping):
         raise ConfigError(f"{where} must be a mapping such as 'data: ...', not {type(values).__name__}.")
     return dict(values)
+
+
+def read_yaml_file(file: Path, where: str) -> dict[str, Any]:
+    """Read the mapping in a YAML file without validating its keys.
+
+    Args:
+        file: The file.
+        where: Name of the file, which starts the error message.
+
+    Raises:
+        ConfigError: It is not a text file, or not valid YAML.
+        OSError: It cannot be read. The error has the name of the file.
+    """
+    try:
+        return read_yaml(read_regular_file(file), where)
+    except UnicodeDecodeError:
+        raise ConfigError(f"{where} is not a text file.") from None
 
 
 def _parse(text: str) -> Any:

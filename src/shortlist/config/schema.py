@@ -124,7 +124,7 @@ class DataConfig(Section):
     validation: Literal["none", "half"] = "none"  # half: hold out half of the training classes, as in the paper
     withhold_test: bool = False  # leave out all test images, as a sweep does
     validation_source: TestConfig | None = None  # validate on other images, such as sfm120k-val, by their first metric
-    workers: NonNegativeInt | Literal["auto"] = "auto"  # number of decoding processes; does not change any pixel
+    workers: NonNegativeInt | Literal["auto"] = "auto"  # decoding processes, at most 8 per core; changes no pixel
     views: Count | None = None  # model.freeze: number of augmentations of each training image; None: 16
     view_seed: NonNegativeInt = 0  # model.freeze: seed of the augmentations, which runs with any seed can share
     view_cache: Path | None = None  # model.freeze: folder of features shared by several runs; None: the run's folder

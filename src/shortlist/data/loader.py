@@ -24,6 +24,8 @@ from torch.utils.data import DataLoader, Dataset
 from shortlist.data.images import ImageDataset, Key
 from shortlist.errors import ConfigError, DataError, ShortlistError
 
+MAX_PER_CORE = 8  # workers; more than one per core help if the images are in an object store, which they wait for
+
 
 def process_context() -> multiprocessing.context.BaseContext:
     """Return the multiprocessing context for worker processes: "forkserver", or "spawn" on Windows.
@@ -59,6 +61,17 @@ def decoding_workers(images: int | None = None, sharing: int = 1) -> int:
     return number if images is None else min(number, images // 256)
 
 
+def bounded_workers(number: int) -> int:
+    """Return a number of workers, at most `MAX_PER_CORE` times the number of cores, and warn if it was larger."""
+    cores = os.cpu_count() or 1
+    most = MAX_PER_CORE * cores
+    if number > most:
+        warnings.warn(
+            f"This machine has {cores} cores, so {most} processes decode images instead of {number}.", stacklevel=2
+        )
+    return min(number, most)
+
+
 def image_chunks(
     dataset: ImageDataset,
     keys: Iterable[Sequence[Key]],
@@ -75,7 +88,8 @@ def image_chunks(
     Args:
         dataset: Dataset that the keys (epoch, index) refer to.
         keys: One list of keys per chunk. It is read only slightly ahead, so it may be long or infinite.
-        workers: Number of worker processes; 0 decodes in the calling process. The pixels do not depend on it.
+        workers: Number of worker processes; 0 decodes in the calling process. The pixels do not depend on it. At most
+            `MAX_PER_CORE` per core are started.
         prefetch: Number of chunks that each worker loads in advance.
         pin_memory: Whether to return chunks in page-locked memory, for faster copies to a GPU.
 
@@ -94,7 +108,7 @@ def image_chunks(
     if workers == 0:
         loaded: Iterable[_Chunk | ShortlistError] = (chunks[chunk] for chunk in keys)
     else:
-        loaded = _load_in_workers(chunks, keys, workers, prefetch, pin_memory)
+        loaded = _load_in_workers(chunks, keys, bounded_workers(workers), prefetch, pin_memory)
     for chunk in loaded:
         if isinstance(chunk, ShortlistError):
             raise chunk

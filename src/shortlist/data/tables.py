@@ -122,7 +122,7 @@ def write_table(catalog: Catalog, file: Path) -> None:
         **({} if catalog.roles is None else {"role": catalog.roles.tolist()}),
     }
     with atomic_replace(file) as temporary:
-        pq.write_table(pa.table(columns), temporary)
+        pq.write_table(pa.table(columns), temporary, write_page_checksum=True)
 
 
 def _normalised(path: str) -> str:
@@ -186,7 +186,7 @@ def _read_parquet(file: Path, required: tuple[str, ...]) -> _Table:
         import pyarrow.parquet as pq
     try:
         with open_binary(file) as opened:
-            content = pq.ParquetFile(opened)
+            content = pq.ParquetFile(opened, page_checksum_verification=True)
             positions = _column_positions(file, content.schema_arrow.names, required)
             others = [
                 each.name

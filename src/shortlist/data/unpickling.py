@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from shortlist.errors import DataError
+from shortlist.files import open_regular_file
 
 
 class _PlainUnpickler(pickle.Unpickler):
@@ -38,7 +39,7 @@ def read_plain_pickle(file: Path) -> Any:
         DataError: If the file does not exist, is damaged, or requests a class or a function.
     """
     try:
-        with file.open("rb") as stream:
+        with open_regular_file(file) as stream:
             return _PlainUnpickler(stream, fix_imports=False, encoding="latin1").load()
     except OSError as error:
         raise DataError(f"Cannot read {file}: {error.strerror}.") from error

@@ -24,7 +24,7 @@ from shortlist.data.images import as_image, load_crop
 from shortlist.data.transforms import transform_image
 from shortlist.encoding.pretrained import TRANSFORMS, is_timm, open_pretrained
 from shortlist.errors import ConfigError, ModelError, RunError
-from shortlist.files import read_json, verified, with_checksum, write_json
+from shortlist.files import read_json, write_json
 from shortlist.model import Embedder, MultiScale
 from shortlist.progress import Display, default_display
 
@@ -191,7 +191,7 @@ class Encoder:
     def save(self, folder: Path | str) -> Path:
         """Write the embedder and `encoder.json` to a folder, and return the folder."""
         folder = self.embedder.save(folder)
-        write_json(folder / ENCODER_FILE, with_checksum(self.settings()))
+        write_json(folder / ENCODER_FILE, self.settings())
         return folder
 
     @classmethod
@@ -232,9 +232,10 @@ def read_settings(file: Path) -> dict[str, Any]:
     if not file.is_file():
         raise ModelError(f"There is no {file.name} in {file.parent}, which defines the image preprocessing.")
     try:
-        return verified(read_json(file, dict[str, Any]), file)
+        found: dict[str, Any] = read_json(file, dict[str, Any])
     except (OSError, RunError) as error:
         raise ModelError(str(error)) from error
+    return found
 
 
 def is_single(images: ImageLike | Iterable[ImageLike]) -> bool:

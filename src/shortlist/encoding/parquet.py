@@ -21,7 +21,15 @@ from shortlist.encoding.shards import Parts, encode_to_file
 from shortlist.encoding.vector_file import NO_FILE, by_absolute_path, left_out_images
 from shortlist.errors import DataError
 from shortlist.extras import extra
-from shortlist.files import atomic_replace, exclusive_write, parse_json, remove_unfinished
+from shortlist.files import (
+    VERSION,
+    atomic_replace,
+    check_version,
+    exclusive_write,
+    parse_json,
+    remove_unfinished,
+    validated,
+)
 from shortlist.locations import absolute_path, join, size_and_mtime
 from shortlist.progress import Display, Progress, default_display
 from shortlist.search.vectors import open_vectors
@@ -89,7 +97,7 @@ def embed_to_table(
     Raises:
         DataError: No image can be read, or the existing file was not written by this function with the same model.
         IncompletePartsError: The parts do not contain every image.
-        RunError: Another process is writing the file.
+        RunError: Another process is writing the file, or a later version of shortlist has written it.
     """
     path, display = Path(path), display or default_display()
     if workers is None:
@@ -161,6 +169,7 @@ class _TableUpdate:
         facts, ours = (_read_facts(each, self.path) for each in (schema, self.schema))
         if not facts:
             raise DataError(f"{self.path} exists and was not written by shortlist embed: choose another file")
+        check_version(facts.get("format"), self.path)
         if facts.get("fingerprint") != ours["fingerprint"]:
             raise DataError(f"{self.path} holds vectors of another model: choose another file, or delete it")
         names = [name for name in schema.names if name != "vector"]
@@ -228,7 +237,7 @@ def _schema(encoder: Encoder, catalog: Catalog) -> pa.Schema:
         ("modified", pa.int64()),  # nanoseconds
         *([] if catalog.boxes is None else [("box", pa.list_(pa.float64(), 4))]),  # left, top, right, bottom
     ]
-    facts = {"format": 1, "fingerprint": encoder.fingerprint}
+    facts = {"format": VERSION, "fingerprint": encoder.fingerprint}
     return pa.schema(fields, metadata={METADATA: json.dumps(facts).encode()})
 
 
@@ -250,7 +259,8 @@ def _reading(path: Path) -> Iterator[None]:
 
 def _read_facts(schema: pa.Schema, path: Path) -> dict[str, Any]:
     """Return the description of the vectors in a file's metadata; empty if shortlist has not written the file."""
-    facts: dict[str, Any] = parse_json((schema.metadata or {}).get(METADATA, b"{}").decode(errors="replace"), path)
+    text = (schema.metadata or {}).get(METADATA, b"{}").decode(errors="replace")
+    facts: dict[str, Any] = validated(parse_json(text, path), path, dict[str, Any])
     return facts
 
 

@@ -14,7 +14,7 @@ from safetensors.torch import load_file
 
 from shortlist.data import FitTransform, TestTransform, Transform
 from shortlist.errors import ModelError, RunError
-from shortlist.files import file_digest, read_json, verified
+from shortlist.files import file_digest, read_json
 from shortlist.model import ClassToken, Embedder
 from shortlist.model.embedder_config import RESERVED
 from shortlist.model.state_dict import load_completely
@@ -86,7 +86,7 @@ def _open_package(folder: Path) -> OpenedModel:
     if not (folder / CONFIG).is_file() or not (folder / WEIGHTS).is_file():
         raise ModelError(f"{folder} has no {CONFIG} and {WEIGHTS}: it is not a package that shortlist exported")
     try:
-        config = verified(read_json(folder / CONFIG, dict[str, Any]), folder / CONFIG)
+        config: dict[str, Any] = read_json(folder / CONFIG, dict[str, Any])
         if not str(config["made_by"]).startswith("shortlist "):
             raise KeyError("made_by")
         if config.get("weights_sha256") not in (None, file_digest(folder / WEIGHTS)):
@@ -100,10 +100,12 @@ def _open_package(folder: Path) -> OpenedModel:
         settings["dim"] = config["dim"] if "linear.weight" in tensors else None
         options = {name: value for name, value in config["backbone_options"].items() if name not in RESERVED}
         name, scales = str(config["backbone"]), tuple(config["scales"])
-    except RunError as error:
+    except (OSError, RunError) as error:
         raise ModelError(str(error)) from error
-    except (OSError, SafetensorError, ValueError, KeyError, TypeError, AttributeError) as error:
-        raise ModelError(f"{folder} is not a package that shortlist exported, or is damaged: {error!r}") from error
+    except (SafetensorError, ValueError, KeyError, TypeError, AttributeError) as error:
+        raise ModelError(
+            f"{folder} is not a package that shortlist exported, or its {CONFIG} is damaged: {error!r}"
+        ) from error
     if ":" in name:  # would import and call a function that the package names
         raise ModelError(f"{folder} names the backbone {name!r}, which is not a timm model")
     embedder = Embedder(name, **settings, backbone_args=options, image_size=transform.size)

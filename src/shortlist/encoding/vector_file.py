@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import os
 import time
 from collections.abc import Mapping
@@ -16,11 +17,12 @@ import numpy as np
 from numpy.typing import DTypeLike, NDArray
 
 from shortlist.errors import RunError
-from shortlist.files import file_digest, read_json, remove_unfinished, write_json
+from shortlist.files import open_regular_file, read_json, remove_unfinished, write_json
 from shortlist.locations import absolute_path, size_and_mtime
 
 NOTE_INTERVAL = 30.0  # seconds between two notes of the progress: the maximum work that a killed process loses
 HEADER_BYTES = 128
+_BLOCK = 2**20  # bytes that are read at a time
 NO_FILE = "there is no such file, or its name is not valid UTF-8"  # reason for which a catalog lists a file as missing
 
 
@@ -34,7 +36,7 @@ class Note:
         dimensions: Dimension of the vectors.
         seen: Number of images that are done: written or left out.
         left_out: Images that could not be read, and the reasons.
-        sha256: Digest of the complete file.
+        vectors_sha256: Digest of the vectors; for a complete file, of the vectors and then of the header.
         shard: For a part: index of the shard, and number of shards.
         catalog: For a part: fingerprint of the catalog, which is the same in all parts.
         network: For a part: digest of the network, which is the same in all parts.
@@ -45,7 +47,7 @@ class Note:
     dimensions: int = 0
     seen: int = 0
     left_out: dict[str, str] = field(default_factory=dict)
-    sha256: str = ""
+    vectors_sha256: str = ""
     shard: tuple[int, int] | None = None
     catalog: str = ""
     network: str = ""
@@ -54,8 +56,9 @@ class Note:
 class VectorFile:
     """Vectors that are appended to a temporary file beside `path`, which is renamed to `path` when it is complete.
 
-    The number of vectors written so far, and the images they belong to, are kept in a note. Entering the context
-    resumes from the note if it has the same digest, and starts from the beginning otherwise.
+    The number of vectors written so far, their digest, and the images they belong to, are kept in a note. Entering the
+    context resumes if the note is for the same digest and the vectors are undamaged, and otherwise starts from the
+    beginning.
 
     Args:
         path: Final path of the file. The final note is PATH.json.
@@ -71,6 +74,7 @@ class VectorFile:
         self.note_file = path.with_name(f"{path.name}.json")
         self.part, self.part_note = (path.with_name(f".{path.name}.part{ending}") for ending in ("", ".json"))
         self.note = Note(digest, **(facts or {}))
+        self._digest = hashlib.sha256()  # of the vectors so far
         self._last_note = time.monotonic()
 
     @property
@@ -84,19 +88,21 @@ class VectorFile:
         note, stamp = read_note(self.path), size_and_mtime(self.path)
         if note.digest != self.note.digest or stamp is None or stamp[0] != self._size(note):
             return None
-        return note.rows if _digest_of(self.path, stamp) == note.sha256 else None
+        return note.rows if _digest_of(self.path, stamp) == note.vectors_sha256 else None
 
     def __enter__(self) -> VectorFile:
         self.path.parent.mkdir(parents=True, exist_ok=True)
         for file in (self.note_file, self.part_note):
             remove_unfinished(file)
         note = _read_note(self.part_note)
-        if note.digest == self.note.digest and self.part.is_file() and self.part.stat().st_size >= self._size(note):
-            self.note = note
+        written = _vectors_digest(self.part, self._size(note)) if note.digest == self.note.digest else None
+        if written is not None and written.hexdigest() == note.vectors_sha256:
+            self.note, self._digest = note, written
             self._stream = self.part.open("r+b")
             self._stream.truncate(self._size(note))
         else:
-            self.part_note.unlink(missing_ok=True)
+            for file in (self.part_note, self.part):
+                file.unlink(missing_ok=True)
             self._stream = self.part.open("w+b")
         self._stream.seek(0, os.SEEK_END)
         return self
@@ -110,7 +116,9 @@ class VectorFile:
         if not note.dimensions:
             note.dimensions = vectors.shape[1]
             self._stream.write(_header((0, note.dimensions), self.dtype))
-        self._stream.write(np.ascontiguousarray(vectors, dtype=self.dtype).tobytes())
+        content = np.ascontiguousarray(vectors, dtype=self.dtype).tobytes()
+        self._stream.write(content)
+        self._digest.update(content)
         note.rows, note.seen = note.rows + len(vectors), seen
         if time.monotonic() - self._last_note >= NOTE_INTERVAL:
             self._write_note(self.part_note)
@@ -121,12 +129,12 @@ class VectorFile:
 
     def finish(self) -> None:
         """Write the final number of rows into the header, and rename the file to its final path."""
+        header = _header((self.note.rows, self.note.dimensions), self.dtype)
         self._stream.seek(0)
-        self._stream.write(_header((self.note.rows, self.note.dimensions), self.dtype))
+        self._stream.write(header)
         self._write_note(self.part_note)
-        self.note.sha256 = file_digest(self.part)
         self.path.unlink(missing_ok=True)  # an older file, which the new note does not describe
-        self._write_note(self.note_file)
+        self._write_note(self.note_file, header)
         self.part.replace(self.path)
         self.part_note.unlink(missing_ok=True)
 
@@ -145,17 +153,42 @@ class VectorFile:
     def _size(self, note: Note) -> int:
         return HEADER_BYTES + note.rows * note.dimensions * self.dtype.itemsize
 
-    def _write_note(self, file: Path) -> None:
+    def _write_note(self, file: Path, header: bytes = b"") -> None:
         self._stream.flush()
         os.fsync(self._stream.fileno())  # the note must not be ahead of the vectors
+        digest = self._digest.copy()
+        digest.update(header)
+        self.note.vectors_sha256 = digest.hexdigest()
         write_json(file, asdict(self.note))
         self._last_note = time.monotonic()
 
 
 @lru_cache
 def _digest_of(path: Path, stamp: tuple[int, int]) -> str:
-    """Return the digest of a file, cached as long as its size and modification time are the same."""
-    return file_digest(path)
+    """Return `vectors_sha256` of a complete file, cached as long as its size and modification time are the same."""
+    digest = _vectors_digest(path, stamp[0], with_header=True)
+    return "" if digest is None else digest.hexdigest()
+
+
+def _vectors_digest(path: Path, end: int, *, with_header: bool = False) -> hashlib._Hash | None:
+    """Return the digest of the vectors in a file, and then of the header; None if the file cannot be read.
+
+    Args:
+        path: The file.
+        end: Number of bytes up to the end of the vectors.
+        with_header: Whether to include the header.
+    """
+    digest, left = hashlib.sha256(), end - HEADER_BYTES
+    try:
+        with open_regular_file(path) as file:
+            header = file.read(HEADER_BYTES)
+            while content := file.read(min(_BLOCK, left)):
+                digest.update(content)
+                left -= len(content)
+    except OSError:
+        return None
+    digest.update(header if with_header else b"")
+    return digest
 
 
 def left_out_images(path: Path) -> dict[str, str]:

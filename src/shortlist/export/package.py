@@ -20,7 +20,7 @@ from shortlist.errors import ModelError, RunError
 from shortlist.export.metadata import describe_export, preprocess
 from shortlist.export.model_card import model_card
 from shortlist.export.source import ExportSource
-from shortlist.files import check_writable, file_digest, naming, read_json, with_checksum, write_json
+from shortlist.files import check_writable, file_digest, naming, parse_json, read_text, write_json
 from shortlist.model import Embedder, GeM, MultiScale
 
 TOLERANCE = 1e-5
@@ -82,9 +82,10 @@ def _is_replaceable(folder: Path) -> bool:
     if folder.is_dir() and not any(folder.iterdir()):
         return True
     try:
-        return str(read_json(folder / CONFIG, dict[str, Any]).get("made_by")).startswith("shortlist ")
-    except (OSError, RunError):
+        found = parse_json(read_text(folder / CONFIG), folder / CONFIG)  # a damaged package can be replaced as well
+    except RunError:
         return False
+    return isinstance(found, dict) and str(found.get("made_by")).startswith("shortlist ")
 
 
 def _write_model(folder: Path, encoder: Encoder, check: dict[str, Any] | None) -> None:
@@ -92,7 +93,7 @@ def _write_model(folder: Path, encoder: Encoder, check: dict[str, Any] | None) -
     # If safetensors writes the file itself, only the user can read it, and a full disk is not an OSError.
     (folder / WEIGHTS).write_bytes(safetensors.torch.save(tensors, metadata={"format": "pt"}))
     config = {**_package_config(encoder, check), "weights_sha256": file_digest(folder / WEIGHTS)}
-    write_json(folder / CONFIG, with_checksum(config))
+    write_json(folder / CONFIG, config)
     (folder / CODE).write_text(load_code(encoder), encoding="utf-8")
 
 

@@ -16,7 +16,6 @@ from shortlist.encoding import Encoder
 from shortlist.encoding.conversion import NUM_SAMPLES, Samples, reference_samples, synthetic_samples
 from shortlist.encoding.pretrained import TIMM
 from shortlist.errors import DataError, ShortlistError
-from shortlist.files import read_json
 from shortlist.progress import Display
 from shortlist.training import RunFolder
 from shortlist.training.datasets import open_eval_sets, open_run_images
@@ -73,8 +72,7 @@ class ExportSource:
 
     def unreadable(self) -> int:
         """Return the number of images that were left out of the run because they cannot be read."""
-        file = None if self.folder is None else self.folder.unreadable_file
-        return len(read_json(file, list[tuple[str, str]])) if file is not None and file.is_file() else 0
+        return 0 if self.folder is None else len(self.folder.unreadable())
 
     def samples(self, encoder: Encoder) -> Samples:
         """Return some of the run's test images, or synthetic images if they cannot be opened, on the CPU."""

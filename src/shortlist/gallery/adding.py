@@ -70,9 +70,10 @@ class ImageAdder:
         parts: Path | None = None,
         ids: Mapping[str, int] | None = None,
         prune: str | None = None,
+        min_score: float | None = None,
         log: Path | str | None = None,
     ) -> None:
-        self.store, self.encoder, self.ids, self.prune = store, encoder, ids, prune
+        self.store, self.encoder, self.ids, self.prune, self.min_score = store, encoder, ids, prune, min_score
         self.log = ChangeLog(log, store.name)
         self.catalog = whole_images(catalog)
         self.parts = None if parts is None else Parts(parts, encoder, self.catalog)
@@ -85,18 +86,15 @@ class ImageAdder:
             plan = self._plan()
             indices = list(plan.rows)
             step = self.store.images_per_change or max(len(indices), 1)
-            for start in range(0, len(indices), step):
+            for start in range(0, max(len(indices), 1), step):
                 progress = _shifted(embedding, start, len(indices))
-                self._add(plan, indices[start : start + step], work, workers, progress, indexing)
-            if plan.labels or plan.fields or plan.leftover or plan.unlisted:
-                removed = [*plan.leftover, *plan.unlisted]
-                self.store.change(removed=removed, labels=plan.labels, fields=plan.fields, progress=indexing)
-                self.result.removed = len(plan.unlisted)
-                self.log.write("relabelled", plan.relabelled)
-                self.log.write("removed", plan.unlisted.values())
+                rows, vectors = self._embed(plan, indices[start : start + step], work, workers, progress)
+                self._change(plan, rows, vectors, indexing, last=start + step >= len(indices))
             self.log.write("unreadable", self.result.unreadable, reasons=self.result.unreadable)
         if not (self.result.added or self.result.replaced or self.result.unchanged):
             raise NoReadableImageError(self.catalog.name, self.result.unreadable)
+        if self.min_score not in (None, self.store.min_score):  # no image was changed
+            self.store.set_min_score(self.min_score)
         if self.parts is not None:
             self.parts.remove()
         return self.result
@@ -129,35 +127,49 @@ class ImageAdder:
         items = self.store.items(None, 0, len(self.store))
         return {item.id: path for item in items if _is_in(path := as_url(item.path), folder) and path not in listed}
 
-    def _add(
-        self,
-        plan: _Plan,
-        indices: list[int],
-        work: Path,
-        workers: int | None,
-        embedding: Progress,
-        indexing: Progress,
-    ) -> None:
-        """Embed images and add those that can be read."""
+    def _embed(
+        self, plan: _Plan, indices: list[int], work: Path, workers: int | None, progress: Progress
+    ) -> tuple[list[Row], Any]:
+        """Embed images, and return the rows and the vectors of those that can be read; None if there are none."""
+        if not indices:
+            return [], None
         file = work / "vectors.npy"
         try:
             settings: dict[str, Any] = {"images": indices, "parts": self.parts, "workers": workers}
-            encode_to_file(self.encoder, self.catalog, file, progress=embedding, **settings)
+            encode_to_file(self.encoder, self.catalog, file, progress=progress, **settings)
         except NoReadableImageError as error:
             self.result.unreadable |= by_absolute_path(error.left_out)
-            return
+            return [], None
         unreadable = by_absolute_path(left_out_images(file))
-        rows = [plan.rows[index] for index in indices if plan.rows[index].path not in unreadable]
-        replaced = [each for row in rows for each in plan.replaced[row.path]]
-        ids = None if self.ids is None else [self.ids[row.path] for row in rows]
-        self.store.change(rows, open_vectors(file), ids=ids, removed=replaced, progress=indexing)
         self.result.unreadable |= unreadable
+        return [plan.rows[index] for index in indices if plan.rows[index].path not in unreadable], open_vectors(file)
+
+    def _change(self, plan: _Plan, rows: list[Row], vectors: Any, indexing: Progress, last: bool) -> None:
+        """Add images and, in the last change, make all other changes of the plan."""
+        rest = plan if last else _Plan()
+        replaced = [each for row in rows for each in plan.replaced[row.path]]
+        removed = [*replaced, *rest.leftover, *rest.unlisted]
+        if not (rows or removed or rest.labels or rest.fields):
+            return
+        self.store.change(
+            rows,
+            vectors,
+            ids=None if self.ids is None else [self.ids[row.path] for row in rows],
+            removed=removed,
+            labels=rest.labels,
+            fields=rest.fields,
+            min_score=self.min_score,
+            progress=indexing,
+        )
         changed = [row.path for row in rows if plan.replaced[row.path]]
         new = [row.path for row in rows if not plan.replaced[row.path]]
         self.result.added += len(new)
         self.result.replaced += len(changed)
+        self.result.removed += len(rest.unlisted)
         self.log.write("added", new)
         self.log.write("replaced", changed)
+        self.log.write("relabelled", rest.relabelled)
+        self.log.write("removed", rest.unlisted.values())
 
 
 def rows_of(catalog: Catalog, missing: dict[str, str]) -> Iterable[tuple[int, Row]]:

@@ -194,6 +194,7 @@ class FolderStore:
         removed: Sequence[int] = (),
         labels: Mapping[int, str | None] | None = None,
         fields: Mapping[int, str | None] | None = None,
+        min_score: float | None = None,
         progress: Progress | None = None,
     ) -> None:
         now = self.now
@@ -203,14 +204,15 @@ class FolderStore:
         new = Segment(new_number(), np.empty((0, self.dim), np.float32), updates["id"].to_numpy())
         if vectors is not None:
             new = replace(new, vectors=vectors)
-        self._write_next(table, new, progress)
+        self._write_next(table, new, min_score, progress)
 
-    def _write_next(self, table: pa.Table, new: Segment, progress: Progress | None) -> None:
+    def _write_next(self, table: pa.Table, new: Segment, min_score: float | None, progress: Progress | None) -> None:
         """Write the next generation.
 
         Args:
             table: Records of all rows: the existing and the new images.
             new: The segment to add, in memory.
+            min_score: See `change`.
             progress: See `change`.
         """
         now, searchable = self.now, ~table["removed"].to_numpy()
@@ -230,6 +232,7 @@ class FolderStore:
                 "generation": now.manifest.generation + 1,
                 "next_id": next_id,
                 "images": images,
+                "min_score": now.manifest.min_score if min_score is None else min_score,
                 "segments": tuple(each.facts for each in segments if each.facts is not None),
                 "kind": kind,
             }

@@ -420,6 +420,7 @@ class Gallery:
         parts: Path | str | None = None,
         ids: Mapping[str, int] | None = None,
         prune: str | None = None,
+        min_score: float | None = None,
         log: Path | str | None = None,
         display: Display | None = None,
     ) -> Added:
@@ -436,21 +437,34 @@ class Gallery:
                 that the gallery has ever used. Default: the next free ids.
             prune: Folder in which images, at any depth, are removed from the gallery if the catalog does not list
                 them; "" for all images of the gallery. Default: none are removed.
+            min_score: Default minimum score of a result, which is stored together with the images; see `set_min_score`.
+                Default: unchanged.
             log: File to which a JSON object per changed image is appended.
             display: Shows the progress.
 
         Raises:
             DataError: No image can be read, or an image is cropped to a box.
+            ConfigError: `min_score` is not a number from -1 to 1.
             IncompletePartsError: The parts do not contain every image.
             GalleryError: Another process is changing the gallery.
         """
         display = display or default_display()
+        check_min_score(min_score)
         folder = None if parts is None else Path(parts)
         with (
             display.task(f"embedding {catalog.name}", "images") as embedding,
             display.task("building the index", "vectors", later=True) as indexing,
         ):
-            adder = ImageAdder(self.store, self.encoder, catalog, parts=folder, ids=ids, prune=prune, log=log)
+            adder = ImageAdder(
+                self.store,
+                self.encoder,
+                catalog,
+                parts=folder,
+                ids=ids,
+                prune=prune,
+                min_score=min_score,
+                log=log,
+            )
             return adder.run(workers, embedding, indexing)
 
     def remove(
@@ -507,15 +521,20 @@ def index(
     parts: Path | str | None = None,
     ids: Mapping[str, int] | None = None,
     prune: str | None = None,
+    min_score: float | None = None,
+    default_min_score: float | None = None,
     log: Path | str | None = None,
     display: Display | None = None,
 ) -> tuple[Gallery, Added]:
     """Add images to a gallery, which is created if it does not exist; see `Gallery.create`, `open` and `add`.
 
+    `default_min_score` is stored as the minimum score if `min_score` is not given, and the gallery has none.
+
     Raises:
         GalleryError: The existing gallery has vectors of another model, or an index of another kind.
     """
     check_kind(kind)
+    check_min_score(min_score)
     if not Gallery.exists(location):
         gallery = Gallery.create(location, encoder, model=model, kind=kind)
     else:
@@ -530,7 +549,18 @@ def index(
                 f"choose another location for {kind}"
             )
     gallery.encoder = encoder  # already loaded
-    added = gallery.add(catalog, workers=workers, parts=parts, ids=ids, prune=prune, log=log, display=display)
+    if min_score is None and gallery.min_score is None:
+        min_score = default_min_score
+    added = gallery.add(
+        catalog,
+        workers=workers,
+        parts=parts,
+        ids=ids,
+        prune=prune,
+        min_score=min_score,
+        log=log,
+        display=display,
+    )
     return gallery, added
 
 

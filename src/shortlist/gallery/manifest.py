@@ -6,12 +6,11 @@ import secrets
 from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
-from typing import Any
 
 from pydantic import BaseModel, ConfigDict, Field
 
 from shortlist.errors import RunError
-from shortlist.files import read_json, validated, verified, with_checksum, write_json
+from shortlist.files import read_json, write_json
 from shortlist.gallery.store import GALLERY_FILE, GalleryError
 
 FORMAT, WITHOUT_DIGESTS = 4, 2
@@ -52,7 +51,6 @@ class Recall(_Model):
 class Manifest(_Model):
     """The contents of gallery.json."""
 
-    format: int = FORMAT
     created: str  # distinguishes galleries that were created in the same folder
     fingerprint: str
     dim: int
@@ -100,17 +98,7 @@ def read_manifest(folder: Path) -> Manifest:
             f"Create one: shortlist index MODEL IMAGES -o {folder}"
         )
     try:
-        found = read_json(file, dict[str, Any])
-        written = found.get("format")
-        if not isinstance(written, int):
-            raise GalleryError(f"{file} is damaged: it has no format version. Create the gallery again")
-        if written > FORMAT:
-            raise GalleryError(f"{folder} was written by a later version of shortlist: update shortlist")
-        if written < WITHOUT_DIGESTS:
-            raise GalleryError(f"{folder} was written by an earlier version of shortlist: create the gallery again")
-        manifest: Manifest = validated({**verified(found, file), "format": FORMAT}, file, Manifest)
-    except GalleryError:
-        raise
+        manifest: Manifest = read_json(file, Manifest, range(WITHOUT_DIGESTS, FORMAT + 1))
     except RunError as error:
         raise GalleryError(f"{error} Or create the gallery again.") from error
     return manifest
@@ -118,7 +106,7 @@ def read_manifest(folder: Path) -> Manifest:
 
 def write_manifest(folder: Path, manifest: Manifest) -> None:
     """Make a state the current one, and delete the files of earlier states."""
-    write_json(folder / GALLERY_FILE, with_checksum(manifest.model_dump(mode="json")))
+    write_json(folder / GALLERY_FILE, manifest.model_dump(mode="json"), FORMAT)
     delete_unused(folder, manifest)
 
 

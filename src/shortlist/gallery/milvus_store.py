@@ -202,8 +202,11 @@ class MilvusStore:
 
     def set_min_score(self, score: float | None) -> None:
         with self.changing():
-            self._facts = {**self._facts, "min_score": score}
-            self.client.alter_collection_properties(self._collection, {FACTS: json.dumps(self._facts)})
+            self._write_min_score(score)
+
+    def _write_min_score(self, score: float | None) -> None:
+        self._facts = {**self._facts, "min_score": score}
+        self.client.alter_collection_properties(self._collection, {FACTS: json.dumps(self._facts)})
 
     def encoder(self, model: Path | None) -> Encoder:
         folder = Path(self._facts["model"]) if model is None else model
@@ -314,6 +317,7 @@ class MilvusStore:
         removed: Sequence[int] = (),
         labels: Mapping[int, str | None] | None = None,
         fields: Mapping[int, str | None] | None = None,
+        min_score: float | None = None,
         progress: Progress | None = None,
     ) -> None:
         self._labels = self._label_sets = None
@@ -330,6 +334,8 @@ class MilvusStore:
             self.client.upsert(self._collection, group)
         for start in range(0, len(removed), ROWS_PER_REQUEST):
             self.client.delete(self._collection, ids=list(removed[start : start + ROWS_PER_REQUEST]))
+        if min_score not in (None, self.min_score):
+            self._write_min_score(min_score)
 
     def _insert(
         self, rows: Sequence[Row], vectors: Floats, wanted: Sequence[int] | None, progress: Progress | None

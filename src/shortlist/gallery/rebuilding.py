@@ -24,6 +24,7 @@ def rebuild(
     model: Path | str | None = None,
     kind: str | None = None,
     workers: int | None = None,
+    min_score: float | None = None,
     display: Display | None = None,
 ) -> tuple[Gallery, Added]:
     """Embed all images of a gallery with another model, and write them to a new gallery.
@@ -39,6 +40,7 @@ def rebuild(
         model: See `Gallery.create`.
         kind: Kind of index; see `Gallery.create`. Default: the kind that was requested for the gallery.
         workers: Number of processes that decode images. Default: chosen by the number of cores and images.
+        min_score: Minimum score of the new gallery, if it has none and none is kept.
         display: Shows the progress.
 
     Returns:
@@ -50,8 +52,9 @@ def rebuild(
     items = gallery.items(limit=len(gallery))
     if not items:
         raise GalleryError(f"The gallery {gallery.name} has no images.")
+    kept = gallery.min_score if encoder.fingerprint == gallery.store.fingerprint else None
     ids = {as_url(item.path): item.id for item in reversed(items)}
-    new, added = index(
+    return index(
         encoder,
         catalog_of(gallery.name, items),
         location,
@@ -60,11 +63,9 @@ def rebuild(
         workers=workers,
         ids=ids,
         prune="",
+        default_min_score=min_score if kept is None else kept,
         display=display,
     )
-    if new.min_score is None and new.store.fingerprint == gallery.store.fingerprint:
-        new.set_min_score(gallery.min_score)
-    return new, added
 
 
 def describe_min_score(gallery: Gallery, before: float, location: Path | str) -> str:

@@ -183,9 +183,10 @@ class Store(Protocol):
         removed: Sequence[int] = (),
         labels: Mapping[int, str | None] | None = None,
         fields: Mapping[int, str | None] | None = None,
+        min_score: float | None = None,
         progress: Progress | None = None,
     ) -> None:
-        """Add, remove and change images, within the context of `changing`.
+        """Add, remove and change images, within the context of `changing`. A folder makes all changes at once.
 
         Args:
             rows: Images to add.
@@ -194,6 +195,7 @@ class Store(Protocol):
             removed: Ids of images to remove.
             labels: New labels by id; see `labels_of`.
             fields: New fields by id, as JSON.
+            min_score: New `min_score`. Default: unchanged.
             progress: Called with the number of vectors indexed and the total number.
         """
 

@@ -95,9 +95,10 @@ def switch_back(name: Path | str) -> GalleryName:
 def _read(file: Path) -> GalleryName:
     try:
         found: GalleryName = read_json(file, GalleryName)
-    except RunError:
+    except RunError as error:
         raise GalleryError(
-            f"{file} is a file, but neither a gallery nor a name of one: create a name with shortlist gallery switch"
+            f"{file} is a file, but neither a gallery nor a name of one: create a name with shortlist gallery switch "
+            f"({error})"
         ) from None
     return found
 

@@ -19,7 +19,7 @@ from torch import Tensor
 
 from shortlist.digests import tensors_digest
 from shortlist.errors import ModelError
-from shortlist.files import atomic_replace, remove_unfinished, write_text_atomically
+from shortlist.files import atomic_replace, read_regular_file, remove_unfinished, write_text_atomically
 from shortlist.model.state_dict import Tensors
 
 FORMAT = 1
@@ -101,6 +101,6 @@ def _parse_description(text: str, file: Path) -> dict[str, Any]:
 
 def _read_text(file: Path) -> str:
     try:
-        return file.read_text(encoding="utf-8")
+        return read_regular_file(file)
     except (OSError, UnicodeDecodeError) as error:
         raise ModelError(f"{file} cannot be read: {error}") from error

@@ -14,7 +14,7 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
-from shortlist.config import RunConfig, flatten, read_yaml, validate_config
+from shortlist.config import RunConfig, flatten, read_yaml_file, validate_config
 from shortlist.errors import ConfigError, did_you_mean
 
 __all__ = ["describe_recipes", "differences", "open_recipe", "recipe_names", "reproduced_results"]
@@ -116,7 +116,7 @@ def _resolve(recipe: str, children: tuple[str, ...]) -> dict[str, Any]:
         raise ConfigError(
             f"{children[-1]} inherits from {Path(recipe).name!r}, but there is no such recipe or file; {known}"
         )
-    values = dict(_packaged_values(recipe) if recipe in packaged else _read_values(file, recipe))
+    values = dict(_packaged_values(recipe) if recipe in packaged else read_yaml_file(file, recipe))
     inherits = values.pop("inherits", [])
     names = [inherits] if isinstance(inherits, str) else inherits
     if not isinstance(names, list) or not all(isinstance(name, str) for name in names):
@@ -129,17 +129,10 @@ def _resolve(recipe: str, children: tuple[str, ...]) -> dict[str, Any]:
     return _merge(merged, values)
 
 
-def _read_values(file: Path, where: str) -> dict[str, Any]:
-    try:
-        return read_yaml(file.read_text(encoding="utf-8"), where)
-    except UnicodeDecodeError:
-        raise ConfigError(f"{where} is not a text file.") from None
-
-
 @cache
 def _packaged_values(name: str) -> Mapping[str, Any]:
     """Read a packaged file. It is cached, because listing all recipes reads the shared parts many times."""
-    return _read_values(_packaged_files(parts=True)[name], name)
+    return read_yaml_file(_packaged_files(parts=True)[name], name)
 
 
 def _merge(old: Mapping[str, Any], new: Mapping[str, Any]) -> dict[str, Any]:

@@ -6,9 +6,11 @@ import itertools
 import json
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
+
+from pydantic import BaseModel
 
 from shortlist.config import CONFIG_KEYS, RunConfig, validate_config
 from shortlist.config.schema import OWN_LOSSES, LossConfig
@@ -28,7 +30,7 @@ METHODS: Mapping[str, Mapping[str, Any]] = {  # settings of the loss that define
     "RS@k + SiMix": {"name": "recall_at_k", "simix": True},
     "SAP": {"name": "smooth_ap", **_WITHOUT_SIMIX},
 }
-STUDY_FILE = "study.json"
+STUDY_FILE, CASE_FILE = "study.json", "case.json"
 RATES: Mapping[str, float] = {"constant": 0.0, "sqrt": 0.5, "linear": 1.0}  # exponent of the batch size
 
 
@@ -64,6 +66,14 @@ STUDIES: Mapping[str, Study] = {
         "values of k in the loss",
     ),
 }
+
+
+class _Facts(BaseModel):
+    """The contents of study.json."""
+
+    study: str
+    learning_rate: str
+    config: dict[str, Any]
 
 
 @dataclass(frozen=True)
@@ -164,20 +174,24 @@ def _training_images(config: RunConfig, display: Display) -> Catalog:
 def collect(folder: Path) -> Path:
     """Write the results of all finished runs of a study to its `results.json`, and return its path."""
     file = folder / "results.json"
-    write_json(file, {**read_json(folder / STUDY_FILE, dict[str, Any]), "cases": list(_results(folder))})
+    facts: _Facts = read_json(folder / STUDY_FILE, _Facts)
+    write_json(file, {**facts.model_dump(), "cases": list(_results(folder))})
     return file
 
 
 def _results(folder: Path) -> Iterator[dict[str, Any]]:
-    for file in sorted(folder.glob("*/*/seed-*/case.json")):
-        run = RunFolder(file.parent)
-        case = read_json(file, dict[str, Any])
+    for path in sorted(folder.glob("*/*/seed-*")):
+        run = RunFolder(path)
         if run.failed.exists():
-            yield {**case, "failed": True}
+            yield {**_case(run), "failed": True}
         elif run.evaluation_file.exists():
             tested = _tested(run)
             steps = [record for record in run.metrics() if record["kind"] == "step"]
-            yield {**case, "steps": len(steps), "loss": steps[-1]["loss"], "metrics": tested[0].values}
+            yield {**_case(run), "steps": len(steps), "loss": steps[-1]["loss"], "metrics": tested[0].values}
+
+
+def _case(run: RunFolder) -> dict[str, Any]:
+    return asdict(read_json(run.path / CASE_FILE, Case))
 
 
 def _tested(run: RunFolder) -> list[Evaluation]:
@@ -193,7 +207,7 @@ def _run(case: Case, config: RunConfig, folder: Path, display: Display) -> None:
         return
     try:
         run.path.mkdir(parents=True, exist_ok=True)
-        write_json(run.path / "case.json", vars(case))
+        write_json(run.path / CASE_FILE, asdict(case))
         if run.config_file.exists():
             resume_run(run.path, display)
         else:

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from shortlist.digests import tensors_digest
 from shortlist.errors import RunError
-from shortlist.files import atomic_replace
+from shortlist.files import VERSION, atomic_replace, check_version, open_regular_file
 
 KEPT = 2  # the last checkpoint, and the one before in case the last is damaged
 
@@ -44,7 +44,7 @@ def save_state(folder: Path, state: TrainingState) -> Path:
     """
     path = folder / f"step-{state.step:08}.safetensors"
     tensors = {name: tensor.detach().cpu().contiguous().clone() for name, tensor in state.tensors.items()}
-    facts = json.dumps({"step": state.step, **state.facts})
+    facts = json.dumps({"format": VERSION, "step": state.step, **state.facts})
     try:
         folder.mkdir(parents=True, exist_ok=True)
         with atomic_replace(path) as temporary:
@@ -72,7 +72,7 @@ def latest_state(folder: Path) -> TrainingState | None:
         The state, or None if there is no checkpoint.
 
     Raises:
-        RunError: There are checkpoints, but all of them are damaged.
+        RunError: There are checkpoints, but all of them are damaged, or a later version of shortlist has written one.
     """
     found = _checkpoints(folder)
     for path in found:
@@ -86,12 +86,13 @@ def latest_state(folder: Path) -> TrainingState | None:
 
 
 def _read(path: Path) -> TrainingState:
-    with safe_open(path, framework="pt") as file:
+    with open_regular_file(path), safe_open(path, framework="pt") as file:
         metadata = file.metadata() or {}
         tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
     if tensors_digest(tensors, metadata["facts"]) != metadata["digest"]:
         raise ValueError("its contents differ from what was written")
     facts = json.loads(metadata["facts"])
+    check_version(facts.pop("format", VERSION), path)
     return TrainingState(facts.pop("step"), tensors, facts)
 
 

@@ -17,10 +17,9 @@ from shortlist.encoding.feature_cache import image_keys
 from shortlist.errors import ConfigError, DataError, translate_arguments
 from shortlist.evaluation import Evaluation
 from shortlist.evaluation.protocols import DEFAULT_K
-from shortlist.files import read_json, write_json
 from shortlist.locations import absolute_path
 from shortlist.progress import Display
-from shortlist.training.folder import RunFolder
+from shortlist.training.folder import RunFolder, read_unreadable, write_unreadable
 
 EXAMPLE = "images"  # data.source in the recipes for the user's own images
 Source = TypeVar("Source", DataConfig, TestConfig)
@@ -153,14 +152,13 @@ def _find_unreadable(catalog: Catalog, lists: list[Path], display: Display) -> l
     """Read the unreadable images, with reasons, from the first list that exists, or check all; write all lists."""
     known = next((file for file in lists if file.exists()), None)
     if known is not None:
-        unreadable = [(path, why) for path, why in read_json(known, list[tuple[str, str]])]
+        unreadable = read_unreadable(known)
     else:
         with display.task("checking for unreadable images", "images") as progress:
             unreadable = find_unreadable(catalog, progress=progress)
     for file in lists:
         if not file.exists():
-            file.parent.mkdir(parents=True, exist_ok=True)
-            write_json(file, unreadable)
+            write_unreadable(file, unreadable)
     return unreadable
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import platform
 import re
@@ -14,11 +15,11 @@ from contextlib import AbstractContextManager, suppress
 from functools import cache
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import torch
 import yaml
-from pydantic import BaseModel, ConfigDict, model_validator
+from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from shortlist.config import RunConfig, read_config
 from shortlist.errors import RunError
@@ -29,6 +30,8 @@ from shortlist.files import (
     read_json,
     read_text,
     validated,
+    verified,
+    with_checksum,
     write_json,
     write_text_atomically,
 )
@@ -44,6 +47,7 @@ class Facts(BaseModel):
     model_config = ConfigDict(extra="allow")
 
     catalog: str
+    config_sha256: str | None = None  # None: written by an earlier version
     versions: dict[str, str | None]
     threads: int
     processes: int = 1
@@ -67,6 +71,18 @@ class Record(BaseModel):
         return self
 
 
+class MinScore(BaseModel):
+    """The contents of min-score.json."""
+
+    min_score: Annotated[float, Field(ge=-1, le=1, allow_inf_nan=False)]
+
+
+class Unreadable(BaseModel):
+    """The contents of unreadable.json: paths and reasons."""
+
+    images: list[tuple[str, str]]
+
+
 class RunInUseError(RunError):
     """Another process is training in the folder of the run."""
 
@@ -79,7 +95,7 @@ class RunFolder:
     """The folder of a run.
 
     config.yaml             the resolved configuration; `shortlist train config.yaml` repeats the run
-    facts.json              fingerprint of the images, what was left out, versions, seed, threads, command
+    facts.json              digests of the images and config.yaml, what was left out, versions, seed, threads, command
     images.parquet          paths and labels of the images, if they were given in Python
     given-images/           the images themselves, if they were given as a torch dataset
     unreadable.json         images that were left out because they cannot be read, and why (data.on_missing: skip)
@@ -131,15 +147,27 @@ class RunFolder:
                 write_json(self.min_score_file, dict(zip(("min_score", "false_match_rate"), recommended, strict=True)))
 
     def recommended_min_score(self) -> float | None:
-        """Return the minimum score that the last report recommends; None if there is none."""
+        """Return the minimum score that the last report recommends; None if there is none.
+
+        Raises:
+            RunError: The file is damaged.
+        """
         if not self.min_score_file.exists():
             return None
-        score: float = read_json(self.min_score_file, dict[str, float])["min_score"]
-        return score
+        found: MinScore = read_json(self.min_score_file, MinScore)
+        return found.min_score
 
     def config(self) -> RunConfig:
-        """Read the configuration of the run."""
-        config = read_config(read_text(self.config_file), str(self.config_file))
+        """Read the configuration of the run, and warn if it is not the one that the run started with."""
+        text = read_text(self.config_file)
+        config = read_config(text, str(self.config_file))
+        written = self.facts().config_sha256 if self.facts_file.exists() else None
+        if written not in (None, _digest(text)):
+            warnings.warn(
+                f"{self.config_file} has changed since the start of the run. If you have not edited it, it is damaged: "
+                "restore a copy.",
+                stacklevel=1,  # once per run, whoever reads it
+            )
         return self.with_own_images(config) if self.images_file.exists() else config
 
     def with_own_images(self, config: RunConfig) -> RunConfig:
@@ -213,6 +241,14 @@ class RunFolder:
         found: Facts = read_json(self.facts_file, Facts)
         return found
 
+    def unreadable(self) -> list[tuple[str, str]]:
+        """Read the paths of the images that were left out because they cannot be read, and the reasons.
+
+        Raises:
+            RunError: The file is damaged.
+        """
+        return read_unreadable(self.unreadable_file) if self.unreadable_file.exists() else []
+
     def evaluations(self, *, before: bool = False) -> list[Evaluation]:
         """Read `evaluation.json`, or `evaluation-before.json`; the list is empty if the run has no test images.
 
@@ -243,6 +279,7 @@ class RunFolder:
             return
         facts = {
             "catalog": fingerprint,
+            "config_sha256": _digest(read_text(self.config_file)),
             **others,
             "versions": versions,
             "platform": platform.platform(),
@@ -257,25 +294,50 @@ class RunFolder:
     def log(self, record: dict[str, Any]) -> None:
         """Append a record to `metrics.jsonl`."""
         with self.metrics_file.open("a", encoding="utf-8") as file:
-            file.write(json.dumps(record) + "\n")
+            file.write(_line(record))
 
     def metrics(self) -> list[dict[str, Any]]:
-        """Read all records of `metrics.jsonl`, except for an incomplete last line.
+        """Read all records of `metrics.jsonl`, except for an incomplete last line of a run that is not finished.
 
         Raises:
             RunError: The file is damaged.
         """
-        if not self.metrics_file.exists():
-            return []
-        lines = read_text(self.metrics_file).split("\n")[:-1]
-        records = [parse_json(line, self.metrics_file) for line in lines]
-        return [each.model_dump() for each in validated(records, self.metrics_file, list[Record])]
+        file = self.metrics_file
+        *lines, rest = (read_text(file) if file.exists() else "").split("\n")
+        parsed = validated([parse_json(line, file) for line in lines], file, list[dict[str, Any]])
+        found = validated([verified(each, file) for each in parsed], file, list[Record])
+        records = [each.model_dump() for each in found]
+        if self.evaluation_file.exists():
+            tested = records and records[-1]["kind"] == "test"  # the last record of a run with test images
+            if rest or not records or (read_json(self.evaluation_file) and not tested):
+                raise RunError(f"{file} is damaged: its last records are missing. Restore it.")
+        return records
 
     def discard_records_after(self, step: int) -> None:
         """Remove the records that a resumed run writes again: those of later steps, and of the final test."""
         records = [record for record in self.metrics() if record["step"] <= step and record["kind"] != "test"]
-        kept = [json.dumps(record) + "\n" for record in records]
-        write_text_atomically(self.metrics_file, "".join(kept))
+        write_text_atomically(self.metrics_file, "".join(map(_line, records)))
+
+
+def read_unreadable(file: Path) -> list[tuple[str, str]]:
+    """Read the paths of images that cannot be read, and the reasons, from a file that `write_unreadable` wrote."""
+    found: Unreadable = read_json(file, Unreadable)
+    return found.images
+
+
+def write_unreadable(file: Path, images: list[tuple[str, str]]) -> None:
+    """Write the paths of images that cannot be read, and the reasons."""
+    file.parent.mkdir(parents=True, exist_ok=True)
+    write_json(file, {"images": images})
+
+
+def _line(record: dict[str, Any]) -> str:
+    """Return a line of metrics.jsonl."""
+    return json.dumps(with_checksum(record)) + "\n"
+
+
+def _digest(text: str) -> str:
+    return hashlib.sha256(text.encode()).hexdigest()
 
 
 def device_name() -> str:

@@ -211,7 +211,7 @@ def run_workers(config: RunConfig, trainers: int = 1) -> int:
         trainers: Number of training processes that share the CPU; each has decoding processes of its own.
     """
     if config.data.workers != "auto":
-        return config.data.workers
+        return loader.bounded_workers(config.data.workers)
     return loader.decoding_workers(sharing=trainers)
 
 

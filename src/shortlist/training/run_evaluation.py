@@ -23,7 +23,7 @@ from shortlist.distributed import current_processes
 from shortlist.encoding import CachedFeatures, Encoder, NonFiniteError, Parts, Shard, embed_images, left_out_images
 from shortlist.encoding.embed import write_embeddings
 from shortlist.encoding.encoder import ENCODER_FILE
-from shortlist.encoding.pretrained import TIMM, is_pretrained, is_timm
+from shortlist.encoding.pretrained import CONFIG, TIMM, is_pretrained, is_timm
 from shortlist.encoding.shards import encode_to_file
 from shortlist.errors import ConfigError, DataError, RunError, translate_arguments
 from shortlist.evaluation import Evaluation, evaluate
@@ -371,7 +371,8 @@ def open_encoder(name: Path | str, model: nn.Module | None = None) -> Encoder:
         if known
         else f"Give the folder of a run, or {TIMM}NAME for a pretrained model."
     )
-    raise RunError(f"There is no run in {name}, and no exported model. {advice}")
+    found = f": it contains no {RunFolder(path).config_file.name} and no {CONFIG}" if path.is_dir() else ""
+    raise RunError(f"There is no run in {name}, and no exported model{found}. {advice}")
 
 
 def no_test_images(name: Encoder | Path | str, advice: str) -> ConfigError:
@@ -400,7 +401,7 @@ def open_embedder(folder: RunFolder, model: nn.Module | None = None) -> Embedder
     Raises:
         RunError: The run is not finished.
     """
-    if not (folder.path / "embedder.json").exists():
+    if not (folder.path / "embedder.json").exists() and not folder.evaluation_file.exists():
         raise RunError(
             f"The run in {folder.path} is not finished and has no embedder yet. Resume it with: {folder.resume_command}"
         )

@@ -11,7 +11,7 @@ from pathlib import Path
 from random import Random
 from typing import TYPE_CHECKING, Any
 
-from shortlist.config import RunConfig, read_yaml, validate_config
+from shortlist.config import RunConfig, read_yaml_file, validate_config
 from shortlist.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -67,14 +67,14 @@ def read_space(source: Mapping[str, Any] | Path | str) -> dict[str, Choices | Ra
             `{"optimizer.lr": {"low": 1e-5, "high": 1e-3, "log": True}}`; or a YAML file with such a mapping.
 
     Raises:
-        ConfigError: A value is neither a list nor a range, or a key cannot be searched.
+        ConfigError: The file is not valid YAML, a value is neither a list nor a range, or a key cannot be searched.
     """
     where = "The search space"
     if not isinstance(source, Mapping):
         file = Path(source)
         if not file.is_file():
             raise ConfigError(f"There is no file {file}. Give a YAML file such as 'optimizer.lr: [1e-4, 1e-3]'.")
-        where, source = str(file), read_yaml(file.read_text(encoding="utf-8"), str(file))
+        where, source = str(file), read_yaml_file(file, str(file))
     if not source:
         raise ConfigError(f"{where} is empty. Give at least one key, such as 'optimizer.lr: [1e-4, 1e-3]'.")
     return {str(key): _read_values(str(key), values, f"{where}: {key}") for key, values in source.items()}

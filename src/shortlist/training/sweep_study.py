@@ -6,7 +6,7 @@ import json
 import math
 import os
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from functools import partial
 from io import FileIO
@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from shortlist.errors import ConfigError, RunError, check_known
 from shortlist.extras import extra
-from shortlist.files import exclusive_write, naming
+from shortlist.files import exclusive_write, naming, open_regular_file, validated, verified, with_checksum
 from shortlist.seeds import derived_seed
 from shortlist.training.search_space import Choices, Space
 
@@ -113,7 +113,7 @@ def make_pruner(name: str) -> BasePruner:
 
 
 class _JournalFile(JournalFileBackend):
-    """Journal that a full disk does not damage: incomplete writes are undone.
+    """Journal with a digest of each entry, which a full disk does not damage: incomplete writes are undone.
 
     The operating system releases its lock if the process is killed. Optuna's lock would block for 30 seconds.
     """
@@ -122,8 +122,12 @@ class _JournalFile(JournalFileBackend):
         super().__init__(str(file))
         self._path = file
 
+    def read_logs(self, log_number_from: int) -> Generator[dict[str, Any], None, None]:
+        for log in super().read_logs(log_number_from):
+            yield verified(validated(log, self._path, dict[str, Any]), self._path)
+
     def append_logs(self, logs: list[dict[str, Any]]) -> None:
-        lines = "".join(json.dumps(log, separators=(",", ":")) + "\n" for log in logs).encode()
+        lines = "".join(json.dumps(with_checksum(log), separators=(",", ":")) + "\n" for log in logs).encode()
         with (
             exclusive_write(self._path, timeout=math.inf),
             naming(self._path),
@@ -203,8 +207,11 @@ def open_study(
 
 def _open_journal(file: Path) -> BaseStorage:
     try:
-        return JournalStorage(_JournalFile(file))
-    except (ValueError, KeyError) as error:
+        with naming(file):
+            if file.exists():
+                open_regular_file(file).close()  # otherwise, Optuna would wait for a named pipe
+            return JournalStorage(_JournalFile(file))
+    except (ValueError, KeyError, RecursionError) as error:
         raise RunError(f"{file} is damaged ({error}). Restore a copy, or choose another folder.") from None
 
 

@@ -6,10 +6,11 @@ import posixpath
 import re
 from collections.abc import Iterable
 from importlib import import_module
-from typing import Any
+from typing import Annotated, Any
 
 from accelerate import Accelerator
 from accelerate.tracking import GeneralTracker, MLflowTracker, TensorBoardTracker, WandBTracker
+from pydantic import Field
 
 from shortlist.config import RunConfig, flatten
 from shortlist.errors import RunError
@@ -18,6 +19,7 @@ from shortlist.files import read_json, write_json
 from shortlist.training.folder import RunFolder
 
 PROJECT = "shortlist"  # project of Weights & Biases, and experiment of MLflow
+_Ids = Annotated[dict[str, str], Field(min_length=1)]  # of the run, by the name of the tracker
 RUN_IDS = {"wandb": lambda run: run.id, "mlflow": lambda run: run.info.run_id}
 
 
@@ -40,7 +42,7 @@ def start_trackers(accelerator: Accelerator, config: RunConfig, folder: RunFolde
     Raises:
         RunError: A tracker cannot be started, for example without a connection or a login.
     """
-    ids: dict[str, str] = read_json(folder.tracking_file, dict[str, str]) if folder.tracking_file.exists() else {}
+    ids: dict[str, str] = read_json(folder.tracking_file, _Ids) if folder.tracking_file.exists() else {}
     settings = dict(flatten(config.model_dump(mode="json", exclude={"about", "paper", "measured"})))
     for name in config.tracking:
         try:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import io
 from collections.abc import Sequence
 from operator import itemgetter
 from pathlib import Path
@@ -11,6 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from shortlist.errors import DataError
+from shortlist.files import open_regular_file, read_regular_file
 
 _LFS = "version https://git-lfs"
 
@@ -25,16 +27,18 @@ def read_lines(file: Path, name: str) -> list[str]:
         name: Name of the benchmark, for messages.
 
     Raises:
-        DataError: If the file does not exist, is empty, is not a text file, or is the result of a failed download.
+        DataError: If the file cannot be read, is empty, is not a text file, or is the result of a failed download.
     """
     try:
-        text = file.read_text(encoding="utf-8-sig")
+        text = read_regular_file(file, "utf-8-sig")
     except FileNotFoundError as error:
         raise DataError(f"{name}: there is no {file.name} in {file.parent}") from error
     except UnicodeDecodeError as error:
         raise DataError(
             f"{name}: {file} is not a text file: the download may have failed, or the file is compressed"
         ) from error
+    except OSError as error:
+        raise DataError(f"{name}: cannot read {file}: {error.strerror}") from error
     check_text(file, name, text[:500])
     lines = [line.strip() for line in text.splitlines()]
     while lines and not lines[-1]:
@@ -126,7 +130,7 @@ def read_csv(file: Path, name: str, header: Sequence[str], keep: Sequence[str], 
     """
     rows: list[tuple[str, ...]] = []
     try:
-        with file.open(newline="", encoding="utf-8-sig") as lines:
+        with io.TextIOWrapper(open_regular_file(file), "utf-8-sig", newline="") as lines:
             check_text(file, name, lines.read(500))
             lines.seek(0)
             reader = csv.reader(lines)
@@ -141,7 +145,7 @@ def read_csv(file: Path, name: str, header: Sequence[str], keep: Sequence[str], 
                     rows.append(select(row))
                 elif row:
                     raise DataError(f"{name}: {file}, row {len(rows) + 2}: {len(row)} values for {len(found)} columns")
-    except (UnicodeDecodeError, csv.Error) as error:
+    except (OSError, UnicodeDecodeError, csv.Error) as error:
         raise DataError(f"{name}: cannot read {file} as a CSV file in UTF-8: {error}; {hint}") from error
     if not rows:
         raise DataError(f"{name}: {file} lists no images; download it again")
