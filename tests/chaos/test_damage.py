@@ -437,7 +437,7 @@ def test_commands(run: RunFolder, image: Path, call: Call, tmp_path: Path) -> No
     commands: dict[str, tuple[str, ...]] = {
         "run": ("evaluate", "run", "--json"),
         "gallery": ("search", "gallery", str(image), "--json"),
-        "package": ("evaluate", "package", "--data", str(image.parent.parent), "--on-missing", "skip", "--json"),
+        "package": ("evaluate", "package", str(image.parent.parent), "--on-missing", "skip", "--json"),
     }
     for name, command in commands.items():
         expected = call(*command)
