@@ -42,7 +42,7 @@ check: $(READY)
 	$(BIN)/check-jsonschema --builtin-schema vendor.github-workflows .github/workflows/*.yml
 	$(BIN)/check-jsonschema --builtin-schema vendor.compose-spec docs/deploy/compose.yaml
 	if [ -x $(BIN)/hadolint ]; then $(BIN)/hadolint docs/deploy/Dockerfile; fi
-	$(BIN)/shellcheck docs/cluster/*.sh
+	$(BIN)/shellcheck .ci/run docs/cluster/*.sh
 	$(BIN)/zizmor --offline --strict-collection --quiet .github
 
 # mkdocs prints an advertisement unless it is told not to.

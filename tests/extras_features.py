@@ -2,6 +2,9 @@
 
 The Python of an installation runs this file as a script, which imports only the standard library, shortlist, and the
 dependencies of extras. Each extra has a process of its own; those that build on `training` are forked after its import.
+
+    python extras_features.py LINKS WORK    # every extra, with the packages in LINKS/EXTRA
+    python extras_features.py EXTRA         # plain or all: the features of an installation with that extra
 """
 
 from __future__ import annotations
@@ -9,6 +12,7 @@ from __future__ import annotations
 import gc
 import os
 import sys
+import tempfile
 import traceback
 from collections.abc import Callable
 from pathlib import Path
@@ -225,14 +229,15 @@ BEYOND = {  # what `training` alone does not do
 FEATURES = {"plain": plain, "training": training, **BEYOND, "all": everything}
 
 
-def try_extra(extra: str, links: Path, work: Path) -> bool:
-    """Use the features of an extra in a process of its own, with the packages of that extra on its path."""
+def try_extra(extra: str, work: Path, links: Path | None = None) -> bool:
+    """Use the features of an extra in a process of its own, with the packages in `links` of that extra on its path."""
     pid = os.fork()
     if pid:
         return os.waitpid(pid, 0)[1] == 0
     code = 1
     try:
-        sys.path.append(str(links / extra))
+        if links is not None:
+            sys.path.append(str(links / extra))
         (work / extra).mkdir()
         FEATURES[extra](work / extra)
         code = 0
@@ -250,24 +255,35 @@ def main(links: Path, work: Path) -> None:
         links: has a folder for each extra, with the packages that it may import.
         work: an empty folder.
     """
-    import shortlist
-
-    assert Path(shortlist.__file__).is_relative_to(sys.prefix), "this is not the installation"
     sys.path.append(str(links / "plain"))
     import torch  # noqa: F401
 
-    worked = {"plain": try_extra("plain", links, work)}
+    worked = {"plain": try_extra("plain", work, links)}
     sys.path.append(str(links / "training"))
     import shortlist.data
 
     assert not {"matplotlib", "pyarrow", "scipy", "timm"} & set(sys.modules), "images need none of them"
-    import shortlist.training
+    import shortlist.training  # noqa: F401
 
     gc.freeze()
-    worked |= {extra: try_extra(extra, links, work) for extra in FEATURES if extra != "plain"}
+    worked |= {extra: try_extra(extra, work, links) for extra in FEATURES if extra != "plain"}
     assert all(worked.values()), worked
     print(*worked)  # what was tried
 
 
+def main_of_installation(extra: str) -> None:
+    """Use the features of an installation with an extra; with `all`, those of every other extra as well."""
+    with tempfile.TemporaryDirectory() as work:
+        worked = {each: try_extra(each, Path(work)) for each in ((*BEYOND, extra) if extra == "all" else (extra,))}
+    assert all(worked.values()), worked
+    print(*worked)
+
+
 if __name__ == "__main__":
-    main(Path(sys.argv[1]), Path(sys.argv[2]))
+    import shortlist
+
+    assert Path(shortlist.__file__).is_relative_to(sys.prefix), "this is not the installation"
+    if len(sys.argv) == 2:
+        main_of_installation(sys.argv[1])
+    else:
+        main(Path(sys.argv[1]), Path(sys.argv[2]))

@@ -99,6 +99,9 @@ def test_all_problems_are_listed_at_once() -> None:
     assert [line.split(":")[0].strip() for line in lines[1:]] == ["model.pooling", "loss.k", "optimizer.lr"]
 
 
+ARGUMENTS = "should consist of texts, numbers, lists, and mappings whose keys are texts"
+
+
 @pytest.mark.parametrize(
     ("override", "message"),
     [
@@ -121,6 +124,9 @@ def test_all_problems_are_listed_at_once() -> None:
         ("batch.keep_graphs=-1", "batch.keep_graphs: "),
         ("batch.per_class=1", "batch.per_class: should be greater than or equal to 2"),
         ("model.layer_norm=perhaps", "model.layer_norm: should be a valid boolean"),
+        ("model.backbone_args={a: [{1: 2}]}", f"model.backbone_args: {ARGUMENTS}"),
+        ("model.backbone_args={a: 2020-01-01}", f"model.backbone_args: {ARGUMENTS}"),
+        ("loss.miner={name: x, args: {a: !!binary aaaa}}", f"loss.miner.args: {ARGUMENTS}"),
         ("data.workers=true", "data.workers: "),
         ("data.source=", "data.source: should not be empty (given: '')"),
         ("data.label_separator=", "data.label_separator: should not be empty (given: '')"),
@@ -215,7 +221,7 @@ def test_missing_keys_are_named() -> None:
     assert "\n  training: is required" in message
 
 
-@pytest.mark.parametrize("override", ["optimizer.lr", "=1", "", "lr:3"])
+@pytest.mark.parametrize("override", ["optimizer.lr", "=1", "", "lr:3", "lr" * 200])
 def test_an_override_without_a_key_or_a_value(override: str) -> None:
     assert "is not of the form key=value" in refusal(override)
 

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import re
 import shlex
+import shutil
 import socket
 from pathlib import Path
 
 import pytest
 
+from tests.data.pictures import write
 from tests.processes import Commands
+from tests.training.runs import class_folders
 
 pytestmark = pytest.mark.long
 ROOT = Path(__file__).parents[1]
@@ -29,6 +32,17 @@ glyphs.glyphs = lambda *args, **options: whole(*args, **options).subset(
     [row for row in range(300 * 16) if row // 16 % 3 == 0 and row % 16 < 6]
 )
 """
+# The recipe for folders of images, with a model that needs no download and trains in a second.
+SMALL_MODEL = """
+from shortlist import recipes
+packaged = recipes._packaged_values
+small = {
+    "images": {"size": 32},
+    "model": {"backbone": "test_vit", "backbone_args": {"depth": 1}, "weights": "none", "dim": 8},
+    "evaluation": {"bootstrap": 20, "before": False},
+}
+recipes._packaged_values = lambda name: {**packaged(name), **small} if name == "folder" else packaged(name)
+"""
 
 
 def program(page: Path) -> str:
@@ -45,14 +59,32 @@ def test_pages_without_python() -> None:
     assert {page.name for page in PAGES if not program(page).strip()} == WITHOUT_PYTHON
 
 
+def test_no_block_of_python_is_left_out() -> None:
+    blocks = re.compile(r"^```(\w*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
+    found = [each for page in PAGES for each in blocks.findall(page.read_text(encoding="utf-8"))]
+    unmarked = [block for language, block in found if not language]
+    assert [block for block in unmarked if re.match(r"import |from \S+ import ", block)] == []
+
+
 PROGRAMS = [page for page in PAGES if page.name not in WITHOUT_PYTHON]
 
 
+@pytest.fixture(scope="module")
+def files(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The files that pages read from the current folder: images of the user."""
+    folder = tmp_path_factory.mktemp("files")
+    class_folders(folder / "my-images")
+    for name in ("a.jpg", "b.jpg", "photo.jpg"):
+        write(folder / name)
+    return folder
+
+
 @pytest.mark.parametrize("page", PROGRAMS, ids=lambda page: page.name)
-def test_a_page_runs_as_a_script(page: Path, commands: Commands, tmp_path: Path) -> None:
+def test_a_page_runs_as_a_script(page: Path, commands: Commands, files: Path, tmp_path: Path) -> None:
+    shutil.copytree(files, tmp_path, dirs_exist_ok=True)
     script = tmp_path / f"{page.stem}.py"
     script.write_text(program(page), encoding="utf-8")
-    code, _, error = commands.run(cwd=tmp_path, before=MANY_CORES + FEW_GLYPHS, script=script)
+    code, _, error = commands.run(cwd=tmp_path, before=MANY_CORES + FEW_GLYPHS + SMALL_MODEL, script=script)
     assert code == 0, error
 
 

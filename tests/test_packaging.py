@@ -16,6 +16,7 @@ from importlib.metadata import Distribution, PathDistribution, distribution
 from pathlib import Path
 
 import pytest
+import yaml
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
@@ -120,6 +121,14 @@ class TestFiles:
             f"python: [{', '.join(map(repr, versions))}]".replace("'", '"')
             in (ROOT / ".github" / "workflows" / "ci.yml").read_text()
         )
+
+    def test_the_workflow_installs_the_wheel_with_and_without_extras(self) -> None:
+        workflow = yaml.safe_load((ROOT / ".github" / "workflows" / "ci.yml").read_text())
+        commands = "\n".join(step.get("run", "") for step in workflow["jobs"]["build"]["steps"])
+        installed = re.findall(
+            r'pip install .* (dist/\S+|"\S+")\n(?:done\n)?.* tests/extras_features\.py (\w+)', commands
+        )
+        assert installed == [("dist/*.whl", "plain"), ('"${wheel}[all]"', "all")]
 
 
 class TestInstallation:

