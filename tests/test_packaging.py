@@ -125,9 +125,8 @@ class TestFiles:
     def test_the_workflow_installs_the_wheel_with_and_without_extras(self) -> None:
         workflow = yaml.safe_load((ROOT / ".github" / "workflows" / "ci.yml").read_text())
         commands = "\n".join(step.get("run", "") for step in workflow["jobs"]["build"]["steps"])
-        installed = re.findall(
-            r'pip install .* (dist/\S+|"\S+")\n(?:done\n)?.* tests/extras_features\.py (\w+)', commands
-        )
+        step = r'pip install .* (dist/\S+|"\S+")\n(?:done\n)?.* tests/extras_features\.py (\w+)'
+        installed = re.findall(step, commands)
         assert installed == [("dist/*.whl", "plain"), ('"${wheel}[all]"', "all")]
 
 
