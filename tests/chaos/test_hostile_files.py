@@ -27,6 +27,7 @@ from shortlist.progress import Display
 from shortlist.training import RunFolder
 from shortlist.training.checkpoint import latest_state
 from shortlist.training.sweep_study import open_study
+from tests.chaos.test_damage import UNREADABLE
 from tests.data.pictures import write
 
 GOOD = 3
@@ -37,6 +38,8 @@ REASONS = {
     "loop.png": "Too many levels of symbolic links",
     "pipe.png": "it is not a regular file",
 }
+if UNREADABLE.exists():
+    REASONS["broken.png"] = "Input/output error"
 
 
 @pytest.fixture
@@ -54,6 +57,8 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     (root / "a" / "cat.jpg").write_bytes(EPS)
     (root / "a" / "endless.png").symlink_to("/dev/zero")
     (root / "a" / "loop.png").symlink_to("loop.png")
+    if "broken.png" in REASONS:
+        (root / "a" / "broken.png").symlink_to(UNREADABLE)
     os.mkfifo(pipe := root / "a" / "pipe.png")
     with released_later(pipe):
         yield root
