@@ -18,10 +18,9 @@ from shortlist.encoding.parquet import embed_to_table
 from shortlist.gallery import Gallery
 from shortlist.model import Embedder
 from shortlist.progress import Display
-from tests.data.pictures import write
+from tests.data.pictures import EPS, write
 
 GOOD = 3
-EPS = b"%!PS-Adobe-3.0 EPSF-3.0\n%%BoundingBox: 0 0 10 10\n%%EndComments\nshowpage\n%%EOF\n"
 REASONS = {
     "cat.jpg": "it is not an image, or its format is not one of JPEG, PNG",
     "endless.png": "it is not a regular file",
