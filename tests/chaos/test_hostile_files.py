@@ -28,10 +28,9 @@ from shortlist.training import RunFolder
 from shortlist.training.checkpoint import latest_state
 from shortlist.training.sweep_study import open_study
 from tests.chaos.test_damage import UNREADABLE
-from tests.data.pictures import write
+from tests.data.pictures import EPS, write
 
 GOOD = 3
-EPS = b"%!PS-Adobe-3.0 EPSF-3.0\n%%BoundingBox: 0 0 10 10\n%%EndComments\nshowpage\n%%EOF\n"
 REASONS = {
     "cat.jpg": "it is not an image, or its format is not one of JPEG, PNG",
     "endless.png": "it is not a regular file",

@@ -10,6 +10,7 @@ from PIL import Image
 
 # Cars196 and Omniglot are for research use only and not part of this repository; tests skip if they are not found.
 REAL_IMAGES = Path(os.environ.get("SHORTLIST_REAL_IMAGES", Path(__file__).parents[3] / "shared" / "data"))
+EPS = b"%!PS-Adobe-3.0 EPSF-3.0\n%%BoundingBox: 0 0 10 10\n%%EndComments\nshowpage\n%%EOF\n"  # for Ghostscript
 
 
 def picture(width: int = 24, height: int = 18, seed: int = 0) -> Image.Image:

@@ -20,6 +20,7 @@ from shortlist.export.package import write_package
 from shortlist.export.source import ExportSource
 from shortlist.training import Display, RunFolder, open_encoder
 from shortlist.training import train_run as train
+from tests.data.pictures import EPS
 from tests.export.encoders import SCALES, WHOLE, encoder, pictures
 from tests.processes import Commands
 from tests.state import another_state, changes
@@ -49,12 +50,19 @@ ALONE = """
 import runpy, sys
 sys.path.insert(0, sys.argv[1])
 import numpy
-from load import config, embed, preprocess
-from PIL import Image
-found = [embed(preprocess(Image.open(file), config["preprocessing"])[None]) for file in sys.argv[3:]]
+from load import config, embed, formats, preprocess
+from PIL import EpsImagePlugin, Image, UnidentifiedImageError
+*files, eps = sys.argv[3:]
+found = [embed(preprocess(Image.open(file, formats=formats), config["preprocessing"])[None]) for file in files]
 numpy.save(sys.argv[2], numpy.concatenate(found))
-sys.argv[1:] = [sys.argv[3], sys.argv[3]]
+sys.argv[1:] = [files[0], files[0]]
 runpy.run_module("load", run_name="__main__")
+EpsImagePlugin.Ghostscript = lambda *_: sys.exit("Ghostscript was started")
+sys.argv[1:] = [eps]
+try:
+    runpy.run_module("load", run_name="__main__")
+except UnidentifiedImageError:
+    print("refused")
 """
 
 
@@ -103,12 +111,14 @@ def test_a_package_gives_the_vectors_of_the_run_without_shortlist(
         files.append(tmp_path / f"{number}.png")
         image.save(files[-1])
     (tmp_path / "alone.py").write_text(ALONE)
-    given = (done.path, tmp_path / "found.npy", *files)
+    (tmp_path / "cat.jpg").write_bytes(EPS)
+    given = (done.path, tmp_path / "found.npy", *files, tmp_path / "cat.jpg")
     code, printed, error = commands.run(*given, cwd=tmp_path, before=WITHOUT_SHORTLIST, script=tmp_path / "alone.py")
     assert code == 0, error
     found = torch.from_numpy(np.load(tmp_path / "found.npy"))
     torch.testing.assert_close(found, open_encoder(run.path).encode(files), atol=1e-5, rtol=0)
-    assert printed.split() == ["[[1.", "1.]", "[1.", "1.]]"]  # similarities of an image to itself, by its command line
+    # By its command line: similarities of an image to itself, and an error for a format that others would decode.
+    assert printed.split() == ["[[1.", "1.]", "[1.", "1.]]", "refused"]
 
 
 @pytest.fixture(scope="module")

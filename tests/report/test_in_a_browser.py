@@ -6,12 +6,13 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from markupsafe import escape
 from playwright.sync_api import Browser, Page
 
 from shortlist.report.comparison import compare_runs, write_comparison
 from shortlist.report.run_report import write_report
 from tests.browser import started_browser
-from tests.report.runs import NASTY, CopyRun
+from tests.report.runs import NASTY, NASTY_FILE, CopyRun
 
 
 @pytest.fixture(scope="module")
@@ -88,6 +89,27 @@ class TestBoth:
         ]
         assert looks[0][0] != looks[1][0]  # right and wrong results differ also without colour
         assert looks[0][1] != looks[1][1]
+
+    def test_hostile_names_are_shown(self, pages: dict[str, Path], page: Page, name: str) -> None:
+        """As text; `page` checks that nothing is executed."""
+        page.goto(pages[name].as_uri())
+        assert NASTY in page.locator(".card .class").all_text_contents()
+        titles = page.locator(".results li").evaluate_all("results => results.map(result => result.title)")
+        assert [title for title in titles if title.endswith(f"/{NASTY_FILE}")]
+
+    def test_hostile_names_that_are_executed_are_noticed(
+        self, pages: dict[str, Path], page: Page, problems: list[str], tmp_path: Path, name: str
+    ) -> None:
+        """Negative control: the same pages with a name that is not escaped."""
+        content, file = pages[name].read_text(encoding="utf-8"), tmp_path / "page.html"
+        for before, hostile, message in (('<p class="class">', NASTY, "1"), ("/", NASTY_FILE, "3")):
+            changed = content.replace(f"{before}{escape(hostile)}", f"{before}{hostile}", 1)
+            assert changed != content
+            file.write_text(changed, encoding="utf-8")
+            page.goto(file.as_uri())
+            page.goto("about:blank")  # all events of the page have arrived after this
+            assert message in problems
+            problems.clear()
 
 
 class TestReport:

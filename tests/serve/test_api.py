@@ -17,7 +17,7 @@ from shortlist.errors import ShortlistError
 from shortlist.gallery.gallery import Gallery
 from shortlist.model import Embedder
 from shortlist.serve import Limits, create_app, service
-from tests.data.pictures import picture
+from tests.data.pictures import EPS, picture
 from tests.serve.galleries import CLASSES, IMAGES, encoded, png, remove_labels, small_gallery
 from tests.serve.test_uploads import bomb
 
@@ -171,17 +171,20 @@ def test_missing_and_damaged_files(tmp_path: Path) -> None:
 
 
 def test_files_that_are_replaced(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """An image is replaced by a named pipe, which would block, a folder, and an image with too many pixels."""
+    """An image is replaced by a named pipe, which would block; a folder; an image with too many pixels, which is not
+    decoded; and an image for which Pillow would start Ghostscript.
+    """
     gallery = small_gallery(tmp_path, 2, 2)
     with TestClient(create_app(gallery, Limits(work_seconds=60))) as client:
-        for item in range(3):
+        for item in range(4):
             gallery.item(item).path.unlink()
         os.mkfifo(gallery.item(0).path)
         gallery.item(1).path.mkdir()
         gallery.item(2).path.write_bytes(bomb(9_000, 9_000))
+        gallery.item(3).path.write_bytes(EPS)
         monkeypatch.setattr(service, "upright_rgb", lambda _: 1 / 0)
         for item, message in enumerate(
-            ("not a regular file", "Is a directory", "9000 x 9000 pixels, but at most 50 million")
+            ("not a regular file", "Is a directory", "9000 x 9000 pixels, but at most 50 million", "its format is not")
         ):
             for name in ("image", "thumbnail"):
                 answer = client.get(f"/api/items/{item}/{name}")

@@ -475,7 +475,20 @@ def test_names_are_escaped_and_missing_files_are_marked(open_page: Open, tmp_pat
         expect(page.locator("#verdict")).to_contain_text("share a label")
         page.goto(f"{address}/?item={gallery.items(limit=1000)[-1].id}")
         expect(page.get_by_text(name).first).to_be_visible()
+        page.set_input_files("#file", file(name))
+        expect(page.locator("#query-name")).to_have_text(name)
         page.goto("about:blank")
+
+
+def test_names_that_are_executed_are_noticed(open_page: Open, problems: list[str]) -> None:
+    """Negative control: a script that is executed, and one in a name that the browser refuses to execute."""
+    page = open_page()
+    page.evaluate("alert(4)")
+    page.evaluate("document.body.insertAdjacentHTML('beforeend', '<img src=x onerror=alert(5)>')")
+    page.goto("about:blank")  # all events of the page have arrived after this
+    assert "4" in problems
+    assert [each for each in problems if "Content Security Policy" in each]
+    problems.clear()
 
 
 def test_a_server_that_does_not_answer(open_page: Open) -> None:

@@ -16,7 +16,7 @@ from PIL import Image
 
 from shortlist.gallery.gallery import Gallery
 from shortlist.serve import Limits, create_app
-from tests.data.pictures import picture
+from tests.data.pictures import EPS, picture
 from tests.serve.galleries import encoded, png
 
 
@@ -37,9 +37,6 @@ def refused(client: TestClient, content: bytes, status: int) -> str:
     return str(answer.json()["detail"])
 
 
-EPS = b"%!PS-Adobe-3.0 EPSF-3.0\n%%BoundingBox: 0 0 10 10\n%%EndComments\nshowpage\n"
-
-
 @pytest.mark.parametrize(
     ("content", "message"),
     [
@@ -48,11 +45,12 @@ EPS = b"%!PS-Adobe-3.0 EPSF-3.0\n%%BoundingBox: 0 0 10 10\n%%EndComments\nshowpa
         (b"\x00" * 5000, "not an image"),
         (b"<svg xmlns='http://www.w3.org/2000/svg'/>", "not an image"),
         (EPS, "not an image"),  # Pillow would start Ghostscript
+        (encoded(picture(), "PPM"), "not an image"),  # allowed in galleries only
         (png()[:200], "damaged"),
         (encoded(picture(300, 200), "JPEG")[:1500], "damaged"),
         (bomb(10, 10), "damaged"),
     ],
-    ids=["words", "empty", "zeros", "svg", "eps", "half a png", "half a jpeg", "no pixels"],
+    ids=["words", "empty", "zeros", "svg", "eps", "ppm", "half a png", "half a jpeg", "no pixels"],
 )
 def test_not_an_image(client: TestClient, content: bytes, message: str) -> None:
     assert message in refused(client, content, 422)

@@ -56,6 +56,19 @@ def test_others_continue(hanging: Callable[[], object]) -> None:
     run(check)
 
 
+def test_waiting_has_a_limit(hanging: Callable[[], object]) -> None:
+    async def check() -> None:
+        one = Workers(1, LONG, 0.01)
+        first = asyncio.create_task(one.run(hanging))
+        await asyncio.sleep(0)
+        with pytest.raises(RequestError, match=r"has waited for 0\.01 seconds. Try again in 5 seconds\.") as error:
+            await one.run(hanging)
+        assert (error.value.status, error.value.headers) == (503, {"Retry-After": "5"})
+        first.cancel()
+
+    run(check)
+
+
 def test_there_are_not_too_many(hanging: Callable[[], object], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(workers, "MAX_STUCK", 2)
 

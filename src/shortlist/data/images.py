@@ -24,7 +24,8 @@ from shortlist.seeds import derived_seed
 
 # Formats that Pillow decodes in this process. For others, such as EPS, it would start external programs. TGA is last,
 # because its files have no signature.
-IMAGE_FORMATS = ("JPEG", "PNG", "WEBP", "GIF", "BMP", "TIFF", "AVIF", "JPEG2000", "PPM", "TGA")
+COMMON_FORMATS = ("JPEG", "PNG", "WEBP", "GIF", "BMP", "TIFF", "AVIF")  # also for uploads
+IMAGE_FORMATS = (*COMMON_FORMATS, "JPEG2000", "PPM", "TGA")
 
 Key = tuple[int, int]  # epoch, index of the image in its catalog
 
@@ -74,12 +75,15 @@ def load_image(path: Path | str, at_least: int | None = None) -> Image.Image:
 
 
 @contextmanager
-def open_image(path: Path | str, content: BinaryIO | None = None) -> Iterator[Image.Image]:
+def open_image(
+    path: Path | str, content: BinaryIO | None = None, formats: tuple[str, ...] = IMAGE_FORMATS
+) -> Iterator[Image.Image]:
     """Open an image and read its header, but not its pixels. Exceptions in the `with` block become ImageErrors.
 
     Args:
-        path: The file. Its format is recognised by its content and must be one of `IMAGE_FORMATS`.
+        path: The file.
         content: Content of the file, if it has already been read.
+        formats: Allowed formats, `IMAGE_FORMATS` or some of them. The format is recognised by the content.
 
     Raises:
         ImageError: If the file does not exist, is not a regular file, is truncated or is not an image.
@@ -87,7 +91,7 @@ def open_image(path: Path | str, content: BinaryIO | None = None) -> Iterator[Im
     try:
         with (
             open_binary(Path(path)) if content is None else nullcontext(content) as file,
-            Image.open(file, formats=_formats()) as image,
+            Image.open(file, formats=readable(formats)) as image,
         ):
             yield image
     except ShortlistError:
@@ -96,7 +100,7 @@ def open_image(path: Path | str, content: BinaryIO | None = None) -> Iterator[Im
         raise ImageError(path, "there is no such file") from error
     except UnidentifiedImageError as error:
         empty = not ((size_and_mtime(Path(path)) or (0,))[0] if content is None else content.seek(0, os.SEEK_END))
-        unknown = f"it is not an image, or its format is not one of {', '.join(_formats())}"
+        unknown = f"it is not an image, or its format is not one of {', '.join(readable(formats))}"
         raise ImageError(path, "the file is empty" if empty else unknown) from error
     except Exception as error:  # Pillow's decoders raise almost any exception for damaged files
         reason = getattr(error, "strerror", None) or str(error).partition("\n")[0] or type(error).__name__
@@ -104,10 +108,10 @@ def open_image(path: Path | str, content: BinaryIO | None = None) -> Iterator[Im
 
 
 @cache
-def _formats() -> tuple[str, ...]:
+def readable(formats: tuple[str, ...]) -> tuple[str, ...]:
     """Return the formats that this build of Pillow can read."""
     Image.init()
-    return tuple(name for name in IMAGE_FORMATS if name in Image.OPEN)
+    return tuple(name for name in formats if name in Image.OPEN)
 
 
 def as_image(pixels: Image.Image | Tensor | NDArray[Any]) -> Image.Image:

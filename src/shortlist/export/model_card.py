@@ -75,9 +75,10 @@ def _usage(encoder: Encoder, check: Mapping[str, Any]) -> str:
 
 ```python
 from PIL import Image
-from load import config, embed, preprocess
+from load import config, embed, formats, preprocess
 
-pixels = preprocess(Image.open("one.jpg"), config["preprocessing"])  # uint8, {shape}
+image = Image.open("one.jpg", formats=formats)  # for other formats, such as EPS, Pillow would start external programs
+pixels = preprocess(image, config["preprocessing"])  # uint8, {shape}
 vectors = embed(pixels[None])  # (1, {encoder.dim})
 ```
 

@@ -13,6 +13,7 @@ import timm
 import torch
 from torch import Tensor
 
+from shortlist.data.images import IMAGE_FORMATS
 from shortlist.encoding import Encoder
 from shortlist.encoding.conversion import Model, Samples, verify
 from shortlist.encoding.pretrained import CONFIG, WEIGHTS
@@ -135,7 +136,8 @@ def load_code(encoder: Encoder) -> str:
         power = network.power
         mean = "x.mean(0)" if power == 1 else f"x.double().pow({power}).mean(0).pow(1 / {power})"
         body = f"{_SCALES_CODE}    return F.normalize({mean}.float())\n\n\ndef vectors(x):\n{body}"
-    return f"{_START_CODE}{body}\n\n{inspect.getsource(preprocess)}{_MAIN_CODE}"
+    start = _START_CODE.replace("FORMATS", str(IMAGE_FORMATS))
+    return f"{start}{body}\n\n{inspect.getsource(preprocess)}{_MAIN_CODE}"
 
 
 def _forward_lines(embedder: Embedder) -> list[str]:
@@ -164,8 +166,8 @@ def _forward_lines(embedder: Embedder) -> list[str]:
 _START_CODE = '''\
 """Map images to unit vectors with timm, torch and Pillow.
 
-In Python: `embed(preprocess(Image.open("one.jpg"), config["preprocessing"])[None])`. On the command line,
-`python load.py ONE.jpg OTHER.jpg ...` prints the matrix of cosine similarities of the images.
+In Python: `embed(preprocess(Image.open("one.jpg", formats=formats), config["preprocessing"])[None])`. On the command
+line, `python load.py ONE.jpg OTHER.jpg ...` prints the matrix of cosine similarities of the images.
 """
 
 from __future__ import annotations
@@ -189,6 +191,9 @@ weights = load_file(folder / "model.safetensors")
 backbone = timm.create_model(config["backbone"], **config["backbone_options"]).eval()
 backbone.load_state_dict({name[9:]: weights[name] for name in weights if name.startswith("backbone.")})
 mean, std = (torch.tensor(config[name]).view(1, 3, 1, 1) for name in ("mean", "std"))
+Image.init()
+# For other formats, such as EPS, Pillow would start external programs.
+formats = [name for name in FORMATS if name in Image.OPEN]
 
 
 @torch.inference_mode()
@@ -205,7 +210,7 @@ _MAIN_CODE = """
 if __name__ == "__main__":
     if len(sys.argv) < 2:
         sys.exit("usage: python load.py ONE.jpg OTHER.jpg ...")
-    images = [preprocess(Image.open(path), config["preprocessing"]) for path in sys.argv[1:]]
+    images = [preprocess(Image.open(path, formats=formats), config["preprocessing"]) for path in sys.argv[1:]]
     found = torch.cat([embed(image[None]) for image in images])
     print((found @ found.T).numpy().round(4))
 """

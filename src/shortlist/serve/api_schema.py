@@ -151,7 +151,7 @@ REASONS = {
     413: "The image has too many bytes or pixels.",
     415: "The request is not a form with an image.",
     422: "A value is invalid, or the file is not an image.",
-    503: "The gallery is not available, the server is being stopped, or the work takes too long.",
+    503: "The gallery is not available, the server is busy or being stopped, or the work takes too long.",
 }
 
 

@@ -8,6 +8,7 @@ from typing import Any
 
 MAX_RESULTS = 200  # results of a search, or items of a page
 MAX_ID = 2**53 - 1  # the largest integer that JavaScript represents exactly
+RETRY_SECONDS = 5  # after which a client may repeat a request that was refused because the server is busy
 
 
 @dataclass(frozen=True)
@@ -21,8 +22,10 @@ class Limits:
         seconds: Maximum duration of an upload.
         grace: Number of seconds after which an upload must have reached the minimum rate.
         rate: Minimum rate of an upload in bytes per second.
-        uploads: Memory for uploads, as a number of files of the maximum size. One client may use half of it. Further
-            requests wait.
+        uploads: Memory for uploads, as a number of files of the maximum size. One client may use half of it.
+        client_uploads: Maximum number of uploads of one client at a time.
+        wait_seconds: Maximum time that a request waits for memory, and that it waits for a thread. After that, the
+            status is 503.
         work_seconds: Maximum duration of other work for a request, such as opening a file or a search.
     """
 
@@ -32,6 +35,8 @@ class Limits:
     grace: float = 5
     rate: int = 2**14
     uploads: int = 8
+    client_uploads: int = 64
+    wait_seconds: float = 30
     work_seconds: float = 30
 
 
@@ -41,6 +46,16 @@ class RequestError(Exception):
     def __init__(self, status: int, message: str, headers: Mapping[str, str] | None = None) -> None:
         super().__init__(message)
         self.status, self.headers = status, headers
+
+
+def busy(reason: str) -> RequestError:
+    """Return the error for a request that may succeed later.
+
+    >>> str(busy("it receives too many uploads"))
+    'The server is busy: it receives too many uploads. Try again in 5 seconds.'
+    """
+    message = f"The server is busy: {reason}. Try again in {RETRY_SECONDS} seconds."
+    return RequestError(503, message, {"Retry-After": str(RETRY_SECONDS)})
 
 
 def describe_errors(errors: Sequence[Mapping[str, Any]]) -> str:

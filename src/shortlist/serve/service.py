@@ -21,7 +21,7 @@ from shortlist.locations import size_and_mtime
 from shortlist.serve.api_schema import SearchOptions
 from shortlist.serve.limits import Limits, RequestError
 from shortlist.serve.upload_memory import UploadMemory
-from shortlist.serve.uploads import check_image, declared_bytes, max_form_bytes, read_upload
+from shortlist.serve.uploads import check_form, check_image, max_form_bytes, read_upload
 from shortlist.serve.workers import Workers
 
 WORKERS = 2  # number of threads for each kind of work, such as embedding or encoding JPEGs; limits the memory
@@ -63,11 +63,10 @@ class Service:
     def __init__(self, gallery: Gallery, limits: Limits, waiting: Callable[[int], None] = lambda _: None) -> None:
         self.gallery, self.limits = gallery, limits
         _ = gallery.encoder  # load the model now, not on the first request
-        size = max_form_bytes(limits)
-        self._upload_memory = UploadMemory(limits.uploads * size, max(1, limits.uploads // 2) * size)
+        self._upload_memory = UploadMemory(limits, max_form_bytes(limits))
         self._large_image_lock = threading.Lock()
         self._searches, self._pictures, self._lookups = (
-            Workers(WORKERS, limits.work_seconds, waiting) for _ in range(3)
+            Workers(WORKERS, limits.work_seconds, limits.wait_seconds, waiting) for _ in range(3)
         )
         self._refreshing = Workers(1, LOADING_SECONDS)
         self._cached_thumbnail = functools.lru_cache(CACHED_THUMBNAILS)(self._encode_jpeg)
@@ -94,9 +93,9 @@ class Service:
 
     async def search(self, request: Request) -> Found:
         """Search with the uploaded image of a request."""
-        size, client = declared_bytes(request, self.limits), request.client.host if request.client else ""
-        async with self._upload_memory.reserve(client, size):
-            upload = await read_upload(request, self.limits)
+        check_form(request, self.limits)
+        async with self._upload_memory.upload(request.client.host if request.client else "") as arrival:
+            upload = await read_upload(request, self.limits, arrival)
             return await self._searches.run(self._search, upload.image, upload.options)
 
     async def similar(self, id: int, options: SearchOptions) -> Found:  # noqa: A002

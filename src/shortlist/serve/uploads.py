@@ -14,13 +14,13 @@ from starlette.datastructures import FormData, Headers, UploadFile
 from starlette.formparsers import MultiPartException, MultiPartParser
 from starlette.requests import ClientDisconnect
 
+from shortlist.data.images import COMMON_FORMATS, ImageError, open_image, readable
 from shortlist.serve.api_schema import SearchOptions
 from shortlist.serve.limits import Limits, RequestError, describe_errors
+from shortlist.serve.upload_memory import Arrival
 
 FORM_OVERHEAD = 2**16  # bytes of a form in addition to its image: boundaries, names, other fields
 MAX_FIELDS = 8  # unknown fields are ignored
-# Common formats that Pillow decodes in this process. EPS, for example, would start Ghostscript.
-FORMATS = ("JPEG", "PNG", "WEBP", "GIF", "BMP", "TIFF", "AVIF")
 
 
 @dataclass(frozen=True)
@@ -36,29 +36,28 @@ def max_form_bytes(limits: Limits) -> int:
     return limits.bytes + FORM_OVERHEAD
 
 
-def declared_bytes(request: Request, limits: Limits) -> int:
-    """Return the size of the form of a search request, or the maximum if it is not declared. The form is not read.
+def check_form(request: Request, limits: Limits) -> None:
+    """Check the headers of a search request, before its form is read.
 
     Raises:
-        RequestError: It is not a form, or it is too large.
+        RequestError: It is not a form, or its declared size is too large.
     """
     if request.headers.get("content-type", "").partition(";")[0].strip().lower() != "multipart/form-data":
         raise RequestError(415, "Send a form: multipart/form-data with a file in the field 'image'.")
     declared = request.headers.get("content-length", "")
-    size = int(declared) if declared.isdecimal() else max_form_bytes(limits)
-    if size > max_form_bytes(limits):
+    if declared.isdecimal() and int(declared) > max_form_bytes(limits):
         raise _too_large(limits)
-    return size
 
 
-async def read_upload(request: Request, limits: Limits) -> Upload:
+async def read_upload(request: Request, limits: Limits, arrival: Arrival) -> Upload:
     """Read the form of a search request.
 
     Raises:
-        RequestError: The form is invalid, too large, too slow, or took too long.
+        RequestError: The form is invalid, too large, too slow, or took too long, or there is no memory for it.
     """
     try:
-        form = await _read_form(request, limits)
+        async with arrival.arriving():
+            form = await _read_form(request, limits, arrival)
     except ClientDisconnect:
         raise RequestError(400, "The upload was interrupted.") from None
     try:
@@ -87,16 +86,15 @@ def check_image(content: bytes, max_pixels: int) -> int:
     Raises:
         RequestError: The file is not an image, or the image has too many pixels.
     """
-    Image.init()
-    formats = [name for name in FORMATS if name in Image.OPEN]
     limit = f"at most {max_pixels / 1e6:g} million pixels are allowed"
     try:
-        with Image.open(io.BytesIO(content), formats=formats) as image:
+        with open_image("upload", io.BytesIO(content), COMMON_FORMATS) as image:
             width, height = image.size
-    except (Image.DecompressionBombError, Image.DecompressionBombWarning):
-        raise RequestError(413, f"The image is too large: {limit}.") from None
-    except Exception:  # Pillow raises many types of exceptions for damaged files
-        names = f"{', '.join(formats[:-1])} or {formats[-1]}"
+    except ImageError as error:
+        if isinstance(error.__cause__, Image.DecompressionBombError | Image.DecompressionBombWarning):
+            raise RequestError(413, f"The image is too large: {limit}.") from None
+        *others, last = readable(COMMON_FORMATS)
+        names = f"{', '.join(others)} or {last}"
         raise RequestError(422, f"This file is not an image that can be read: send {names}.") from None
     if width * height > max_pixels:
         raise RequestError(413, f"The image has {width} x {height} pixels, but {limit}.")
@@ -111,8 +109,8 @@ class _InMemoryParser(MultiPartParser):
         self.spool_max_size = max_bytes  # the stream is not longer than this
 
 
-async def _read_form(request: Request, limits: Limits) -> FormData:
-    stream = _bounded(request.stream(), limits)
+async def _read_form(request: Request, limits: Limits, arrival: Arrival) -> FormData:
+    stream = _bounded(request.stream(), limits, arrival)
     try:
         return await _InMemoryParser(request.headers, stream, max_form_bytes(limits)).parse()
     except MultiPartException as error:
@@ -121,23 +119,24 @@ async def _read_form(request: Request, limits: Limits) -> FormData:
         raise RequestError(422, f"The form cannot be read: {error}.") from None
 
 
-async def _bounded(stream: AsyncGenerator[bytes, None], limits: Limits) -> AsyncGenerator[bytes, None]:
-    received, loop = 0, asyncio.get_running_loop()
-    start = loop.time()
+async def _bounded(
+    stream: AsyncGenerator[bytes, None], limits: Limits, arrival: Arrival
+) -> AsyncGenerator[bytes, None]:
     while True:
-        slow = limits.grace + received / limits.rate
+        slow = limits.grace + arrival.received / limits.rate
         try:
-            async with asyncio.timeout_at(start + min(slow, limits.seconds)):
-                chunk = await anext(stream, None)
+            async with asyncio.timeout(min(slow, limits.seconds) - arrival.seconds):
+                with arrival.reading():
+                    chunk = await anext(stream, None)
         except TimeoutError:
             if slow < limits.seconds:
                 raise RequestError(408, f"The upload is slower than {limits.rate / 1000:g} kB per second.") from None
             raise RequestError(408, f"The upload took longer than {limits.seconds:g} seconds.") from None
         if chunk is None:
             return
-        received += len(chunk)
-        if received > max_form_bytes(limits):
+        if arrival.received + len(chunk) > max_form_bytes(limits):
             raise _too_large(limits)
+        await arrival.receive(len(chunk))
         yield chunk
 
 

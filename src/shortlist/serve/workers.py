@@ -11,7 +11,7 @@ from contextlib import asynccontextmanager
 from queue import SimpleQueue
 from typing import Any, ParamSpec, TypeVar
 
-from shortlist.serve.limits import RequestError
+from shortlist.serve.limits import RequestError, busy
 
 MAX_STUCK = 32  # maximum number of threads that take too long and have been replaced
 Args = ParamSpec("Args")
@@ -27,11 +27,18 @@ class Workers:
     Args:
         number: Number of jobs at a time; further jobs wait.
         seconds: Maximum duration of a job, from its start.
+        wait_seconds: Maximum time that a job waits for a thread; None: no maximum.
         waiting: Called with 1 when a job starts to wait for a thread, and with -1 when it stops waiting.
     """
 
-    def __init__(self, number: int, seconds: float, waiting: Callable[[int], None] = lambda _: None) -> None:
-        self.number, self.seconds, self.waiting = number, seconds, waiting
+    def __init__(
+        self,
+        number: int,
+        seconds: float,
+        wait_seconds: float | None = None,
+        waiting: Callable[[int], None] = lambda _: None,
+    ) -> None:
+        self.number, self.seconds, self.wait_seconds, self.waiting = number, seconds, wait_seconds, waiting
         self._slots = asyncio.Semaphore(number)
         self._idle: list[Jobs] = []  # one queue per thread that waits for work
         self._threads = 0
@@ -41,7 +48,7 @@ class Workers:
         """Run a function in a thread.
 
         Raises:
-            RequestError: It takes too long, or too many others do.
+            RequestError: It takes too long, or there was no thread for too long.
         """
         async with self._slot():
             jobs, job = self._thread(), Future[Result]()
@@ -57,7 +64,10 @@ class Workers:
     async def _slot(self) -> AsyncIterator[None]:
         self.waiting(1)
         try:
-            await self._slots.acquire()
+            async with asyncio.timeout(self.wait_seconds):
+                await self._slots.acquire()
+        except TimeoutError:
+            raise busy(f"the request has waited for {self.wait_seconds:g} seconds") from None
         finally:
             self.waiting(-1)
         try:
