@@ -12,6 +12,7 @@ import importlib
 import json
 import os
 import runpy
+import secrets
 import select
 import selectors
 import signal
@@ -42,6 +43,22 @@ PRELOADED = (  # not shortlist.serve: what it says without its packages is teste
     *("shortlist.cli.training", "shortlist.training.loop", "shortlist.training.sweep_study"),
 )
 LONG = 300.0  # seconds; for a machine that has much else to do
+
+
+def free_port() -> int:
+    """Return a port that a server can use.
+
+    It is below the range that systems usually choose from for outgoing connections, so that none of these takes it
+    before the server does.
+    """
+    while True:
+        port = secrets.choice(range(20_000, 32_000))  # not the random numbers of tests, which are the same everywhere
+        with socket.socket() as free:
+            try:
+                free.bind(("127.0.0.1", port))
+            except OSError:
+                continue
+        return port
 
 
 @dataclass

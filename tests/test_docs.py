@@ -5,13 +5,12 @@ from __future__ import annotations
 import re
 import shlex
 import shutil
-import socket
 from pathlib import Path
 
 import pytest
 
 from tests.data.pictures import write
-from tests.processes import Commands
+from tests.processes import Commands, free_port
 from tests.training.runs import class_folders
 
 pytestmark = pytest.mark.long
@@ -123,9 +122,7 @@ def test_the_training_loop_of_a_page_gives_the_same_on_two_nodes(commands: Comma
     worker.write_text(WORKER, encoding="utf-8")
     code, one, error = commands.run(cwd=tmp_path, script=script)
     assert code == 0, error
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
+    port = free_port()
     meeting = ["--nnodes=2", "--rdzv-backend=c10d", f"--rdzv-endpoint=127.0.0.1:{port}", "--local-addr=127.0.0.1"]
     command = ["--nproc-per-node=1", *map(str, (worker, tmp_path, commands.address, script))]
     launchers = [[*meeting, f"--rdzv-conf=is_host={node == 0}", *command] for node in range(2)]

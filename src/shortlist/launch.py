@@ -32,6 +32,9 @@ def launched() -> Iterator[Together]:
 
     Yields:
         A function that returns a context manager in which an error of one process is raised in all of them.
+
+    Raises:
+        RunError: The processes cannot connect to each other.
     """
     if not is_launched():
         yield nullcontext
@@ -41,12 +44,19 @@ def launched() -> Iterator[Together]:
     from torch import distributed as dist
 
     from shortlist.distributed import ProcessLostError, current_processes
+    from shortlist.errors import RunError
 
     joins = not dist.is_initialized()
     if joins:
         if torch.cuda.is_available():
             torch.cuda.set_device(int(os.environ.get("LOCAL_RANK", "0")) % torch.cuda.device_count())
-        dist.init_process_group("cpu:gloo,cuda:nccl" if torch.cuda.is_available() else "gloo", timeout=TIMEOUT)
+        backend = "cpu:gloo,cuda:nccl" if torch.cuda.is_available() else "gloo"
+        try:
+            dist.init_process_group(backend, timeout=TIMEOUT)
+        except dist.DistError as error:
+            address = f"{os.environ['MASTER_ADDR']}:{os.environ['MASTER_PORT']}"
+            reason = str(error).partition("\n")[0]
+            raise RunError(f"The processes cannot meet at MASTER_ADDR:MASTER_PORT, {address}: {reason}") from None
     try:
         yield current_processes().together
     except ProcessLostError:

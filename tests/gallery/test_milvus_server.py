@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import signal
-import socket
 import subprocess
 import tempfile
 import time
@@ -27,6 +26,7 @@ from shortlist.gallery.milvus_store import MilvusStore
 from shortlist.gallery.store import Row
 from shortlist.search import faiss_index
 from tests.gallery.galleries import NUMBER
+from tests.processes import free_port
 
 PROGRAM = os.environ.get("SHORTLIST_MILVUS_SERVER", "")
 # Started first, so that pytest-xdist does not divide them among workers, which would wait for each other's server.
@@ -41,9 +41,7 @@ class Server:
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
-        with socket.socket() as free:
-            free.bind(("127.0.0.1", 0))
-            self.port = free.getsockname()[1]
+        self.port = free_port()
         self.start([PROGRAM, "--data", str(self.folder), "--proxy-port", str(self.port)])
 
     def start(self, command: list[str], **options: Any) -> None:

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from tests.processes import Commands, Running
+from tests.processes import Commands, Running, free_port
 from tests.training.runs import class_folders, config, records, weights
 
 pytestmark = pytest.mark.skipif(not hasattr(os, "fork"), reason="the processes are forked")
@@ -53,20 +53,20 @@ def launch(
     cwd: Path,
     others: Path | None = None,
     before: dict[int, str] | None = None,
+    world: int | None = None,
 ):
     """Start processes as torchrun does.
 
-    `others` is the folder of all but the first; `before` is Python that some of them run first, by rank.
+    `others` is the folder of all but the first; `before` is Python that some of them run first, by rank; `world` is the
+    number of processes that they expect.
     """
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
+    port = free_port()
     running: list[Running] = []
     for rank in range(number):
         names = {
             "RANK": rank,
             "LOCAL_RANK": rank,
-            "WORLD_SIZE": number,
+            "WORLD_SIZE": world or number,
             "MASTER_ADDR": "127.0.0.1",
             "MASTER_PORT": port,
         }
@@ -178,6 +178,18 @@ def test_a_frozen_backbone_and_whitening(home: Path, commands: Commands) -> None
     main, other = launch(commands, 2, "train", "tiny.yaml", *settings, "--run", "frozen-2", cwd=home)
     assert (main.wait(), other.wait()) == (0, 0), main.err
     assert largest_difference(home / "frozen-1", home / "frozen-2") < 1e-4
+
+
+def test_a_port_that_is_taken(commands: Commands, home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with socket.socket() as other:
+        other.bind(("127.0.0.1", 0))
+        other.listen()
+        port = other.getsockname()[1]
+        monkeypatch.setattr("tests.training.test_launched_runs.free_port", lambda: port)
+        (first,) = launch(commands, 1, "train", "tiny.yaml", "--run", "wrong", cwd=home, world=2)
+        assert first.wait() == 1
+    assert first.err.startswith(f"Error: The processes cannot meet at MASTER_ADDR:MASTER_PORT, 127.0.0.1:{port}: ")
+    assert len(first.err.splitlines()) == 1
 
 
 def test_errors_are_printed_once(home: Path, commands: Commands) -> None:
