@@ -38,7 +38,7 @@ from tests.chaos.extent import SEED, chance, times
 from tests.data.pictures import picture
 from tests.training.runs import RECIPE, class_folders
 
-MEMORY = 256 * 2**20
+MEMORY = 24 * 2 * (Image.MAX_IMAGE_PIXELS or 0)  # bytes: Pillow refuses more pixels, of which each takes up to 24
 settings = hypothesis.settings(
     max_examples=times(15, 5000), deadline=None, database=None, suppress_health_check=list(HealthCheck)
 )

@@ -1,7 +1,7 @@
 """The server under load, with slow clients among others: no request fails.
 
-`make chaos` repeats the measurement in docs/serve.md: 20 minutes at full load. `make test` runs a second of it, with few
-clients and a small gallery.
+`make chaos` repeats the measurement in docs/serve.md: 20 minutes at full load. `make test` runs it for a second, with
+few clients and a small gallery.
 """
 
 from __future__ import annotations

@@ -171,9 +171,7 @@ def test_missing_and_damaged_files(tmp_path: Path) -> None:
 
 
 def test_files_that_are_replaced(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """By a named pipe, which would block; by a folder; by an image with too many pixels, which is not decoded; and by an
-    image for which Pillow would start Ghostscript.
-    """
+    """By a named pipe, which would block; by a folder; by an image with too many pixels, which is not decoded; by an EPS."""
     gallery = small_gallery(tmp_path, 2, 2)
     with TestClient(create_app(gallery, Limits(work_seconds=60))) as client:
         for item in range(4):
