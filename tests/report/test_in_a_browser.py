@@ -94,7 +94,7 @@ class TestBoth:
         """As text; `page` checks that nothing is executed."""
         page.goto(pages[name].as_uri())
         assert NASTY in page.locator(".card .class").all_text_contents()
-        titles = page.locator(".results li").evaluate_all("results => results.map(result => result.title)")
+        titles = page.locator("[title]").evaluate_all("elements => elements.map(element => element.title)")
         assert [title for title in titles if title.endswith(f"/{NASTY_FILE}")]
 
     def test_hostile_names_that_are_executed_are_noticed(

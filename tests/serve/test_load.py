@@ -283,6 +283,9 @@ class Uploads:
         except RequestError as error:
             self.states[name] = str(error.status)
 
+    def ended(self) -> set[str]:
+        return {name for name, state in self.states.items() if state == "503"}
+
     async def search(self, name: str) -> None:
         """Receive the rest of an upload."""
         self.last_bytes[name].set()
@@ -297,21 +300,21 @@ class Uploads:
 
 
 def test_memory_is_taken_for_bytes_that_have_arrived(clock: Clock) -> None:
-    """A client that has used its half ends its own slowest upload; when the memory is full, the slowest of all ends."""
+    """Without room for a client, its slowest upload is ended; without room for all, the slowest of large clients."""
 
     async def check() -> None:
         uploads = Uploads()
+        await uploads.begin("c0", "c", 9)
         for name in ("b0", "a0", "a1", "a2", "a3"):
-            await uploads.begin(name, name[0], 10)
             clock.now += 1
+            await uploads.begin(name, name[0], 10)
         await uploads.begin("a4", "a", 1)
-        assert uploads.states == {"a0": "503", **dict.fromkeys(("b0", "a1", "a2", "a3", "a4"), "arriving")}
+        assert uploads.ended() == {"a0"}
         for name in ("b1", "b2", "b3"):
             await uploads.begin(name, "b", 10)
-        await uploads.begin("c0", "c", 9)
-        assert [name for name, state in uploads.states.items() if state != "arriving"] == ["a0"]  # 80 bytes
+        assert uploads.ended() == {"a0"}  # there are 80 bytes
         await uploads.begin("d0", "d", 1)
-        assert [name for name, state in uploads.states.items() if state != "arriving"] == ["b0", "a0"]
+        assert uploads.ended() == {"a0", "b0"}
         await uploads.answer(*uploads.states)
         gc.collect()
         assert (uploads.memory._memory._parts.total(), len(uploads.memory._clients)) == (0, 0)
@@ -333,6 +336,27 @@ def test_uploads_wait_for_those_that_are_searched(clock: Clock) -> None:
         assert (uploads.states["large"], uploads.states["small"]) == ("waits", "waits")
         await uploads.answer("a2")
         assert uploads.states == dict.fromkeys(("a0", "a1", "a3", "large", "small"), "arriving")
+        await uploads.answer(*uploads.states)
+
+    asyncio.run(check())
+
+
+def test_the_time_for_waiting_is_that_of_the_whole_upload(clock: Clock) -> None:
+    async def check() -> None:
+        uploads = Uploads()
+        async with uploads.memory.upload("a") as arrival:
+            for number in range(4):
+                await uploads.begin(f"a{number}", "a", 10)
+                await uploads.search(f"a{number}")
+            waiting = asyncio.create_task(arrival.receive(1))
+            await settled()
+            clock.now += Limits().wait_seconds
+            await uploads.answer("a0")
+            await waiting
+            await uploads.begin("a4", "a", 9)
+            waiting = asyncio.create_task(arrival.receive(1))
+            await settled()
+            assert "the upload has waited for 30 seconds" in str(waiting.exception())
         await uploads.answer(*uploads.states)
 
     asyncio.run(check())
@@ -366,7 +390,7 @@ def test_the_number_of_uploads_of_a_client(clock: Clock) -> None:
         await uploads.begin("other", "2001:db8:0:1::1", 1)
         assert set(uploads.states.values()) == {"arriving"}
         await uploads.begin("6", "2001:db8::6", 1)
-        assert [name for name, state in uploads.states.items() if state != "arriving"] == ["0"]
+        assert uploads.ended() == {"0"}
         await uploads.answer(*uploads.states)
 
     asyncio.run(check())
@@ -374,22 +398,22 @@ def test_the_number_of_uploads_of_a_client(clock: Clock) -> None:
 
 def test_the_rate_of_an_upload(clock: Clock) -> None:
     """One that has received most of its bytes at once, and then stalls, is soon slower than a steady one."""
-    memory = UploadMemory(Limits(), 100)
+    memory = UploadMemory(Limits(), 10**7)
 
     async def check() -> None:
         async with memory.upload("a") as stalled, memory.upload("b") as steady:
-            await stalled.receive(90)
+            await stalled.receive(9 * 10**6)
             assert stalled.rate == steady.rate == inf
             rates = []
             for _ in range(30):
                 with stalled.reading(), steady.reading():
                     clock.now += 1
                     rates.append((stalled.rate, steady.rate))
-                await steady.receive(1)
-            assert rates[0][0] > rates[0][1] > 50  # both have just begun
-            assert rates[-1] == (pytest.approx(0, abs=0.1), pytest.approx(1, abs=0.2))
+                await steady.receive(10**5)
+            assert rates[0][0] > rates[0][1] > 1000  # both have just begun
+            assert rates[-1] == (pytest.approx(0, abs=10**4), pytest.approx(10**5, rel=0.2))
             clock.now += 1000  # in which the server does not read
-            assert steady.rate == pytest.approx(1, abs=0.2)
-            assert (steady.seconds, steady.received) == (30, 30)
+            assert steady.rate == pytest.approx(10**5, rel=0.2)
+            assert (steady.seconds, steady.received) == (30, 30 * 10**5)
 
     asyncio.run(check())

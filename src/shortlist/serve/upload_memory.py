@@ -14,13 +14,15 @@ from weakref import WeakValueDictionary
 from shortlist.serve.limits import Limits, busy
 
 WINDOW = 5.0  # seconds; what an upload received earlier has little influence on its rate
+HEAD_START = 2**12  # bytes that count as received at the beginning, so that a delay of the first bytes matters little
 
 
 class Room:
     """A number of bytes, or of uploads, of which each upload takes a part.
 
     Without room, an upload waits for others that have arrived and are being searched. If all others are still arriving,
-    the slowest upload is ended. Uploads take their parts in the order in which they ask.
+    the slowest upload is ended, except those of clients that take less than the average. Uploads take their parts in
+    the order in which they ask.
 
     Args:
         size: The number. The largest upload must fit.
@@ -36,7 +38,7 @@ class Room:
         async with self._turn:
             while self._parts.total() + amount > self.size:
                 if all(each.is_arriving for each in self._parts):
-                    min([*self._parts, arrival], key=lambda each: each.rate).end()
+                    self._slowest(arrival, amount).end()
                 self._released.clear()
                 await self._released.wait()
             self._parts[arrival] += amount
@@ -45,6 +47,15 @@ class Room:
         """Release all that an upload has taken."""
         self._parts.pop(arrival, None)
         self._released.set()
+
+    def _slowest(self, arrival: Arrival, amount: int) -> Arrival:
+        """Return the slowest upload of the clients that take the average or more, including what `arrival` asks for."""
+        parts = self._parts + Counter({arrival: amount})
+        by_client: Counter[Client] = Counter()
+        for each, part in parts.items():
+            by_client[each.client] += part
+        average = by_client.total() / len(by_client)
+        return min((each for each in parts if by_client[each.client] >= average), key=lambda each: each.rate)
 
 
 class Client:
@@ -59,16 +70,14 @@ class Arrival:
 
     Args:
         limits: Limits of requests.
-        max_bytes: Maximum size of an upload.
         client: Room of its client.
         memory: Room for the bytes of all clients.
     """
 
-    def __init__(self, limits: Limits, max_bytes: int, client: Client, memory: Room) -> None:
+    def __init__(self, limits: Limits, client: Client, memory: Room) -> None:
         self.limits, self.client, self.memory = limits, client, memory
         self.received, self.seconds = 0, 0.0  # bytes, and the time that they took, without that of waiting for room
-        # The same with less weight for the past. The rate starts high: a delay of the first bytes says little about it.
-        self._recent_bytes, self._recent_seconds = float(max_bytes), 0.0
+        self._recent_bytes, self._recent_seconds = float(HEAD_START), 0.0  # the same, with less weight for the past
         self._reading_since: float | None = None
         self._patience = limits.wait_seconds
         self._ending: asyncio.Timeout | None = None
@@ -177,7 +186,7 @@ class UploadMemory:
             RequestError: There was no room for too long.
         """
         client = self._clients.setdefault(client_of(host), Client(self.limits, self.max_bytes))
-        arrival = Arrival(self.limits, self.max_bytes, client, self._memory)
+        arrival = Arrival(self.limits, client, self._memory)
         try:
             await arrival.begin()
             yield arrival
