@@ -108,7 +108,11 @@ class TestTrials:
         self, finished: SweepResult, base: RunConfig, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         monkeypatch.setattr(sweeps, "train_run", lambda *_, **__: pytest.fail("trained"))
+        left = run_of(finished, 0).checkpoints  # behind, by a worker that was killed
+        left.mkdir()
+        (left / "step-00000001.safetensors").touch()
         assert sweep(base, GRID, finished.path) == finished
+        assert not left.exists()
 
     def test_another_sweep_in_the_folder(self, finished: SweepResult, base: RunConfig, tmp_path: Path) -> None:
         for space, settings, message in (

@@ -331,10 +331,8 @@ class _Worker:
                 raise
             self.study.tell(trial, state=TrialState.FAIL)
             self.display.message(f"trial {trial.number} failed: {error}", trial=trial.number, state="failed")
-            return
         else:
             self.study.tell(trial, _last_validation(run))
-        shutil.rmtree(run.checkpoints, ignore_errors=True)  # they are large, and only needed to resume the trial
 
     def _report(self, trial: Trial, validation: Validation) -> None:
         """Report a validation to the study.
@@ -354,9 +352,15 @@ class _Worker:
             raise TrialPruned
 
     def _collect(self) -> SweepResult:
-        """Write the results of all trials so far to `results.json`."""
+        """Write the results of all trials so far to `results.json`, and delete checkpoints that are no longer needed.
+
+        Checkpoints are large, and only needed to resume a trial.
+        """
         result = collect_results(self.study, self.folder, self.config.name, tuple(self.space), self.total)
         write_json(self.folder / RESULTS_FILE, result.to_dict())
+        for trial in result.trials:
+            if trial.state in ("complete", "pruned"):
+                shutil.rmtree(self._run(trial.number).checkpoints, ignore_errors=True)
         return result
 
 
