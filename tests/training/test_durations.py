@@ -97,8 +97,9 @@ class TestRemainingTime:
     ) -> None:
         times = [0.0]
         monkeypatch.setattr(Trainer, "_test", lambda *_, **__: times.append(18.0) or [])
-        chosen = fast_config(images, "evaluation.before=true")
-        trainer = Trainer(chosen, RunFolder(tmp_path), Display(), Given())
+        chosen, run = fast_config(images, "evaluation.before=true"), RunFolder(tmp_path)
+        run.begin(chosen)
+        trainer = Trainer(chosen, run, Display(), Given())
         trainer.remaining = RemainingTime(trainer.plan, lambda: times[-1])
         trainer._begin()
         with trainer.remaining.step():

@@ -334,8 +334,8 @@ REFUSALS = [
     ),
     (
         "NCALoss",
-        ["args.distance={name: LpDistance, args: {1: 2}}"],
-        "loss.args.distance.args.1: unknown argument of LpDist",
+        ["args.distance={name: LpDistance, args: {q: 2}}"],
+        "loss.args.distance.args.q: unknown argument of LpDist",
     ),
     ("ProxyNCALoss", ["args.weight_init_func=normal"], "torch.nn.init has no normal; did you mean 'normal_'?"),
     ("NormalizedSoftmaxLoss", ["args.temperature=0"], "does not work: its value for four vectors is nan"),
