@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from shortlist.config import RunConfig, read_config
+from shortlist.errors import ConfigError
 from shortlist.training.checkpoint import load_optimizer_tensors, optimizer_tensors
 from shortlist.training.components import build_embedder, build_optimizer, build_transforms
 from shortlist.training.learner import Learner
@@ -194,6 +195,13 @@ class TestTransforms:
         train, test = build_transforms(chosen, build_embedder(chosen))
         assert (train.size, train.scale, train.flip, train.interpolation) == (20, (0.3, 0.6), 0.1, "bicubic")
         assert (test.size, test.resize, test.interpolation) == (20, 24, "bicubic")
+
+    def test_a_size_of_test_images(self) -> None:
+        chosen = config("images.size=20", "images.test_size=32", "images.resize=32")
+        train, test = build_transforms(chosen, build_embedder(chosen))
+        assert (train.size, test.size, test.resize) == (20, 32, 32)
+        with pytest.raises(ConfigError, match="resize 30 is too small for crops of size 32"):
+            config("images.size=20", "images.test_size=32", "images.resize=30")
 
     def test_default_settings_of_the_backbone(self) -> None:
         chosen = config("images.size=null")

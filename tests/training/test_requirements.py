@@ -98,6 +98,11 @@ class TestMemory:
         assert sgd.states == sgd.trained
         assert averaged.weights > sgd.weights
 
+    def test_larger_test_images(self, images: Path) -> None:
+        plain = needs_of(images, "images.size=64")
+        larger = needs_of(images, "images.size=64", "images.test_size=128")
+        assert (larger.inference, larger.graph) == (4 * plain.inference, plain.graph)
+
     def test_a_chunk_is_what_a_real_chunk_allocates(self, images: Path) -> None:
         """The extrapolation from one and two images to eight is compared with an actual chunk."""
         needs = needs_of(images, "images.size=64")

@@ -160,6 +160,7 @@ class ImagesConfig(Section):
 
     size: Count | None = None  # side of the square network input, in pixels
     max_side: Count | None = None  # alternative to size: keep the aspect ratio, and shrink to this longest side
+    test_size: Count | None = None  # side of the square in tests; None: size
     resize: Count | None = None  # shorter side of a test image before the centre crop
     scale: Annotated[tuple[PositiveFraction, PositiveFraction], AfterValidator(_range)] = (
         0.08,
@@ -174,9 +175,11 @@ class ImagesConfig(Section):
     @model_validator(mode="after")
     def _enough_to_crop(self) -> ImagesConfig:
         if self.max_side is not None:
-            self._refuse_unused(("size", "resize", "scale", "ratio"), "max_side, which keeps the aspect ratio")
-        if self.size and self.resize and self.resize < self.size:
-            raise ValueError(f"resize {self.resize} is too small for crops of size {self.size}")
+            square = ("size", "test_size", "resize", "scale", "ratio")
+            self._refuse_unused(square, "max_side, which keeps the aspect ratio")
+        cropped = self.test_size or self.size
+        if cropped and self.resize and self.resize < cropped:
+            raise ValueError(f"resize {self.resize} is too small for crops of size {cropped}")
         return self
 
 

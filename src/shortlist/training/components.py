@@ -155,11 +155,12 @@ def _pretrained(weights: str | None) -> bool | str:
 def build_transforms(config: RunConfig, embedder: Embedder) -> tuple[Transform, Transform]:
     """Build the transforms of training and test images. Values that are not set default to those of the backbone."""
     images = config.images
-    square = square_transform(embedder, images.size, images.resize, images.interpolation)
+    test = square_transform(embedder, images.test_size or images.size, images.resize, images.interpolation)
     if images.max_side is not None:
-        fit = FitTransform(images.max_side, interpolation=square.interpolation)
+        fit = FitTransform(images.max_side, interpolation=test.interpolation)
         return replace(fit, flip=images.flip), fit
-    return TrainTransform(square.size, images.scale, images.ratio, images.flip, square.interpolation), square
+    size = images.size or embedder.data_config.input_size[-1]
+    return TrainTransform(size, images.scale, images.ratio, images.flip, test.interpolation), test
 
 
 def build_loss(config: LossConfig, classes: Classes, dim: int, given: Callable[..., Tensor] | None = None) -> nn.Module:

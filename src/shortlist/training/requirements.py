@@ -292,8 +292,8 @@ def gpu(memory: float) -> Device:
 
 def _trace_model(config: RunConfig, embedder: Embedder, trained: nn.Module) -> dict[str, Any]:
     """Trace training and inference with one and two images."""
-    transform, _ = build_transforms(config, embedder)
-    traced_side = transform.size or embedder.data_config.input_size[-1]
+    train, test = build_transforms(config, embedder)
+    traced_side = train.size or embedder.data_config.input_size[-1]
     side = config.images.max_side or traced_side
     device = next(embedder.parameters()).device
     images = torch.zeros(2, 3, traced_side, traced_side, dtype=torch.uint8, device=device)
@@ -316,7 +316,7 @@ def _trace_model(config: RunConfig, embedder: Embedder, trained: nn.Module) -> d
         "image": 4 * embedder.layout.channels if config.frozen else 3 * side**2,
         "graph": (two.kept - one.kept) * scale,
         "training": PerImage((two.peak - one.peak) * scale, max(0, 2 * one.peak - two.peak)),
-        "inference": inference.peak / 2 * side**2 / traced_side**2,
+        "inference": inference.peak / 2 * (test.size or side) ** 2 / traced_side**2,
         "forward_work": two.flops / 2 * scale,
     }
 
