@@ -12,7 +12,14 @@ import pytest
 
 from shortlist import files
 from shortlist.errors import ConfigError, RunError
-from shortlist.files import check_writable, read_json, remove_unfinished, write_json, write_text_atomically
+from shortlist.files import (
+    atomic_folder,
+    check_writable,
+    read_json,
+    remove_unfinished,
+    write_json,
+    write_text_atomically,
+)
 
 
 def test_files_are_written_whole_or_not_at_all(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -33,6 +40,24 @@ def test_errors_name_the_target_file(tmp_path: Path) -> None:
     with pytest.raises(FileNotFoundError) as found:
         write_text_atomically(tmp_path / "nowhere" / "file.json", "text")
     assert found.value.filename == str(tmp_path / "nowhere" / "file.json")
+
+
+def test_folders_are_written_whole_or_not_at_all(tmp_path: Path) -> None:
+    folder = tmp_path / "new" / "folder"
+
+    def write(content: str, error: OSError | None = None) -> None:
+        with atomic_folder(folder) as temporary:
+            (temporary / "file").write_text(content)
+            if error is not None:
+                raise error
+
+    with pytest.raises(OSError, match=r"No space left on device: '.*folder'"):
+        write("half", OSError(28, "No space left on device"))
+    assert list(folder.parent.iterdir()) == []
+    for content in ("first", "second"):
+        write(content)
+        assert (folder / "file").read_text() == "first"  # an existing folder is not changed
+        assert list(folder.parent.iterdir()) == [folder]
 
 
 class TestCheckWritable:
@@ -60,6 +85,9 @@ class TestCheckWritable:
 def test_temporary_files_of_killed_processes_are_deleted(tmp_path: Path) -> None:
     for name in (".a[1].txt.123", ".a[1].txt.lock", "a[1].txt", ".a1.txt.123"):
         (tmp_path / name).touch()
+    (tmp_path / ".a[1].txt.456").mkdir()
+    remove_unfinished(tmp_path / "a[1].txt", older_than=3600)
+    assert len(list(tmp_path.iterdir())) == 5
     remove_unfinished(tmp_path / "a[1].txt")
     assert {file.name for file in tmp_path.iterdir()} == {".a[1].txt.lock", "a[1].txt", ".a1.txt.123"}
 

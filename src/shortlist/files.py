@@ -6,10 +6,14 @@ import errno
 import glob
 import hashlib
 import json
+import math
 import os
+import secrets
+import shutil
 import stat
+import time
 from collections.abc import Iterator, Mapping
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager, contextmanager, suppress
 from io import BufferedReader, TextIOWrapper
 from pathlib import Path
 from typing import Any
@@ -80,15 +84,37 @@ def exclusive_write(path: Path, timeout: float = 0) -> AbstractContextManager[No
 @contextmanager
 def atomic_replace(path: Path) -> Iterator[Path]:
     """Yield a temporary path to write to, which replaces `path` at the end unless an exception is raised."""
-    temporary = path.with_name(f".{path.name}.{os.getpid()}")
-    try:
-        with naming(path, temporary):
+    temporary = temporary_path(path)
+    with naming(path, temporary):
+        try:
             yield temporary
             with temporary.open("rb+") as file:
                 os.fsync(file.fileno())
             temporary.replace(path)
-    finally:
-        temporary.unlink(missing_ok=True)
+        finally:
+            temporary.unlink(missing_ok=True)
+
+
+@contextmanager
+def atomic_folder(path: Path) -> Iterator[Path]:
+    """Yield a temporary folder to fill, which is renamed to `path` at the end unless an exception is raised.
+
+    If `path` exists by then, the temporary folder is deleted.
+    """
+    temporary = temporary_path(path)
+    with naming(path, temporary):
+        try:
+            temporary.mkdir(parents=True)
+            yield temporary
+            if not path.exists():
+                temporary.rename(path)
+        finally:
+            shutil.rmtree(temporary, ignore_errors=True)
+
+
+def temporary_path(path: Path) -> Path:
+    """Return a path beside `path` that no other thread or process uses, even if it is in another container."""
+    return path.with_name(f".{path.name}.{secrets.randbelow(10**12)}")
 
 
 @contextmanager
@@ -102,11 +128,23 @@ def naming(path: Path, temporary: Path | None = None) -> Iterator[None]:
         raise
 
 
-def remove_unfinished(path: Path) -> None:
-    """Delete temporary files that killed processes left next to `path`. No other process may be writing it."""
+def remove_unfinished(path: Path, older_than: float = -math.inf) -> None:
+    """Delete temporary files and folders that killed processes left next to `path`.
+
+    Args:
+        path: The file or folder. Unless `older_than` is given, no other process may be writing it.
+        older_than: Minimum age in seconds of what is deleted.
+    """
     for temporary in path.parent.glob(f".{glob.escape(path.name)}.*"):
-        if temporary.suffix[1:].isdecimal():
-            temporary.unlink(missing_ok=True)
+        if not temporary.suffix[1:].isdecimal():
+            continue
+        with suppress(FileNotFoundError):  # another process has deleted it
+            if time.time() - temporary.lstat().st_mtime < older_than:
+                continue
+            if temporary.is_dir():
+                shutil.rmtree(temporary, ignore_errors=True)
+            else:
+                temporary.unlink()
 
 
 def read_json(path: Path, shape: Any = None, versions: range = VERSIONS) -> Any:

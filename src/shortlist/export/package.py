@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import inspect
 import runpy
-import tempfile
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +20,7 @@ from shortlist.errors import ModelError, RunError
 from shortlist.export.metadata import describe_export, preprocess
 from shortlist.export.model_card import model_card
 from shortlist.export.source import ExportSource
-from shortlist.files import check_writable, file_digest, naming, parse_json, read_text, write_json
+from shortlist.files import atomic_folder, check_writable, file_digest, parse_json, read_text, write_json
 from shortlist.model import Embedder, GeM, MultiScale
 
 TOLERANCE = 1e-5
@@ -51,17 +50,12 @@ def write_package(
     if encoder.embedder.config.returns_vectors:
         name = encoder.embedder.config.backbone
         raise ModelError(f"a package is loaded with timm, which does not have {name}: use another format")
-    folder.parent.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory(prefix=f".{folder.name}.", dir=folder.parent) as temporary, naming(folder):
-        new = Path(temporary) / "package"
-        new.mkdir()
+    with atomic_folder(folder) as new:
         _write_model(new, encoder, None)
         check = verify(_open_package(new), samples, TOLERANCE, "package's")
         _write_model(new, encoder, check)
         (new / CARD).write_text(model_card(encoder, source, check, license), encoding="utf-8")
-        if not folder.exists():
-            new.rename(folder)  # all files at once
-        else:
+        if folder.exists():
             for name in PACKAGE_FILES:
                 (new / name).replace(folder / name)
     return check
