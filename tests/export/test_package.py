@@ -10,8 +10,10 @@ from typing import Any
 
 import numpy as np
 import pytest
+import safetensors.torch
 import torch
 import yaml
+from safetensors import SafetensorError
 
 from shortlist.errors import ModelError, RunError
 from shortlist.export import Exported, export
@@ -225,11 +227,11 @@ class TestFolder:
         export(encoder().save(tmp_path / "one"), package=folder)
         before = {file.name: file.read_bytes() for file in folder.iterdir()}
 
-        def full(*_: object) -> int:
-            raise OSError(28, "No space left on device")
+        def full(*_: object, **__: object) -> None:
+            raise SafetensorError("I/O error: No space left on device")
 
         other = encoder(dim=4).save(tmp_path / "other")
-        monkeypatch.setattr(Path, "write_bytes", full)
+        monkeypatch.setattr(safetensors.torch, "save_file", full)
         with pytest.raises(OSError, match="No space left"):
             export(other, package=folder)
         assert {file.name: file.read_bytes() for file in folder.iterdir()} == before

@@ -7,7 +7,6 @@ import runpy
 from pathlib import Path
 from typing import Any
 
-import safetensors.torch
 import timm
 import torch
 from torch import Tensor
@@ -22,6 +21,7 @@ from shortlist.export.model_card import model_card
 from shortlist.export.source import ExportSource
 from shortlist.files import atomic_folder, check_writable, file_digest, parse_json, read_text, write_json
 from shortlist.model import Embedder, GeM, MultiScale
+from shortlist.model.state_dict import write_tensors
 
 TOLERANCE = 1e-5
 CODE, CARD = "load.py", "README.md"
@@ -84,9 +84,7 @@ def _is_replaceable(folder: Path) -> bool:
 
 
 def _write_model(folder: Path, encoder: Encoder, check: dict[str, Any] | None) -> None:
-    tensors = {name: value.detach().cpu().contiguous() for name, value in encoder.embedder.state_dict().items()}
-    # If safetensors writes the file itself, only the user can read it, and a full disk is not an OSError.
-    (folder / WEIGHTS).write_bytes(safetensors.torch.save(tensors, metadata={"format": "pt"}))
+    write_tensors(folder / WEIGHTS, encoder.embedder.state_dict(), {"format": "pt"})
     config = {**_package_config(encoder, check), "weights_sha256": file_digest(folder / WEIGHTS)}
     write_json(folder / CONFIG, config)
     (folder / CODE).write_text(load_code(encoder), encoding="utf-8")
