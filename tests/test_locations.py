@@ -253,7 +253,7 @@ class TestCache:
             raise TimeoutError("no answer\nfor a minute")
 
         monkeypatch.setattr(store, "get_file", get)
-        with pytest.raises(DataError, match=r"^cannot read memory://store/nut/0.png: no answer for a minute$"):
+        with pytest.raises(DataError, match=r"^Cannot read memory://store/nut/0.png: no answer for a minute\.$"):
             load_image(Path("memory://store/nut/0.png"))
         assert cached_files(cache) == []
 
@@ -273,7 +273,7 @@ class TestMistakes:
         ("url", "message"),
         [
             ("memory://nothing", "memory://nothing does not exist"),
-            ("nope://bucket/images", "cannot read nope://bucket/images: Protocol not known: nope"),
+            ("nope://bucket/images", "Cannot read nope://bucket/images: Protocol not known: nope"),
         ],
     )
     def test_no_such_store(self, url: str, message: str) -> None:
@@ -294,7 +294,7 @@ class TestMistakes:
         def info(_: object, path: str) -> None:
             raise NoCredentialsError("Unable to locate\ncredentials")
 
-        message = r"cannot read memory://store: Unable to locate credentials; set the credentials"
+        message = r"Cannot read memory://store: Unable to locate credentials\. Set the credentials"
         with monkeypatch.context() as patched:
             patched.setattr(type(fsspec.filesystem("memory")), "info", info)
             with pytest.raises(DataError, match=message):

@@ -127,7 +127,7 @@ def open_binary(file: Path) -> BinaryIO:
                 os.utime(cached, ns=(time.time_ns(), os.fstat(opened.fileno()).st_mtime_ns))  # last used now
             return opened
         _download(url, cached)
-    raise DataError(f"files are removed from the cache {cached.parent.parent} too soon: increase {LIMIT_VARIABLE}")
+    raise DataError(f"Files are removed from the cache {cached.parent.parent} too soon. Increase {LIMIT_VARIABLE}.")
 
 
 def _download(url: str, cached: Path) -> None:
@@ -225,11 +225,11 @@ def _request(url: str, action: Any) -> Any:
     except FileNotFoundError:
         raise
     except ImportError as error:
-        raise DataError(f"{protocol}:// needs another package: {error}") from error
+        raise DataError(f"{protocol}:// needs another package: {str(error).rstrip('.')}.") from error
     except (DataError, ConfigError):
         raise
     except Exception as error:  # each store has its own exceptions
-        name, reason = type(error).__name__, " ".join(str(error).split())
+        name, reason = type(error).__name__, " ".join(str(error).split()).rstrip(".")
         if "credential" in f"{name} {reason}".lower():
-            reason = f"{reason or name}; set the credentials as the documentation of the store's client describes"
-        raise DataError(f"cannot read {url}: {reason or name}") from error
+            reason = f"{reason or name}. Set the credentials as the documentation of the store's client describes"
+        raise DataError(f"Cannot read {url}: {reason or name}.") from error

@@ -193,13 +193,13 @@ class TestFolder:
         model, folder = encoder().save(tmp_path / "model"), tmp_path / "mine"
         folder.mkdir()
         (folder / "config.json").write_text('{"my": "own"}')
-        with pytest.raises(RunError, match="choose a new or empty folder"):
+        with pytest.raises(RunError, match="Choose a new or empty folder"):
             export(model, package=folder)
         assert [each.name for each in folder.iterdir()] == ["config.json"]
 
     def test_a_file_is_refused(self, tmp_path: Path) -> None:
         (tmp_path / "file").write_text("")
-        with pytest.raises(RunError, match="choose a new or empty folder"):
+        with pytest.raises(RunError, match="Choose a new or empty folder"):
             export(encoder().save(tmp_path / "model"), package=tmp_path / "file")
 
     def test_a_package_is_replaced_and_other_files_stay(self, tmp_path: Path) -> None:

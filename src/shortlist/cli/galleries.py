@@ -306,7 +306,7 @@ def switch(
     from shortlist.gallery.rebuilding import describe_min_score
 
     if (new is None) != back:
-        raise ConfigError("give either the gallery to switch to, or --back")
+        raise ConfigError("Give either the gallery to switch to, or --back.")
     before = None
     with suppress(galleries.GalleryError), closing(galleries.Gallery.open(name)) as gallery:
         before = gallery.min_score

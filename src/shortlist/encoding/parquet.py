@@ -131,7 +131,7 @@ class _TableUpdate:
         if not new and not kept:
             raise NoReadableImageError(self.catalog.name, unreadable)
         if len(vectors) != len(new):
-            raise DataError(f"{self.catalog.name}: an image with several boxes can be read for only some of them")
+            raise DataError(f"{self.catalog.name}: an image with several boxes can be read for only some of them.")
         self.result.embedded, self.result.kept = len(new), len(kept)
         self.result.dropped = len(existing) - len(kept)
         relabelled = any(existing[key][0] != self.images[key].label for key in kept)
@@ -168,10 +168,10 @@ class _TableUpdate:
         schema = _read_schema(self.path)
         facts, ours = (_read_facts(each, self.path) for each in (schema, self.schema))
         if not facts:
-            raise DataError(f"{self.path} exists and was not written by shortlist embed: choose another file")
+            raise DataError(f"{self.path} exists and was not written by shortlist embed: choose another file.")
         check_version(facts.get("format"), self.path)
         if facts.get("fingerprint") != ours["fingerprint"]:
-            raise DataError(f"{self.path} holds vectors of another model: choose another file, or delete it")
+            raise DataError(f"{self.path} holds vectors of another model: choose another file, or delete it.")
         names = [name for name in schema.names if name != "vector"]
         with _reading(self.path):
             rows = pq.read_table(self.path, columns=names, page_checksum_verification=True).to_pylist()
@@ -209,7 +209,7 @@ class _TableUpdate:
                 ]
                 yield pa.record_batch(columns, schema=self.schema).filter(pa.array(mask))
         if left > 0:  # its footer, which has no checksum, describes the columns
-            raise DataError(f"{self.path} is damaged ({left} vectors are missing): choose another file, or delete it")
+            raise DataError(f"{self.path} is damaged ({left} vectors are missing): choose another file, or delete it.")
 
     def _new_batches(self, images: list[tuple[Key, _Image]], vectors: Any) -> Iterator[pa.RecordBatch]:
         for start in range(0, len(images), _ROWS):
@@ -249,7 +249,7 @@ def _read_schema(path: Path) -> pa.Schema:
     try:
         return pq.read_schema(path)
     except (OSError, UnicodeDecodeError, pa.ArrowException) as error:
-        raise DataError(f"{path} exists and is not a Parquet file: choose another file ({error})") from error
+        raise DataError(f"{path} exists and is not a Parquet file: choose another file ({error}).") from error
 
 
 @contextmanager
@@ -258,7 +258,7 @@ def _reading(path: Path) -> Iterator[None]:
     try:
         yield
     except (OSError, UnicodeDecodeError, KeyError, TypeError, pa.ArrowException) as error:
-        raise DataError(f"{path} is damaged ({error}): choose another file, or delete it") from error
+        raise DataError(f"{path} is damaged ({error}): choose another file, or delete it.") from error
 
 
 def _read_facts(schema: pa.Schema, path: Path) -> dict[str, Any]:

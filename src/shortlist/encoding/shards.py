@@ -241,7 +241,7 @@ class Parts:
             if note.left_out:
                 readable[images] = [str(self.catalog.file(index)) not in note.left_out for index in images]
             if readable[images].sum() != note.rows:
-                raise DataError(f"{file.path}: an image with several boxes can be read for only some of them")
+                raise DataError(f"{file.path}: an image with several boxes can be read for only some of them.")
         return np.where(readable, np.cumsum(readable) - 1, -1)
 
 

@@ -49,7 +49,7 @@ def write_package(
     check_package_folder(folder)
     if encoder.embedder.config.returns_vectors:
         name = encoder.embedder.config.backbone
-        raise ModelError(f"a package is loaded with timm, which does not have {name}: use another format")
+        raise ModelError(f"A package is loaded with timm, which does not have {name}. Use another format.")
     with atomic_folder(folder) as new:
         _write_model(new, encoder, None)
         check = verify(_open_package(new), samples, TOLERANCE, "package's")
@@ -69,7 +69,7 @@ def check_package_folder(folder: Path) -> None:
         ConfigError: The folder cannot be created or written to.
     """
     if folder.exists() and not _is_replaceable(folder):
-        raise RunError(f"{folder} contains something other than a package of shortlist: choose a new or empty folder")
+        raise RunError(f"{folder} contains something other than a package of shortlist. Choose a new or empty folder.")
     check_writable(folder / CONFIG)
 
 
@@ -113,7 +113,7 @@ def _open_package(folder: Path) -> Model:
         with torch.random.fork_rng(devices=[]):  # timm initialises random weights, which are then replaced
             embed = runpy.run_path(str(folder / CODE))["embed"]
     except Exception as error:  # the code is generated for any timm backbone, but tested with a few
-        raise ModelError(f"the package cannot be loaded with timm alone ({error}), so it was not written") from error
+        raise ModelError(f"The package cannot be loaded with timm alone ({error}), so it was not written.") from error
 
     def run(images: Tensor) -> Tensor:
         return embed(images)  # type: ignore[no-any-return]

@@ -82,7 +82,7 @@ class ImageAdder:
     def run(self, workers: int | None, embedding: Progress, indexing: Progress) -> Added:
         with self.store.changing() as work:
             if self.encoder.fingerprint != self.store.fingerprint:
-                raise GalleryError(f"{self.store.name} was replaced by a gallery of another model: open it again")
+                raise GalleryError(f"{self.store.name} was replaced by a gallery of another model: open it again.")
             plan = self._plan()
             indices = list(plan.rows)
             step = self.store.images_per_change or max(len(indices), 1)

@@ -61,17 +61,17 @@ def read(folder: Path) -> SavedEmbedder:
     try:
         tensors, metadata = read_tensors(file)
     except (OSError, SafetensorError) as error:
-        raise ModelError(f"{file} is damaged ({error}): use another checkpoint, or save it again") from error
+        raise ModelError(f"{file} is damaged ({error}): use another checkpoint, or save it again.") from error
     if "embedder" not in metadata:
-        raise ModelError(f"{file} was not saved by an Embedder: its header has no configuration")
+        raise ModelError(f"{file} was not saved by an Embedder: its header has no configuration.")
     description = _parse_description(metadata["embedder"], file)
     config, sha256 = description["config"], description["sha256"]
     if digest(tensors, config) != sha256:
-        raise ModelError(f"{file} is damaged (its contents differ from what was saved): use another checkpoint")
+        raise ModelError(f"{file} is damaged (its contents differ from what was saved): use another checkpoint.")
     readable = _parse_description(_read_text(folder / CONFIG), folder / CONFIG)
     if readable["sha256"] == sha256 and readable["config"] != config:
         raise ModelError(
-            f"{folder / CONFIG} was edited after saving, but the configuration belongs to the weights: undo the change"
+            f"{folder / CONFIG} was edited after saving, but the configuration belongs to the weights: undo the change."
         )
     return SavedEmbedder(config, tensors, sha256)
 
@@ -86,10 +86,10 @@ def _parse_description(text: str, file: Path) -> dict[str, Any]:
         description = json.loads(text)
         version, _, _ = description["format"], description["sha256"], dict(description["config"])
     except (ValueError, RecursionError, KeyError, TypeError) as error:
-        raise ModelError(f"{file} is damaged, or not the configuration of an embedder ({error!r})") from error
+        raise ModelError(f"{file} is damaged, or not the configuration of an embedder ({error!r}).") from error
     if version != FORMAT:
         raise ModelError(
-            f"{file} has format {version}, and this version of shortlist reads format {FORMAT}: update shortlist"
+            f"{file} has format {version}, and this version of shortlist reads format {FORMAT}: update shortlist."
         )
     return dict(description)
 

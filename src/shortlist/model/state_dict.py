@@ -67,7 +67,7 @@ def read_state_dict(file: Path) -> Tensors:
     except pickle.UnpicklingError as error:
         raise ModelError(
             f"{file} is damaged, or holds more than tensors and would execute code when loaded, which is refused: "
-            "save only the model's state_dict(), preferably as .safetensors"
+            "save only the model's state_dict(), preferably as .safetensors."
         ) from error
     except Exception as error:
         raise ModelError(f"{file} cannot be read; it is damaged or not a weights file: {error}") from error
@@ -75,7 +75,7 @@ def read_state_dict(file: Path) -> Tensors:
         if isinstance(content, Mapping) and isinstance(content.get(key), Mapping):
             content = content[key]
     if not isinstance(content, Mapping) or not content or not all(isinstance(v, Tensor) for v in content.values()):
-        raise ModelError(f"{file} does not hold the state_dict of a model (names and tensors)")
+        raise ModelError(f"{file} does not hold the state_dict of a model (names and tensors).")
     return {str(name).removeprefix("module.").removeprefix("_orig_mod."): value for name, value in content.items()}
 
 
