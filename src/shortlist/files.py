@@ -23,7 +23,6 @@ import filelock
 from shortlist.errors import ConfigError, RunError
 
 VERSION = 1  # of the format of a file that shortlist writes, unless the file has a version of its own
-VERSIONS = range(VERSION, VERSION + 1)  # that are read
 
 
 def check_writable(path: Path) -> None:
@@ -147,14 +146,14 @@ def remove_unfinished(path: Path, older_than: float = -math.inf) -> None:
                 temporary.unlink()
 
 
-def read_json(path: Path, shape: Any = None, versions: range = VERSIONS) -> Any:
+def read_json(path: Path, shape: Any = None, version: int = VERSION) -> Any:
     """Read a JSON file that `write_json` has written.
 
     Args:
         path: The file.
         shape: Type of the contents, such as `list[str]` or a dataclass, which is validated and created by pydantic.
             None: the contents are returned as they are.
-        versions: Versions of the format that the caller supports.
+        version: Version of the format that the caller supports.
 
     Raises:
         RunError: The file is missing, cannot be read, is not valid JSON, has a wrong digest or another version, or does
@@ -162,7 +161,7 @@ def read_json(path: Path, shape: Any = None, versions: range = VERSIONS) -> Any:
     """
     value = parse_json(read_text(path), path)
     if isinstance(value, dict):
-        value = verified(value, path, versions)
+        value = verified(value, path, version)
     return value if shape is None else validated(value, path, shape)
 
 
@@ -217,18 +216,18 @@ def with_checksum(value: Mapping[str, Any]) -> dict[str, Any]:
     return {**value, "sha256": _json_digest(value)}
 
 
-def verified(value: Mapping[str, Any], path: Path, versions: range = VERSIONS) -> dict[str, Any]:
+def verified(value: Mapping[str, Any], path: Path, version: int = VERSION) -> dict[str, Any]:
     """Verify the version and the digest of an object that was read from `path`, and return its other values.
 
-    Files of earlier versions of shortlist may have neither.
+    Parts of a file, such as the lines of `metrics.jsonl`, are written without a version.
 
     Raises:
-        RunError: The version is not supported, or the digest does not match.
+        RunError: The version is not supported, or the digest is missing or does not match.
     """
-    check_version(value.get("format", versions.start), path, versions)
+    check_version(value.get("format", version), path, version)
     others = {name: each for name, each in value.items() if name != "sha256"}
     try:
-        intact = value.get("sha256", expected := _json_digest(others)) == expected
+        intact = value.get("sha256") == _json_digest(others)
     except RecursionError:  # lists in lists that can just be read, but not written
         intact = False
     if not intact:
@@ -237,17 +236,17 @@ def verified(value: Mapping[str, Any], path: Path, versions: range = VERSIONS) -
     return others
 
 
-def check_version(found: Any, path: Path, versions: range = VERSIONS) -> None:
+def check_version(found: Any, path: Path, version: int = VERSION) -> None:
     """Check the version of the format of a file.
 
     Raises:
-        RunError: It is not one of `versions`.
+        RunError: It is not `version`.
     """
     if not isinstance(found, int):
         raise RunError(f"{path} is damaged: its format version is {found!r}. Restore or delete it.")
-    if found >= versions.stop:
+    if found > version:
         raise RunError(f"{path} has format {found}, of a later version of shortlist. Update shortlist.")
-    if found < versions.start:
+    if found < version:
         raise RunError(f"{path} has format {found}, which only earlier versions of shortlist read. Use one of these.")
 
 

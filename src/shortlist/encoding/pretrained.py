@@ -89,7 +89,7 @@ def _open_package(folder: Path) -> OpenedModel:
         config: dict[str, Any] = read_json(folder / CONFIG, dict[str, Any])
         if not str(config["made_by"]).startswith("shortlist "):
             raise KeyError("made_by")
-        if config.get("weights_sha256") not in (None, file_digest(folder / WEIGHTS)):
+        if config["weights_sha256"] != file_digest(folder / WEIGHTS):
             raise ValueError(f"the contents of {WEIGHTS} differ from what was exported")
         tensors = load_file(folder / WEIGHTS)
         preprocessing: dict[str, Any] = dict(config["preprocessing"])

@@ -158,7 +158,7 @@ class MilvusStore:
             problem = "a later version of shortlist: update shortlist"
             if facts["format"] < FORMAT:
                 problem = "an earlier version of shortlist: create the gallery again"
-            raise GalleryError(f"{self.address} was written by {problem}")
+            raise GalleryError(f"{self.address} was written by {problem}.")
         if facts != self._facts:
             self.client.load_collection(self._collection)
             self._facts, self._tuning = facts, _tuning(properties)

@@ -35,7 +35,7 @@ class EmbedderConfig:
     image_size: int | None
     drop_path_rate: float
     backbone_args: Mapping[str, Any]
-    l2_pooled: bool = False
+    l2_pooled: bool
     imports: tuple[str, ...] = ()
 
     @property

@@ -88,7 +88,7 @@ def _read(path: Path) -> TrainingState:
     if tensors_digest(tensors, metadata["facts"]) != metadata["digest"]:
         raise ValueError("its contents differ from what was written")
     facts = json.loads(metadata["facts"])
-    check_version(facts.pop("format", VERSION), path)
+    check_version(facts.pop("format"), path)
     return TrainingState(facts.pop("step"), tensors, facts)
 
 
