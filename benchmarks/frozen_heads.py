@@ -76,7 +76,7 @@ def main() -> None:
 
 def known_results(command: str) -> dict[str, Any]:
     """Return the results that an interrupted call of the same command has written."""
-    known = read_json(RESULTS) if RESULTS.exists() else {}
+    known = json.loads(RESULTS.read_text()) if RESULTS.exists() else {}
     return known["results"] if known.get("command") == command else {}
 
 

@@ -197,7 +197,7 @@ def test_a_new_model(call: Call, folders: Path) -> None:
     assert json.loads(call("gallery", "switch", "live", "--back", "--json")[1])["gallery"] == "one"
     assert json.loads(call("gallery", "show", "live", "--json")[1])["name"] == "one"
     for arguments in (("live",), ("live", "two", "--back")):
-        assert_error(call("gallery", "switch", *arguments), "give either the gallery to switch to, or --back")
+        assert_error(call("gallery", "switch", *arguments), "Give either the gallery to switch to, or --back")
 
 
 def test_the_minimum_score_of_a_new_model(call: Call, folders: Path) -> None:

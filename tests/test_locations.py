@@ -7,7 +7,9 @@ import io
 import os
 import pickle
 import sys
+import threading
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import fsspec
@@ -192,8 +194,39 @@ class TestCache:
         with locations.open_binary(file) as opened:
             assert opened.read() == store.cat("/store/nut/0.png")
         store.pipe("/store/nut/0.png", png(99))
-        with pytest.raises(DataError, match=r"cannot write to the cache .*; set SHORTLIST_CACHE to another folder"):
+        with pytest.raises(DataError, match=r"Cannot write to the cache .*: .*\. Set SHORTLIST_CACHE to another"):
             locations.size_and_mtime(file)
+
+    @pytest.mark.usefixtures("store")
+    def test_a_file_that_cannot_be_cached(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        def refuse(path: Path) -> None:
+            raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), str(path))
+
+        monkeypatch.setattr(Path, "touch", refuse)
+        with pytest.raises(
+            DataError, match=r"Cannot write to the cache .*: Permission denied\. Set SHORTLIST_CACHE to"
+        ):
+            locations.open_binary(Path("memory://store/nut/0.png"))
+
+    def test_two_threads_that_need_the_same_file(
+        self, store: fsspec.AbstractFileSystem, cache: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        barrier, get = threading.Barrier(2), store.get_file
+
+        def slowly(path: str, to: str) -> None:
+            Path(to).write_bytes(b"half")
+            barrier.wait(timeout=60)
+            get(path, to)
+
+        monkeypatch.setattr(store, "get_file", slowly)
+
+        def read(_: int) -> bytes:
+            with locations.open_binary(Path("memory://store/nut/0.png")) as opened:
+                return opened.read()
+
+        with ThreadPoolExecutor(2) as threads:
+            assert list(threads.map(read, range(2))) == [store.cat("/store/nut/0.png")] * 2
+        assert len(cached_files(cache)) == 1
 
     def test_files_of_other_users_stay_in_the_cache(self, cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         for at in range(4):
@@ -220,7 +253,7 @@ class TestCache:
             raise TimeoutError("no answer\nfor a minute")
 
         monkeypatch.setattr(store, "get_file", get)
-        with pytest.raises(DataError, match=r"^cannot read memory://store/nut/0.png: no answer for a minute$"):
+        with pytest.raises(DataError, match=r"^Cannot read memory://store/nut/0.png: no answer for a minute\.$"):
             load_image(Path("memory://store/nut/0.png"))
         assert cached_files(cache) == []
 
@@ -240,7 +273,7 @@ class TestMistakes:
         ("url", "message"),
         [
             ("memory://nothing", "memory://nothing does not exist"),
-            ("nope://bucket/images", "cannot read nope://bucket/images: Protocol not known: nope"),
+            ("nope://bucket/images", "Cannot read nope://bucket/images: Protocol not known: nope"),
         ],
     )
     def test_no_such_store(self, url: str, message: str) -> None:
@@ -261,7 +294,7 @@ class TestMistakes:
         def info(_: object, path: str) -> None:
             raise NoCredentialsError("Unable to locate\ncredentials")
 
-        message = r"cannot read memory://store: Unable to locate credentials; set the credentials"
+        message = r"Cannot read memory://store: Unable to locate credentials\. Set the credentials"
         with monkeypatch.context() as patched:
             patched.setattr(type(fsspec.filesystem("memory")), "info", info)
             with pytest.raises(DataError, match=message):

@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import os
-import shutil
-import tempfile
-import time
 from collections.abc import Callable
 from pathlib import Path
 
 from shortlist.errors import DataError
+from shortlist.files import atomic_folder, remove_unfinished
 
 _STALE_SECONDS = 24 * 3600  # an unfinished folder older than this was left by a killed process
 
@@ -50,36 +48,17 @@ def build_once(folder: Path, build: Callable[[Path], None]) -> Path:
     if folder.is_dir():
         return folder
     try:
-        folder.parent.mkdir(parents=True, exist_ok=True)
-        _remove_stale(folder)
-        partial = Path(tempfile.mkdtemp(prefix=f".{folder.name}.partial-", dir=folder.parent))
+        remove_unfinished(folder, _STALE_SECONDS)
+        with atomic_folder(folder) as partial:
+            build(partial)
     except OSError as error:
-        raise DataError(
-            f"Cannot write to the cache {folder.parent}: {error.strerror}; set SHORTLIST_CACHE to another folder."
-        ) from error
-    try:
-        build(partial)
-        partial.chmod(0o755)  # mkdtemp creates it for the current user only
-        _rename(partial, folder)
-    except OSError as error:
-        raise DataError(
-            f"Cannot fill the cache {folder}: {error.strerror or error}; set SHORTLIST_CACHE to another folder."
-        ) from error
-    finally:
-        shutil.rmtree(partial, ignore_errors=True)
+        if not folder.is_dir():  # otherwise another process has built it in the meantime
+            raise unusable(folder.parent, error) from error
     return folder
 
 
-def _rename(partial: Path, folder: Path) -> None:
-    try:
-        partial.rename(folder)
-    except OSError:
-        if not folder.is_dir():  # otherwise another process has built it in the meantime
-            raise
-
-
-def _remove_stale(folder: Path) -> None:
-    """Remove partial copies of a folder left behind by killed processes."""
-    for partial in folder.parent.glob(f".{folder.name}.partial-*"):
-        if partial.stat().st_mtime < time.time() - _STALE_SECONDS:
-            shutil.rmtree(partial, ignore_errors=True)
+def unusable(cache: Path, error: OSError) -> DataError:
+    """Return the error for a cache folder that cannot be written to."""
+    return DataError(
+        f"Cannot write to the cache {cache}: {error.strerror or error}. Set SHORTLIST_CACHE to another folder."
+    )

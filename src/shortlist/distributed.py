@@ -308,7 +308,7 @@ class SeveralProcesses(Processes):
         with self.together(), torch.no_grad():
             for name, tensor in tensors.items():
                 if name not in received or received[name].shape != tensor.shape:
-                    raise ModelError(f"{name} is missing or has a different shape in process 0: use the same model")
+                    raise ModelError(f"{name} is missing or has a different shape in process 0: use the same model.")
                 if not self.is_main:
                     tensor.copy_(received[name])
         self.verify_same(tensors)

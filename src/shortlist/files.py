@@ -6,10 +6,14 @@ import errno
 import glob
 import hashlib
 import json
+import math
 import os
+import secrets
+import shutil
 import stat
+import time
 from collections.abc import Iterator, Mapping
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager, contextmanager, suppress
 from io import BufferedReader, TextIOWrapper
 from pathlib import Path
 from typing import Any
@@ -19,7 +23,6 @@ import filelock
 from shortlist.errors import ConfigError, RunError
 
 VERSION = 1  # of the format of a file that shortlist writes, unless the file has a version of its own
-VERSIONS = range(VERSION, VERSION + 1)  # that are read
 
 
 def check_writable(path: Path) -> None:
@@ -80,15 +83,37 @@ def exclusive_write(path: Path, timeout: float = 0) -> AbstractContextManager[No
 @contextmanager
 def atomic_replace(path: Path) -> Iterator[Path]:
     """Yield a temporary path to write to, which replaces `path` at the end unless an exception is raised."""
-    temporary = path.with_name(f".{path.name}.{os.getpid()}")
-    try:
-        with naming(path, temporary):
+    temporary = temporary_path(path)
+    with naming(path, temporary):
+        try:
             yield temporary
             with temporary.open("rb+") as file:
                 os.fsync(file.fileno())
             temporary.replace(path)
-    finally:
-        temporary.unlink(missing_ok=True)
+        finally:
+            temporary.unlink(missing_ok=True)
+
+
+@contextmanager
+def atomic_folder(path: Path) -> Iterator[Path]:
+    """Yield a temporary folder to fill, which is renamed to `path` at the end unless an exception is raised.
+
+    If `path` exists by then, the temporary folder is deleted.
+    """
+    temporary = temporary_path(path)
+    with naming(path, temporary):
+        try:
+            temporary.mkdir(parents=True)
+            yield temporary
+            if not path.exists():
+                temporary.rename(path)
+        finally:
+            shutil.rmtree(temporary, ignore_errors=True)
+
+
+def temporary_path(path: Path) -> Path:
+    """Return a path beside `path` that no other thread or process uses, even if it is in another container."""
+    return path.with_name(f".{path.name}.{secrets.randbelow(10**12)}")
 
 
 @contextmanager
@@ -102,21 +127,33 @@ def naming(path: Path, temporary: Path | None = None) -> Iterator[None]:
         raise
 
 
-def remove_unfinished(path: Path) -> None:
-    """Delete temporary files that killed processes left next to `path`. No other process may be writing it."""
+def remove_unfinished(path: Path, older_than: float = -math.inf) -> None:
+    """Delete temporary files and folders that killed processes left next to `path`.
+
+    Args:
+        path: The file or folder. Unless `older_than` is given, no other process may be writing it.
+        older_than: Minimum age in seconds of what is deleted.
+    """
     for temporary in path.parent.glob(f".{glob.escape(path.name)}.*"):
-        if temporary.suffix[1:].isdecimal():
-            temporary.unlink(missing_ok=True)
+        if not temporary.suffix[1:].isdecimal():
+            continue
+        with suppress(FileNotFoundError):  # another process has deleted it
+            if time.time() - temporary.lstat().st_mtime < older_than:
+                continue
+            if temporary.is_dir():
+                shutil.rmtree(temporary, ignore_errors=True)
+            else:
+                temporary.unlink()
 
 
-def read_json(path: Path, shape: Any = None, versions: range = VERSIONS) -> Any:
+def read_json(path: Path, shape: Any = None, version: int = VERSION) -> Any:
     """Read a JSON file that `write_json` has written.
 
     Args:
         path: The file.
         shape: Type of the contents, such as `list[str]` or a dataclass, which is validated and created by pydantic.
             None: the contents are returned as they are.
-        versions: Versions of the format that the caller supports.
+        version: Version of the format that the caller supports.
 
     Raises:
         RunError: The file is missing, cannot be read, is not valid JSON, has a wrong digest or another version, or does
@@ -124,7 +161,7 @@ def read_json(path: Path, shape: Any = None, versions: range = VERSIONS) -> Any:
     """
     value = parse_json(read_text(path), path)
     if isinstance(value, dict):
-        value = verified(value, path, versions)
+        value = verified(value, path, version)
     return value if shape is None else validated(value, path, shape)
 
 
@@ -179,18 +216,18 @@ def with_checksum(value: Mapping[str, Any]) -> dict[str, Any]:
     return {**value, "sha256": _json_digest(value)}
 
 
-def verified(value: Mapping[str, Any], path: Path, versions: range = VERSIONS) -> dict[str, Any]:
+def verified(value: Mapping[str, Any], path: Path, version: int = VERSION) -> dict[str, Any]:
     """Verify the version and the digest of an object that was read from `path`, and return its other values.
 
-    Files of earlier versions of shortlist may have neither.
+    Parts of a file, such as the lines of `metrics.jsonl`, are written without a version.
 
     Raises:
-        RunError: The version is not supported, or the digest does not match.
+        RunError: The version is not supported, or the digest is missing or does not match.
     """
-    check_version(value.get("format", versions.start), path, versions)
+    check_version(value.get("format", version), path, version)
     others = {name: each for name, each in value.items() if name != "sha256"}
     try:
-        intact = value.get("sha256", expected := _json_digest(others)) == expected
+        intact = value.get("sha256") == _json_digest(others)
     except RecursionError:  # lists in lists that can just be read, but not written
         intact = False
     if not intact:
@@ -199,17 +236,17 @@ def verified(value: Mapping[str, Any], path: Path, versions: range = VERSIONS) -
     return others
 
 
-def check_version(found: Any, path: Path, versions: range = VERSIONS) -> None:
+def check_version(found: Any, path: Path, version: int = VERSION) -> None:
     """Check the version of the format of a file.
 
     Raises:
-        RunError: It is not one of `versions`.
+        RunError: It is not `version`.
     """
     if not isinstance(found, int):
         raise RunError(f"{path} is damaged: its format version is {found!r}. Restore or delete it.")
-    if found >= versions.stop:
+    if found > version:
         raise RunError(f"{path} has format {found}, of a later version of shortlist. Update shortlist.")
-    if found < versions.start:
+    if found < version:
         raise RunError(f"{path} has format {found}, which only earlier versions of shortlist read. Use one of these.")
 
 

@@ -94,7 +94,7 @@ def _import(name: str, where: str) -> Any:
         if error.name is None or not f"{name}.".startswith(f"{error.name}."):  # a module that it imports is missing
             raise ConfigError(f"{where}: importing {name} fails with {type(error).__name__}: {error}") from error
         raise ConfigError(
-            f"{where}: there is no module {name!r}; install it, or start Python in the folder that contains it"
+            f"{where}: there is no module {name!r}; install it, or start Python in the folder that contains it."
         ) from None
     except Exception as error:  # it is the user's code
         raise ConfigError(f"{where}: importing {name} fails with {type(error).__name__}: {error}") from error

@@ -9,16 +9,15 @@ from __future__ import annotations
 import hashlib
 import os
 import re
-import tempfile
 import time
 from contextlib import suppress
 from pathlib import Path
 from typing import Any, BinaryIO
 
-from shortlist.cache import cache_folder
+from shortlist.cache import cache_folder, unusable
 from shortlist.errors import ConfigError, DataError
 from shortlist.extras import extra
-from shortlist.files import open_regular_file
+from shortlist.files import atomic_replace, open_regular_file
 
 LIMIT_VARIABLE = "SHORTLIST_REMOTE_CACHE"  # size of the cache, such as 500MB
 DEFAULT_LIMIT = "20GB"
@@ -106,7 +105,7 @@ def size_and_mtime(file: Path) -> tuple[int, int] | None:
     except FileNotFoundError:
         pass
     except OSError as error:  # the outdated copy would be read
-        raise _unusable(cached, error) from error
+        raise unusable(cached.parent.parent, error) from error
     return stamp
 
 
@@ -128,28 +127,21 @@ def open_binary(file: Path) -> BinaryIO:
                 os.utime(cached, ns=(time.time_ns(), os.fstat(opened.fileno()).st_mtime_ns))  # last used now
             return opened
         _download(url, cached)
-    raise DataError(f"files are removed from the cache {cached.parent.parent} too soon: increase {LIMIT_VARIABLE}")
+    raise DataError(f"Files are removed from the cache {cached.parent.parent} too soon. Increase {LIMIT_VARIABLE}.")
 
 
 def _download(url: str, cached: Path) -> None:
     size, modified = _request(url, _stamp)
     try:
         cached.parent.mkdir(parents=True, exist_ok=True)
-        number, name = tempfile.mkstemp(dir=cached.parent)
-        os.close(number)
-    except OSError as error:
-        raise _unusable(cached, error) from error
-    temporary = Path(name)
-    try:
-        _request(url, lambda system, path: system.get_file(path, name))
-        os.utime(temporary, ns=(time.time_ns(), modified))
-        temporary.replace(cached)
+        with atomic_replace(cached) as temporary:
+            temporary.touch()  # so that errors of the cache are not reported as errors of the store
+            _request(url, lambda system, path: system.get_file(path, str(temporary)))
+            os.utime(temporary, ns=(time.time_ns(), modified))
     except FileNotFoundError:
         raise
     except OSError as error:
-        raise _unusable(cached, error) from error
-    finally:
-        temporary.unlink(missing_ok=True)
+        raise unusable(cached.parent.parent, error) from error
     folder, limit = cached.parent.parent, cache_limit()
     _added[folder] = _added.get(folder, limit) + size
     if _added[folder] > limit / _TRIM_SHARE:  # also by the first download of a process
@@ -233,16 +225,11 @@ def _request(url: str, action: Any) -> Any:
     except FileNotFoundError:
         raise
     except ImportError as error:
-        raise DataError(f"{protocol}:// needs another package: {error}") from error
+        raise DataError(f"{protocol}:// needs another package: {str(error).rstrip('.')}.") from error
     except (DataError, ConfigError):
         raise
     except Exception as error:  # each store has its own exceptions
-        name, reason = type(error).__name__, " ".join(str(error).split())
+        name, reason = type(error).__name__, " ".join(str(error).split()).rstrip(".")
         if "credential" in f"{name} {reason}".lower():
-            reason = f"{reason or name}; set the credentials as the documentation of the store's client describes"
-        raise DataError(f"cannot read {url}: {reason or name}") from error
-
-
-def _unusable(cached: Path, error: OSError) -> DataError:
-    folder = cached.parent.parent
-    return DataError(f"cannot write to the cache {folder}: {error.strerror}; set SHORTLIST_CACHE to another folder")
+            reason = f"{reason or name}. Set the credentials as the documentation of the store's client describes"
+        raise DataError(f"Cannot read {url}: {reason or name}.") from error

@@ -87,5 +87,5 @@ def test_a_read_only_cache(world: World, tmp_path: Path) -> None:
     assert operation.result(home) == world.whole(MEMORY).result
     code, _, error = world.run("data", "show", "glyphs", cwd=home, before=read_only)
     assert (code, error.count("\n")) == (1, 1), error
-    assert "Read-only file system; set SHORTLIST_CACHE to another folder" in error
+    assert "Read-only file system. Set SHORTLIST_CACHE to another folder" in error
     assert list(tmp_path.iterdir()) == []

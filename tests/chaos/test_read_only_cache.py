@@ -32,5 +32,5 @@ def test_remote_images(folders: Path, commands: Commands, tmp_path: Path) -> Non
     shutil.copy(home / "images" / "1.png", home / "images" / "0.png")
     code, error = embed("third.parquet", read_only)
     assert (code, [line for line in error.splitlines() if line.startswith("Error: ")][1:]) == (1, [])
-    assert "Read-only file system; set SHORTLIST_CACHE to another folder" in error
+    assert "Read-only file system. Set SHORTLIST_CACHE to another folder" in error
     assert [file for file in cache.rglob("*") if file.is_file()] == files

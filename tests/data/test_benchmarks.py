@@ -113,7 +113,7 @@ def test_cars_in_another_place(original: Path, newer: Path):
     refused("cars196", elsewhere, r"the devkit's \.mat files; .*/cars looks like the right folder")
     deeper = elsewhere / "still"
     deeper.mkdir()
-    refused("cars196", deeper, r"the devkit's \.mat files \(shortlist data about cars196\)$")  # too far away for a hint
+    refused("cars196", deeper, r"the devkit's \.mat files \(shortlist data about cars196\)\.$")  # too far for a hint
 
 
 def test_parts_of_cars_that_are_missing(original: Path, newer: Path):

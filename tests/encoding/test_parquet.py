@@ -83,7 +83,7 @@ def test_unchanged_images_are_not_embedded_again(
 ) -> None:
     embed_to_table(encoder, images, file)
     before = file.stat().st_ino, size_and_mtime(file)
-    monkeypatch.setattr(parquet, "encode_to_file", None)  # must not be called
+    monkeypatch.setattr("shortlist.encoding.shards.encode_to_file", None)  # must not be called
     assert embed_to_table(encoder, images, file).kept == NUMBER
     assert (file.stat().st_ino, size_and_mtime(file)) == before  # not even written
     other = replace(images, class_names=tuple(name.upper() for name in images.class_names))

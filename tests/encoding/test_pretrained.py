@@ -18,6 +18,7 @@ from shortlist.encoding.conversion import Samples
 from shortlist.errors import ConfigError, ModelError
 from shortlist.export.package import write_package
 from shortlist.export.source import ExportSource
+from shortlist.files import write_json
 from shortlist.progress import Display
 from tests.data.pictures import picture
 from tests.export.encoders import SCALES, WHOLE, encoder, pictures
@@ -118,20 +119,20 @@ class TestPackage:
     def test_damaged_packages(self, tmp_path: Path) -> None:
         package = exported(encoder(), tmp_path)
         written = json.loads((package / "config.json").read_text())
-        found = {name: value for name, value in written.items() if name != "sha256"}  # as of earlier versions
+        found = {name: value for name, value in written.items() if name != "sha256"}
         for change, message in (
             ({"made_by": "someone"}, "is not a package that shortlist exported, or its config.json is damaged"),
             ({"preprocessing": {"kind": "words"}}, "or its config.json is damaged: KeyError"),
             ({"backbone": "os:system", "backbone_options": {"command": "false"}}, "which is not a timm model"),
             ({"backbone": "test_efficientnet"}, "the weights in .* are not those of 'test_efficientnet'"),
         ):
-            (package / "config.json").write_text(json.dumps({**found, **change}))
+            write_json(package / "config.json", {**found, **change})
             with pytest.raises(ModelError, match=message):
                 Encoder.from_pretrained(package)
         (package / "config.json").write_text(json.dumps({**written, "mean": [0.4, 0.5, 0.5]}))
         with pytest.raises(ModelError, match="its contents differ from what was written"):
             Encoder.from_pretrained(package)
-        (package / "config.json").write_text(json.dumps(found))
+        write_json(package / "config.json", found)
         with (package / "model.safetensors").open("r+b") as file:
             file.seek(-1, os.SEEK_END)
             file.write(b"\x01")

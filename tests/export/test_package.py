@@ -10,8 +10,10 @@ from typing import Any
 
 import numpy as np
 import pytest
+import safetensors.torch
 import torch
 import yaml
+from safetensors import SafetensorError
 
 from shortlist.errors import ModelError, RunError
 from shortlist.export import Exported, export
@@ -191,13 +193,13 @@ class TestFolder:
         model, folder = encoder().save(tmp_path / "model"), tmp_path / "mine"
         folder.mkdir()
         (folder / "config.json").write_text('{"my": "own"}')
-        with pytest.raises(RunError, match="choose a new or empty folder"):
+        with pytest.raises(RunError, match="Choose a new or empty folder"):
             export(model, package=folder)
         assert [each.name for each in folder.iterdir()] == ["config.json"]
 
     def test_a_file_is_refused(self, tmp_path: Path) -> None:
         (tmp_path / "file").write_text("")
-        with pytest.raises(RunError, match="choose a new or empty folder"):
+        with pytest.raises(RunError, match="Choose a new or empty folder"):
             export(encoder().save(tmp_path / "model"), package=tmp_path / "file")
 
     def test_a_package_is_replaced_and_other_files_stay(self, tmp_path: Path) -> None:
@@ -225,11 +227,11 @@ class TestFolder:
         export(encoder().save(tmp_path / "one"), package=folder)
         before = {file.name: file.read_bytes() for file in folder.iterdir()}
 
-        def full(*_: object) -> int:
-            raise OSError(28, "No space left on device")
+        def full(*_: object, **__: object) -> None:
+            raise SafetensorError("I/O error: No space left on device")
 
         other = encoder(dim=4).save(tmp_path / "other")
-        monkeypatch.setattr(Path, "write_bytes", full)
+        monkeypatch.setattr(safetensors.torch, "save_file", full)
         with pytest.raises(OSError, match="No space left"):
             export(other, package=folder)
         assert {file.name: file.read_bytes() for file in folder.iterdir()} == before

@@ -150,7 +150,7 @@ class TestChanges:
     ) -> None:
         assert new().add(images).added == NUMBER
         gallery = new()
-        monkeypatch.setattr("shortlist.gallery.adding.encode_to_file", None)  # may not be called
+        monkeypatch.setattr("shortlist.encoding.shards.encode_to_file", None)  # may not be called
         again = gallery.add(images)
         assert (again.added, again.unchanged) == (0, NUMBER)
 

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 
 import pytest
 from PIL import Image
 
 from shortlist.errors import RunError
+from shortlist.files import write_json
 from shortlist.report.study_results import PAPER, curves, draw, read_results, shown_metric, table
 
 SCORES = {("SAP", "16", 0): 0.5, ("SAP", "16", 1): 0.6, ("RS@k", "128", 0): 0.9, ("RS@k", "16", 0): 0.25}
@@ -77,7 +77,7 @@ def test_numbers_in_any_spelling_are_in_order() -> None:
 
 
 def test_nothing_to_show(tmp_path: Path) -> None:
-    (tmp_path / "results.json").write_text(json.dumps({"study": "k", "cases": [], "config": {}}))
+    write_json(tmp_path / "results.json", {"study": "k", "cases": [], "config": {}})
     with pytest.raises(RunError, match="no case of this study is finished yet"):
         read_results(tmp_path / "results.json")
 

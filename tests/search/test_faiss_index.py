@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import os
 from pathlib import Path
 from typing import Any
 
@@ -97,9 +96,10 @@ class TestIndexOfTheFirst:
             assert (tmp_path / "index").stat().st_size < NUMBER * 2.2 * 4 * faiss_index.HNSW_LINKS
 
 
-def test_a_full_disk(tmp_path: Path) -> None:
+def test_a_full_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     index = faiss_index.build("hnsw", VECTORS)
-    (tmp_path / f".index.{os.getpid()}").symlink_to("/dev/full")
+    (tmp_path / ".index.1").symlink_to("/dev/full")
+    monkeypatch.setattr("shortlist.files.temporary_path", lambda path: path.with_name(f".{path.name}.1"))
     with pytest.raises(OSError, match="No space left") as raised:
         faiss_index.write(index, tmp_path / "index")
     assert raised.value.filename == str(tmp_path / "index")

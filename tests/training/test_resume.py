@@ -14,13 +14,14 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+import safetensors.torch
 import torch
 import yaml
 from safetensors import SafetensorError
 from torch import Tensor
 
 from shortlist.errors import Interrupted, RunError
-from shortlist.training import Display, RunFolder, checkpoint, loop, run_evaluation
+from shortlist.training import Display, RunFolder, loop, run_evaluation
 from shortlist.training import resume_run as resume
 from shortlist.training import train_run as train
 from shortlist.training.checkpoint import TrainingState, latest_state, save_state
@@ -135,8 +136,8 @@ class TestKilled:
         run = home / "writing"
         half = """
 import pathlib, time
-from shortlist.training import checkpoint
-real = checkpoint.save_file
+import safetensors.torch
+real = safetensors.torch.save_file
 def half(tensors, path, metadata):
     real(tensors, path, metadata=metadata)
     if "00000008" in path.name:
@@ -144,7 +145,7 @@ def half(tensors, path, metadata):
         path.write_bytes(content[: len(content) // 2])
         pathlib.Path("here").touch()
         time.sleep(1000)
-checkpoint.save_file = half
+safetensors.torch.save_file = half
 """
         kill_where(half, commands, home, "train", "often.yaml", "--run", run)
         assert checkpoints(run) == [7, 6]
@@ -326,7 +327,7 @@ class TestDiskFull:
             path.write_bytes(b"half")
             raise problem
 
-        monkeypatch.setattr(checkpoint, "save_file", full)
+        monkeypatch.setattr(safetensors.torch, "save_file", full)
         with pytest.raises(RunError, match=r"checkpoint of step 2 .*No space left.*unchanged.*--resume"):
             save_state(tmp_path, TrainingState(2, {}, {}))
         assert [file.name for file in tmp_path.iterdir()] == ["step-00000001.safetensors"]

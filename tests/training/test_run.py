@@ -143,7 +143,7 @@ class TestFolder:
         monkeypatch.setattr("sys.argv", [program, "train", "my recipe.yaml"])
         folder = RunFolder(tmp_path)
         folder.config_file.touch()
-        folder.record_facts("fingerprint")
+        folder.record_facts("fingerprint", missing=[], classes_too_small=[])
         assert folder.facts().model_dump()["command"] == "shortlist train 'my recipe.yaml'"
 
     def test_metrics(self, finished: RunFolder) -> None:

@@ -185,7 +185,7 @@ class TestCommandLine:
                 assert json.loads(out)["results"][0]["hits"][0]["path"] == str(query)
         code, _, error = commands.run("export", "run", "--package", "package", cwd=home)
         assert code == 1
-        assert error.splitlines()[-1].startswith("Error: a package is loaded with timm, which does not have mine:build")
+        assert error.splitlines()[-1].startswith("Error: A package is loaded with timm, which does not have mine:build")
         code, _, error = commands.run("evaluate", home / "run", cwd=home / "images")
         assert code == 1
         message = "Error: model.backbone: there is no module 'mine'; install it, or start Python in the folder that"

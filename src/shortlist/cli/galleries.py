@@ -186,8 +186,6 @@ def check_gallery(place: Place, as_json: AsJsonWithProgress = False) -> None:
     else:
         for problem in found.problems:
             print(f"damaged: {problem}")
-        for name in found.unverified:
-            print(f"not verified: {name} was written by an earlier version of shortlist, without a digest")
         problems = format_count(len(found.problems), "problems")
         print(f"{format_count(found.files, 'files')} and the model checked: {problems}")
     raise typer.Exit(0 if found.ok else 1)
@@ -306,7 +304,7 @@ def switch(
     from shortlist.gallery.rebuilding import describe_min_score
 
     if (new is None) != back:
-        raise ConfigError("give either the gallery to switch to, or --back")
+        raise ConfigError("Give either the gallery to switch to, or --back.")
     before = None
     with suppress(galleries.GalleryError), closing(galleries.Gallery.open(name)) as gallery:
         before = gallery.min_score

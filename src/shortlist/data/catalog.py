@@ -256,7 +256,7 @@ class Catalog:
         part = self.subset(self.splits == name)
         if not len(part):
             available = ", ".join(split for split in SPLITS if (self.splits == split).any()) or "none"
-            raise DataError(f"{self.name} has no {name} images (available splits: {available})")
+            raise DataError(f"{self.name} has no {name} images (available splits: {available}).")
         return part
 
     def classes(self) -> NDArray[np.int64]:

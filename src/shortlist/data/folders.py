@@ -92,7 +92,7 @@ def _list_folder(root: Path, folder: str = "") -> _Listing:
     try:
         folders, files = list_remote(root / folder) if is_remote(root) else _list_local(root / folder)
     except OSError as error:
-        raise DataError(f"Cannot list the folder {as_url(root / folder)}: {error.strerror or error}") from error
+        raise DataError(f"Cannot list the folder {as_url(root / folder)}: {error.strerror or error}.") from error
     found.folders += [name for name in folders if not name.startswith(".")]
     for name in files:
         if name.startswith("."):
@@ -136,7 +136,7 @@ def _walk(root: Path, folder: str = "", parents: frozenset[tuple[int, int]] = fr
 
 def _split_classes(root: Path, listings: dict[str, _Listing]) -> list[_ClassFolder]:
     if {"val", "validation"} <= set(listings):
-        raise DataError(f"{root} has both val/ and validation/; keep one of them")
+        raise DataError(f"{root} has both val/ and validation/; keep one of them.")
     classes: list[_ClassFolder] = []
     for name, listing in listings.items():
         if listing.images:

@@ -35,7 +35,7 @@ def as_catalog(images: GivenImages, folder: Path | None = None) -> Catalog:
     if isinstance(images, Dataset):
         return _dataset_catalog(images, folder)
     if not isinstance(images, tuple) or len(images) != 2:
-        raise DataError(f"images must be a Catalog, a pair (paths, labels) or a torch Dataset, not {_kind(images)}")
+        raise DataError(f"`images` must be a Catalog, a pair (paths, labels) or a torch Dataset, not {_kind(images)}.")
     return _catalog([str(path) for path in images[0]], list(images[1]))
 
 

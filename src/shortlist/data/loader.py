@@ -103,7 +103,7 @@ def image_chunks(
         ConfigError: If `workers` is negative.
     """
     if workers < 0:
-        raise ConfigError(f"`workers` must be 0 or more, not {workers}")
+        raise ConfigError(f"`workers` must be 0 or more, not {workers}.")
     chunks = _ChunkDataset(dataset)
     if workers == 0:
         loaded: Iterable[_Chunk | ShortlistError] = (chunks[chunk] for chunk in keys)

@@ -68,7 +68,7 @@ def open_catalog(
                 return table_catalog(path, folder, unlabelled=UNLABELLED, label_separator=label_separator)
             catalog = without_missing(table_catalog(path, folder, label_separator=label_separator), on_missing)
         elif exists and folder is not None:
-            raise ConfigError(f"`root` has no effect for {path}: use it with a benchmark's name or a table")
+            raise ConfigError(f"`root` has no effect for {path}: use it with a benchmark's name or a table.")
         elif labels == "optional" and exists:
             return nested_folder_catalog(path) if is_dir else single_image_catalog(path)
         elif is_dir:
@@ -143,10 +143,10 @@ def _kind(path: Path) -> tuple[bool, bool, bool]:
 
 def _unknown_source(source: str, path: Path, kinds: str) -> DataError:
     if is_remote(path):
-        return DataError(f"{as_url(path)} does not exist, or cannot be opened as images; expected {kinds}")
+        return DataError(f"{as_url(path)} does not exist, or cannot be opened as images; expected {kinds}.")
     if path.exists():
-        return DataError(f"{path} cannot be opened as images; expected {kinds}")
+        return DataError(f"{path} cannot be opened as images; expected {kinds}.")
     if os.sep in source or "/" in source or path.suffix:
-        return DataError(f"{absolute_path(path)} does not exist; expected {kinds}")
+        return DataError(f"{absolute_path(path)} does not exist; expected {kinds}.")
     where = f"the folder {source!r} does not exist, and no benchmark has this name"
     return DataError(f"Unknown source {source!r}: {where}; {did_you_mean(source, BENCHMARKS)} (expected {kinds}).")

@@ -31,7 +31,7 @@ def open_set_split(catalog: Catalog, train_share: float = 0.5, seed: int | None 
         ConfigError: If the share is not between 0 and 1.
     """
     if not 0 <= train_share <= 1:
-        raise ConfigError(f"`train_share` is the share of classes used for training, from 0 to 1, not {train_share}")
+        raise ConfigError(f"`train_share` is the share of classes used for training, from 0 to 1, not {train_share}.")
     groups = _groups(catalog)
     present = [(catalog.class_names[label], label) for label in np.unique(groups).tolist()]
     if len(present) < 2 and 0 < train_share < 1:
@@ -39,7 +39,7 @@ def open_set_split(catalog: Catalog, train_share: float = 0.5, seed: int | None 
         choice = "Add classes" if catalog.label_sets is None else "Add a column split"
         raise DataError(
             f"{catalog.name} has {_count_classes(len(present))}{linked}, but at least two are needed to train on some "
-            f"and test on others. {choice}, or train on all of them with `train_share=1`"
+            f"and test on others. {choice}, or train on all of them with `train_share=1`."
         )
     order = sorted(present, key=lambda item: item[0] if seed is None else _seeded_key(seed, item[0]))
     number = math.ceil(len(order) * train_share - 1e-9)  # 0.7 * 10 is slightly more than 7 in floating point
@@ -59,12 +59,12 @@ def half_validation(catalog: Catalog) -> Catalog:
         DataError: If there are fewer than two training classes, or the catalog already has a validation split.
     """
     if (catalog.splits == "validation").any():
-        raise DataError(f"{catalog.name} already has a validation split; use it, or remove it")
+        raise DataError(f"{catalog.name} already has a validation split; use it, or remove it.")
     groups = _groups(catalog)
     classes = np.unique(groups[catalog.splits == "train"])
     if len(classes) < 2:
         raise DataError(
-            f"{catalog.name} has {_count_classes(len(classes), 'training ')}: too few to validate on half of them"
+            f"{catalog.name} has {_count_classes(len(classes), 'training ')}: too few to validate on half of them."
         )
     validation = np.isin(groups, classes[math.ceil(len(classes) / 2) :]) & (catalog.splits == "train")
     return replace(catalog, splits=np.where(validation, "validation", catalog.splits))

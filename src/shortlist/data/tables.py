@@ -59,7 +59,7 @@ def table_catalog(
     if label_separator and table.label_lists is None and "label" in table.columns:
         table = replace(table, label_lists=[each.split(label_separator) for each in table.columns["label"]])
     if not table.row_numbers:
-        raise DataError(f"{file} has no rows; add one row per image")
+        raise DataError(f"{file} has no rows; add one row per image.")
     columns = table.columns
     for name in required:
         for index, value in enumerate(columns[name]):
@@ -170,7 +170,7 @@ def _read_csv(file: Path, required: tuple[str, ...]) -> _Table:
                 if not values:
                     continue
                 if len(values) != len(header):
-                    raise DataError(f"{file}, line {reader.line_num}: {len(values)} values for {len(header)} columns")
+                    raise DataError(f"{file}, line {reader.line_num}: {len(values)} values for {len(header)} columns.")
                 line_numbers.append(reader.line_num)
                 for name, position in (*positions.items(), *others.items()):
                     columns[name].append(values[position].strip())
@@ -222,11 +222,11 @@ def _column_positions(file: Path, header: list[str], required: tuple[str, ...]) 
     if missing:
         if len(header) == 1 and any(separator in header[0] for separator in ";\t|"):
             raise DataError(
-                f"{file} is not separated by commas: its first line is {header[0]!r}; write the header path,label"
+                f"{file} is not separated by commas: its first line is {header[0]!r}; write the header path,label."
             )
         found = shorten_list(header, 10) or "none"
-        raise DataError(f"{file} has no column {shorten_list(missing)}; its columns: {found}")
+        raise DataError(f"{file} has no column {shorten_list(missing)}; its columns: {found}.")
     repeated = [name for name in (*REQUIRED, *OPTIONAL) if header.count(name) > 1]
     if repeated:
-        raise DataError(f"{file} has the column {repeated[0]} more than once")
+        raise DataError(f"{file} has the column {repeated[0]} more than once.")
     return {name: header.index(name) for name in (*REQUIRED, *OPTIONAL) if name in header}

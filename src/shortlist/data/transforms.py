@@ -134,9 +134,9 @@ class TrainTransform:
     def __post_init__(self) -> None:
         _check(self.size, self.interpolation)
         if not 0 < self.scale[0] <= self.scale[1] <= 1:
-            raise ConfigError(f"`scale` must be two shares of the area, 0 < low <= high <= 1, not {self.scale}")
+            raise ConfigError(f"`scale` must be two shares of the area, 0 < low <= high <= 1, not {self.scale}.")
         if not 0 < self.ratio[0] <= self.ratio[1] < math.inf:
-            raise ConfigError(f"`ratio` must be two numbers, 0 < low <= high, not {self.ratio}")
+            raise ConfigError(f"`ratio` must be two numbers, 0 < low <= high, not {self.ratio}.")
         _check_flip(self.flip)
 
     def crop(self, width: int, height: int, rng: Random, whole: tuple[int, int] | None = None) -> Crop:
@@ -239,11 +239,11 @@ class FitTransform:
 
 def _check(size: int, interpolation: str) -> None:
     if size < 1:
-        raise ConfigError(f"`size` must be at least 1 pixel, not {size}")
+        raise ConfigError(f"`size` must be at least 1 pixel, not {size}.")
     if interpolation not in INTERPOLATIONS:
         raise ConfigError(f"Unknown `interpolation` {interpolation!r}: {did_you_mean(interpolation, INTERPOLATIONS)}")
 
 
 def _check_flip(flip: float) -> None:
     if not 0 <= flip <= 1:
-        raise ConfigError(f"`flip` must be a probability from 0 to 1, not {flip}")
+        raise ConfigError(f"`flip` must be a probability from 0 to 1, not {flip}.")

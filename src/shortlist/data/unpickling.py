@@ -50,5 +50,5 @@ def read_plain_pickle(file: Path) -> Any:
         ) from None
     except Exception as error:  # a damaged pickle can raise almost any exception
         raise DataError(
-            f"{file} cannot be read as a pickle ({type(error).__name__}): the download may have failed"
+            f"{file} cannot be read as a pickle ({type(error).__name__}): the download may have failed."
         ) from error

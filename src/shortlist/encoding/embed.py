@@ -181,7 +181,7 @@ def append_embeddings(
                 if progress is not None:
                     progress(file.note.seen, len(catalog))
     except ImageError as error:
-        raise DataError(f'{error}. Leave such images out with `on_missing="skip"`') from error
+        raise DataError(f'{error}. Leave such images out with `on_missing="skip"`.') from error
 
 
 def _reason(dataset: ImageDataset, index: int) -> str:

@@ -214,7 +214,7 @@ class Encoder:
             transform = TRANSFORMS[found["transform"]](**found["images"])
             return cls(embedder, transform, tuple(found["scales"]), found["batch_size"])
         except (ValueError, KeyError, TypeError) as error:
-            raise ModelError(f"{file} is damaged, or written by another version of shortlist ({error!r})") from error
+            raise ModelError(f"{file} is damaged, or written by another version of shortlist ({error!r}).") from error
 
     def settings(self) -> dict[str, Any]:
         """Return everything except the embedder, as JSON-serializable values."""

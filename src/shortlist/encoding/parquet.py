@@ -17,8 +17,7 @@ from shortlist.data.loader import decoding_workers
 from shortlist.distributed import current_processes
 from shortlist.encoding.embed import NoReadableImageError
 from shortlist.encoding.encoder import Encoder
-from shortlist.encoding.shards import Parts, encode_to_file
-from shortlist.encoding.vector_file import NO_FILE, by_absolute_path, left_out_images
+from shortlist.encoding.shards import Parts, encode_readable, existing_files
 from shortlist.errors import DataError
 from shortlist.extras import extra
 from shortlist.files import (
@@ -30,9 +29,7 @@ from shortlist.files import (
     remove_unfinished,
     validated,
 )
-from shortlist.locations import absolute_path, join, size_and_mtime
 from shortlist.progress import Display, Progress, default_display
-from shortlist.search.vectors import open_vectors
 
 with extra("training", "A table of vectors"):
     import pyarrow as pa
@@ -115,9 +112,7 @@ class _TableUpdate:
     def __init__(self, encoder: Encoder, catalog: Catalog, path: Path, parts: Parts | None) -> None:
         self.encoder, self.catalog, self.path, self.parts = encoder, catalog, path, parts
         self.work = path.with_name(f".{path.name}.embedding")
-        self.result = EmbedResult(
-            unreadable={absolute_path(join(catalog.root, each)): NO_FILE for each in catalog.missing}
-        )
+        self.result = EmbedResult()
         self.schema = _schema(encoder, catalog)
         self.images = dict(self._images())
 
@@ -125,13 +120,16 @@ class _TableUpdate:
         existing = self._existing_rows()
         kept = {key for key, (_, stamp) in existing.items() if key in self.images and self.images[key].stamp == stamp}
         new = {key: image for key, image in self.images.items() if key not in kept}
-        vectors = self._embed([image.index for image in new.values()], workers, progress)
-        unreadable = self.result.unreadable
+        unreadable, indices = self.result.unreadable, [image.index for image in new.values()]
+        settings: dict[str, Any] = {"parts": self.parts, "workers": workers, "progress": progress}
+        vectors = encode_readable(
+            self.encoder, self.catalog, self.work / "vectors.npy", indices, unreadable, **settings
+        )
         new = {key: image for key, image in new.items() if key[0] not in unreadable}
         if not new and not kept:
             raise NoReadableImageError(self.catalog.name, unreadable)
         if len(vectors) != len(new):
-            raise DataError(f"{self.catalog.name}: an image with several boxes can be read for only some of them")
+            raise DataError(f"{self.catalog.name}: an image with several boxes can be read for only some of them.")
         self.result.embedded, self.result.kept = len(new), len(kept)
         self.result.dropped = len(existing) - len(kept)
         relabelled = any(existing[key][0] != self.images[key].label for key in kept)
@@ -151,15 +149,9 @@ class _TableUpdate:
         return self.result
 
     def _images(self) -> Iterator[tuple[Key, _Image]]:
-        catalog = self.catalog
-        for index in range(len(catalog)):
-            path = absolute_path(catalog.file(index))
-            stamp = size_and_mtime(Path(path))
-            if stamp is None:
-                self.result.unreadable[path] = NO_FILE
-                continue
-            box = catalog.box(index)
-            yield (path, None if box is None else tuple(box)), _Image(index, _label(catalog, index), stamp)
+        for index, path, stamp in existing_files(self.catalog, self.result.unreadable):
+            box = self.catalog.box(index)
+            yield (path, None if box is None else tuple(box)), _Image(index, _label(self.catalog, index), stamp)
 
     def _existing_rows(self) -> dict[Key, tuple[Label, Stamp]]:
         """Read the label and stamp of each row of the existing file."""
@@ -168,28 +160,14 @@ class _TableUpdate:
         schema = _read_schema(self.path)
         facts, ours = (_read_facts(each, self.path) for each in (schema, self.schema))
         if not facts:
-            raise DataError(f"{self.path} exists and was not written by shortlist embed: choose another file")
+            raise DataError(f"{self.path} exists and was not written by shortlist embed: choose another file.")
         check_version(facts.get("format"), self.path)
         if facts.get("fingerprint") != ours["fingerprint"]:
-            raise DataError(f"{self.path} holds vectors of another model: choose another file, or delete it")
+            raise DataError(f"{self.path} holds vectors of another model: choose another file, or delete it.")
         names = [name for name in schema.names if name != "vector"]
         with _reading(self.path):
             rows = pq.read_table(self.path, columns=names, page_checksum_verification=True).to_pylist()
             return {_key(row): (row["label"], (row["size"], row["modified"])) for row in rows}
-
-    def _embed(self, indices: list[int], workers: int, progress: Progress) -> Any:
-        """Return the vectors of the readable images among these."""
-        file = self.work / "vectors.npy"
-        if not indices:
-            return []
-        try:
-            settings: dict[str, Any] = {"images": indices, "parts": self.parts, "workers": workers}
-            encode_to_file(self.encoder, self.catalog, file, progress=progress, **settings)
-        except NoReadableImageError as error:
-            self.result.unreadable |= by_absolute_path(error.left_out)
-            return []
-        self.result.unreadable |= by_absolute_path(left_out_images(file))
-        return open_vectors(file)
 
     def _kept_batches(self, kept: set[Key]) -> Iterator[pa.RecordBatch]:
         """Yield the rows to keep of the existing file, with their current labels."""
@@ -209,7 +187,7 @@ class _TableUpdate:
                 ]
                 yield pa.record_batch(columns, schema=self.schema).filter(pa.array(mask))
         if left > 0:  # its footer, which has no checksum, describes the columns
-            raise DataError(f"{self.path} is damaged ({left} vectors are missing): choose another file, or delete it")
+            raise DataError(f"{self.path} is damaged ({left} vectors are missing): choose another file, or delete it.")
 
     def _new_batches(self, images: list[tuple[Key, _Image]], vectors: Any) -> Iterator[pa.RecordBatch]:
         for start in range(0, len(images), _ROWS):
@@ -249,7 +227,7 @@ def _read_schema(path: Path) -> pa.Schema:
     try:
         return pq.read_schema(path)
     except (OSError, UnicodeDecodeError, pa.ArrowException) as error:
-        raise DataError(f"{path} exists and is not a Parquet file: choose another file ({error})") from error
+        raise DataError(f"{path} exists and is not a Parquet file: choose another file ({error}).") from error
 
 
 @contextmanager
@@ -258,7 +236,7 @@ def _reading(path: Path) -> Iterator[None]:
     try:
         yield
     except (OSError, UnicodeDecodeError, KeyError, TypeError, pa.ArrowException) as error:
-        raise DataError(f"{path} is damaged ({error}): choose another file, or delete it") from error
+        raise DataError(f"{path} is damaged ({error}): choose another file, or delete it.") from error
 
 
 def _read_facts(schema: pa.Schema, path: Path) -> dict[str, Any]:

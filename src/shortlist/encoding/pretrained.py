@@ -84,12 +84,12 @@ def square_transform(
 def _open_package(folder: Path) -> OpenedModel:
     """Build the embedder of a package, without executing its load.py."""
     if not (folder / CONFIG).is_file() or not (folder / WEIGHTS).is_file():
-        raise ModelError(f"{folder} has no {CONFIG} and {WEIGHTS}: it is not a package that shortlist exported")
+        raise ModelError(f"{folder} has no {CONFIG} and {WEIGHTS}: it is not a package that shortlist exported.")
     try:
         config: dict[str, Any] = read_json(folder / CONFIG, dict[str, Any])
         if not str(config["made_by"]).startswith("shortlist "):
             raise KeyError("made_by")
-        if config.get("weights_sha256") not in (None, file_digest(folder / WEIGHTS)):
+        if config["weights_sha256"] != file_digest(folder / WEIGHTS):
             raise ValueError(f"the contents of {WEIGHTS} differ from what was exported")
         tensors = load_file(folder / WEIGHTS)
         preprocessing: dict[str, Any] = dict(config["preprocessing"])
@@ -107,7 +107,7 @@ def _open_package(folder: Path) -> OpenedModel:
             f"{folder} is not a package that shortlist exported, or its {CONFIG} is damaged: {error!r}"
         ) from error
     if ":" in name:  # would import and call a function that the package names
-        raise ModelError(f"{folder} names the backbone {name!r}, which is not a timm model")
+        raise ModelError(f"{folder} names the backbone {name!r}, which is not a timm model.")
     embedder = Embedder(name, **settings, backbone_args=options, image_size=transform.size)
     load_completely(embedder, tensors, f"the weights in {folder} are not those of {name!r} with this configuration")
     return embedder.eval(), transform, scales

@@ -27,9 +27,10 @@ from shortlist.encoding.embed import (
     network_digest,
 )
 from shortlist.encoding.encoder import Encoder
-from shortlist.encoding.vector_file import VectorFile, read_note
+from shortlist.encoding.vector_file import NO_FILE, VectorFile, by_absolute_path, left_out_images, read_note
 from shortlist.errors import ConfigError, DataError, shorten_list
 from shortlist.files import exclusive_write
+from shortlist.locations import absolute_path, join, size_and_mtime
 from shortlist.progress import Display, Progress, default_display
 from shortlist.search.vectors import StackedVectors, open_vectors
 
@@ -241,7 +242,7 @@ class Parts:
             if note.left_out:
                 readable[images] = [str(self.catalog.file(index)) not in note.left_out for index in images]
             if readable[images].sum() != note.rows:
-                raise DataError(f"{file.path}: an image with several boxes can be read for only some of them")
+                raise DataError(f"{file.path}: an image with several boxes can be read for only some of them.")
         return np.where(readable, np.cumsum(readable) - 1, -1)
 
 
@@ -342,3 +343,43 @@ def encode_to_file(
         workers=workers,
         progress=progress,
     )
+
+
+def encode_readable(
+    encoder: Encoder, catalog: Catalog, path: Path, images: Sequence[int], unreadable: dict[str, str], **settings: Any
+) -> NDArray[np.float32]:
+    """Embed images to a file, and return the vectors of those that can be read, (n, d).
+
+    Args:
+        encoder: Encoder that computes the vectors.
+        catalog: Catalog of the images.
+        path: Path of the file.
+        images: Indices of the images in the catalog.
+        unreadable: Gets the absolute paths of the other images, and the reasons.
+        **settings: Further arguments of `encode_to_file`.
+    """
+    vectors = np.empty((0, encoder.dim), dtype=np.float32)
+    if images:
+        try:
+            vectors = open_vectors(encode_to_file(encoder, catalog, path, images=images, **settings))
+            unreadable |= by_absolute_path(left_out_images(path))
+        except NoReadableImageError as error:
+            unreadable |= by_absolute_path(error.left_out)
+    return vectors
+
+
+def existing_files(catalog: Catalog, unreadable: dict[str, str]) -> Iterator[tuple[int, str, tuple[int, int]]]:
+    """Yield the index, absolute path, and size and modification time of each image of a catalog.
+
+    Args:
+        catalog: The images.
+        unreadable: Gets the absolute paths of the images whose files do not exist, and the reason.
+    """
+    unreadable |= {absolute_path(join(catalog.root, path)): NO_FILE for path in catalog.missing}
+    for index in range(len(catalog)):
+        path = absolute_path(catalog.file(index))
+        stamp = size_and_mtime(Path(path))
+        if stamp is None:
+            unreadable[path] = NO_FILE
+        else:
+            yield index, path, stamp

@@ -174,4 +174,4 @@ def _check(queries: Tensor, gallery: Sequence[Vectors], judgements: Judgements) 
         for query, each in enumerate(judged):
             both = np.intersect1d(each.positives, each.junk)
             if len(both):
-                raise DataError(f"{setup or 'A judgement'}: row {both[0]} is both positive and junk of query {query}")
+                raise DataError(f"{setup or 'A judgement'}: row {both[0]} is both positive and junk of query {query}.")

@@ -116,7 +116,7 @@ def score_queries(
         ConfigError: There are distractors, but no judgements.
     """
     if len(embeddings) != len(catalog):
-        raise DataError(f"{len(embeddings)} embeddings for the {len(catalog)} images of {catalog.name}")
+        raise DataError(f"{len(embeddings)} embeddings for the {len(catalog)} images of {catalog.name}.")
     if catalog.judgements:
         return _score_judged(embeddings, catalog, k, distractors or {}, progress)
     if distractors:

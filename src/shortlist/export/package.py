@@ -4,11 +4,9 @@ from __future__ import annotations
 
 import inspect
 import runpy
-import tempfile
 from pathlib import Path
 from typing import Any
 
-import safetensors.torch
 import timm
 import torch
 from torch import Tensor
@@ -21,8 +19,9 @@ from shortlist.errors import ModelError, RunError
 from shortlist.export.metadata import describe_export, preprocess
 from shortlist.export.model_card import model_card
 from shortlist.export.source import ExportSource
-from shortlist.files import check_writable, file_digest, naming, parse_json, read_text, write_json
+from shortlist.files import atomic_folder, check_writable, file_digest, parse_json, read_text, write_json
 from shortlist.model import Embedder, GeM, MultiScale
+from shortlist.model.state_dict import write_tensors
 
 TOLERANCE = 1e-5
 CODE, CARD = "load.py", "README.md"
@@ -50,18 +49,13 @@ def write_package(
     check_package_folder(folder)
     if encoder.embedder.config.returns_vectors:
         name = encoder.embedder.config.backbone
-        raise ModelError(f"a package is loaded with timm, which does not have {name}: use another format")
-    folder.parent.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory(prefix=f".{folder.name}.", dir=folder.parent) as temporary, naming(folder):
-        new = Path(temporary) / "package"
-        new.mkdir()
+        raise ModelError(f"A package is loaded with timm, which does not have {name}. Use another format.")
+    with atomic_folder(folder) as new:
         _write_model(new, encoder, None)
         check = verify(_open_package(new), samples, TOLERANCE, "package's")
         _write_model(new, encoder, check)
         (new / CARD).write_text(model_card(encoder, source, check, license), encoding="utf-8")
-        if not folder.exists():
-            new.rename(folder)  # all files at once
-        else:
+        if folder.exists():
             for name in PACKAGE_FILES:
                 (new / name).replace(folder / name)
     return check
@@ -75,7 +69,7 @@ def check_package_folder(folder: Path) -> None:
         ConfigError: The folder cannot be created or written to.
     """
     if folder.exists() and not _is_replaceable(folder):
-        raise RunError(f"{folder} contains something other than a package of shortlist: choose a new or empty folder")
+        raise RunError(f"{folder} contains something other than a package of shortlist. Choose a new or empty folder.")
     check_writable(folder / CONFIG)
 
 
@@ -90,9 +84,7 @@ def _is_replaceable(folder: Path) -> bool:
 
 
 def _write_model(folder: Path, encoder: Encoder, check: dict[str, Any] | None) -> None:
-    tensors = {name: value.detach().cpu().contiguous() for name, value in encoder.embedder.state_dict().items()}
-    # If safetensors writes the file itself, only the user can read it, and a full disk is not an OSError.
-    (folder / WEIGHTS).write_bytes(safetensors.torch.save(tensors, metadata={"format": "pt"}))
+    write_tensors(folder / WEIGHTS, encoder.embedder.state_dict(), {"format": "pt"})
     config = {**_package_config(encoder, check), "weights_sha256": file_digest(folder / WEIGHTS)}
     write_json(folder / CONFIG, config)
     (folder / CODE).write_text(load_code(encoder), encoding="utf-8")
@@ -121,7 +113,7 @@ def _open_package(folder: Path) -> Model:
         with torch.random.fork_rng(devices=[]):  # timm initialises random weights, which are then replaced
             embed = runpy.run_path(str(folder / CODE))["embed"]
     except Exception as error:  # the code is generated for any timm backbone, but tested with a few
-        raise ModelError(f"the package cannot be loaded with timm alone ({error}), so it was not written") from error
+        raise ModelError(f"The package cannot be loaded with timm alone ({error}), so it was not written.") from error
 
     def run(images: Tensor) -> Tensor:
         return embed(images)  # type: ignore[no-any-return]

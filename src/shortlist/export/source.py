@@ -88,7 +88,7 @@ class ExportSource:
     def _test_images(self) -> Catalog:
         """Return the images of the run's first test, or its training images if it has no test."""
         if self.config is None:
-            raise DataError(f"{self.path} is not a run, so its images are not known")
+            raise DataError(f"{self.path} is not a run, so its images are not known.")
         eval_sets = open_eval_sets(self.config, self.display, self._run_images)
         return eval_sets[0].catalog if eval_sets else self._run_images()
 

@@ -14,14 +14,12 @@ from numpy.typing import NDArray
 from shortlist.data import Catalog
 from shortlist.encoding.embed import NoReadableImageError
 from shortlist.encoding.encoder import Encoder
-from shortlist.encoding.shards import Parts, encode_to_file
-from shortlist.encoding.vector_file import NO_FILE, by_absolute_path, left_out_images
+from shortlist.encoding.shards import Parts, encode_readable, existing_files
 from shortlist.errors import ConfigError, DataError
 from shortlist.gallery.change_log import ChangeLog
-from shortlist.gallery.store import GalleryError, Row, Store, StoredRow, join_labels
-from shortlist.locations import absolute_path, as_url, join, size_and_mtime
+from shortlist.gallery.store import Floats, GalleryError, Row, Store, StoredRow, join_labels
+from shortlist.locations import absolute_path, as_url
 from shortlist.progress import Progress
-from shortlist.search.vectors import open_vectors
 
 
 @dataclass
@@ -77,12 +75,12 @@ class ImageAdder:
         self.log = ChangeLog(log, store.name)
         self.catalog = whole_images(catalog)
         self.parts = None if parts is None else Parts(parts, encoder, self.catalog)
-        self.result = Added(unreadable={absolute_path(join(catalog.root, path)): NO_FILE for path in catalog.missing})
+        self.result = Added()
 
     def run(self, workers: int | None, embedding: Progress, indexing: Progress) -> Added:
         with self.store.changing() as work:
             if self.encoder.fingerprint != self.store.fingerprint:
-                raise GalleryError(f"{self.store.name} was replaced by a gallery of another model: open it again")
+                raise GalleryError(f"{self.store.name} was replaced by a gallery of another model: open it again.")
             plan = self._plan()
             indices = list(plan.rows)
             step = self.store.images_per_change or max(len(indices), 1)
@@ -100,7 +98,7 @@ class ImageAdder:
         return self.result
 
     def _plan(self) -> _Plan:
-        rows, plan = dict(rows_of(self.catalog, self.result.unreadable)), _Plan()
+        rows, plan = dict(_rows_of(self.catalog, self.result.unreadable)), _Plan()
         stored_rows = self.store.stored_rows([row.path for row in rows.values()])
         for index, row in rows.items():
             stored: Sequence[StoredRow] = stored_rows.get(row.path, ())
@@ -129,22 +127,14 @@ class ImageAdder:
 
     def _embed(
         self, plan: _Plan, indices: list[int], work: Path, workers: int | None, progress: Progress
-    ) -> tuple[list[Row], Any]:
-        """Embed images, and return the rows and the vectors of those that can be read; None if there are none."""
-        if not indices:
-            return [], None
-        file = work / "vectors.npy"
-        try:
-            settings: dict[str, Any] = {"images": indices, "parts": self.parts, "workers": workers}
-            encode_to_file(self.encoder, self.catalog, file, progress=progress, **settings)
-        except NoReadableImageError as error:
-            self.result.unreadable |= by_absolute_path(error.left_out)
-            return [], None
-        unreadable = by_absolute_path(left_out_images(file))
-        self.result.unreadable |= unreadable
-        return [plan.rows[index] for index in indices if plan.rows[index].path not in unreadable], open_vectors(file)
+    ) -> tuple[list[Row], Floats]:
+        """Embed images, and return the rows and the vectors of those that can be read."""
+        settings: dict[str, Any] = {"parts": self.parts, "workers": workers, "progress": progress}
+        unreadable = self.result.unreadable
+        vectors = encode_readable(self.encoder, self.catalog, work / "vectors.npy", indices, unreadable, **settings)
+        return [plan.rows[index] for index in indices if plan.rows[index].path not in unreadable], vectors
 
-    def _change(self, plan: _Plan, rows: list[Row], vectors: Any, indexing: Progress, last: bool) -> None:
+    def _change(self, plan: _Plan, rows: list[Row], vectors: Floats, indexing: Progress, last: bool) -> None:
         """Add images and, in the last change, make all other changes of the plan."""
         rest = plan if last else _Plan()
         replaced = [each for row in rows for each in plan.replaced[row.path]]
@@ -172,23 +162,12 @@ class ImageAdder:
         self.log.write("removed", rest.unlisted.values())
 
 
-def rows_of(catalog: Catalog, missing: dict[str, str]) -> Iterable[tuple[int, Row]]:
-    """Yield the index in the catalog and the row of each image. A file that is listed twice is yielded once.
-
-    Args:
-        catalog: The images.
-        missing: Paths and reasons. Files that do not exist are added to it.
-    """
+def _rows_of(catalog: Catalog, unreadable: dict[str, str]) -> Iterable[tuple[int, Row]]:
+    """Yield the index in the catalog and the row of each existing file, once per file; see `existing_files`."""
     seen = set()
-    for index in range(len(catalog)):
-        path = absolute_path(catalog.file(index))
-        if path in seen:
-            continue
-        seen.add(path)
-        stamp = size_and_mtime(Path(path))
-        if stamp is None:
-            missing[path] = NO_FILE
-        else:
+    for index, path, stamp in existing_files(catalog, unreadable):
+        if path not in seen:
+            seen.add(path)
             yield index, Row(path, join_labels(catalog.label_names(index)), *stamp, _fields(catalog, index))
 
 

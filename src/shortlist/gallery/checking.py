@@ -22,12 +22,10 @@ class GalleryCheck:
     Args:
         files: Number of files that were read, without those of the model.
         problems: Descriptions of the problems found.
-        unverified: Names of files without a digest, because an earlier version of shortlist wrote them.
     """
 
     files: int
     problems: tuple[str, ...]
-    unverified: tuple[str, ...]
 
     @property
     def ok(self) -> bool:
@@ -54,9 +52,7 @@ def check_folder(folder: Path, progress: Progress | None = None) -> GalleryCheck
             except GalleryError as error:
                 problems.append(str(error))
         if not problems or read_manifest(folder) == manifest:  # otherwise, another process has replaced files
-            digests = manifest.digests()
-            unverified = tuple(name for name, digest in sorted(digests.items()) if not digest)
-            return GalleryCheck(len(digests) + 1, tuple(problems), unverified)
+            return GalleryCheck(len(manifest.digests()) + 1, tuple(problems))
 
 
 def _damaged_files(folder: Path, manifest: Manifest, progress: Progress | None) -> list[str]:

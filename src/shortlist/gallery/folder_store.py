@@ -70,7 +70,7 @@ class FolderStore:
         """
         faiss_index.check_kind(kind)
         if folder.is_file() or (folder.is_dir() and _has_other_contents(folder)):
-            raise GalleryError(f"{folder} exists and is not a gallery: choose another location")
+            raise GalleryError(f"{folder} exists and is not a gallery: choose another location.")
         with _lock(folder):
             encoder.save(folder / MODEL)
             manifest = Manifest(

@@ -101,7 +101,7 @@ class Gallery:
                 from shortlist.gallery.folder_store import FolderStore
             return cls(FolderStore.create(Path(location), encoder, kind))
         if model is None:
-            raise GalleryError(f"{location} needs `model`, the folder of the model: a Milvus collection holds no copy")
+            raise GalleryError(f"{location} needs `model`, the folder of the model: a Milvus collection holds no copy.")
         from shortlist.gallery.milvus_store import MilvusStore
 
         return cls(MilvusStore.create(MilvusAddress.parse(str(location)), encoder, Path(model), kind), Path(model))
@@ -168,7 +168,7 @@ class Gallery:
         """
         location = current_location(location)
         if is_milvus(location):
-            raise GalleryError(f"{location} is a Milvus collection, whose files Milvus checks itself")
+            raise GalleryError(f"{location} is a Milvus collection, whose files Milvus checks itself.")
         with extra("search", "A gallery in a folder"):
             from shortlist.gallery.checking import check_folder
         with (display or default_display()).task(f"checking {Path(location).absolute().name}", "files") as progress:
@@ -373,7 +373,7 @@ class Gallery:
         if queries.ndim != 2 or queries.shape[1] != self.store.dim:
             raise DataError(f"Queries of {self.name} must have shape (q, {self.store.dim}), not {queries.shape}.")
         if k < 1:
-            raise ConfigError(f"`k`, the number of results, must be at least 1, not {k}")
+            raise ConfigError(f"`k`, the number of results, must be at least 1, not {k}.")
         lowest = self.min_score if min_score is None else check_min_score(min_score)
         found = self.store.search(queries, k, label) if len(queries) else []
         return found if lowest is None else [[hit for hit in hits if hit.score >= lowest] for hits in found]
@@ -541,12 +541,13 @@ def index(
         gallery = Gallery.open(location)
         if gallery.store.fingerprint != encoder.fingerprint:
             raise GalleryError(
-                f"{location} contains vectors of another model: choose another location, or use the gallery's own model"
+                f"{location} contains vectors of another model. Choose another location, or use the gallery's own "
+                "model."
             )
         if kind not in ("auto", gallery.store.requested_kind):
             raise GalleryError(
                 f"{location} was created with the kind {gallery.store.requested_kind}: "
-                f"choose another location for {kind}"
+                f"choose another location for {kind}."
             )
     gallery.encoder = encoder  # already loaded
     if min_score is None and gallery.min_score is None:
@@ -567,7 +568,7 @@ def index(
 def check_min_score(score: float | None) -> float | None:
     """Return a minimum score, or raise a ConfigError if it is not a number from -1 to 1."""
     if score is not None and not -1 <= score <= 1:  # also if it is not a number
-        raise ConfigError(f"`min_score`, the minimum cosine similarity of a result, is from -1 to 1, not {score}")
+        raise ConfigError(f"`min_score`, the minimum cosine similarity of a result, is from -1 to 1, not {score}.")
     return score
 
 

@@ -13,7 +13,7 @@ from shortlist.errors import RunError
 from shortlist.files import read_json, write_json
 from shortlist.gallery.store import GALLERY_FILE, GalleryError
 
-FORMAT, WITHOUT_DIGESTS = 4, 2
+FORMAT = 4
 RECORDS, VECTORS, INDEX = "items-{}.parquet", "vectors-{}.npy", "index-{}.faiss"  # by the number of the change
 
 
@@ -22,12 +22,12 @@ class _Model(BaseModel):
 
 
 class SegmentFacts(_Model):
-    """A segment's files, their sizes, and their digests, which are empty if an earlier version wrote them."""
+    """A segment's files, their sizes, and their digests."""
 
     number: int  # number of the change that wrote it
     rows: int  # number of images whose vectors are in the segment
     updates: int  # number of newer records of images of earlier segments
-    records_sha256: str = ""
+    records_sha256: str
     vectors_sha256: str = ""  # empty if there are no rows
     vectors_sample: str = ""  # see `sample_digest`: checked when a gallery is opened
 
@@ -37,7 +37,7 @@ class IndexFacts(_Model):
 
     number: int
     rows: int
-    sha256: str = ""
+    sha256: str
 
 
 class Recall(_Model):
@@ -70,7 +70,7 @@ class Manifest(_Model):
         return set(self.digests())
 
     def digests(self) -> dict[str, str]:
-        """Return the digests of the gallery's files, without the model; empty if an earlier version wrote them."""
+        """Return the digests of the gallery's files, without the model."""
         found = {RECORDS.format(each.number): each.records_sha256 for each in self.segments}
         found |= {VECTORS.format(each.number): each.vectors_sha256 for each in self.segments if each.rows}
         return found | ({INDEX.format(self.index.number): self.index.sha256} if self.index else {})
@@ -98,7 +98,7 @@ def read_manifest(folder: Path) -> Manifest:
             f"Create one: shortlist index MODEL IMAGES -o {folder}"
         )
     try:
-        manifest: Manifest = read_json(file, Manifest, range(WITHOUT_DIGESTS, FORMAT + 1))
+        manifest: Manifest = read_json(file, Manifest, FORMAT)
     except RunError as error:
         raise GalleryError(f"{error} Or create the gallery again.") from error
     return manifest

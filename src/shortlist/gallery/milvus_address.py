@@ -50,7 +50,7 @@ class MilvusAddress:
         if text.startswith("milvus:"):
             path, _, collection = text.removeprefix("milvus:").partition("#")
             if not path.endswith(".db"):
-                raise ConfigError(f"{text}: the file of a Milvus gallery ends with .db, as in milvus:parts.db")
+                raise ConfigError(f"{text}: the file of a Milvus gallery ends with .db, as in milvus:parts.db.")
             return cls(absolute_path(path), _collection_name(text, collection))
         try:
             parts = urlsplit(text)
@@ -58,7 +58,7 @@ class MilvusAddress:
         except ValueError:  # an invalid port or an unclosed bracket
             valid = False
         if not valid:
-            raise ConfigError(f"{text} is not an address like http://HOST:19530/COLLECTION")
+            raise ConfigError(f"{text} is not an address like http://HOST:19530/COLLECTION.")
         if parts.username or parts.password:
             raise ConfigError(
                 f"The address of a gallery must not contain a password: set {TOKEN_VARIABLE} to USER:PASSWORD."
@@ -89,6 +89,6 @@ def is_milvus(location: Path | str) -> bool:
 def _collection_name(text: str, name: str) -> str:
     if name and not (name.isidentifier() and name.isascii()):
         raise ConfigError(
-            f"{text}: a collection's name consists of letters, digits and _, and does not start with a digit"
+            f"{text}: a collection's name consists of letters, digits and _, and does not start with a digit."
         )
     return name or DEFAULT_COLLECTION

@@ -105,7 +105,7 @@ class MilvusStore:
             if not self.client.has_collection(address.collection):
                 found = sorted(each for each in self.client.list_collections() if not each.endswith(SUFFIX))
                 existing = ", ".join(found) or "none"
-                raise GalleryError(f"{address}: there is no such collection (existing collections: {existing})")
+                raise GalleryError(f"{address}: there is no such collection (existing collections: {existing}).")
             self._facts: dict[str, Any] = {}
             self._read_facts()
         except GalleryError:
@@ -152,13 +152,13 @@ class MilvusStore:
         """Read the facts of the collection, which may have been replaced by another one of the same name."""
         properties = self._properties()
         if FACTS not in properties:
-            raise GalleryError(f"{self.address} was not created by shortlist: choose another name")
+            raise GalleryError(f"{self.address} was not created by shortlist: choose another name.")
         facts = json.loads(properties[FACTS])
         if facts["format"] != FORMAT:
             problem = "a later version of shortlist: update shortlist"
             if facts["format"] < FORMAT:
                 problem = "an earlier version of shortlist: create the gallery again"
-            raise GalleryError(f"{self.address} was written by {problem}")
+            raise GalleryError(f"{self.address} was written by {problem}.")
         if facts != self._facts:
             self.client.load_collection(self._collection)
             self._facts, self._tuning = facts, _tuning(properties)

@@ -27,7 +27,7 @@ SCHEMA = pa.schema(
         ("label", pa.string()),
         ("size", pa.int64()),
         ("modified", pa.int64()),
-        ("fields", pa.string()),  # JSON object; absent in files of earlier versions
+        ("fields", pa.string()),  # JSON object
         ("removed", pa.bool_()),  # the row is still in the vectors and in the index
     ]
 )
@@ -161,8 +161,8 @@ def read_segment(folder: Path, facts: SegmentFacts, dim: int) -> tuple[Segment, 
 
 
 def check_digest(file: Path, found: str, expected: str) -> None:
-    """Raise a ValueError if the digest of a file differs from the one in the manifest, if any."""
-    if expected not in ("", found):
+    """Raise a ValueError if the digest of a file differs from the one in the manifest."""
+    if found != expected:
         raise ValueError(f"{file.name} differs from what was written")
 
 

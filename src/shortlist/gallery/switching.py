@@ -57,9 +57,9 @@ def switch(name: Path | str, location: Path | str) -> GalleryName:
 
     file = Path(name)
     if is_milvus(name) or file.is_dir():
-        raise GalleryError(f"{name} is a gallery or a folder, not a name: give the path of a file")
+        raise GalleryError(f"{name} is a gallery or a folder, not a name: give the path of a file.")
     if is_name(location):
-        raise GalleryError(f"{location} is itself the name of a gallery: give the gallery")
+        raise GalleryError(f"{location} is itself the name of a gallery: give the gallery.")
     with closing(Gallery.open(location)) as gallery:
         _ = gallery.encoder
     target = str(location) if is_milvus(location) else _relative(Path(location), file.parent)
@@ -85,7 +85,7 @@ def switch_back(name: Path | str) -> GalleryName:
     with exclusive_write(file):
         now = _read(file)
         if now.previous is None:
-            raise GalleryError(f"{name} has not been switched yet: it refers to {now.gallery}, its first gallery")
+            raise GalleryError(f"{name} has not been switched yet: it refers to {now.gallery}, its first gallery.")
         previous = _located(file, now.previous)
         if not is_milvus(previous) and not (Path(previous) / GALLERY_FILE).is_file():
             raise GalleryError(f"The previous gallery of {name}, {previous}, no longer exists.")
@@ -97,8 +97,8 @@ def _read(file: Path) -> GalleryName:
         found: GalleryName = read_json(file, GalleryName)
     except RunError as error:
         raise GalleryError(
-            f"{file} is a file, but neither a gallery nor a name of one: create a name with shortlist gallery switch "
-            f"({error})"
+            f"{file} is a file, but neither a gallery nor a name of one. Create a name with shortlist gallery "
+            f"switch. ({error})"
         ) from None
     return found
 

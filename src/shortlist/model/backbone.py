@@ -95,7 +95,7 @@ def build_module(reference: str, arguments: Mapping[str, Any]) -> nn.Module:
     module = None if isinstance(build, nn.Module) else call(build, arguments, reference, "`backbone_args`")
     if not isinstance(module, nn.Module):
         what = "a module already" if module is None else f"a function that returns {type(module).__name__}"
-        raise ModelError(f"{reference} is {what}: name a class, or a function that builds and returns an nn.Module")
+        raise ModelError(f"{reference} is {what}: name a class, or a function that builds and returns an nn.Module.")
     return module
 
 
@@ -118,7 +118,9 @@ def inspect_module(name: str, module: nn.Module, image_size: int | None) -> tupl
         raise ModelError(f"{name} fails for images of {height} x {width} pixels with {problem}") from error
     if not isinstance(vectors, Tensor) or vectors.ndim != 2 or len(vectors) != 2 or not vectors.is_floating_point():
         what = tuple(vectors.shape) if isinstance(vectors, Tensor) else type(vectors).__name__
-        raise ModelError(f"{name} must map images (B, 3, H, W) to vectors (B, d), but for two images it returns {what}")
+        raise ModelError(
+            f"{name} must map images (B, 3, H, W) to vectors (B, d), but for two images it returns {what}."
+        )
     layout = Layout(vectors.shape[1], False, False, 0, class_token=False, from_forward=True)
     return layout, replace(config, input_size=(3, height, width))
 
@@ -158,13 +160,13 @@ def _check_name(name: str) -> None:
     if not timm.is_model(architecture):
         near = difflib.get_close_matches(architecture, timm.list_models(), n=3, cutoff=0.5)
         hint = f"the nearest names are: {', '.join(near)}" if near else "timm.list_models() lists all names"
-        raise ModelError(f"timm {timm.__version__} has no backbone {name!r}; {hint}")
+        raise ModelError(f"timm {timm.__version__} has no backbone {name!r}; {hint}.")
     if not tag:
         return
     tags = [full.partition(".")[2] for full in timm.list_models(f"{architecture}.*", pretrained=True)]
     if tag not in tags:
         raise ModelError(
-            f"timm {timm.__version__} has no weights {tag!r} for {architecture!r}; known: {', '.join(tags) or 'none'}"
+            f"timm {timm.__version__} has no weights {tag!r} for {architecture!r}; known: {', '.join(tags) or 'none'}."
         )
 
 

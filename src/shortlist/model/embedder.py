@@ -123,7 +123,7 @@ class Embedder(nn.Module):
         )
         self._set_backbone(backbone)
         if config.pooling == "token" and not self.layout.class_token:
-            raise ModelError(f"{backbone!r} has no class token for pooling 'token': use 'gem', 'average' or 'max'")
+            raise ModelError(f"{backbone!r} has no class token for pooling 'token': use 'gem', 'average' or 'max'.")
         if pretrained and not (config.returns_vectors and pretrained is True):
             load_pretrained(self.backbone, config.backbone, source)
         self.pooling = nn.Identity() if config.returns_vectors else POOLINGS[config.pooling]()
@@ -252,7 +252,7 @@ class Embedder(nn.Module):
             backbone = (model.backbone if isinstance(model, cls) else model).cpu()
             if given_name(backbone) != config["backbone"]:
                 name = config["backbone"].removeprefix(GIVEN)
-                raise ModelError(f"{folder} has the weights of {name}, not of {type(backbone).__qualname__}")
+                raise ModelError(f"{folder} has the weights of {name}, not of {type(backbone).__qualname__}.")
         with torch.random.fork_rng(devices=[]):  # the random initial weights are replaced
             embedder = cls(**{**config, "backbone": backbone, "pretrained": False})
         embedder.config = replace(embedder.config, pretrained=config["pretrained"])

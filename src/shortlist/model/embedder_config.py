@@ -35,7 +35,7 @@ class EmbedderConfig:
     image_size: int | None
     drop_path_rate: float
     backbone_args: Mapping[str, Any]
-    l2_pooled: bool = False
+    l2_pooled: bool
     imports: tuple[str, ...] = ()
 
     @property
@@ -45,18 +45,18 @@ class EmbedderConfig:
 
     def __post_init__(self) -> None:
         if self.dim is not None and self.dim < 1:
-            raise ModelError(f"dim must be at least 1, or None for no linear layer, not {self.dim}")
+            raise ModelError(f"dim must be at least 1, or None for no linear layer, not {self.dim}.")
         if self.dim is not None and self.dim > MAX_DIM:
-            raise ModelError(f"`dim` must be at most {MAX_DIM:,}, not {self.dim:,}")
+            raise ModelError(f"`dim` must be at most {MAX_DIM:,}, not {self.dim:,}.")
         if self.image_size is not None and self.image_size < 1:
-            raise ModelError(f"image_size must be at least 1, not {self.image_size}")
+            raise ModelError(f"image_size must be at least 1, not {self.image_size}.")
         if not 0 <= self.drop_path_rate < 1:
-            raise ModelError(f"drop_path_rate must be at least 0 and below 1, not {self.drop_path_rate}")
+            raise ModelError(f"drop_path_rate must be at least 0 and below 1, not {self.drop_path_rate}.")
         self._check_head()
         for name in ("mean", "std"):
             object.__setattr__(self, name, _three_numbers(name, getattr(self, name)))
         if self.std is not None and min(self.std) <= 0:
-            raise ModelError(f"std must be positive, not {list(self.std)}")
+            raise ModelError(f"std must be positive, not {list(self.std)}.")
         object.__setattr__(self, "imports", tuple(self.imports))
         try:
             object.__setattr__(self, "backbone_args", json.loads(json.dumps(dict(self.backbone_args))))
@@ -72,10 +72,10 @@ class EmbedderConfig:
                 object.__setattr__(self, name, value)
             return
         if self.l2_pooled and self.layer_norm:
-            raise ModelError("l2_pooled replaces the layer norm: set layer_norm=False")
+            raise ModelError("l2_pooled replaces the layer norm: set layer_norm=False.")
         check_known("pooling", self.pooling, POOLINGS, ModelError)
         for name in sorted(RESERVED.intersection(self.backbone_args)):
-            raise ModelError(f"backbone_args must not contain {name!r}: the embedder sets it")
+            raise ModelError(f"backbone_args must not contain {name!r}: the embedder sets it.")
 
     def to_dict(self) -> dict[str, Any]:
         """Return the arguments as a JSON-compatible dictionary; `imports` only if there are any."""
@@ -87,5 +87,5 @@ def _three_numbers(name: str, values: tuple[float, ...] | None) -> tuple[float, 
     if values is None:
         return None
     if len(values) != 3 or not all(math.isfinite(value) for value in values):
-        raise ModelError(f"{name} must be three numbers, for red, green and blue in [0, 1], not {list(values)}")
+        raise ModelError(f"{name} must be three numbers, for red, green and blue in [0, 1], not {list(values)}.")
     return tuple(float(value) for value in values)

@@ -39,7 +39,7 @@ class MultiScale(nn.Module):
     def __init__(self, embedder: Embedder, scales: Sequence[float]) -> None:
         super().__init__()
         if not scales or not all(0 < scale < math.inf for scale in scales):
-            raise ModelError(f"scales must be one or more positive numbers, not {list(scales)}")
+            raise ModelError(f"scales must be one or more positive numbers, not {list(scales)}.")
         self.embedder, self.scales = embedder, tuple(float(scale) for scale in scales)
 
     @property

@@ -13,14 +13,13 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import safetensors.torch
-from safetensors import SafetensorError, safe_open
+from safetensors import SafetensorError
 from torch import Tensor
 
 from shortlist.digests import tensors_digest
 from shortlist.errors import ModelError
 from shortlist.files import atomic_replace, read_regular_file, remove_unfinished, write_text_atomically
-from shortlist.model.state_dict import Tensors
+from shortlist.model.state_dict import Tensors, read_tensors, write_tensors
 
 FORMAT = 1
 WEIGHTS, CONFIG = "embedder.safetensors", "embedder.json"
@@ -36,17 +35,15 @@ class SavedEmbedder(NamedTuple):
 
 def write(folder: Path, state: Mapping[str, Tensor], config: Mapping[str, Any]) -> Path:
     """Save tensors and configuration, and return the folder. An earlier save stays valid until this one is complete."""
-    tensors = {name: value.detach().cpu().contiguous() for name, value in state.items()}
-    description = {"format": FORMAT, "sha256": digest(tensors, config), "config": config}
+    description = {"format": FORMAT, "sha256": digest(state, config), "config": config}
     try:
         folder.mkdir(parents=True, exist_ok=True)
         for name in (CONFIG, WEIGHTS):
             remove_unfinished(folder / name)
         with atomic_replace(folder / WEIGHTS) as weights:
-            safetensors.torch.save_file(tensors, weights, metadata={"embedder": json.dumps(description)})
-            weights.chmod(0o644)  # safetensors makes files readable by their owner only
+            write_tensors(weights, state, {"embedder": json.dumps(description)})
             write_text_atomically(folder / CONFIG, json.dumps(description, indent=2) + "\n")
-    except (OSError, SafetensorError) as error:
+    except OSError as error:
         raise ModelError(f"The model cannot be written to {folder}: {error}") from error
     return folder
 
@@ -62,21 +59,19 @@ def read(folder: Path) -> SavedEmbedder:
             raise ModelError(f"There is no {name} in {folder}: give a folder that contains {CONFIG} and {WEIGHTS}.")
     file = folder / WEIGHTS
     try:
-        with safe_open(file, framework="pt") as opened:
-            header = (opened.metadata() or {}).get("embedder")
-            if header is None:
-                raise ModelError(f"{file} was not saved by an Embedder: its header has no configuration")
-            description = _parse_description(header, file)
-            tensors = {name: opened.get_tensor(name) for name in opened.keys()}  # noqa: SIM118
+        tensors, metadata = read_tensors(file)
     except (OSError, SafetensorError) as error:
-        raise ModelError(f"{file} is damaged ({error}): use another checkpoint, or save it again") from error
+        raise ModelError(f"{file} is damaged ({error}): use another checkpoint, or save it again.") from error
+    if "embedder" not in metadata:
+        raise ModelError(f"{file} was not saved by an Embedder: its header has no configuration.")
+    description = _parse_description(metadata["embedder"], file)
     config, sha256 = description["config"], description["sha256"]
     if digest(tensors, config) != sha256:
-        raise ModelError(f"{file} is damaged (its contents differ from what was saved): use another checkpoint")
+        raise ModelError(f"{file} is damaged (its contents differ from what was saved): use another checkpoint.")
     readable = _parse_description(_read_text(folder / CONFIG), folder / CONFIG)
     if readable["sha256"] == sha256 and readable["config"] != config:
         raise ModelError(
-            f"{folder / CONFIG} was edited after saving, but the configuration belongs to the weights: undo the change"
+            f"{folder / CONFIG} was edited after saving, but the configuration belongs to the weights: undo the change."
         )
     return SavedEmbedder(config, tensors, sha256)
 
@@ -91,10 +86,10 @@ def _parse_description(text: str, file: Path) -> dict[str, Any]:
         description = json.loads(text)
         version, _, _ = description["format"], description["sha256"], dict(description["config"])
     except (ValueError, RecursionError, KeyError, TypeError) as error:
-        raise ModelError(f"{file} is damaged, or not the configuration of an embedder ({error!r})") from error
+        raise ModelError(f"{file} is damaged, or not the configuration of an embedder ({error!r}).") from error
     if version != FORMAT:
         raise ModelError(
-            f"{file} has format {version}, and this version of shortlist reads format {FORMAT}: update shortlist"
+            f"{file} has format {version}, and this version of shortlist reads format {FORMAT}: update shortlist."
         )
     return dict(description)
 

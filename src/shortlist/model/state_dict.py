@@ -1,19 +1,50 @@
-"""Read state dictionaries from files without executing code in them, compare them, and load them completely."""
+"""State dictionaries: safetensors files, files of other programs, differences, and loading them completely."""
 
 from __future__ import annotations
 
 import argparse
+import errno
 import pickle
 from collections.abc import Mapping
 from pathlib import Path
 
 import safetensors.torch
 import torch
+from safetensors import SafetensorError, safe_open
 from torch import Tensor, nn
 
 from shortlist.errors import ModelError, shorten_list
+from shortlist.files import open_regular_file
 
 Tensors = dict[str, Tensor]
+
+
+def write_tensors(file: Path, tensors: Mapping[str, Tensor], metadata: Mapping[str, str]) -> None:
+    """Write a safetensors file. Unlike `safetensors`, allow tensors that share memory, and let other users read it.
+
+    Raises:
+        OSError: The file cannot be written.
+    """
+    copies = {
+        name: tensor.detach().to("cpu", copy=True, memory_format=torch.contiguous_format)
+        for name, tensor in tensors.items()
+    }
+    try:
+        safetensors.torch.save_file(copies, file, metadata=dict(metadata))
+    except SafetensorError as error:  # for example, if the disk is full
+        raise OSError(errno.EIO, str(error), str(file)) from error
+    file.chmod(0o644)
+
+
+def read_tensors(file: Path) -> tuple[Tensors, dict[str, str]]:
+    """Read a safetensors file, and return its tensors and metadata.
+
+    Raises:
+        OSError: The file cannot be read.
+        SafetensorError: The file is damaged.
+    """
+    with open_regular_file(file), safe_open(file, framework="pt") as opened:
+        return {name: opened.get_tensor(name) for name in opened.keys()}, opened.metadata() or {}  # noqa: SIM118
 
 
 def read_state_dict(file: Path) -> Tensors:
@@ -36,7 +67,7 @@ def read_state_dict(file: Path) -> Tensors:
     except pickle.UnpicklingError as error:
         raise ModelError(
             f"{file} is damaged, or holds more than tensors and would execute code when loaded, which is refused: "
-            "save only the model's state_dict(), preferably as .safetensors"
+            "save only the model's state_dict(), preferably as .safetensors."
         ) from error
     except Exception as error:
         raise ModelError(f"{file} cannot be read; it is damaged or not a weights file: {error}") from error
@@ -44,7 +75,7 @@ def read_state_dict(file: Path) -> Tensors:
         if isinstance(content, Mapping) and isinstance(content.get(key), Mapping):
             content = content[key]
     if not isinstance(content, Mapping) or not content or not all(isinstance(v, Tensor) for v in content.values()):
-        raise ModelError(f"{file} does not hold the state_dict of a model (names and tensors)")
+        raise ModelError(f"{file} does not hold the state_dict of a model (names and tensors).")
     return {str(name).removeprefix("module.").removeprefix("_orig_mod."): value for name, value in content.items()}
 
 

@@ -139,7 +139,7 @@ def check_published(backbone: nn.Module, name: str) -> tuple[str, str, str | Non
             )
         tags = timm.list_models(f"{name.partition('.')[0]}.*", pretrained=True)
         raise ModelError(
-            f"timm has no weights for {name!r}; available for this architecture: {', '.join(tags) or 'none'}"
+            f"timm has no weights for {name!r}; available for this architecture: {', '.join(tags) or 'none'}."
         )
     return repository, published.get("hf_hub_filename") or "model.safetensors", revision or None
 

@@ -105,7 +105,8 @@ def binned_ap_loss(embeddings: Tensor, labels: Tensor, bins: int = 20, tile_size
 class BinnedAPLoss(ListwiseLoss):
     """Binned AP as a module with the call signature of pytorch-metric-learning's losses.
 
-    See `binned_ap_loss` for the arguments.
+    For the wrappers `CrossBatchMemory` and `DistributedLossWrapper` of that library, import it from
+    `shortlist.pytorch_metric_learning`. See `binned_ap_loss` for the arguments.
     """
 
     def __init__(self, bins: int = 20, tile_size: int | None = None):

@@ -109,7 +109,8 @@ def blackbox_ap_loss(
 class BlackboxAPLoss(ListwiseLoss):
     """Blackbox AP as a module with the call signature of pytorch-metric-learning's losses.
 
-    See `blackbox_ap_loss` for the arguments.
+    For the wrappers `CrossBatchMemory` and `DistributedLossWrapper` of that library, import it from
+    `shortlist.pytorch_metric_learning`. See `blackbox_ap_loss` for the arguments.
     """
 
     def __init__(self, blackbox_lambda: float = 4.0, margin: float = 0.02, tile_size: int | None = None):

@@ -78,7 +78,8 @@ def calibration_loss(
 class CalibrationLoss(ListwiseLoss):
     """The calibration loss as a module with the call signature of pytorch-metric-learning's losses.
 
-    See `calibration_loss` for the arguments.
+    For the wrappers `CrossBatchMemory` and `DistributedLossWrapper` of that library, import it from
+    `shortlist.pytorch_metric_learning`. See `calibration_loss` for the arguments.
     """
 
     def __init__(self, positives_above: float = 0.9, negatives_below: float = 0.6, tile_size: int | None = None):

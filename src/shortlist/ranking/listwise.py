@@ -91,6 +91,9 @@ def _stream(
 class ListwiseLoss(nn.Module):
     """Base class of modules with a `ListLoss` and the call signature of pytorch-metric-learning's losses.
 
+    `CrossBatchMemory` and `DistributedLossWrapper` of that library accept only certain classes. Those in
+    `shortlist.pytorch_metric_learning` are accepted, and `metric_loss_class` there derives such a class from your own.
+
     Args:
         loss: Function from the similarities of a tile to losses and their gradient.
         tile_size: Number of queries per tile. Default: chosen by the size of the database. Affects memory and time

@@ -228,6 +228,9 @@ class _OnceDifferentiable(torch.autograd.Function):
 class RankingLoss(nn.Module):
     """Base class of modules with a head and the call signature of pytorch-metric-learning's losses.
 
+    `CrossBatchMemory` and `DistributedLossWrapper` of that library accept only certain classes. Those in
+    `shortlist.pytorch_metric_learning` are accepted, and `metric_loss_class` there derives such a class from your own.
+
     A loss with a `Schedule` needs the attribute `progress`, the share of training that has passed. Set it before every
     step; the training loop of shortlist does so.
 

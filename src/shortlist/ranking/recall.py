@@ -149,7 +149,8 @@ def median_rank(embeddings: Tensor, labels: Tensor, similarity_temperature: floa
 class RecallAtKLoss(RankingLoss):
     """RS@k as a module with the call signature of pytorch-metric-learning's losses.
 
-    See `recall_at_k_loss` and `RankingLoss` for the other arguments.
+    For the wrappers `CrossBatchMemory` and `DistributedLossWrapper` of that library, import it from
+    `shortlist.pytorch_metric_learning`. See `recall_at_k_loss` and `RankingLoss` for the other arguments.
 
     Args:
         rank_temperature: Temperature tau_1, its schedule, or `MedianRank()`, which follows the ranks of the batch.

@@ -96,7 +96,20 @@ class SameLabel:
             similarities[tile_row, items[same._by_label[place]]] = HIDDEN
 
 
-class SharedLabel:
+class _ListedPositives:
+    """Positives that are listed as pairs of queries and items; repeated pairs count once."""
+
+    def __init__(self, anchors: Tensor, positives: Tensor, shape: tuple[int, int]):
+        self._positive, self._first, self._count = _group_by_anchor(anchors, positives, shape)
+        self.queries, self.counts = few_positives_first(torch.arange(shape[0], device=anchors.device), self._count)
+
+    def positives(self, rows: Tensor, width: int) -> tuple[Tensor, Tensor]:
+        offsets = torch.arange(width, device=rows.device)
+        present = offsets < self._count[rows, None]
+        return self._positive[self._first[rows, None] + offsets * present], present
+
+
+class SharedLabel(_ListedPositives):
     """Items that share any label are positives of each other; all other items are negatives.
 
     Args:
@@ -119,14 +132,7 @@ class SharedLabel:
         anchors, positives = query[occurrence], item[by_label[position]]
         if without_itself:
             anchors, positives = (each[anchors != positives] for each in (anchors, positives))
-        shape = len(labels), len(database_labels)
-        self._positive, self._first, self._count = _group_by_anchor(anchors, positives, shape)
-        self.queries, self.counts = few_positives_first(torch.arange(len(labels), device=labels.device), self._count)
-
-    def positives(self, rows: Tensor, width: int) -> tuple[Tensor, Tensor]:
-        offsets = torch.arange(width, device=rows.device)
-        present = offsets < self._count[rows, None]
-        return self._positive[self._first[rows, None] + offsets * present], present
+        super().__init__(anchors, positives, (len(labels), len(database_labels)))
 
     def hide(self, similarities: Tensor, rows: Tensor, positives: Tensor) -> None:
         similarities.scatter_(1, positives, HIDDEN)
@@ -144,7 +150,7 @@ def label_relevance(
     return SharedLabel(labels.reshape(len(labels), -1), database, count_query)
 
 
-class ListedPairs:
+class ListedPairs(_ListedPositives):
     """Positive and negative pairs as returned by a miner. Pairs that are not listed are ignored.
 
     Args:
@@ -167,17 +173,10 @@ class ListedPairs:
             raise ValueError(f"indices_tuple must hold 3 tensors (triplets) or 4 (pairs), got {len(indices)}")
         anchors, positives, *rest = indices
         negative_anchors, negatives = rest if len(rest) == 2 else (anchors, *rest)
-        self._positive, self._first, self._count = _group_by_anchor(anchors, positives, shape)
+        super().__init__(anchors, positives, shape)
         self._negative, self._first_negative, self._count_negative = _group_by_anchor(
             negative_anchors, negatives, shape
         )
-        all_queries = torch.arange(shape[0], device=anchors.device)
-        self.queries, self.counts = few_positives_first(all_queries, self._count)
-
-    def positives(self, rows: Tensor, width: int) -> tuple[Tensor, Tensor]:
-        offsets = torch.arange(width, device=rows.device)
-        present = offsets < self._count[rows, None]
-        return self._positive[self._first[rows, None] + offsets * present], present
 
     def hide(self, similarities: Tensor, rows: Tensor, positives: Tensor) -> None:
         tile_row, place = _enumerate(self._first_negative[rows], self._count_negative[rows])

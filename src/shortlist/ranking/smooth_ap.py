@@ -80,7 +80,8 @@ def smooth_ap_loss(
 class SmoothAPLoss(RankingLoss):
     """Smooth-AP as a module with the call signature of pytorch-metric-learning's losses.
 
-    See `smooth_ap_loss` and `RankingLoss` for the other arguments.
+    For the wrappers `CrossBatchMemory` and `DistributedLossWrapper` of that library, import it from
+    `shortlist.pytorch_metric_learning`. See `smooth_ap_loss` and `RankingLoss` for the other arguments.
 
     Args:
         simix: Generator of virtual examples for every batch, `SiMix()`, or None.

@@ -131,7 +131,7 @@ def analyse(vectors: Tensor, catalog: Catalog, progress: Progress | None = None)
         DataError: The number of vectors is not the number of images.
     """
     if len(vectors) != len(catalog):
-        raise DataError(f"{len(vectors)} embeddings for the {len(catalog)} images of {catalog.name}")
+        raise DataError(f"{len(vectors)} embeddings for the {len(catalog)} images of {catalog.name}.")
     queries, gallery, device = query_rows(catalog), gallery_rows(catalog), vectors.device
     positives, hidden = _relevance(catalog, queries, gallery)
     database = vectors if len(gallery) == len(vectors) else vectors[torch.from_numpy(gallery).to(device)]

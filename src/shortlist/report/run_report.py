@@ -390,7 +390,7 @@ def _training_facts(size: int | str, plan: Plan | None, records: Sequence[dict[s
     facts = {"steps": f"{steps[-1]['step']:,} in {epochs:,} epoch{'' if epochs == 1 else 's'}"}
     if plan is not None:
         facts["batches"] = str(plan.sampler)
-    if isinstance(size, int):  # not in the facts of runs of earlier versions, and possibly auto in their configuration
+    if isinstance(size, int):  # otherwise, facts.json is missing, and the configuration has auto
         seconds = sum(size / record["images_per_second"] for record in steps)
         facts["time"] = f"{format_duration(seconds)} for all steps, without validation and tests"
     return facts

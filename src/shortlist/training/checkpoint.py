@@ -9,13 +9,13 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors import SafetensorError, safe_open
-from safetensors.torch import save_file
+from safetensors import SafetensorError
 from torch import Tensor
 
 from shortlist.digests import tensors_digest
 from shortlist.errors import RunError
-from shortlist.files import VERSION, atomic_replace, check_version, open_regular_file
+from shortlist.files import VERSION, atomic_replace, check_version
+from shortlist.model.state_dict import read_tensors, write_tensors
 
 KEPT = 2  # the last checkpoint, and the one before in case the last is damaged
 
@@ -43,14 +43,12 @@ def save_state(folder: Path, state: TrainingState) -> Path:
         RunError: The checkpoint cannot be written; earlier checkpoints are unchanged.
     """
     path = folder / f"step-{state.step:08}.safetensors"
-    tensors = {name: tensor.detach().cpu().contiguous().clone() for name, tensor in state.tensors.items()}
     facts = json.dumps({"format": VERSION, "step": state.step, **state.facts})
     try:
         folder.mkdir(parents=True, exist_ok=True)
         with atomic_replace(path) as temporary:
-            save_file(tensors, temporary, metadata={"facts": facts, "digest": tensors_digest(tensors, facts)})
-            temporary.chmod(0o644)  # safetensors makes files readable by their owner only
-    except (OSError, SafetensorError) as error:
+            write_tensors(temporary, state.tensors, {"facts": facts, "digest": tensors_digest(state.tensors, facts)})
+    except OSError as error:
         raise RunError(
             f"The checkpoint of step {state.step} cannot be written to {folder}: {error}. Earlier checkpoints are "
             "unchanged. Fix the cause, then resume with: shortlist train --resume RUN"
@@ -86,13 +84,11 @@ def latest_state(folder: Path) -> TrainingState | None:
 
 
 def _read(path: Path) -> TrainingState:
-    with open_regular_file(path), safe_open(path, framework="pt") as file:
-        metadata = file.metadata() or {}
-        tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+    tensors, metadata = read_tensors(path)
     if tensors_digest(tensors, metadata["facts"]) != metadata["digest"]:
         raise ValueError("its contents differ from what was written")
     facts = json.loads(metadata["facts"])
-    check_version(facts.pop("format", VERSION), path)
+    check_version(facts.pop("format"), path)
     return TrainingState(facts.pop("step"), tensors, facts)
 
 

@@ -48,12 +48,12 @@ class Facts(BaseModel):
     model_config = ConfigDict(extra="allow")
 
     catalog: str
-    config_sha256: str | None = None  # None: written by an earlier version
+    config_sha256: str
     versions: dict[str, str | None]
     threads: int
-    processes: int = 1
-    missing: list[str] = []
-    classes_too_small: list[str] = []
+    processes: int
+    missing: list[str]
+    classes_too_small: list[str]
 
 
 class Record(BaseModel):
@@ -163,8 +163,7 @@ class RunFolder:
         """Read the configuration of the run, and warn if it is not the one that the run started with."""
         text = read_text(self.config_file)
         config = read_config(text, str(self.config_file))
-        written = self.facts().config_sha256 if self.facts_file.exists() else None
-        if written not in (None, _digest(text)):
+        if self.facts_file.exists() and self.facts().config_sha256 != _digest(text):
             warnings.warn(
                 f"{self.config_file} has changed since the start of the run. If you have not edited it, it is damaged: "
                 "restore a copy.",

@@ -168,7 +168,7 @@ def _open_tests(path: Path | str, images: EvalImages, model: nn.Module | None, d
     else:
         eval_sets = open_eval_sets(config, display, own)
     if not eval_sets:
-        raise DataError(f"{config.data.source} has no test images, and evaluation.tests of the run is empty")
+        raise DataError(f"{config.data.source} has no test images, and evaluation.tests of the run is empty.")
     return _Tests(folder, config, embedder, eval_sets)
 
 

@@ -283,7 +283,7 @@ class _Worker:
         """Return an interrupted trial, or a new one if there is none, and lock its folder. None: no trial is left."""
         from shortlist.training.sweep_study import TrialState, resume_trial, trials_of
 
-        with exclusive_lock(self.folder / ".lock", RunInUseError(f"{self.folder} is locked by another process"), -1):
+        with exclusive_lock(self.folder / ".lock", RunInUseError(f"{self.folder} is locked by another process."), -1):
             trials = trials_of(self.study)
             for each in trials:
                 ours = self.continue_all or self._run(each.number).path.exists()

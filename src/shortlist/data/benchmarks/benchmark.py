@@ -125,9 +125,9 @@ class Benchmark:
         if self.expects is None:
             return root
         if root is None:
-            raise DataError(f"{self.name} needs its folder: set `root` to the folder that contains {self.expects}")
+            raise DataError(f"{self.name} needs its folder: set `root` to the folder that contains {self.expects}.")
         if not root.is_dir():
-            raise DataError(f"{self.name}: the folder {root} does not exist; `root` must contain {self.expects}")
+            raise DataError(f"{self.name}: the folder {root} does not exist; `root` must contain {self.expects}.")
         if any((root / marker).exists() for marker in self.markers):
             return root
         found = next((f"; {name} {what}" for name, what in self.lookalikes.items() if (root / name).exists()), "")
@@ -136,7 +136,7 @@ class Benchmark:
         nearby = find_nearby(root, self.markers)
         hint = f"; {nearby} looks like the right folder: set `root` to it" if nearby else ""
         raise DataError(
-            f"{self.name}: {root} does not contain {self.expects}{found}{hint} (shortlist data about {self.name})"
+            f"{self.name}: {root} does not contain {self.expects}{found}{hint} (shortlist data about {self.name})."
         )
 
     def _check_images(self, catalog: Catalog, on_missing: str) -> Catalog:
@@ -148,9 +148,9 @@ class Benchmark:
                 raise
             parent = catalog.root.absolute().parent
             if first_folder_with(parent, [""], catalog.paths) is not None:
-                raise DataError(f"{error} {parent} looks like the right folder: set `root` to it") from error
+                raise DataError(f"{error} {parent} looks like the right folder: set `root` to it.") from error
             if (place := find_misplaced(catalog.root, str(catalog.paths[0]))) is not None:
-                raise DataError(f"{error} {place} should be at {catalog.file(0)}") from error
+                raise DataError(f"{error} {place} should be at {catalog.file(0)}.") from error
             raise
 
     def _check_classes(self, catalog: Catalog) -> None:
@@ -161,7 +161,7 @@ class Benchmark:
             name = catalog.class_names[int(shared[0])]
             raise DataError(
                 f"{self.name}: {len(shared)} classes, such as {name}, are in both the training and the test list: "
-                "these are not the lists of the retrieval benchmark"
+                "these are not the lists of the retrieval benchmark."
             )
 
     def _deviations(self, catalog: Catalog) -> list[str]:

@@ -46,7 +46,7 @@ _Content = tuple[NDArray[np.object_], NDArray[np.int64], tuple[str, ...]]  # pat
 def _read_original(root: Path) -> _Content:
     file = root / "cars_annos.mat"
     if not (root / "car_ims").is_dir():
-        raise DataError(f"cars196: {file} exists, but the folder car_ims with the images is not next to it")
+        raise DataError(f"cars196: {file} exists, but the folder car_ims with the images is not next to it.")
     content = _read_mat(file)
     paths = np.array(_file_names(file, content, "relative_im_path"), dtype=object)
     classes = _classes(file, content)
@@ -58,7 +58,7 @@ def _read_newer(root: Path) -> _Content:
     classes: list[NDArray[np.int64]] = []
     for folder, name in (("cars_train", TRAIN_ANNOTATIONS), ("cars_test", TEST_ANNOTATIONS)):
         if not (root / folder).is_dir():
-            raise DataError(f"cars196: no folder {folder} in {root}; expected {EXPECTS}")
+            raise DataError(f"cars196: no folder {folder} in {root}; expected {EXPECTS}.")
         file = _find_annotations(root, name)
         content = _read_mat(file)
         paths += [f"{folder}/{path}" for path in _file_names(file, content, "fname")]
@@ -76,7 +76,7 @@ def _find_annotations(root: Path, name: str) -> Path:
     hint = ""
     if name == TEST_ANNOTATIONS:
         hint = "; cars_test_annos.mat is not sufficient, since it has no classes"
-    raise DataError(f"cars196: no {name} in {root} or {root / 'devkit'}{hint}")
+    raise DataError(f"cars196: no {name} in {root} or {root / 'devkit'}{hint}.")
 
 
 def _read_mat(file: Path) -> dict[str, Any]:
@@ -96,14 +96,14 @@ def _field(file: Path, content: dict[str, Any], name: str) -> NDArray[Any]:
     fields = table.dtype.names or ()
     if name not in fields:
         available = ", ".join(fields) or "no annotations"
-        raise DataError(f"cars196: {file} has no field {name!r} in its annotations (it has: {available})")
+        raise DataError(f"cars196: {file} has no field {name!r} in its annotations (it has: {available}).")
     return np.atleast_1d(table[name])
 
 
 def _file_names(file: Path, content: dict[str, Any], field: str) -> list[str]:
     names: list[Any] = _field(file, content, field).tolist()
     if not all(isinstance(name, str) and name for name in names):
-        raise DataError(f"cars196: the field {field!r} of {file} must contain image names")
+        raise DataError(f"cars196: the field {field!r} of {file} must contain image names.")
     return names
 
 
@@ -113,7 +113,7 @@ def _classes(file: Path, content: dict[str, Any]) -> NDArray[np.int64]:
     except (TypeError, ValueError):
         classes = np.zeros(0, dtype=np.int64)
     if not len(classes) or classes.min() < 1 or classes.max() > CLASSES:
-        raise DataError(f"cars196: the classes of {file} must be numbers from 1 to {CLASSES}")
+        raise DataError(f"cars196: the classes of {file} must be numbers from 1 to {CLASSES}.")
     return classes
 
 
@@ -123,9 +123,9 @@ def _class_names(file: Path, content: dict[str, Any], classes: NDArray[np.int64]
         return tuple(f"class {number:03}" for number in range(1, int(classes.max()) + 1))
     names = tuple(str(name) for name in np.atleast_1d(content["class_names"]).tolist())
     if len(names) < classes.max():
-        raise DataError(f"cars196: {file} names {len(names)} classes, but an image has class {classes.max()}")
+        raise DataError(f"cars196: {file} names {len(names)} classes, but an image has class {classes.max()}.")
     if len(set(names)) < len(names):
-        raise DataError(f"cars196: {file} has the same name for two classes")
+        raise DataError(f"cars196: {file} has the same name for two classes.")
     return names
 
 

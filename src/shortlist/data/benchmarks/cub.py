@@ -23,11 +23,11 @@ def read(root: Path) -> Catalog:
     number_of = dict(zip(labelled, integers(file, "cub", classes, "class_id").tolist(), strict=True))
     if unlabelled := [image for image in image_ids if image not in number_of]:
         raise DataError(
-            f"cub: {file} has no class for {len(unlabelled)} images of {IMAGES}, such as number {unlabelled[0]}"
+            f"cub: {file} has no class for {len(unlabelled)} images of {IMAGES}, such as number {unlabelled[0]}."
         )
     numbers = np.array([number_of[image] for image in image_ids])
     if numbers.min() < 1 or numbers.max() > CLASSES:
-        raise DataError(f"cub: the classes of {file} must be numbers from 1 to {CLASSES}")
+        raise DataError(f"cub: the classes of {file} must be numbers from 1 to {CLASSES}.")
     name_of = dict(zip(numbers.tolist(), (path.rpartition("/")[0] for path in paths), strict=True))
     return Catalog(
         name="cub",

@@ -27,7 +27,7 @@ def read(root: Path) -> Catalog:
     numbered = [landmark if keep else "0" for landmark, keep in zip(landmarks, kept, strict=True)]
     landmark_ids = integers(file, "gldv1", numbered, "landmark_id", 2)
     if not kept.any():
-        raise DataError(f"gldv1: no image of {file} has a landmark; {HINT}")
+        raise DataError(f"gldv1: no image of {file} has a landmark; {HINT}.")
     remarks: tuple[str, ...] = ()
     if without := int((~kept).sum()):
         ids = tuple(itertools.compress(ids, kept))
@@ -45,7 +45,7 @@ def _image_prefix(root: Path, ids: tuple[str, ...]) -> str:
     if any((root / "train" / image[0] / image[1]).is_dir() for image in ids[:100] if len(image) > 2):
         raise DataError(
             f"gldv1: the images in {root / 'train'} are in folders named by one character, as in GLDv2: open "
-            "it as gldv2-clean"
+            "it as gldv2-clean."
         )
     return "train/" if (root / "train").is_dir() else ""
 

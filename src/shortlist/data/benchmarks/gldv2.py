@@ -22,10 +22,10 @@ def read(root: Path) -> Catalog:
     ids_per_landmark = [listed.split() for listed in images]
     ids = [image for listed in ids_per_landmark for image in listed]
     if not ids:
-        raise DataError(f"gldv2-clean: {file} lists no images; {HINT}")
+        raise DataError(f"gldv2-clean: {file} lists no images; {HINT}.")
     short = next((image for image in ids if len(image) < 3), None)
     if short is not None:
-        raise DataError(f"gldv2-clean: {file} lists {short!r}, which is not the name of an image; {HINT}")
+        raise DataError(f"gldv2-clean: {file} lists {short!r}, which is not the name of an image; {HINT}.")
     numbers = integers(file, "gldv2-clean", landmarks, "landmark_id", 2)
     classes = np.repeat(numbers, [len(listed) for listed in ids_per_landmark]).tolist()
     paths = [f"train/{image[0]}/{image[1]}/{image[2]}/{image}.jpg" for image in ids]

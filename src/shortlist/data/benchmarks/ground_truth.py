@@ -28,7 +28,7 @@ def image_names(file: Path, content: Any, key: str) -> list[str]:
     """
     found = content.get(key) if isinstance(content, dict) else None
     if not isinstance(found, (list, tuple)) or not found or not all(isinstance(name, str) for name in found):
-        raise DataError(f"{file} has no list of names {key!r}: {_UNEXPECTED}")
+        raise DataError(f"{file} has no list of names {key!r}: {_UNEXPECTED}.")
     return list(found)
 
 
@@ -45,9 +45,9 @@ def query_judgements(file: Path, content: Mapping[str, Any], queries: int) -> li
     """
     found = content.get("gnd")
     if not isinstance(found, (list, tuple)) or not all(isinstance(each, dict) for each in found):
-        raise DataError(f"{file} has no list 'gnd' with one dict per query: {_UNEXPECTED}")
+        raise DataError(f"{file} has no list 'gnd' with one dict per query: {_UNEXPECTED}.")
     if len(found) != queries:
-        raise DataError(f"{file} has ground truth for {len(found)} queries, but lists {queries}")
+        raise DataError(f"{file} has ground truth for {len(found)} queries, but lists {queries}.")
     return list(found)
 
 
@@ -65,9 +65,9 @@ def image_indices(file: Path, judged: Mapping[str, Any], key: str, images: int) 
     """
     if key not in judged:
         available = ", ".join(map(str, judged))
-        raise DataError(f"{file} has no entry {key!r} (it has: {available}): {_UNEXPECTED}")
+        raise DataError(f"{file} has no entry {key!r} (it has: {available}): {_UNEXPECTED}.")
     found = judged[key]
     is_integers = isinstance(found, (list, tuple)) and all(type(index) is int for index in found)
     if not is_integers or not all(0 <= index < images for index in found):
-        raise DataError(f"{file}: the entry {key!r} must contain indices of the {images} images")
+        raise DataError(f"{file}: the entry {key!r} must contain indices of the {images} images.")
     return np.array(found, dtype=np.int64)

@@ -37,7 +37,7 @@ def _paths(file: Path) -> list[str]:
     lines = read_lines(file, "inaturalist")
     for number, line in enumerate(lines, start=1):
         if not line.startswith(f"{IMAGES}/") or line.count("/") != 3:
-            raise DataError(f"inaturalist: {file}, line {number}: {_problem(line)}; expected a path such as {EXAMPLE}")
+            raise DataError(f"inaturalist: {file}, line {number}: {_problem(line)}; expected a path such as {EXAMPLE}.")
     return lines
 
 

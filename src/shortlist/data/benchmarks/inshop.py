@@ -43,16 +43,16 @@ def _rows(file: Path) -> list[str]:
     if other := OTHER_HEADERS.get(header):
         raise DataError(
             f"inshop: {file} belongs to the DeepFashion benchmark {other}; the list of In-shop Clothes Retrieval has "
-            f"the columns {HEADER}"
+            f"the columns {HEADER}."
         )
     if not number.isdecimal() or header != HEADER:
         raise DataError(
             f"inshop: {file} must start with the number of images and the line {HEADER!r}, not with {number!r} and "
-            f"{header!r}"
+            f"{header!r}."
         )
     rows = lines[1:]
     if len(rows) != int(number):
-        raise DataError(f"inshop: {file} should list {number} images but lists {len(rows)}; download it again")
+        raise DataError(f"inshop: {file} should list {number} images but lists {len(rows)}; download it again.")
     return rows
 
 

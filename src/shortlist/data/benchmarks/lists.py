@@ -32,19 +32,19 @@ def read_lines(file: Path, name: str) -> list[str]:
     try:
         text = read_regular_file(file, "utf-8-sig")
     except FileNotFoundError as error:
-        raise DataError(f"{name}: there is no {file.name} in {file.parent}") from error
+        raise DataError(f"{name}: there is no {file.name} in {file.parent}.") from error
     except UnicodeDecodeError as error:
         raise DataError(
-            f"{name}: {file} is not a text file: the download may have failed, or the file is compressed"
+            f"{name}: {file} is not a text file: the download may have failed, or the file is compressed."
         ) from error
     except OSError as error:
-        raise DataError(f"{name}: cannot read {file}: {error.strerror}") from error
+        raise DataError(f"{name}: cannot read {file}: {error.strerror}.") from error
     check_text(file, name, text[:500])
     lines = [line.strip() for line in text.splitlines()]
     while lines and not lines[-1]:
         lines.pop()
     if not lines:
-        raise DataError(f"{name}: {file} is empty; download it again")
+        raise DataError(f"{name}: {file} is empty; download it again.")
     return lines
 
 
@@ -61,9 +61,9 @@ def check_text(file: Path, name: str, start: str) -> None:
     """
     start = start.lstrip().lower()
     if start.startswith(("<!doctype", "<html", "<?xml", "<head")):
-        raise DataError(f"{name}: {file} is a web page, not a list: the download failed; download it again")
+        raise DataError(f"{name}: {file} is a web page, not a list: the download failed; download it again.")
     if start.startswith(_LFS):
-        raise DataError(f"{name}: {file} is a Git LFS pointer, not a list; download the file itself")
+        raise DataError(f"{name}: {file} is a Git LFS pointer, not a list; download the file itself.")
 
 
 def columns(file: Path, name: str, lines: Sequence[str], header: str, first_line: int = 1) -> list[tuple[str, ...]]:
@@ -80,13 +80,13 @@ def columns(file: Path, name: str, lines: Sequence[str], header: str, first_line
         DataError: If there are no lines, or a line has a different number of values; the message names the line.
     """
     if not lines:
-        raise DataError(f"{name}: {file} lists no images; download it again")
+        raise DataError(f"{name}: {file} lists no images; download it again.")
     rows = [line.split() for line in lines]
     number = len(header.split())
     for index, row in enumerate(rows):
         if len(row) != number:
             raise DataError(
-                f"{name}: {file}, line {first_line + index}: expected {number} values ({header}), not {lines[index]!r}"
+                f"{name}: {file}, line {first_line + index}: expected {number} values ({header}), not {lines[index]!r}."
             )
     return list(zip(*rows, strict=True))
 
@@ -110,7 +110,7 @@ def integers(file: Path, name: str, values: Sequence[str], column: str, first_li
         for index, value in enumerate(values):
             if not value.isdecimal() or len(value) > 18:
                 raise DataError(
-                    f"{name}: {file}, line {first_line + index}: the {column} {value!r} is not a number"
+                    f"{name}: {file}, line {first_line + index}: the {column} {value!r} is not a number."
                 ) from None
         raise
 
@@ -137,16 +137,16 @@ def read_csv(file: Path, name: str, header: Sequence[str], keep: Sequence[str], 
             found = [column.strip() for column in next(reader, [])]
             if found != list(header):
                 raise DataError(
-                    f"{name}: {file} must have the columns {','.join(header)}, not {','.join(found)[:200]!r}; {hint}"
+                    f"{name}: {file} must have the columns {','.join(header)}, not {','.join(found)[:200]!r}; {hint}."
                 )
             select = itemgetter(*(found.index(column) for column in keep))
             for row in reader:
                 if len(row) == len(found):
                     rows.append(select(row))
                 elif row:
-                    raise DataError(f"{name}: {file}, row {len(rows) + 2}: {len(row)} values for {len(found)} columns")
+                    raise DataError(f"{name}: {file}, row {len(rows) + 2}: {len(row)} values for {len(found)} columns.")
     except (OSError, UnicodeDecodeError, csv.Error) as error:
-        raise DataError(f"{name}: cannot read {file} as a CSV file in UTF-8: {error}; {hint}") from error
+        raise DataError(f"{name}: cannot read {file} as a CSV file in UTF-8: {error}; {hint}.") from error
     if not rows:
-        raise DataError(f"{name}: {file} lists no images; download it again")
+        raise DataError(f"{name}: {file} lists no images; download it again.")
     return list(zip(*rows, strict=True))

@@ -39,7 +39,7 @@ def read(root: Path, progress: Progress | None = None) -> Catalog:
     if all((root / f"{part}.npz").is_file() for part in PARTS):
         return _from_arrays(root, progress)
     found = [name for name in MARKERS if (root / name).exists()]
-    raise DataError(f"omniglot: {root} must contain {EXPECTS}; it only contains {' and '.join(found)}")
+    raise DataError(f"omniglot: {root} must contain {EXPECTS}; it only contains {' and '.join(found)}.")
 
 
 def _from_folders(root: Path) -> Catalog:
@@ -54,7 +54,7 @@ def _from_folders(root: Path) -> Catalog:
         )
         if not images:
             raise DataError(
-                f"omniglot: no images in {root / part}; expected files such as Alphabet/character01/0001_01.png"
+                f"omniglot: no images in {root / part}; expected files such as Alphabet/character01/0001_01.png."
             )
         paths += [file.relative_to(root).as_posix() for file in images]
         names += [f"{file.parent.parent.name}/{file.parent.name}" for file in images]
@@ -103,7 +103,7 @@ def _read_images(file: Path) -> tuple[NDArray[np.bool_], NDArray[np.int64]]:
     if images.dtype != np.bool_ or images.ndim < 3 or images.shape[:-2] != labels.shape:
         raise DataError(
             f"omniglot: {file} contains {images.dtype} images of shape {images.shape} and labels of shape "
-            f"{labels.shape}; expected black and white images (bool, True = paper) with one label each"
+            f"{labels.shape}; expected black and white images (bool, True = paper) with one label each."
         )
     return images.reshape(-1, *images.shape[-2:]), labels.ravel()
 
@@ -111,7 +111,7 @@ def _read_images(file: Path) -> tuple[NDArray[np.bool_], NDArray[np.int64]]:
 def _read_labels(file: Path) -> NDArray[np.int64]:
     labels = _read_array(file, "labels").ravel()
     if not np.issubdtype(labels.dtype, np.integer) or not len(labels) or labels.min() < 0:
-        raise DataError(f"omniglot: the labels of {file} must be non-negative integers")
+        raise DataError(f"omniglot: the labels of {file} must be non-negative integers.")
     return labels.astype(np.int64)
 
 
@@ -122,7 +122,7 @@ def _read_array(file: Path, key: str) -> NDArray[Any]:
     except (OSError, ValueError, EOFError, zipfile.BadZipFile, zlib.error) as error:
         raise DataError(f"omniglot: cannot read {file}: {error}") from error
     except KeyError as error:
-        raise DataError(f"omniglot: {file} has no array {key!r}") from error
+        raise DataError(f"omniglot: {file} has no array {key!r}.") from error
     return content
 
 

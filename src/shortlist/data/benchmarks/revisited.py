@@ -55,10 +55,10 @@ def _box(file: Path, judged: Mapping[str, Any]) -> list[float]:
     """Return left, top, right and bottom of a query's box."""
     box = judged.get("bbx")
     if not isinstance(box, (list, tuple)) or len(box) != 4 or not all(type(side) in (int, float) for side in box):
-        raise DataError(f"{file}: the bbx of a query must be four numbers, not {box!r:.100}")
+        raise DataError(f"{file}: the bbx of a query must be four numbers, not {box!r:.100}.")
     left, top, right, bottom = box
     if not all(abs(side) < math.inf for side in box) or left >= right or top >= bottom or max(box) > MAX_COORDINATE:
-        raise DataError(f"{file}: the bbx {box!r:.200} of a query is not a valid box (left, top, right, bottom)")
+        raise DataError(f"{file}: the bbx {box!r:.200} of a query is not a valid box (left, top, right, bottom).")
     return list(box)
 
 
@@ -71,7 +71,7 @@ def _judgements(file: Path, ground_truth: list[Mapping[str, Any]], first: int, i
     for number, part in enumerate(parts):
         judged = np.concatenate(list(part.values()))
         if len(np.unique(judged)) < len(judged):
-            raise DataError(f"{file}: query {number} lists an image twice in easy, hard and junk")
+            raise DataError(f"{file}: query {number} lists an image twice in easy, hard and junk.")
 
     def merge(part: Mapping[str, NDArray[np.int64]], keys: tuple[str, ...]) -> NDArray[np.int64]:
         return np.concatenate([part[key] for key in keys])
@@ -90,7 +90,7 @@ def read_r1m(root: Path) -> Catalog:
     paths = np.array([prefix + line for line in lines], dtype=object)
     if "" in lines or "." not in lines[0].rpartition("/")[2]:
         raise DataError(
-            f"r1m: {file} must list one path with its extension per line, such as 0/a1b2.jpg, not {lines[0]!r}"
+            f"r1m: {file} must list one path with its extension per line, such as 0/a1b2.jpg, not {lines[0]!r}."
         )
     return Catalog(
         name="r1m",

@@ -25,11 +25,11 @@ def read(root: Path) -> Catalog:
     images = image_names(file, content, "cids")
     if any(len(image) < 6 for image in images):
         raise DataError(
-            f"{file}: the names in 'cids' must have 6 characters or more, since the last 6 give the folders"
+            f"{file}: the names in 'cids' must have 6 characters or more, since the last 6 give the folders."
         )
     queries = image_indices(file, {"qidx": [], **content}, "qidx", len(images))
     if not len(queries):
-        raise DataError(f"{file} has no list 'qidx' of queries: it is not the expected ground truth")
+        raise DataError(f"{file} has no list 'qidx' of queries: it is not the expected ground truth.")
     judged = []
     for own, truth in zip(queries.tolist(), query_judgements(file, content, len(queries)), strict=True):
         positives, junk = (image_indices(file, {"junk": [], **truth}, key, len(images)) for key in ("ok", "junk"))

@@ -22,7 +22,7 @@ def read(root: Path) -> Catalog:
         file = root / name
         lines = read_lines(file, "sop")
         if lines[0].split() != HEADER.split():
-            raise DataError(f"sop: {file} must start with the line {HEADER!r}, not with {lines[0]!r}")
+            raise DataError(f"sop: {file} must start with the line {HEADER!r}, not with {lines[0]!r}.")
         _, classes, _, listed = columns(file, "sop", lines[1:], HEADER, first_line=2)
         paths += listed
         numbers += integers(file, "sop", classes, "class_id", first_line=2).tolist()
