@@ -21,7 +21,7 @@ from pathlib import Path
 import torch
 
 from shortlist.batches.memory import reuse_freed_memory
-from shortlist.progress import display_for
+from shortlist.progress import Display, display_for
 from shortlist.recipes import open_recipe
 from shortlist.report.study_results import draw, read_results, table
 from shortlist.training import RunFolder, ablate, resume_run, train_run
@@ -41,12 +41,9 @@ def main() -> None:
     options = parser.parse_args()
     reuse_freed_memory()  # as the command line does
     display = display_for(sys.stdout)
-    start = RunFolder(options.out / "start")
-    if not start.config_file.exists():
-        train_run(open_recipe("omniglot", GLYPHS), start.path, display)
-    elif not start.evaluation_file.exists():
-        resume_run(start.path, display)
-    settings = [f"data.root={options.data}", f"model.weights={start.path}", f"training.epochs={options.epochs}"]
+    start = options.out / "start"
+    train_on_glyphs(start, display)
+    settings = [f"data.root={options.data}", f"model.weights={start}", f"training.epochs={options.epochs}"]
     file = ablate(
         "batch-size",
         open_recipe("omniglot", settings),
@@ -56,6 +53,15 @@ def main() -> None:
         display=display,
     )
     write_down(read_results(file), f"omniglot-{options.epochs}-epochs", options)
+
+
+def train_on_glyphs(folder: Path, display: Display | None = None) -> None:
+    """Train the network that studies of Omniglot start from, or resume its training, unless it is done."""
+    run, display = RunFolder(folder), display or Display()
+    if not run.config_file.exists():
+        train_run(open_recipe("omniglot", GLYPHS), folder, display)
+    elif not run.evaluation_file.exists():
+        resume_run(folder, display)
 
 
 def write_down(results: dict[str, object], name: str, options: argparse.Namespace) -> None:
