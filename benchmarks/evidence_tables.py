@@ -10,12 +10,13 @@ import json
 import re
 import statistics
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import combinations
 from pathlib import Path
 from typing import Any
 
-from evidence import METHODS, REMEDIES
+from evidence import FINETUNED, METHODS, OTHER_LOSSES, REMEDIES
 from scipy.special import stdtrit
 
 ROOT = Path(__file__).parents[1]
@@ -57,15 +58,27 @@ class Results:
             return f"{values[0]:.1f}" if values else "-"
         return f"{statistics.mean(values):.1f} ± {statistics.stdev(values):.1f}"
 
+    def validated(self, cell: str) -> float:
+        """Return the best r@1 on validation classes over all learning rates."""
+        found = [run["r@1"] for run in self.runs if run["phase"] == "validation" and run["cell"]["name"] == cell]
+        return max(found, default=-1.0)
+
     def rate(self, cell: str) -> str:
         return f"{self.rates[cell]:g}" if cell in self.rates else "-"
 
     def difference(self, first: str, second: str) -> Difference | None:
         """Return first - second, paired by seed; None if fewer than two seeds have both."""
-        seeds = self.tests[first].keys() & self.tests[second].keys()
+        return self.contrast([first], [second])
+
+    def contrast(self, plus: Sequence[str], minus: Sequence[str]) -> Difference | None:
+        """Return the sum of some cells minus the sum of others, by seed; None if fewer than two seeds have all."""
+        seeds = set.intersection(*(set(self.tests[name]) for name in (*plus, *minus)))
         if len(seeds) < 2:
             return None
-        gaps = [self.tests[first][seed] - self.tests[second][seed] for seed in sorted(seeds)]
+        gaps = [
+            sum(self.tests[name][seed] for name in plus) - sum(self.tests[name][seed] for name in minus)
+            for seed in sorted(seeds)
+        ]
         half = float(stdtrit(len(gaps) - 1, 0.975)) * statistics.stdev(gaps) / len(gaps) ** 0.5
         return Difference(statistics.mean(gaps), half)
 
@@ -79,6 +92,10 @@ class Difference:
 
     def __str__(self) -> str:
         return f"{self.value:+.1f} [{self.value - self.half:+.1f}, {self.value + self.half:+.1f}]"
+
+    def exceeds(self, points: float) -> bool:
+        """Whether the difference is larger than this, in either direction, and its interval excludes 0."""
+        return abs(self.value) > max(points, self.half)
 
     def verdict(self) -> str:
         """Judge the claim that the difference is positive."""
@@ -132,6 +149,15 @@ def claims(found: Results) -> Table:
             gaps = {batch: found.difference(first, second) for batch, first, second in pairs}
             shown = "; ".join(f"{batch}: {gap or '-'}" for batch, gap in gaps.items())
             rows.append([claim, label, shown, verdict(gaps.values())])
+        for gain, better, worse in (
+            ("SiMix over RS@k", "RS@k + SiMix", "RS@k"),
+            ("RS@k over SAP", "RS@k", "SAP"),
+            ("RS@k + SiMix over SAP + SiMix", "RS@k + SiMix", "SAP + SiMix"),
+        ):
+            plus = [cell(better, 16, budget), cell(worse, 392, budget)]
+            minus = [cell(worse, 16, budget), cell(better, 392, budget)]
+            gap = found.contrast(plus, minus)
+            rows.append([f"The gain of {gain} is larger at 16 than at 392", label, str(gap or "-"), verdict([gap])])
     return ["claim", "budget", "difference in points, by batch size", "verdict"], rows
 
 
@@ -168,6 +194,50 @@ def variations(found: Results) -> Table:
     return ["batch 392, equal images", "r@1", "difference from the first row"], rows
 
 
+def setting_claims(found: Results) -> Table:
+    """The claims about rank temperature, K and other losses; docs/results/PLAN.md states what refutes them."""
+    plain = cell("RS@k", 392, "images")
+    temperatures = {value: found.difference(plain, f"RS@k, rank temperature {value}") for value in (0.1, 0.3, 3, 5)}
+    sets = [plain, *(f"RS@k, K {k}" for k in ([1], [1, 2], [1, 2, 4], [1, 2, 4, 8], [16]))]
+    pairs = {(one, other): found.difference(one, other) for one, other in combinations(sets, 2)}
+    (one, other), widest = max(pairs.items(), key=lambda pair: abs(pair[1].value) if pair[1] else -1.0)
+    names = {name: name.rpartition("K ")[2] for name in sets} | {plain: "[1, 2, 4, 8, 16]"}
+    ours = _better_batch(found, "RS@k + SiMix", ", equal images")
+    others = {name: found.difference(ours, _better_batch(found, name)) for name in OTHER_LOSSES}
+    rows = [
+        ["Rank temperature 1 is the best", _listed(temperatures), _unless_opposite(temperatures.values())],
+        [
+            "K matters little",
+            f"largest: {names[one]} minus {names[other]}: {widest or '-'}",
+            "not run" if widest is None else "does not hold" if widest.exceeds(1) else "holds",
+        ],
+        [
+            "RS@k + SiMix is better than other losses, at the better batch size of each",
+            _listed(others),
+            _unless_opposite(others.values()),
+        ],
+    ]
+    return ["claim", "differences in points", "verdict"], rows
+
+
+def _better_batch(found: Results, method: str, end: str = "") -> str:
+    return max((f"{method}, batch {batch}{end}" for batch in (392, 64)), key=found.validated)
+
+
+def _listed(gaps: Mapping[Any, Difference | None]) -> str:
+    return "; ".join(f"{name}: {gap or '-'}" for name, gap in gaps.items())
+
+
+def _unless_opposite(gaps: Iterable[Difference | None]) -> str:
+    """Judge the claim that every difference is positive: one that is negative refutes it."""
+    known = [gap for gap in gaps if gap is not None]
+    if not known:
+        return "not run"
+    if any(gap.value + gap.half < 0 for gap in known):
+        return "does not hold"
+    return "holds" if all(gap.verdict() == "holds" for gap in known) else "not decided"
+
+
 def losses(found: Results) -> Table:
     """RS@k with SiMix and other losses, with the same head and budget."""
     rows = []
@@ -187,8 +257,7 @@ def losses(found: Results) -> Table:
 
 
 def _others(batch: int) -> list[str]:
-    names = ("Multi-Similarity", "Proxy-Anchor", "normalised softmax", "SupCon", "FastAP", "contrastive with memory")
-    return [f"{name}, batch {batch}" for name in names]
+    return [f"{name}, batch {batch}" for name in OTHER_LOSSES]
 
 
 def finetuned(found: Results) -> Table:
@@ -196,7 +265,7 @@ def finetuned(found: Results) -> Table:
     plain = "RS@k"
     rows = [
         [name, found.rate(name), found.mean(name), "" if name == plain else str(found.difference(name, plain) or "-")]
-        for name in (plain, "RS@k + SiMix", "SAP")
+        for name in FINETUNED
     ]
     return ["all weights, batch 392, 840 steps", "learning rate", "r@1", "difference from RS@k"], rows
 
@@ -234,6 +303,7 @@ def tables() -> dict[str, str]:
         "frozen claims": claims(frozen),
         "frozen variations": variations(frozen),
         "frozen losses": losses(frozen),
+        "frozen setting claims": setting_claims(frozen),
         "finetune": finetuned(Results("finetune")),
         "omniglot": omniglot(Results("omniglot")),
         "remedies": remedies(Results("remedies-frozen", "validation"), Results("remedies-omniglot", "validation")),

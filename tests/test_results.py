@@ -70,3 +70,27 @@ def test_the_verdict_of_several(tables: ModuleType) -> None:
     assert judge(-1, -1, 1) == "not decided"
     assert judge(1, 0) == "not decided"
     assert tables.verdict([None]) == "not run"
+
+
+def test_a_contrast_of_several_cells(tables: ModuleType) -> None:
+    found = tables.Results("no such study")
+    for name, values in {"a": (5, 6), "b": (1, 3), "c": (2, 2), "d": (1, 1)}.items():
+        found.tests[name] = dict(enumerate(values))
+    gap = found.contrast(["a", "d"], ["b", "c"])  # 3 and 2
+    assert gap.value == pytest.approx(2.5)
+    assert found.contrast(["a", "d"], ["b", "nothing"]) is None
+
+
+def test_a_claim_that_one_opposite_refutes(tables: ModuleType) -> None:
+    def judge(*values: float) -> str:
+        verdict: str = tables._unless_opposite([tables.Difference(value, 0.9) for value in values])
+        return verdict
+
+    assert judge(1, 1) == "holds"
+    assert judge(1, 0.5) == "not decided"
+    assert judge(1, 1, -1) == "does not hold"
+    assert tables._unless_opposite([None]) == "not run"
+
+
+def test_a_difference_that_exceeds_a_point(tables: ModuleType) -> None:
+    assert [tables.Difference(value, 1.2).exceeds(1) for value in (-1.3, 0.9, 1.1, 1.3)] == [True, False, False, True]
