@@ -392,3 +392,9 @@ def test_a_model_of_the_user(images: Path, tmp_path: Path) -> None:
     assert embedder.linear is head
     assert same_weights(backbone(weights(run.path)), backbone(before))
     assert not same_weights(weights(run.path), before)
+
+
+def test_a_loss_with_a_schedule(images: Path, tmp_path: Path) -> None:
+    """The time of a step is measured before the first step, at the start of the schedule."""
+    folder = train(config(images, *FROZEN, "loss.start.rank_temperature=50"), tmp_path / "run", Display())
+    assert folder.evaluation_file.exists()

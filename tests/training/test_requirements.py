@@ -98,6 +98,10 @@ class TestMemory:
         assert sgd.states == sgd.trained
         assert averaged.weights > sgd.weights
 
+    def test_a_loss_with_a_schedule_is_traced(self, images: Path) -> None:
+        plain, scheduled = needs_of(images), needs_of(images, "loss.start.rank_temperature=50")
+        assert scheduled.memory["loss"] > plain.memory["loss"] / 2
+
     def test_larger_test_images(self, images: Path) -> None:
         plain = needs_of(images, "images.size=64")
         larger = needs_of(images, "images.size=64", "images.test_size=128")

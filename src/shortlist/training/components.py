@@ -28,6 +28,7 @@ from shortlist.ranking import (
     EmbeddingMemory,
     LinearTail,
     MedianRank,
+    RankingLoss,
     RecallAtKLoss,
     Schedule,
     SiMix,
@@ -184,7 +185,16 @@ def build_loss(config: LossConfig, classes: Classes, dim: int, given: Callable[.
         (_build_single_loss(each, classes, dim, f"loss.plus.{number}"), each.weight)
         for number, each in enumerate(config.plus)
     ]
-    return CombinedLoss(loss, *added) if added else loss
+    built = CombinedLoss(loss, *added) if added else loss
+    set_progress(built, 0.0)
+    return built
+
+
+def set_progress(loss: nn.Module, progress: float) -> None:
+    """Set the share of training that has passed, for losses with a schedule."""
+    for module in loss.modules():
+        if isinstance(module, RankingLoss):
+            module.progress = progress
 
 
 def _build_single_loss(config: SingleLossConfig, classes: Classes, dim: int, where: str) -> nn.Module:

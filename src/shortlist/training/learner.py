@@ -16,10 +16,16 @@ from shortlist.config import RunConfig
 from shortlist.distributed import ALONE, Processes
 from shortlist.errors import RunError
 from shortlist.model import CorrectedLinear, Embedder, Head
-from shortlist.ranking import RankingLoss
 from shortlist.seeds import derived_seed, seeded
 from shortlist.training.checkpoint import TrainingState, load_optimizer_tensors, optimizer_tensors
-from shortlist.training.components import Classes, build_embedder, build_loss, build_optimizer, trained_parts
+from shortlist.training.components import (
+    Classes,
+    build_embedder,
+    build_loss,
+    build_optimizer,
+    set_progress,
+    trained_parts,
+)
 
 AUTOCAST = {"float32": None, "bfloat16": torch.bfloat16, "float16": torch.float16}
 
@@ -138,9 +144,7 @@ class Learner:
             lr_factor: Factor by which the learning rates are multiplied; see `learning_rate_factor`.
             progress: Share of training that has passed, for losses with a schedule.
         """
-        for module in self.loss.modules():
-            if isinstance(module, RankingLoss):
-                module.progress = progress
+        set_progress(self.loss, progress)
         for group in self.optimizer.param_groups:
             group["lr"] = group["initial_lr"] * lr_factor
         self.optimizer.zero_grad()
