@@ -118,7 +118,7 @@ def overlaps(face: Face, characters: list[str]) -> np.ndarray:
     return both / (each.sum(axis=1)[:, None] + each.sum(axis=1) - both)
 
 
-@pytest.mark.parametrize("pair", ["A\u0391", "A\u0410", "Oo", "Cc", "Ss", "Xx", "Zz"])
+@pytest.mark.parametrize("pair", ["A\u0391", "A\u0410", "H\u029c", "Oo", "Cc", "Xx", "Zz"])
 def test_only_one_of_two_similar_characters_is_kept(alphabet: list[str], pair: str):
     assert pair[0] in alphabet
     assert pair[1] not in alphabet
@@ -137,10 +137,10 @@ def test_pixels_are_pinned(tmp_path: Path, quick: None, faces: dict[str, Face], 
     if glyphs.drawing_digest() != PINNED:
         pytest.skip("the pixels depend on the fonts and on the versions of Pillow and FreeType, and these are others")
     digest = hashlib.sha256("".join(alphabet).encode())
-    assert digest.hexdigest()[:16] == "499fdd9a379d5f38"
+    assert digest.hexdigest()[:16] == "965d70027a66eaf5"
     pixels = b"".join(image.tobytes() for one in "AB\u20ac" for image in glyphs.images(one, faces, seed=0, count=4))
     assert hashlib.sha256(pixels).hexdigest()[:16] == "76a359e299533249"
-    assert content(tiny(tmp_path))[:16] == "52d6ba72adb33281"
+    assert content(tiny(tmp_path))[:16] == "8369d100156d907b"
 
 
 def test_catalog(tmp_path: Path, quick: None):

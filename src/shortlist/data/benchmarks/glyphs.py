@@ -180,14 +180,15 @@ def distinct_characters(faces: dict[str, Face]) -> list[str]:
     return [characters[index] for index in chosen]
 
 
-def look_alike(drawn: list[Image.Image], share: float = 0.95) -> NDArray[np.bool_]:
+def look_alike(drawn: list[Image.Image], size: int = 24, share: float = 0.96) -> NDArray[np.bool_]:
     """Return a mask (n, n) of the pairs in which almost all ink of each is on or next to ink of the other.
 
     Args:
-        drawn: Characters, which are compared at the smallest size that they have in images.
-        share: Share of the ink.
+        drawn: Characters.
+        size: Side length in pixels at which they are compared.
+        share: Smallest share of the ink.
     """
-    shapes = [ImageOps.pad(ink, (MIN_GLYPH, MIN_GLYPH)) for ink in drawn]
+    shapes = [ImageOps.pad(ink, (size, size)) for ink in drawn]
     wider = [shape.filter(ImageFilter.MaxFilter(3)) for shape in shapes]
     ink = np.stack([np.asarray(shape).ravel() > 127 for shape in shapes]).astype(np.float32)
     near = np.stack([np.asarray(shape).ravel() > 127 for shape in wider]).astype(np.float32)
