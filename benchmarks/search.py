@@ -2,18 +2,20 @@
 
     python benchmarks/search.py
 
-*Exact search*: the top 1000 of 60,502 vectors of 512 dimensions among themselves, the size of the test set of SOP.
-`nearest` and FAISS's IndexFlatIP are measured alternately in one process, and the fastest run of each counts. The peak
-memory in addition to the vectors is measured in separate processes (the result alone, (n, 1000) of float32 and int64,
-takes 726 MB).
+*Exact search*: the top 1000 of 60,502 vectors of 512 dimensions among themselves, the size of the test set of SOP; the
+top 1000 and the top 10 of 10,000 other queries in the same vectors; and the top 10 of one query in 200,000 vectors.
+`nearest` and FAISS's IndexFlatIP are measured alternately in one process, and the fastest run of each counts. For the
+search of the vectors among themselves, the peak memory in addition to the vectors is measured in separate processes
+(the result alone, (n, 1000) of float32 and int64, takes 726 MB).
 *Approximate search*: 1,000,000 clustered vectors of 512 dimensions in HNSW and IVF-PQ indexes, as galleries build and
 search them: recall@10 against exact search, queries per second one at a time and all at once, the size of the index,
 and the time to build it and to tune the search effort (candidates of HNSW, lists of IVF-PQ).
 *Changes*: in galleries of 10,000 to 1,000,000 vectors, the time to add 1, 100 and 10,000 vectors and to remove them
 again, and the bytes written, as means over a few changes, since some changes merge the files of earlier ones.
 
-All measurements use 2 threads. For smaller sizes, use --images 20000 --many 50000 --changed 10000. The results are
-written to results/search.json, and an interrupted run resumes from there.
+All measurements use 2 threads. `--parts exact` measures only the exact search. For smaller sizes, use --images 20000
+--many 50000 --changed 10000. The results are written to results/search.json, and an interrupted run resumes from there;
+results that it already contains are not measured again.
 """
 
 from __future__ import annotations
@@ -42,6 +44,9 @@ RESULTS = Path(__file__).parent / "results" / "search.json"
 DIMENSIONS, K, THREADS = 512, 1000, 2
 QUERIES = 1_000  # of the approximate indexes
 WAYS = ("nearest", "faiss")
+OTHER_QUERIES = ((10_000, None, 1000), (10_000, None, 10), (1, 200_000, 10))  # queries, vectors (None: --images), k
+MIN_SECONDS = 2.0  # short searches are repeated for this time
+PARTS = ("exact", "approximate", "changes")
 CHANGED = (10_000, 100_000, 1_000_000)  # vectors of the galleries that are changed
 MAX_CHANGED_HNSW = 100_000  # to build HNSW of a million takes 18 minutes
 REPEATS = {1: 10, 100: 10, 10_000: 3}  # how often so many vectors are added and removed
@@ -50,8 +55,9 @@ REPEATS = {1: 10, 100: 10, 10_000: 3}  # how often so many vectors are added and
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--images", type=int, default=60_502, help="vectors of the exact search")
-    parser.add_argument("--many", type=int, default=1_000_000, help="vectors of the approximate indexes; 0: none")
-    parser.add_argument("--changed", type=int, nargs="*", default=CHANGED, help="vectors of the galleries to change")
+    parser.add_argument("--many", type=int, default=1_000_000, help="vectors of the approximate indexes")
+    parser.add_argument("--changed", type=int, nargs="+", default=CHANGED, help="vectors of the galleries to change")
+    parser.add_argument("--parts", nargs="+", choices=PARTS, default=PARTS, help="what to measure; default: everything")
     parser.add_argument("--repeats", type=int, default=3)
     parser.add_argument("--out", type=Path, default=RESULTS)
     parser.add_argument("--case", type=json.loads, help=argparse.SUPPRESS)
@@ -63,17 +69,28 @@ def main() -> None:
         return
     threads = {"OMP_NUM_THREADS": str(THREADS), "MKL_NUM_THREADS": str(THREADS)}
     found = begun(options.out, {"images": options.images, "many": options.many, "k": K, "threads": THREADS})
+    measure = {"exact": measure_exact, "approximate": measure_approximate, "changes": measure_changes}
+    for part in options.parts:
+        measure[part](found, options, threads)
+
+
+def measure_exact(found: dict[str, Any], options: argparse.Namespace, threads: dict[str, str]) -> None:
     if "exact" not in found:
-        exact = run_alone(__file__, {"what": "time", "images": options.images, "repeats": options.repeats}, threads)
+        case = {"what": "time", "images": options.images, "k": K, "repeats": options.repeats}
+        exact = run_alone(__file__, case, threads)
         for way in WAYS:
             case = {"what": "memory", "images": options.images, "way": way}
             exact[f"{way}_mb"] = run_alone(__file__, case, threads)["mb"]
         found["exact"] = exact
         save(options.out, found)
+    others = found["exact"].setdefault("other_queries", {})
+    for queries, vectors, k in OTHER_QUERIES:
+        images = vectors or options.images
+        if (name := f"top {k} of {queries} in {images}") not in others:
+            case = {"what": "time", "images": images, "k": k, "repeats": options.repeats, "queries": queries}
+            others[name] = run_alone(__file__, case, threads)
+            save(options.out, found)
     print_exact(found)
-    if options.many:
-        measure_approximate(found, options, threads)
-    measure_changes(found, options, threads)
 
 
 def measure_approximate(found: dict[str, Any], options: argparse.Namespace, threads: dict[str, str]) -> None:
@@ -123,12 +140,14 @@ def save(file: Path, found: dict[str, Any]) -> None:
 
 
 def print_exact(found: dict[str, Any]) -> None:
-    row = found["exact"]
-    print(f"top {K} of {found['images']:,} x {DIMENSIONS} against itself, {THREADS} threads\n")
-    print("| | s | MB above the vectors |\n|---|---|---|")
-    for way in WAYS:
-        print(f"| {way} | {row[way]:.1f} | {row[f'{way}_mb']:,.0f} |")
-    print(f"\nratio {row['nearest'] / row['faiss']:.2f}; the same neighbours: {100 * row['same']:.2f} %", flush=True)
+    exact = found["exact"]
+    print(f"\n{DIMENSIONS} dimensions, {THREADS} threads\n")
+    print("| exact search | nearest | FAISS | ratio | same neighbours |\n|---|---|---|---|---|")
+    for name, row in {f"top {K} of {found['images']} in themselves": exact, **exact["other_queries"]}.items():
+        times = " | ".join(f"{row[way]:.4g} s" for way in WAYS)
+        print(f"| {name} | {times} | {row['nearest'] / row['faiss']:.2f} | {100 * row['same']:.2f} % |")
+    memory = ", ".join(f"{way} {exact[f'{way}_mb']:,.0f}" for way in WAYS)
+    print(f"\nMB above the vectors, in themselves: {memory}", flush=True)
 
 
 def clustered(number: int, seed: int = 0) -> torch.Tensor:
@@ -145,28 +164,37 @@ def clustered(number: int, seed: int = 0) -> torch.Tensor:
     return torch.nn.functional.normalize(vectors, out=vectors)
 
 
-def ways(vectors: torch.Tensor) -> dict[str, Callable[[], tuple[Any, Any]]]:
+def ways(queries: torch.Tensor, vectors: torch.Tensor, k: int) -> dict[str, Callable[[], tuple[Any, Any]]]:
     import faiss  # after torch
 
     flat = faiss.IndexFlatIP(DIMENSIONS)
     flat.add(vectors.numpy())
-    return {"nearest": lambda: nearest(vectors, vectors, K), "faiss": lambda: flat.search(vectors.numpy(), K)}
+    return {"nearest": lambda: nearest(queries, vectors, k), "faiss": lambda: flat.search(queries.numpy(), k)}
 
 
-def timed(images: int, repeats: int) -> dict[str, Any]:
-    """Measure alternately, so that other work on the machine affects both."""
+def timed(images: int, k: int, repeats: int, queries: int | None = None) -> dict[str, Any]:
+    """Measure alternately, so that other work on the machine affects both.
+
+    Args:
+        images: Number of vectors.
+        k: Number of results per query.
+        repeats: Minimum number of runs of each.
+        queries: Number of queries, which are other vectors of the same classes. None: the vectors themselves.
+    """
     torch.set_num_threads(THREADS)
-    vectors = clustered(images)
-    both = ways(vectors)
+    vectors = clustered(images + (queries or 0))
+    vectors, others = vectors[:images], vectors[images:]
+    both = ways(vectors if queries is None else others, vectors, k)
     times: dict[str, list[float]] = {way: [] for way in WAYS}
     answers = {}
-    for _ in range(repeats):
+    while len(times[WAYS[-1]]) < repeats or sum(map(sum, times.values())) < MIN_SECONDS:
         for way in WAYS:
+            time.sleep(0.02)  # until the threads of the other library no longer wait actively
             started = time.perf_counter()
             _, rows = both[way]()
             times[way].append(time.perf_counter() - started)
             answers[way] = np.asarray(rows)
-    same = float(np.mean([len(np.intersect1d(*each)) / K for each in zip(*answers.values(), strict=True)]))
+    same = float(np.mean([len(np.intersect1d(*each)) / k for each in zip(*answers.values(), strict=True)]))
     return {**{way: min(times[way]) for way in WAYS}, "times": times, "same": same}
 
 
@@ -174,7 +202,7 @@ def memory(images: int, way: str) -> dict[str, float]:
     """Return the peak memory above the memory before the search, which includes FAISS's own copy of the vectors."""
     torch.set_num_threads(THREADS)
     vectors = clustered(images)
-    work = ways(vectors)[way]
+    work = ways(vectors, vectors, K)[way]
     before = psutil.Process().memory_info().rss
     with Peak() as peak:
         work()

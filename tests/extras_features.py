@@ -47,11 +47,10 @@ def plain(folder: Path) -> None:
     import shortlist
 
     refused("training", lambda: shortlist.Embedder)
-    refused("search", lambda: shortlist.Gallery)
-    for name in ("config", "data", "encoding", "evaluation", "model", "training"):
+    refused("training", lambda: shortlist.Gallery)
+    for name in ("config", "data", "encoding", "evaluation", "gallery", "model", "training"):
         refused("training", lambda name=name: __import__(f"shortlist.{name}"))
     refused("training", lambda: __import__("shortlist.training.loop"))  # a module inside such a package, too
-    refused("search", lambda: __import__("shortlist.gallery"))
     for name in ("report", "serve", "export"):
         refused(name, lambda name=name: __import__(f"shortlist.{name}"))
 
@@ -66,13 +65,14 @@ def training(folder: Path) -> None:
     run = train(config, folder / "run")
     assert 0 <= evaluate_run(run.path)[0].metrics["r@1"].value <= 1
     assert write_report(run.path).is_file()
+    gallery(folder, folder / "gallery")
     for extra, use in BEYOND.items():
         if extra != "jpeg":  # without it, Pillow decodes
             refused(extra, lambda use=use: use(folder))
 
 
 def search(folder: Path) -> None:
-    gallery(folder, folder / "gallery")
+    gallery(folder, folder / "approximate", "hnsw")
 
 
 def report(folder: Path) -> None:
@@ -173,12 +173,12 @@ def everything(folder: Path) -> None:
             importlib.import_module(module.name)
 
 
-def gallery(folder: Path, place: Path | str) -> Any:
+def gallery(folder: Path, place: Path | str, kind: str = "auto") -> Any:
     from shortlist import Gallery
     from shortlist.data import open_collection
 
     model = encoder()
-    made = Gallery.create(place, model, model=model.save(folder / "model"))
+    made = Gallery.create(place, model, model=model.save(folder / "model"), kind=kind)
     made.add(open_collection(images(folder)))
     query = next(images(folder).glob("*/*.png"))
     assert made.search(query, k=1)[0].score > 0.999

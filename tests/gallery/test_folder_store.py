@@ -11,6 +11,7 @@ import pkgutil
 import re
 import shutil
 import signal
+import sys
 import threading
 from collections import Counter
 from collections.abc import Callable, Iterator
@@ -25,6 +26,7 @@ import pytest
 from shortlist.data import Catalog, open_collection
 from shortlist.encoding import Encoder
 from shortlist.errors import ConfigError, DataError
+from shortlist.extras import MissingExtraError
 from shortlist.gallery import Gallery, GalleryError, folder_store, generation, segment
 from shortlist.gallery.checking import GalleryCheck
 from shortlist.gallery.folder_store import FolderStore
@@ -543,6 +545,30 @@ class TestKinds:
         assert gallery.facts()["kind"] == "hnsw"
         gallery.remove(list(range(100)))
         assert gallery.facts() | {"kind": "flat", "recall": None} == gallery.facts()
+
+
+class TestWithoutFaiss:
+    @pytest.fixture(autouse=True)
+    def no_faiss(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setitem(sys.modules, "faiss", None)
+
+    def test_galleries_without_an_index_do_not_need_it(self, encoder: Encoder, tmp_path: Path) -> None:
+        gallery, vectors = filled(tmp_path / "gallery", encoder, "auto", 100)
+        gallery.remove([0])
+        found = Gallery.open(tmp_path / "gallery").search_vectors(vectors, 1)
+        assert [hits[0].item.id for hits in found[1:]] == list(range(1, 100))
+
+    def test_indexes_need_it(self, encoder: Encoder, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        sentence = r"An approximate index needs the package faiss, .*: pip install 'shortlist\[search\]'"
+        for kind in ("hnsw", "ivfpq"):
+            with pytest.raises(MissingExtraError, match=sentence):
+                Gallery.create(tmp_path / "gallery", encoder, kind=kind)
+        assert not (tmp_path / "gallery").exists()
+        monkeypatch.setattr(faiss_index, "MAX_FLAT_VECTORS", 10)
+        gallery, _ = filled(tmp_path / "gallery", encoder, "auto", 10)
+        with pytest.raises(MissingExtraError, match=sentence), gallery.store.changing():
+            gallery.store.change(rows(10, 11), more(1, seed=1))
+        assert len(Gallery.open(tmp_path / "gallery")) == 10
 
 
 class TestErrors:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 import torch
@@ -25,6 +26,18 @@ def test_inside_and_after() -> None:
             assert torch.get_float32_matmul_precision() == "highest"
             assert not torch.is_autocast_enabled("cpu")
         assert torch.is_autocast_enabled("cpu")
+    assert torch.get_float32_matmul_precision() == "medium"
+
+
+def test_threads_that_overlap() -> None:
+    """The first one to leave does not end the precision of the other, which restores the setting of the caller."""
+    first, second = full_precision(CPU), full_precision(CPU)
+    with ThreadPoolExecutor(1) as one, ThreadPoolExecutor(1) as other:
+        one.submit(first.__enter__).result()
+        other.submit(second.__enter__).result()
+        one.submit(first.__exit__, None, None, None).result()
+        assert torch.get_float32_matmul_precision() == "highest"
+        other.submit(second.__exit__, None, None, None).result()
     assert torch.get_float32_matmul_precision() == "medium"
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from itertools import product
+
 import pytest
 import torch
 from hypothesis import given, settings
@@ -9,7 +11,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from shortlist.ranking import ranker as module
-from shortlist.ranking.ranker import Ranker, TensorSource, Tile
+from shortlist.ranking.ranker import Ranker, TensorSource, Tile, products
 
 
 def whole_numbers(number: int, seed: int = 0, dimensions: int = 3) -> Tensor:
@@ -42,6 +44,23 @@ def test_tiles_of_every_shape_are_the_similarity_matrix(number, size, rows, colu
         assert tile.similarities.shape[0] <= rows
         assert tile.similarities.shape[1] <= columns
         assert torch.equal(tile.vectors, queries[chosen][tile.queries])
+
+
+@pytest.mark.parametrize("number", [0, 1, 2, module.FEW_QUERIES, module.FEW_QUERIES + 1])
+@pytest.mark.parametrize("size", [0, 1, 255, 256, 257, 700])
+def test_products_of_few_and_many_queries(number, size):
+    left, right = whole_numbers(number), whole_numbers(2 * size, seed=1)[::2]
+    expected = torch.tensor(
+        [
+            [sum(x * y for x, y in zip(*pair, strict=True)) for pair in product([row], right.tolist())]
+            for row in left.tolist()
+        ]
+    ).view(number, size)
+    out = torch.empty(number, size)
+    assert torch.equal(products(left, right), expected)
+    assert products(left, right, out).data_ptr() == out.data_ptr()
+    assert torch.equal(out, expected)
+    assert torch.equal(products(left.double(), right.double()), expected.double())
 
 
 @settings(max_examples=40, deadline=None)

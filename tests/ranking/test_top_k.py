@@ -10,8 +10,15 @@ from torch import Tensor
 
 from shortlist.ranking import top_k as module
 from shortlist.ranking.ranker import Ranker, TensorSource
-from shortlist.ranking.top_k import _keys, _similarities, top_k
+from shortlist.ranking.top_k import _keys, _positions, _similarities, top_k
 from tests.ranking.test_ranker import whole_numbers
+
+
+@pytest.fixture(autouse=True, scope="module")
+def samples_of_small_galleries():
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(module, "ITEMS_PER_SAMPLE", 1)
+        yield
 
 
 def sorted_in_full(ranker: Ranker, k: int) -> tuple[Tensor, Tensor]:
@@ -30,8 +37,8 @@ def assert_sorted_in_full(ranker: Ranker, k: int, **options: bool) -> None:
     assert (similarities.dtype, items.dtype) == (torch.float32, torch.int64)
 
 
-SIZES = ("BLOCK_SIZE", "PRODUCTS_PER_TILE", "MAX_COLUMNS", "SAMPLE_SIZE", "QUERIES_PER_SORT")
-sizes = st.fixed_dictionaries({name: st.integers(1, 16) for name in SIZES})
+SIZES = ("BLOCK_SIZE", "PRODUCTS_PER_TILE", "MAX_SAMPLE", "QUERIES_PER_SORT")
+sizes = st.fixed_dictionaries({"FEW_QUERIES": st.integers(0, 8), **{name: st.integers(1, 16) for name in SIZES}})
 
 
 @settings(max_examples=60, deadline=None)
@@ -57,7 +64,7 @@ def test_collapsed_embeddings(monkeypatch, symmetric, k):
     """All similarities are equal, so that every item reaches every threshold, and the buffer is always full."""
     monkeypatch.setattr(module, "BLOCK_SIZE", 64)
     monkeypatch.setattr(module, "PRODUCTS_PER_TILE", 64 * 100)
-    monkeypatch.setattr(module, "SAMPLE_SIZE", 50)
+    monkeypatch.setattr(module, "MAX_SAMPLE", 50)
     vectors = TensorSource(torch.ones(400, 2))
     similarities, items = top_k(Ranker(vectors, vectors), k, symmetric=symmetric)
     assert (similarities == 2).all()
@@ -73,7 +80,8 @@ def test_the_query_is_excluded_and_its_copies_are_found():
 
 @pytest.mark.parametrize("symmetric", [True, False])
 def test_progress_counts_products(monkeypatch, symmetric):
-    monkeypatch.setattr(module, "BLOCK_SIZE", 4)
+    for name, value in {"BLOCK_SIZE": 4, "FEW_QUERIES": 0, "MAX_SAMPLE": 8}.items():
+        monkeypatch.setattr(module, name, value)
     vectors, seen = TensorSource(whole_numbers(10)), []
     top_k(Ranker(vectors, vectors), 2, symmetric=symmetric, progress=lambda *each: seen.append(each))
     if symmetric:
@@ -89,6 +97,13 @@ def test_nothing_to_find(symmetric):
     assert [each.shape for each in top_k(Ranker(queries, nothing), 0)] == [(3, 0)] * 2
     assert [each.shape for each in top_k(Ranker(nothing, nothing), 0, symmetric=symmetric)] == [(0, 0)] * 2
     assert [each.shape for each in top_k(Ranker(nothing, queries), 2)] == [(0, 2)] * 2
+
+
+@pytest.mark.parametrize("size", [0, 1, 8, 23, 24, 800])
+@pytest.mark.parametrize("share", [0, 0.01, 0.5, 1])
+def test_positions_of_true_values(size, share):
+    mask = torch.rand(size) < share
+    assert _positions(mask).tolist() == [position for position, value in enumerate(mask.tolist()) if value]
 
 
 finite = st.floats(width=32, allow_nan=False)

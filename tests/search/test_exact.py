@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import numpy as np
@@ -14,7 +16,15 @@ from torch import Tensor
 from shortlist.errors import ConfigError, DataError
 from shortlist.ranking import top_k
 from shortlist.ranking.ranker import Ranker
-from shortlist.search import nearest, open_vectors
+from shortlist.search import nearest, open_vectors, vectors
+from shortlist.search.vectors import StackedVectors
+
+
+@pytest.fixture(autouse=True, scope="module")
+def samples_of_small_galleries() -> Iterator[None]:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(top_k, "ITEMS_PER_SAMPLE", 1)
+        yield
 
 
 def unit(number: int, dim: int = 16, seed: int = 0) -> Tensor:
@@ -39,7 +49,8 @@ def small_blocks(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch
     if request.param != "one block":
         monkeypatch.setattr(top_k, "PRODUCTS_PER_TILE", 64 if request.param == "blocks" else 1)
         monkeypatch.setattr(top_k, "BLOCK_SIZE", 7)
-        monkeypatch.setattr(top_k, "SAMPLE_SIZE", 10 if request.param == "blocks" else 2)
+        monkeypatch.setattr(top_k, "MAX_SAMPLE", 10 if request.param == "blocks" else 2)
+        monkeypatch.setattr(top_k, "FEW_QUERIES", 0)
 
 
 @pytest.mark.usefixtures("small_blocks")
@@ -95,6 +106,27 @@ class TestResults:
             torch.testing.assert_close(scores, expected)
             assert torch.equal(rows, expected_rows)
 
+    def test_parts(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr(vectors, "SMALL_PART", 0)
+        gallery, queries = unit(40), unit(9, seed=1)
+        np.save(tmp_path / "vectors.npy", gallery[8:].numpy())
+        mapped = open_vectors(tmp_path / "vectors.npy")
+        parts = StackedVectors([gallery[:1].numpy(), gallery[1:8].numpy(), mapped[:20], mapped[20:]], 16)
+        for k in (1, 10, 40):
+            scores, rows = nearest(queries, parts, k)
+            expected, expected_rows = literal(queries, gallery, k)
+            torch.testing.assert_close(scores, expected)
+            assert torch.equal(rows, expected_rows)
+
+    def test_several_threads(self) -> None:
+        queries, gallery = unit(40, seed=1), unit(1000)
+        _, expected = literal(queries, gallery, 10)
+        with ThreadPoolExecutor(4) as pool:
+            for found in pool.map(lambda _: nearest(queries, gallery, 10)[1], range(20)):
+                assert torch.equal(found, expected)
+            for row, found in enumerate(pool.map(lambda row: nearest(queries[row, None], gallery, 10)[1], range(40))):
+                assert torch.equal(found[0], expected[row])
+
     def test_progress(self) -> None:
         for queries, gallery in ((unit(9), unit(12)), 2 * (unit(20),)):
             calls: list[tuple[int, int]] = []
@@ -115,7 +147,8 @@ def test_any_sizes(queries: int, gallery: int, k: int, seed: int, numbers: int) 
         patch.setattr(top_k, "PRODUCTS_PER_TILE", numbers)
         patch.setattr(top_k, "BLOCK_SIZE", numbers % 11 + 1)
         patch.setattr(top_k, "QUERIES_PER_SORT", numbers % 5 + 1)
-        patch.setattr(top_k, "SAMPLE_SIZE", numbers % 7 + 1)
+        patch.setattr(top_k, "MAX_SAMPLE", numbers % 7 + 1)
+        patch.setattr(top_k, "FEW_QUERIES", numbers % 13)
         for each in (query_vectors, gallery_vectors):
             scores, rows = nearest(each, gallery_vectors, k)
             expected, expected_rows = literal(each, gallery_vectors, k)
@@ -126,8 +159,9 @@ def test_any_sizes(queries: int, gallery: int, k: int, seed: int, numbers: int) 
 @pytest.mark.parametrize("sampled", [True, False])
 def test_thresholds_from_an_unrepresentative_sample(monkeypatch: pytest.MonkeyPatch, sampled: bool) -> None:
     """The vectors near a query are all in the sample, or none of them is."""
-    monkeypatch.setattr(top_k, "SAMPLE_SIZE", 32)
+    monkeypatch.setattr(top_k, "MAX_SAMPLE", 32)
     monkeypatch.setattr(top_k, "PRODUCTS_PER_TILE", 50)
+    monkeypatch.setattr(top_k, "FEW_QUERIES", 0)
     chosen = np.arange(32) * 300 // 32
     near = chosen[:12] if sampled else np.setdiff1d(np.arange(300), chosen)[:150]
     gallery = unit(300)
@@ -140,7 +174,7 @@ def test_thresholds_from_an_unrepresentative_sample(monkeypatch: pytest.MonkeyPa
 
 def test_all_pairs_with_an_unrepresentative_sample(monkeypatch: pytest.MonkeyPatch) -> None:
     """The thresholds of a cluster in the sample are too high; a cluster outside of it exceeds the capacity."""
-    monkeypatch.setattr(top_k, "SAMPLE_SIZE", 64)
+    monkeypatch.setattr(top_k, "MAX_SAMPLE", 64)
     monkeypatch.setattr(top_k, "BLOCK_SIZE", 50)
     sampled = np.arange(64) * 300 // 64
     others = np.setdiff1d(np.arange(300), sampled)[:150]
@@ -165,7 +199,8 @@ def test_all_pairs_with_an_unrepresentative_sample(monkeypatch: pytest.MonkeyPat
 @pytest.mark.parametrize("k", [999, 1000])
 def test_all_pairs_needs_only_the_memory_of_the_result(monkeypatch: pytest.MonkeyPatch, k: int) -> None:
     monkeypatch.setattr(top_k, "BLOCK_SIZE", 500)
-    vectors = unit(1200)
+    monkeypatch.setattr(top_k, "MAX_SAMPLE", 500)
+    vectors = unit(2000)
     values, rows = nearest(vectors, vectors, k)
     result = values.nbytes + rows.nbytes
     held = {each.untyped_storage().data_ptr(): each.untyped_storage().nbytes() for each in (values, rows)}

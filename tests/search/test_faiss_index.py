@@ -1,4 +1,4 @@
-"""Exact search with FAISS, approximate indexes of the first vectors, and their files."""
+"""Search without an index, approximate indexes of the first vectors, and their files."""
 
 from __future__ import annotations
 
@@ -34,14 +34,11 @@ def expected(queries: np.ndarray, k: int, searchable: np.ndarray | None) -> tupl
     return np.take_along_axis(scores, rows, 1), rows
 
 
-@pytest.mark.parametrize("queries", [1, 25])
+@pytest.mark.parametrize("queries", [1, 25, 50])
 @pytest.mark.parametrize("searchable", [None, SEARCHABLE], ids=["all", "some"])
 @pytest.mark.parametrize("vectors", [VECTORS, STACKED], ids=["array", "parts"])
 @pytest.mark.parametrize("k", [1, 10, int(SEARCHABLE.sum())])
-def test_exact(
-    monkeypatch: pytest.MonkeyPatch, vectors: faiss_index.Rows, queries: int, searchable: np.ndarray | None, k: int
-) -> None:
-    monkeypatch.setattr(faiss_index, "_VECTORS_PER_COPY", 64)
+def test_exact(vectors: faiss_index.Rows, queries: int, searchable: np.ndarray | None, k: int) -> None:
     asked = unit(queries, 2)
     scores, rows = faiss_index.search(None, vectors, asked, k, searchable)
     right_scores, right_rows = expected(asked, k, searchable)
@@ -51,7 +48,7 @@ def test_exact(
 
 def test_nothing_to_find() -> None:
     empty = StackedVectors([], DIM)
-    scores, rows = faiss_index.search_exactly(empty, unit(2, 2), 5, np.ones(0, dtype=np.bool_))
+    scores, rows = faiss_index.search(None, empty, unit(2, 2), 5, np.ones(0, dtype=np.bool_))
     assert scores.shape == rows.shape == (2, 0)
 
 

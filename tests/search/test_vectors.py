@@ -13,6 +13,7 @@ import torch
 
 from shortlist.errors import DataError
 from shortlist.search import open_vectors
+from shortlist.search import vectors as module
 from shortlist.search.vectors import StackedVectors, VectorReader, Vectors
 
 LIKE = torch.empty(0)
@@ -54,11 +55,22 @@ def test_take(parts: tuple[list[Vectors], torch.Tensor]) -> None:
     assert len(VectorReader(given, LIKE)) == 22
 
 
-def test_changing_a_block_does_not_change_the_file(parts: tuple[list[Vectors], torch.Tensor]) -> None:
-    given, whole = parts
-    for _, block in VectorReader(given[3:], LIKE.half()).blocks(4):
-        block.zero_()
-    assert np.array_equal(given[3], whole[12:].numpy())
+def test_vectors_are_read_in_place(tmp_path: Path) -> None:
+    np.save(tmp_path / "file.npy", np.arange(20, dtype=np.float32).reshape(10, 2))
+    file = open_vectors(tmp_path / "file.npy")
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        for source in (file, np.array(file)):
+            for first, block in VectorReader([source], LIKE).blocks(4):
+                assert block.data_ptr() == source[first:].ctypes.data
+    for other in (np.asfortranarray(file), file[::2], file[:, ::-1], file[::-1]):
+        assert np.array_equal(torch.cat([block for _, block in VectorReader([other], LIKE).blocks(4)]), other)
+
+
+def test_few_vectors_are_converted_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "MAX_COPIED", 3)
+    parts = [np.zeros((7, 2), np.float16), np.zeros((7, 2), np.float32)]
+    assert [len(block) for _, block in VectorReader(parts, LIKE).blocks(5)] == [3, 3, 1, 5, 2]
 
 
 def mapped(file: Path) -> int:
@@ -76,17 +88,17 @@ def test_pages_that_were_read_are_released(tmp_path: Path) -> None:
     file = tmp_path / "large.npy"
     np.save(file, np.ones((16_384, 256), dtype=np.float16))  # 8 MB
     vectors = open_vectors(file)
-    for first, _ in VectorReader([vectors], LIKE).blocks(512):
+    for first, _ in VectorReader([vectors], LIKE, release=True).blocks(512):
         if first % 4096 == 0:
-            assert mapped(file) < 2000
+            assert mapped(file) < 4000
     assert vectors.sum(dtype=np.float64) == 16_384 * 256  # reads the whole file without releasing it
     assert mapped(file) > 8000
-    VectorReader([vectors], LIKE).take(np.array([0, 9000]), release=False)
-    assert mapped(file) > 8000
     VectorReader([vectors], LIKE).take(np.array([0, 9000]))
+    assert mapped(file) > 8000
+    VectorReader([vectors], LIKE, release=True).take(np.array([0, 9000]))
     assert mapped(file) < 2000
     assert vectors.sum(dtype=np.float64) == 16_384 * 256
-    for _ in VectorReader([StackedVectors([vectors[:9000], vectors[9000:]], 256)], LIKE).blocks(512):
+    for _ in VectorReader([StackedVectors([vectors[:9000], vectors[9000:]], 256)], LIKE, release=True).blocks(512):
         pass
     assert mapped(file) < 2000
 
@@ -95,7 +107,8 @@ class TestStacked:
     WHOLE = np.arange(22, dtype=np.float32).reshape(11, 2)
 
     @pytest.fixture
-    def stacked(self, tmp_path: Path) -> StackedVectors:
+    def stacked(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> StackedVectors:
+        monkeypatch.setattr(module, "SMALL_PART", 0)
         np.save(tmp_path / "file.npy", self.WHOLE[5:])
         return StackedVectors([self.WHOLE[:4], self.WHOLE[:0], self.WHOLE[4:5], open_vectors(tmp_path / "file.npy")], 2)
 
@@ -107,6 +120,14 @@ class TestStacked:
         for rows in ([], [10], [9, 0, 4, 4, 3]):
             assert np.array_equal(stacked[np.array(rows, dtype=np.int64)], self.WHOLE[rows])
         assert np.array_equal(stacked[2:9][3:], self.WHOLE[5:9])
+
+    def test_small_parts_are_joined(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr(module, "SMALL_PART", 4)
+        ends = np.cumsum([1, 2, 4, 1, 0, 1, 2])
+        stacked = StackedVectors(np.split(self.WHOLE, ends[:-1]), 2)
+        assert [len(part) for part in stacked.parts] == [3, 4, 4]
+        assert np.array_equal(stacked, self.WHOLE)
+        assert [len(part) for part in StackedVectors([self.WHOLE[:2], self.WHOLE[2:6]], 2).parts] == [2, 4]
 
     def test_nothing_is_copied_unless_necessary(self, stacked: StackedVectors) -> None:
         assert np.shares_memory(np.asarray(stacked[6:9]), stacked.parts[-1])

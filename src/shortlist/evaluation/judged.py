@@ -62,7 +62,7 @@ def judged_scores(
     """
     _check(queries, gallery, judgements)
     queries = queries.detach().to(computed_dtype(queries))
-    reader = VectorReader(gallery, queries)
+    reader = VectorReader(gallery, queries, release=True)
     by_query = zip(*judgements.values(), strict=True)
     with full_precision(queries.device):
         images = [_judged_images(query, reader, each) for query, each in zip(queries, by_query, strict=True)]

@@ -1,8 +1,8 @@
-"""Image collections that are searched by image: in a folder with FAISS, or in Milvus."""
+"""Image collections that are searched by image: in a folder, or in Milvus."""
 
 from shortlist.extras import extra
 
-with extra("search", __name__):
+with extra("training", __name__):
     from shortlist.gallery.gallery import Added, Gallery, GalleryError, Hit, Item, NoSuchItem, index
     from shortlist.gallery.rebuilding import rebuild
     from shortlist.gallery.switching import switch, switch_back

@@ -1,4 +1,4 @@
-"""A gallery in a folder: items, vectors, a FAISS index, and the model that computed the vectors.
+"""A gallery in a folder: items, vectors, a FAISS index of many vectors, and the model that computed the vectors.
 
 A change writes a segment with the added, removed and relabelled images, and then replaces gallery.json, which lists the
 segments. If the process is killed before that, the gallery is unchanged. Processes that have the gallery open continue
@@ -67,8 +67,10 @@ class FolderStore:
         Raises:
             GalleryError: The folder has other contents, or another process is changing it.
             ConfigError: There is no such kind of index.
+            MissingExtraError: This kind of index requires FAISS, which is not installed.
         """
         faiss_index.check_kind(kind)
+        faiss_index.check_installed(kind)
         if folder.is_file() or (folder.is_dir() and _has_other_contents(folder)):
             raise GalleryError(f"{folder} exists and is not a gallery: choose another location.")
         with _lock(folder):

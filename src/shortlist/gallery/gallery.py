@@ -15,7 +15,6 @@ from shortlist.data import Catalog, open_collection
 from shortlist.encoding.encoder import Encoder, ImageLike, is_single
 from shortlist.encoding.pretrained import is_pretrained
 from shortlist.errors import ConfigError, DataError, ShortlistError, did_you_mean
-from shortlist.extras import extra
 from shortlist.gallery.adding import Added, ImageAdder
 from shortlist.gallery.change_log import ChangeLog
 from shortlist.gallery.milvus_address import MilvusAddress, is_milvus
@@ -97,8 +96,8 @@ class Gallery:
             ConfigError: There is no such kind of index.
         """
         if not is_milvus(location):
-            with extra("search", "A gallery in a folder"):
-                from shortlist.gallery.folder_store import FolderStore
+            from shortlist.gallery.folder_store import FolderStore
+
             return cls(FolderStore.create(Path(location), encoder, kind))
         if model is None:
             raise GalleryError(f"{location} needs `model`, the folder of the model: a Milvus collection holds no copy.")
@@ -169,8 +168,8 @@ class Gallery:
         location = current_location(location)
         if is_milvus(location):
             raise GalleryError(f"{location} is a Milvus collection, whose files Milvus checks itself.")
-        with extra("search", "A gallery in a folder"):
-            from shortlist.gallery.checking import check_folder
+        from shortlist.gallery.checking import check_folder
+
         with (display or default_display()).task(f"checking {Path(location).absolute().name}", "files") as progress:
             return check_folder(Path(location), progress)
 
@@ -577,6 +576,6 @@ def _open_store(location: Path | str) -> Store:
         from shortlist.gallery.milvus_store import MilvusStore
 
         return MilvusStore(MilvusAddress.parse(str(location)))
-    with extra("search", "A gallery in a folder"):
-        from shortlist.gallery.folder_store import FolderStore
+    from shortlist.gallery.folder_store import FolderStore
+
     return FolderStore(Path(location))

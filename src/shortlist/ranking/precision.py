@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Iterator
-from contextlib import contextmanager, nullcontext
+from contextlib import ExitStack, contextmanager, nullcontext
 
 import torch
 from torch import Tensor
@@ -21,22 +22,49 @@ def computed_dtype(*vectors: Tensor | None) -> torch.dtype:
 def full_precision(device: torch.device) -> Iterator[None]:
     """Disable autocast and reduced-precision float32 matrix products within the context."""
     has_autocast = torch.amp.is_autocast_available(device.type)
-    with torch.autocast(device.type, enabled=False) if has_autocast else nullcontext():
-        try:
-            before = torch.get_float32_matmul_precision()
-        except RuntimeError:  # raised if torch's newer per-backend settings were used, which do not mix with this one
-            with _full_precision_per_backend():
-                yield
-            return
-        torch.set_float32_matmul_precision("highest")
-        try:
-            yield
-        finally:
-            torch.set_float32_matmul_precision(before)
+    with torch.autocast(device.type, enabled=False) if has_autocast else nullcontext(), _highest_in_process:
+        yield
+
+
+class _HighestInProcess:
+    """Full precision of products, a setting that all threads share: the last thread that needed it restores it."""
+
+    def __init__(self) -> None:
+        self._lock, self._threads, self._setting = threading.Lock(), 0, ExitStack()
+
+    def __enter__(self) -> None:
+        with self._lock:
+            if not self._threads:
+                self._setting.enter_context(_highest())
+            self._threads += 1
+
+    def __exit__(self, *_: object) -> None:
+        with self._lock:
+            self._threads -= 1
+            if not self._threads:
+                self._setting.close()
+
+
+_highest_in_process = _HighestInProcess()
 
 
 @contextmanager
-def _full_precision_per_backend() -> Iterator[None]:
+def _highest() -> Iterator[None]:
+    try:
+        before = torch.get_float32_matmul_precision()
+    except RuntimeError:  # raised if torch's newer per-backend settings were used, which do not mix with this one
+        with _highest_per_backend():
+            yield
+        return
+    torch.set_float32_matmul_precision("highest")
+    try:
+        yield
+    finally:
+        torch.set_float32_matmul_precision(before)
+
+
+@contextmanager
+def _highest_per_backend() -> Iterator[None]:
     backends = (torch.backends.cuda.matmul, torch.backends.mkldnn.matmul)  # type: ignore[attr-defined]
     before = [backend.fp32_precision for backend in backends]
     for backend in backends:

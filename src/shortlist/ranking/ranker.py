@@ -19,6 +19,7 @@ from shortlist.ranking.relevance import HIDDEN
 from shortlist.ranking.scratch import Scratch
 
 TILE = 2**22  # number of similarities in memory at once, unless the consumer chooses the shape of the tiles
+FEW_QUERIES, ROWS_PER_PRODUCT = 32, 256  # products of few queries are computed in blocks of the gallery
 
 
 class VectorSource(Protocol):
@@ -131,7 +132,7 @@ class Ranker:
 
     def _hide(self, tile: Tile) -> None:
         if self.excluded is not None:
-            tile.similarities[:, self.excluded[tile.items]] = HIDDEN
+            tile.similarities.masked_fill_(self.excluded[tile.items], HIDDEN)
         if self.hidden is not None:
             bounds = torch.tensor((tile.queries.start, tile.queries.stop), device=self.hidden[0].device)
             start, stop = torch.searchsorted(self.hidden[0], bounds).tolist()
@@ -143,7 +144,17 @@ class Ranker:
 def products(left: Tensor, right: Tensor, out: Tensor | None = None) -> Tensor:
     """Compute the dot products of all pairs of rows in full precision."""
     with full_precision(left.device):
-        return torch.mm(left, right.T, out=out)
+        if len(left) > FEW_QUERIES or left.device.type != "cpu":
+            return torch.mm(left, right.T, out=out)
+        # One product of a few rows and many rows would read the memory at less than half of its speed.
+        out = left.new_empty(len(left), len(right)) if out is None else out
+        transposed = out.T if len(left) == 1 else torch.empty_like(out).view(out.T.shape)
+        number = len(right) // ROWS_PER_PRODUCT
+        end = number * ROWS_PER_PRODUCT
+        blocks, found = (each[:end].view(number, ROWS_PER_PRODUCT, each.shape[1]) for each in (right, transposed))
+        torch.bmm(blocks, left.T.expand(number, -1, -1), out=found)
+        torch.mm(right[end:], left.T, out=transposed[end:])
+        return out if len(left) == 1 else out.copy_(transposed.T)
 
 
 def rounding(dimensions: int, dtype: torch.dtype) -> float:

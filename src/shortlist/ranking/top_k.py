@@ -1,8 +1,8 @@
 """The k most similar items of each query, collected exactly from the tiles of the streaming ranker.
 
-A similarity threshold per query is estimated from a sample of the gallery, so that slightly more than k items are
-expected to reach it. Only these items are candidates. Queries for which fewer than k items reach the threshold are
-searched again without one.
+For few queries, the most similar items of each tile are found directly. For many queries, a similarity threshold per
+query is estimated from a sample of the gallery, so that slightly more than k items are expected to reach it. Only these
+items are candidates. Queries for which fewer than k items reach the threshold are searched again, directly.
 """
 
 from __future__ import annotations
@@ -14,11 +14,13 @@ from functools import partial
 import torch
 from torch import Tensor
 
-from shortlist.ranking.ranker import Ranker, Tile, products
+from shortlist.ranking.ranker import FEW_QUERIES, Ranker, Tile, products
 
-BLOCK_SIZE = 4_096  # queries searched at once; rows and columns of a tile if the queries are the gallery (64 MB)
-PRODUCTS_PER_TILE, MAX_COLUMNS = 2**23, 65_536  # other tiles: 32 MB, and maximum number of items
-SAMPLE_SIZE = 2_048  # number of items from which the thresholds are estimated
+# Matrix products are fastest if a tile has an odd multiple of 16 columns: its rows are then aligned to 64 bytes, but do
+# not compete for the same lines of the cache, as they do if the number of columns is a power of two.
+BLOCK_SIZE = 4_080  # queries searched at once; rows and columns of a tile if the queries are the gallery (64 MB)
+PRODUCTS_PER_TILE = 2**22  # of other tiles (16 MB)
+MAX_SAMPLE, ITEMS_PER_SAMPLE = 2_048, 16  # the thresholds are estimated from every 16th item, and at most 2,048 items
 CAPACITY_FACTOR = 1.5  # candidates per query, divided by k: 1.5 k keys of 8 bytes make room for k results of 12 bytes
 QUERIES_PER_SORT = 1_024
 
@@ -43,13 +45,13 @@ def top_k(ranker: Ranker, k: int, *, symmetric: bool = False, progress: Progress
     """
     number, size, device = len(ranker.queries), len(ranker.gallery), ranker.gallery.device
     estimate = _estimate(ranker, k)
-    if symmetric and size > BLOCK_SIZE:
+    if symmetric and size > BLOCK_SIZE and estimate is not None:
         return _search(ranker, k, estimate, symmetric, progress)
     similarities = torch.empty(number, k, device=device)
     items = torch.empty(number, k, dtype=torch.int64, device=device)
     for start in range(0, number if k else 0, BLOCK_SIZE):
         stop = min(start + BLOCK_SIZE, number)
-        block = ranker.select(torch.arange(start, stop, device=device))
+        block = ranker.select(torch.arange(start, stop, device=device)) if number > BLOCK_SIZE else ranker
         similarities[start:stop], items[start:stop] = _search(block, k, estimate)
         if progress is not None:
             progress(stop * size, number * size)
@@ -57,14 +59,15 @@ def top_k(ranker: Ranker, k: int, *, symmetric: bool = False, progress: Progress
 
 
 def _search(
-    ranker: Ranker, k: int, estimate: Estimate, symmetric: bool = False, progress: Progress | None = None
+    ranker: Ranker, k: int, estimate: Estimate | None, symmetric: bool = False, progress: Progress | None = None
 ) -> Found:
     """Search with the candidates of all queries in memory."""
+    if estimate is None:
+        return _search_directly(ranker, k)
     number, done = len(ranker.queries), 0
     thresholds = [estimate(block) for _, block in ranker.queries.blocks(BLOCK_SIZE)]
     candidates = _Candidates(torch.cat(thresholds), k)
-    products_per_tile = PRODUCTS_PER_TILE // (8 if estimate is _no_thresholds else 1)  # then all are candidates
-    columns = BLOCK_SIZE if symmetric else min(MAX_COLUMNS, max(1, products_per_tile // number))
+    columns = BLOCK_SIZE if symmetric else min(BLOCK_SIZE, _columns(number))
     for tile in ranker.tiles(BLOCK_SIZE, columns, symmetric):
         both_ways = symmetric and tile.queries != tile.items
         candidates.add(tile, both_ways)
@@ -73,32 +76,55 @@ def _search(
             progress(done, number * len(ranker.gallery))
     similarities, items = candidates.best()
     incomplete = similarities[:, -1].isneginf().nonzero().view(-1)
-    if len(incomplete) and estimate is not _no_thresholds:
+    if len(incomplete):
         again = ranker.select(incomplete)
-        found = top_k(again, k) if symmetric else _search(again, k, _no_thresholds)
-        similarities[incomplete], items[incomplete] = found
+        similarities[incomplete], items[incomplete] = top_k(again, k) if symmetric else _search_directly(again, k)
     return similarities, items
 
 
-def _estimate(ranker: Ranker, k: int) -> Estimate:
-    """Choose the sample, and the rank in it whose similarity is the threshold: two standard deviations after k."""
+def _search_directly(ranker: Ranker, k: int) -> Found:
+    """Search without thresholds, with the most similar items of several tiles in memory."""
+    found: list[Tensor] = []
+    for tile in ranker.tiles(columns=_columns(len(ranker.queries))):
+        similarities, size = tile.similarities, tile.similarities.shape[1]
+        best, items = similarities.topk(min(k + 1, size))
+        if size > k and (best[:, k - 1] == best[:, k]).any():  # topk returns any of several equal similarities
+            best, items = similarities, torch.arange(size, device=items.device)
+        found.append(_keys(best, items + tile.items.start))
+        if sum(keys.shape[1] for keys in found) > 3 * k:
+            found = [torch.cat(found, 1).topk(k).values]
+    keys = torch.cat(found, 1).topk(k).values
+    return _similarities(keys), _items(keys)
+
+
+def _columns(number: int) -> int:
+    """Return how many items a tile of these queries has: an odd multiple of 16, like `BLOCK_SIZE`."""
+    columns = PRODUCTS_PER_TILE // number
+    return columns // 32 * 32 - 16 if columns >= 32 else max(columns, 1)
+
+
+def _estimate(ranker: Ranker, k: int) -> Estimate | None:
+    """Choose the sample, and the rank in it whose similarity is the threshold: three standard deviations after k.
+
+    Returns:
+        None if there are few queries, or the sample is too small.
+    """
+    if len(ranker.queries) <= FEW_QUERIES:
+        return None
     rows = torch.arange(len(ranker.gallery), device=ranker.gallery.device)
     if ranker.excluded is not None:
         rows = rows[~ranker.excluded]
-    expected = k * SAMPLE_SIZE / max(len(rows), 1)  # expected number of the k results that are in the sample
-    rank = math.ceil(expected + 2 * expected**0.5 + 1)
-    if len(rows) <= SAMPLE_SIZE or rank > SAMPLE_SIZE:
-        return _no_thresholds
-    spread = torch.arange(SAMPLE_SIZE, device=rows.device) * len(rows) // SAMPLE_SIZE
+    size = min(MAX_SAMPLE, len(rows) // ITEMS_PER_SAMPLE)
+    expected = k * size / max(len(rows), 1)  # expected number of the k results that are in the sample
+    rank = math.ceil(expected + 3 * expected**0.5 + 1)
+    if rank > size:
+        return None
+    spread = torch.arange(size, device=rows.device) * len(rows) // size
     return partial(_similarity_at, rank, ranker.gallery.take(rows[spread]))
 
 
 def _similarity_at(rank: int, sample: Tensor, queries: Tensor) -> Tensor:
     return products(queries, sample).topk(rank, sorted=False).values.amin(1)
-
-
-def _no_thresholds(queries: Tensor) -> Tensor:
-    return torch.full_like(queries[:, 0], torch.finfo(queries.dtype).min)
 
 
 class _Candidates:
@@ -124,32 +150,32 @@ class _Candidates:
         if both_ways:
             for_items = self.thresholds[tile.items]
             reached |= tile.similarities >= for_items
-        (position,) = reached.view(-1).nonzero(as_tuple=True)
-        similarities = tile.similarities.view(-1).index_select(0, position)
+        position = _positions(reached.view(-1))
+        similarities = _take(tile.similarities.view(-1), position)
         query = position.div(reached.shape[1], rounding_mode="floor")
         item = position - query * reached.shape[1]
         if both_ways:
-            chosen = (similarities >= for_items[item]).nonzero().view(-1)
-            chosen = chosen[item[chosen].to(torch.int32).argsort()]
-            keys = _keys(similarities[chosen], query[chosen] + tile.queries.start)
-            self._append(tile.items.start, item[chosen], keys)
-            chosen = similarities >= for_queries[query]
-            similarities, query, item = similarities[chosen], query[chosen], item[chosen]
+            chosen = (similarities >= _take(for_items, item)).nonzero().view(-1)
+            chosen = _take(chosen, _take(item, chosen).to(torch.int32).argsort())
+            keys = _keys(_take(similarities, chosen), _take(query, chosen) + tile.queries.start)
+            self._append(tile.items.start, _take(item, chosen), keys)
+            chosen = (similarities >= _take(for_queries, query)).nonzero().view(-1)
+            similarities, query, item = _take(similarities, chosen), _take(query, chosen), _take(item, chosen)
         self._append(tile.queries.start, query, _keys(similarities, item + tile.items.start))
 
     def _append(self, first: int, query: Tensor, keys: Tensor) -> None:
         """Append candidates that are sorted by query, where query 0 is the one with index `first`."""
         new = torch.bincount(query)
-        slot = torch.arange(len(query), device=query.device) - (new.cumsum(0) - new)[query]
+        slot = torch.arange(len(query), device=query.device) - _take(new.cumsum(0) - new, query)
         counts = self.counts[first : first + len(new)]
         full = counts + new > self.capacity
         if full.any():
-            is_full = full[query]
+            is_full = _take(full, query)
             row = (full.cumsum(0) - 1)[query[is_full]]
             self._keep_best(first + full.nonzero().view(-1), row, slot[is_full], keys[is_full])
             query, slot, keys = query[~is_full], slot[~is_full], keys[~is_full]
             new.masked_fill_(full, 0)
-        self.keys.view(-1)[(query + first) * self.capacity + counts[query] + slot] = keys
+        self.keys.view(-1).scatter_(0, (query + first) * self.capacity + _take(counts, query) + slot, keys)
         counts += new
 
     def _keep_best(self, queries: Tensor, row: Tensor, slot: Tensor, new: Tensor) -> None:
@@ -169,8 +195,22 @@ class _Candidates:
         for start in range(0, len(items), QUERIES_PER_SORT):
             block = slice(start, start + QUERIES_PER_SORT)
             keys = self.keys[block].topk(self.k).values
-            similarities[block], items[block] = _similarities(keys), _LAST_ITEM - (keys & _LAST_ITEM)
+            similarities[block], items[block] = _similarities(keys), _items(keys)
         return similarities, items
+
+
+def _take(values: Tensor, positions: Tensor) -> Tensor:
+    """Return values[positions], several times faster."""
+    return values.index_select(0, positions)
+
+
+def _positions(mask: Tensor) -> Tensor:
+    """Return the indices of the true values, ascending. Most values are false, and are skipped 8 at a time."""
+    if len(mask) % 8:
+        return mask.nonzero().view(-1)
+    some = mask.view(torch.int64).nonzero().view(-1)
+    row, offset = _take(mask.view(-1, 8), some).nonzero(as_tuple=True)
+    return _take(some, row) * 8 + offset
 
 
 _LAST_ITEM = 2**32 - 1
@@ -185,6 +225,10 @@ def _keys(similarities: Tensor, items: Tensor) -> Tensor:
 
 def _similarities(keys: Tensor) -> Tensor:
     return _flip_negative((keys >> 32).to(torch.int32)).view(torch.float32)
+
+
+def _items(keys: Tensor) -> Tensor:
+    return _LAST_ITEM - (keys & _LAST_ITEM)
 
 
 def _flip_negative(bits: Tensor) -> Tensor:

@@ -1,6 +1,6 @@
-"""Search with FAISS: exact, or with an approximate index.
+"""Approximate search with FAISS indexes.
 
-The index may cover only the first vectors; the others are then searched exactly. This module also chooses the kind of
+An index may cover only the first vectors; the others are then searched exactly. This module also chooses the kind of
 index by the number of vectors, builds it, and measures its recall.
 """
 
@@ -35,8 +35,7 @@ RERANK_FACTOR, MIN_RERANKED = 4, 100  # IVF-PQ candidates to rerank: a multiple 
 MIN_EFFORT = 16  # number of lists (IVF-PQ) or candidates (HNSW) that a search visits
 MAX_HNSW_CANDIDATES = 1_024
 TARGET_RECALL, RECALL_AT, RECALL_QUERIES = 0.95, 10, 1_000
-MANY_QUERIES = 20  # from this number on, the vectors that can be found are copied, for fast matrix products
-_VECTORS_PER_ADD, _VECTORS_PER_COPY = 16_384, 65_536
+_VECTORS_PER_ADD = 16_384
 
 Rows = NDArray[Any] | StackedVectors  # (n, d), may be memory-mapped
 Found = tuple[NDArray[np.float32], NDArray[np.int64]]  # similarities and rows, (q, k) each
@@ -66,6 +65,12 @@ def choose_kind(requested: str, number: int, dim: int) -> str:
 def check_kind(kind: str) -> None:
     """Raise a ConfigError if there is no such kind of index."""
     check_known("index of the kind", kind, ("auto", *KINDS))
+
+
+def check_installed(kind: str) -> None:
+    """Raise a MissingExtraError if this kind of index requires FAISS, and it is not installed."""
+    if kind in ("hnsw", "ivfpq"):
+        _faiss()
 
 
 def build(kind: str, vectors: Rows, progress: Progress | None = None) -> Any:
@@ -139,52 +144,20 @@ def search(
     """
     indexed = 0 if index is None else int(index.ntotal)
     if not indexed:
-        return search_exactly(vectors, queries, k, searchable)
+        return _search_exactly(vectors, queries, k, searchable)
     among = None if searchable is None else searchable[:indexed]
     by_index = search_indexed(index, vectors, queries, min(k, _number(indexed, among)), among)
     if (by_index[1] < 0).any():  # for a large k, an approximate index may find fewer
-        return search_exactly(vectors, queries, k, searchable)
+        return _search_exactly(vectors, queries, k, searchable)
     if indexed == len(vectors):
         return by_index
-    scores, rows = search_exactly(vectors[indexed:], queries, k, None if searchable is None else searchable[indexed:])
+    scores, rows = _search_exactly(vectors[indexed:], queries, k, None if searchable is None else searchable[indexed:])
     return merge_results([by_index, (scores, rows + indexed)], k)
 
 
-def search_exactly(vectors: Rows, queries: NDArray[np.float32], k: int, searchable: NDArray[np.bool_] | None) -> Found:
-    """Compare queries with all vectors; see `search`. Memory-mapped vectors are read in place."""
-    found, first = [(np.empty((len(queries), 0), np.float32), np.empty((len(queries), 0), np.int64))], 0
-    for part in vectors.parts if isinstance(vectors, StackedVectors) else [vectors]:
-        among = None if searchable is None else searchable[first : first + len(part)]
-        scores, rows = _search_part(part, queries, k, None if among is None or among.all() else among)
-        found.append((scores, rows + first))
-        first += len(part)
-    return merge_results(found, k)
-
-
-def _search_part(
-    part: NDArray[Any], queries: NDArray[np.float32], k: int, searchable: NDArray[np.bool_] | None
-) -> Found:
-    if searchable is None or len(queries) < MANY_QUERIES:
-        return _compare(part, queries, k, searchable)
-    starts = range(0, len(part), _VECTORS_PER_COPY)
-    chosen = [np.flatnonzero(searchable[start : start + _VECTORS_PER_COPY]) + start for start in starts]
-    found = [_compare(part[rows], queries, k, None) for rows in chosen]
-    return merge_results([(scores, rows[at]) for rows, (scores, at) in zip(chosen, found, strict=True)], k)
-
-
-def _compare(
-    vectors: NDArray[Any], queries: NDArray[np.float32], k: int, searchable: NDArray[np.bool_] | None
-) -> Found:
-    faiss = _faiss()
-    shape = (len(queries), min(k, _number(len(vectors), searchable)))
-    scores, rows = np.empty(shape, dtype=np.float32), np.empty(shape, dtype=np.int64)
-    if scores.size:
-        inputs = _float32(queries), _float32(vectors)
-        selector, _bitmap = (None, None) if searchable is None else _selector(searchable)
-        pointers = [faiss.swig_ptr(each) for each in (*inputs, scores, rows)]
-        sizes = (vectors.shape[1], len(queries), len(vectors), shape[1])
-        faiss.knn_inner_product(*pointers[:2], *sizes, *pointers[2:], selector)
-    return scores, rows
+def _search_exactly(vectors: Rows, queries: NDArray[np.float32], k: int, searchable: NDArray[np.bool_] | None) -> Found:
+    scores, rows = nearest(queries, vectors, k, searchable=searchable)
+    return scores.numpy(), rows.numpy()
 
 
 def merge_results(found: Sequence[Found], k: int) -> Found:
@@ -355,7 +328,7 @@ def read(path: Path, vectors: Rows) -> Any:
 
 
 def _faiss() -> Any:
-    with extra("search", "A gallery in a folder"):
+    with extra("search", "An approximate index"):
         import faiss  # slow to import; generated by SWIG, without types
     return faiss
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import mmap
 from collections.abc import Iterator, Sequence
+from itertools import groupby
 from pathlib import Path
 from typing import Any, overload
 
@@ -14,9 +15,12 @@ from torch import Tensor
 
 from shortlist.errors import DataError
 
+SMALL_PART = 1_024  # arrays of fewer vectors are copied into one, so that a search does not read them one by one
+MAX_COPIED = 16_384  # number of vectors that are converted to another type or moved to another device at a time
+
 
 class StackedVectors:
-    """Several arrays of vectors that are read as one, without copying them. A slice is a view; chosen rows are copied.
+    """Several arrays of vectors that are read as one. Only small ones are copied. A slice is a view.
 
     Args:
         parts: Arrays of float32, (n, d) each. They may be memory-mapped.
@@ -26,7 +30,10 @@ class StackedVectors:
     ndim = 2
 
     def __init__(self, parts: Sequence[NDArray[np.float32]], dim: int) -> None:
-        self.parts = [part for part in parts if len(part)]
+        self.parts: list[NDArray[np.float32]] = []
+        for is_small, group in groupby(filter(len, parts), key=lambda part: len(part) < SMALL_PART):
+            some = list(group)
+            self.parts += [np.concatenate(some)] if is_small and len(some) > 1 else some
         self.shape = (sum(map(len, self.parts)), dim)
 
     def __len__(self) -> int:
@@ -42,7 +49,7 @@ class StackedVectors:
         if not isinstance(rows, slice):
             if not len(rows):
                 return np.empty((0, self.shape[1]), dtype=np.float32)
-            return VectorReader(self.parts, torch.empty(0)).take(rows, release=False).numpy()
+            return VectorReader(self.parts, torch.empty(0)).take(rows).numpy()
         first, stop, _ = rows.indices(len(self))
         ends = np.cumsum([len(part) for part in self.parts]).tolist()
         starts = [end - len(part) for end, part in zip(ends, self.parts, strict=True)]
@@ -81,62 +88,65 @@ class VectorReader:
     Args:
         parts: Arrays (n, d) each.
         like: Tensor with the dtype and device of the vectors that are read.
+        release: Remove the pages of memory maps from this process's memory after reading them. The system may keep them
+            in its cache. Vectors that are searched again soon should stay.
     """
 
-    def __init__(self, parts: Sequence[Vectors], like: Tensor) -> None:
-        self.parts, self.device, self.dtype = parts, like.device, like.dtype
-        self._ends = np.cumsum([len(part) for part in parts])
+    def __init__(self, parts: Sequence[Vectors], like: Tensor, *, release: bool = False) -> None:
+        self.device, self.dtype, self._release = like.device, like.dtype, release
+        self._arrays = [each for part in parts for each in (part.parts if isinstance(part, StackedVectors) else [part])]
+        self._tensors = [_as_tensor(each) for each in self._arrays]
+        self._ends = torch.tensor([len(each) for each in self._tensors], dtype=torch.int64).cumsum(0)
 
     def __len__(self) -> int:
-        return int(self._ends[-1])
+        return sum(map(len, self._tensors))
 
     def blocks(self, size: int, first: int = 0) -> Iterator[tuple[int, Tensor]]:
         """Yield the vectors from row `first` on in blocks (m, d) of at most `size` rows, each with its first row.
 
-        A block does not span two parts.
+        A block does not span two parts. It may share the memory of a part, and must not be changed.
         """
-        for part, end in zip(self.parts, self._ends.tolist(), strict=True):
-            begin = end - len(part)
-            for start in range(max(first - begin, 0), len(part), size):
-                yield begin + start, self._tensor(part[start : start + size])
+        for array, part, end in zip(self._arrays, self._tensors, self._ends.tolist(), strict=True):
+            is_copied = (part.device, part.dtype) != (self.device, self.dtype)
+            rows, begin = min(size, MAX_COPIED) if is_copied else size, end - len(part)
+            for start in range(max(first - begin, 0), len(part), rows):
+                yield begin + start, part[start : start + rows].to(self.device, self.dtype)
+                self._release_pages(array)
 
-    def take(self, rows: Tensor | NDArray[np.int64], *, release: bool = True) -> Tensor:
-        """Return the vectors of these rows, (m, d).
-
-        Args:
-            rows: Row numbers, (m,).
-            release: Remove the pages of memory maps from this process's memory.
-        """
-        rows = torch.as_tensor(rows).cpu().numpy()
-        part_of_row = np.searchsorted(self._ends, rows, side="right")
-        taken = torch.empty(len(rows), self.parts[0].shape[1], dtype=self.dtype, device=self.device)
-        for number in np.unique(part_of_row).tolist():
-            positions = np.flatnonzero(part_of_row == number)
-            part = self.parts[number]
+    def take(self, rows: Tensor | NDArray[np.int64]) -> Tensor:
+        """Return a copy of the vectors of these rows, (m, d)."""
+        rows = torch.as_tensor(rows).cpu()
+        part_of_row = torch.searchsorted(self._ends, rows, right=True)
+        taken = torch.empty(len(rows), self._tensors[0].shape[1], dtype=self.dtype, device=self.device)
+        for number, (array, part) in enumerate(zip(self._arrays, self._tensors, strict=True)):
+            positions = (part_of_row == number).nonzero().view(-1)
             chosen = rows[positions] - (self._ends[number] - len(part))
-            found = part[torch.from_numpy(chosen)] if isinstance(part, Tensor) else part[chosen]
-            taken[torch.from_numpy(positions).to(self.device)] = self._tensor(found)
-            if release:
-                _release_pages(part)
+            found = part.index_select(0, chosen.to(part.device))
+            taken[positions.to(self.device)] = found.to(self.device, self.dtype)
+            self._release_pages(array)
         return taken
 
-    def _tensor(self, vectors: Vectors) -> Tensor:
-        if isinstance(vectors, Tensor):
-            return vectors.detach().to(self.device, self.dtype)
-        copied = torch.from_numpy(np.array(vectors))  # reads a memory map
-        _release_pages(vectors)
-        return copied.to(self.device, self.dtype)
+    def _release_pages(self, array: Tensor | NDArray[Any]) -> None:
+        if not self._release or not isinstance(array, np.memmap) or array.mode != "r":
+            return
+        base: Any = array
+        while isinstance(base, np.ndarray):
+            base = base.base
+        if isinstance(base, mmap.mmap) and hasattr(mmap, "MADV_DONTNEED"):
+            base.madvise(mmap.MADV_DONTNEED)
 
 
-def _release_pages(array: Vectors) -> None:
-    """Remove the pages of a read-only memory map from this process's memory. The system may keep them in its cache."""
-    if isinstance(array, StackedVectors):
-        for part in array.parts:
-            _release_pages(part)
-    if not isinstance(array, np.memmap) or array.mode != "r" or not hasattr(mmap, "MADV_DONTNEED"):
-        return
-    base: Any = array
-    while isinstance(base, np.ndarray):
-        base = base.base
-    if isinstance(base, mmap.mmap):
-        base.madvise(mmap.MADV_DONTNEED)
+def _as_tensor(vectors: Tensor | NDArray[Any]) -> Tensor:
+    """Return a tensor that shares the memory of an array, and must not be changed."""
+    if isinstance(vectors, Tensor):
+        return vectors.detach()
+    return torch.from_numpy(np.asarray(_Writeable(vectors)) if min(vectors.strides) >= 0 else vectors.copy())
+
+
+class _Writeable:
+    """The memory of an array, declared as writeable: torch warns about arrays that are read-only."""
+
+    def __init__(self, array: NDArray[Any]) -> None:
+        self._array = array  # keeps its memory
+        facts = array.__array_interface__
+        self.__array_interface__ = {**facts, "data": (facts["data"][0], False)}
