@@ -37,10 +37,10 @@ import psutil
 import torch
 from alone import run_alone
 
-from shortlist.ranking.ranker import products
-from shortlist.ranking.top_k import BLOCK_SIZE
 from shortlist.gallery.folder_store import FolderStore
 from shortlist.gallery.store import Row
+from shortlist.ranking.ranker import products
+from shortlist.ranking.top_k import BLOCK_SIZE
 from shortlist.search import faiss_index, nearest
 
 RESULTS = Path(__file__).parent / "results" / "search.json"
