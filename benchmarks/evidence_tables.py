@@ -19,12 +19,15 @@ from typing import Any
 from evidence import FINETUNED, METHODS, OTHER_LOSSES, REMEDIES
 from scipy.special import stdtrit
 
+from shortlist.report.study_results import PAPER
+
 ROOT = Path(__file__).parents[1]
 RESULTS = ROOT / "benchmarks" / "results" / "evidence"
 PAGE = ROOT / "docs" / "results.md"
 PLOT = ROOT / "docs" / "images" / "results.png"
 BUDGETS = {"images": "Equal images (120,000)", "steps": "Equal steps (1,000)"}
 BATCHES = (16, 64, 392)
+CHARACTER_BATCHES, STARTS = (16, 64, 256, 1024), ("random weights", "from glyphs")  # of Omniglot
 SMALL = 0.5  # points: a difference whose whole interval is smaller than this is none
 Table = tuple[Sequence[str], Sequence[Sequence[str]]]  # header and rows
 
@@ -46,10 +49,14 @@ class Results:
         self.runs: list[dict[str, Any]] = [json.loads(line) for line in lines]
         self.tests: dict[str, dict[int, float]] = defaultdict(dict)
         self.rates: dict[str, float] = {}
+        self.half_widths: list[float] = []  # of the 95 % interval over queries of each test
         for run in self.runs:
             if run["phase"] == phase:
                 self.tests[run["cell"]["name"]][run["seed"]] = 100 * run["r@1"]
                 self.rates[run["cell"]["name"]] = run["rate"]
+                if phase == "test":
+                    deviation = (run["r@1"] * (1 - run["r@1"]) / run["test"]["queries"]) ** 0.5
+                    self.half_widths.append(100 * 1.96 * deviation)
 
     def mean(self, cell: str) -> str:
         """Return mean and standard deviation over seeds."""
@@ -119,6 +126,66 @@ def verdict(differences: Iterable[Difference | None]) -> str:
 
 
 # ------------------------------------------------------------------------------------------------------------- tables
+
+
+def summary(frozen: Results, tuned: Results, characters: Results) -> Table:
+    """The claims of the paper, its results, and the verdicts of each part of the plan."""
+    judged = {(claim, budget): outcome for claim, budget, _, outcome in claims(frozen)[1]}
+    settings = {claim: outcome for claim, _, outcome in setting_claims(frozen)[1]}
+
+    def by_budget(claim: str) -> list[str]:
+        return [judged[claim, budget] for budget in BUDGETS.values()]
+
+    larger = [
+        characters.difference(_character_cell("RS@k", 1024, start), _character_cell("RS@k", batch, start))
+        for start in STARTS
+        for batch in (16, 64, 256)
+    ]
+    mixed = verdict(
+        characters.difference(_character_cell("RS@k + SiMix", batch, start), _character_cell("RS@k", batch, start))
+        for start in STARTS
+        for batch in CHARACTER_BATCHES
+    )
+    opposite = {"holds": "does not hold", "does not hold": "holds"}
+    rows = [
+        ["Larger batches help", _paper("RS@k"), *by_budget("RS@k: batch 392 is better"), "", verdict(larger)],
+        [
+            "SiMix helps on Cars196",
+            _paper("RS@k + SiMix", "RS@k"),
+            *by_budget("SiMix improves RS@k"),
+            verdict([tuned.difference("RS@k + SiMix", "RS@k")]),
+            "",
+        ],
+        [
+            "... most at small batches",
+            "",
+            *by_budget("The gain of SiMix over RS@k is larger at 16 than at 392"),
+            "",
+            "",
+        ],
+        ["SiMix does not help with many classes", "SOP -0.7, VehicleID -0.4", "", "", "", opposite.get(mixed, mixed)],
+        [
+            "RS@k is better than SAP",
+            _paper("RS@k", "SAP"),
+            *by_budget("RS@k is better than SAP"),
+            verdict([tuned.difference("RS@k", "SAP")]),
+            "",
+        ],
+        ["... most at small batches", "", *by_budget("The gain of RS@k over SAP is larger at 16 than at 392"), "", ""],
+        ["Rank temperature 1 is the best", "stated in words", settings["Rank temperature 1 is the best"], "", "", ""],
+        ["K matters little", "stated in words", settings["K matters little"], "", "", ""],
+    ]
+    parts = ["frozen, equal images", "frozen, equal steps", "all weights", "Omniglot"]
+    return ["claim", "the paper's results (ResNet-50, GPU)", *parts], rows
+
+
+def _paper(method: str, other: str | None = None) -> str:
+    """Return the paper's r@1 on Cars196 by batch size, or the difference of two methods."""
+    curves = PAPER["batch-size"]["Cars196, ResNet-50"]
+    values = {batch: curves[method][str(batch)][0] for batch in BATCHES}
+    if other is None:
+        return "; ".join(f"{batch}: {value:.1f}" for batch, value in values.items())
+    return "; ".join(f"{batch}: {value - curves[other][str(batch)][0]:+.1f}" for batch, value in values.items())
 
 
 def cell(method: str, batch: int, budget: str) -> str:
@@ -270,12 +337,16 @@ def finetuned(found: Results) -> Table:
     return ["all weights, batch 392, 840 steps", "learning rate", "r@1", "difference from RS@k"], rows
 
 
+def _character_cell(method: str, batch: int, start: str) -> str:
+    return f"{method}, batch {batch}, {start}"
+
+
 def omniglot(found: Results) -> Table:
     """Omniglot, by batch size and initial weights."""
     rows = []
-    for start in ("random weights", "from glyphs"):
-        for batch in (16, 64, 256, 1024):
-            plain, mixed = (f"{method}, batch {batch}, {start}" for method in ("RS@k", "RS@k + SiMix"))
+    for start in STARTS:
+        for batch in CHARACTER_BATCHES:
+            plain, mixed = (_character_cell(method, batch, start) for method in ("RS@k", "RS@k + SiMix"))
             gap = found.difference(mixed, plain)
             rows.append([start, str(batch), found.mean(plain), found.mean(mixed), str(gap or "-")])
     return ["start", "batch", "RS@k", "RS@k + SiMix", "gain of SiMix"], rows
@@ -294,19 +365,31 @@ def remedies(cars: Results, characters: Results) -> Table:
     return header, rows
 
 
+def queries(studies: Mapping[str, Results]) -> Table:
+    """Half of the widths of the intervals over queries."""
+    rows = [
+        [name, str(len(found.half_widths)), f"{min(found.half_widths):.1f} to {max(found.half_widths):.1f}"]
+        for name, found in studies.items()
+        if found.half_widths
+    ]
+    return ["runs", "number", "half width"], rows
+
+
 def tables() -> dict[str, str]:
     """Return the tables of the page in Markdown, by name."""
-    frozen = Results("frozen")
+    frozen, tuned, characters = Results("frozen"), Results("finetune"), Results("omniglot")
     found = {
+        "summary": summary(frozen, tuned, characters),
         "frozen grid, equal images": grid(frozen, "images"),
         "frozen grid, equal steps": grid(frozen, "steps"),
         "frozen claims": claims(frozen),
         "frozen variations": variations(frozen),
         "frozen losses": losses(frozen),
         "frozen setting claims": setting_claims(frozen),
-        "finetune": finetuned(Results("finetune")),
-        "omniglot": omniglot(Results("omniglot")),
+        "finetune": finetuned(tuned),
+        "omniglot": omniglot(characters),
         "remedies": remedies(Results("remedies-frozen", "validation"), Results("remedies-omniglot", "validation")),
+        "queries": queries({"frozen, Cars196": frozen, "all weights, Cars196": tuned, "Omniglot": characters}),
     }
     return {name: _markdown(*table) for name, table in found.items()}
 
