@@ -253,9 +253,9 @@ def build_optimizer(
     """
     groups: list[dict[str, Any]] = []
     for name, parameters in {**parts, "loss": list(loss.parameters())}.items():
-        part = getattr(config.parts, name, None)
-        lr = config.lr * (part.lr_multiplier if part else 1.0)
-        decay = config.weight_decay if part is None or part.weight_decay is None else part.weight_decay
+        part = getattr(config.parts, name)
+        lr = config.lr * part.lr_multiplier
+        decay = config.weight_decay if part.weight_decay is None else part.weight_decay
         trained = [parameter for parameter in parameters if parameter.requires_grad]
         if trained:
             groups.append({"name": name, "params": trained, "lr": lr, "initial_lr": lr, "weight_decay": decay})

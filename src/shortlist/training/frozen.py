@@ -15,7 +15,7 @@ from shortlist.encoding import CachedFeatures, FeatureCache, Views
 from shortlist.progress import Clock, Display, Progress
 from shortlist.seeds import derived_seed
 from shortlist.training.components import build_transforms
-from shortlist.training.durations import batch_labels, describe_parts, seconds_per_step
+from shortlist.training.durations import describe_parts, seconds_per_step
 from shortlist.training.folder import RunFolder
 from shortlist.training.initial_whitening import linear_input, sample_images, whiten
 from shortlist.training.learner import Learner
@@ -60,7 +60,7 @@ class FrozenBackbone:
 
     def _training_time(self) -> dict[str, float]:
         """Return the duration of all steps, if it is known, by their description."""
-        steps, seconds = self.plan.total_steps, seconds_per_step(self.learner, batch_labels(self.plan))
+        steps, seconds = self.plan.total_steps, seconds_per_step(self.learner, self.plan.first_labels())
         return {} if seconds is None else {f"{steps:,} steps": steps * seconds}
 
     def _features(self, catalog: Catalog, views: Views, progress: Progress) -> CachedFeatures:
