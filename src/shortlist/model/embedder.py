@@ -25,10 +25,11 @@ from shortlist.model.backbone import (
     inspect_module,
 )
 from shortlist.model.embedder_config import EmbedderConfig
-from shortlist.model.head import Head, head_vectors, no_autocast
+from shortlist.model.head import Head, head_vectors
 from shortlist.model.pooling import POOLINGS, ClassToken
 from shortlist.model.state_dict import load_completely
 from shortlist.model.weights import load_pretrained
+from shortlist.ranking.precision import no_autocast
 
 UNUSED_BY_POOLING = {"dim", "layer_norm", "l2_pooled", "freeze_batch_norm", "pretrained", "drop_path_rate", "imports"}
 
@@ -130,7 +131,6 @@ class Embedder(nn.Module):
         self.layer_norm = nn.LayerNorm(self.layout.channels) if config.layer_norm else nn.Identity()
         self.linear = nn.Identity() if config.dim is None else nn.Linear(self.layout.channels, config.dim)
         self.dim = config.dim or self.layout.channels
-        self.frozen = freeze_batch_norm
         self._set_normalisation(config.mean or self.data_config.mean, config.std or self.data_config.std)
         maps = not (self.layout.tokens or self.layout.channels_last or config.returns_vectors)
         self.memory_format = torch.channels_last if maps else torch.contiguous_format
@@ -200,7 +200,7 @@ class Embedder(nn.Module):
     def train(self, mode: bool = True) -> Embedder:
         """Set training mode; frozen BatchNorm layers stay in evaluation mode and keep their statistics."""
         super().train(mode)
-        if self.frozen:
+        if self.config.freeze_batch_norm:
             for module in self.modules():
                 if isinstance(module, nn.modules.batchnorm._BatchNorm):
                     module.eval()
