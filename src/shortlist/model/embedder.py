@@ -131,6 +131,7 @@ class Embedder(nn.Module):
         self.layer_norm = nn.LayerNorm(self.layout.channels) if config.layer_norm else nn.Identity()
         self.linear = nn.Identity() if config.dim is None else nn.Linear(self.layout.channels, config.dim)
         self.dim = config.dim or self.layout.channels
+        self.frozen = freeze_batch_norm
         self._set_normalisation(config.mean or self.data_config.mean, config.std or self.data_config.std)
         maps = not (self.layout.tokens or self.layout.channels_last or config.returns_vectors)
         self.memory_format = torch.channels_last if maps else torch.contiguous_format
@@ -200,7 +201,7 @@ class Embedder(nn.Module):
     def train(self, mode: bool = True) -> Embedder:
         """Set training mode; frozen BatchNorm layers stay in evaluation mode and keep their statistics."""
         super().train(mode)
-        if self.config.freeze_batch_norm:
+        if self.frozen:
             for module in self.modules():
                 if isinstance(module, nn.modules.batchnorm._BatchNorm):
                     module.eval()
