@@ -230,7 +230,12 @@ def open_eval_set(config: RunConfig, test: TestConfig, display: Display, own: Ca
         ):
             distractors = open_catalog("r1m", root=test.distractors, on_missing=on_missing, progress=progress)
         distractors = _with_left_out_remark(distractors, len(distractors.missing))
-    return replace(_eval_set(config, test.source, catalog, "test", distractors), on_missing=on_missing)
+        if not catalog.judgements:
+            raise ConfigError(
+                f"{catalog.name} cannot be tested with distractors: they require judged queries, as in roxford5k."
+            )
+    eval_set = _eval_set(config, test.source, catalog, "test")
+    return replace(eval_set, distractors=distractors, on_missing=on_missing)
 
 
 def _is_same_source(test: TestConfig, other: DataConfig | TestConfig) -> bool:
@@ -276,14 +281,8 @@ def _files(catalog: Catalog, split: str | None = None) -> set[str]:
     return {absolute_path(catalog.file(row)) for row in range(len(catalog)) if split in (None, catalog.splits[row])}
 
 
-def _eval_set(
-    config: RunConfig, source: str, catalog: Catalog, split: str, distractors: Catalog | None = None
-) -> EvalSet:
-    if distractors is not None and not catalog.judgements:
-        raise ConfigError(
-            f"{catalog.name} cannot be tested with distractors: they require judged queries, as in roxford5k."
-        )
-    return EvalSet(catalog.split(split), reported_k(config, source), distractors, whole=is_whole(catalog))
+def _eval_set(config: RunConfig, source: str, catalog: Catalog, split: str) -> EvalSet:
+    return EvalSet(catalog.split(split), reported_k(config, source), whole=is_whole(catalog))
 
 
 def is_whole(catalog: Catalog) -> bool:

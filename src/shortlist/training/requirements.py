@@ -275,7 +275,7 @@ def find_requirements(
     )
 
 
-def this_device(embedder: Embedder, sharing: int = 1) -> Device:
+def this_device(embedder: Embedder, sharing: int) -> Device:
     """Return the device of runs on this machine: a GPU, or a CPU with a share of the memory."""
     model = _bytes(embedder.parameters())
     if torch.cuda.is_available():
