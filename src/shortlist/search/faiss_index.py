@@ -188,14 +188,9 @@ def _search_index(index: Any, queries: NDArray[np.float32], k: int, searchable: 
     function = getattr(index, "search_numpy", index.search)  # the original, if faiss.contrib.torch_utils replaced it
     if searchable is None:
         return function(queries, k)  # type: ignore[no-any-return]
-    selector, _bitmap = _selector(searchable)
+    bitmap = np.packbits(searchable, bitorder="little")  # the selector refers to it without owning it
+    selector = _faiss().IDSelectorBitmap(bitmap)
     return function(queries, k, params=_parameters(index, selector))  # type: ignore[no-any-return]
-
-
-def _selector(searchable: NDArray[np.bool_]) -> tuple[Any, NDArray[np.uint8]]:
-    """Return a selector of the rows in a mask, and the bitmap that it refers to without owning it."""
-    bitmap = np.packbits(searchable, bitorder="little")
-    return _faiss().IDSelectorBitmap(bitmap), bitmap
 
 
 def _parameters(index: Any, selector: Any) -> Any:

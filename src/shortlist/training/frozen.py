@@ -9,7 +9,6 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from shortlist.config import RunConfig
 from shortlist.data import Catalog
 from shortlist.encoding import CachedFeatures, FeatureCache, Views
 from shortlist.progress import Clock, Display, Progress
@@ -31,15 +30,15 @@ class FrozenBackbone:
     encoded once, without augmentation, and in full precision, so that evaluations give the usual results.
 
     Args:
-        config: Configuration of the run.
-        folder: Folder of the run, which contains the cache by default.
         plan: Plan of the run.
+        folder: Folder of the run, which contains the cache by default.
         learner: The embedder, with its final backbone.
         display: Display for progress.
     """
 
-    def __init__(self, config: RunConfig, folder: RunFolder, plan: Plan, learner: Learner, display: Display) -> None:
-        self.config, self.plan, self.learner, self.display = config, plan, learner, display
+    def __init__(self, plan: Plan, folder: RunFolder, learner: Learner, display: Display) -> None:
+        self.plan, self.learner, self.display = plan, learner, display
+        self.config = config = plan.config
         self.cache = FeatureCache(config.data.view_cache or folder.views, display.message)
         train, self._test = build_transforms(config, learner.embedder)
         self._augmented = Views(train, config.data.number_of_views, config.data.view_seed, "float16")

@@ -260,7 +260,7 @@ class Trainer:
     def _open_features(self) -> None:
         """Open the cached features of a frozen backbone, after encoding those that are missing."""
         if self.config.frozen and self.frozen is None:
-            self.frozen = FrozenBackbone(self.config, self.folder, self.plan, self.learner, self.display)
+            self.frozen = FrozenBackbone(self.plan, self.folder, self.learner, self.display)
 
     def _copy_state(self) -> None:
         """Copy the state of the main process to all others, and verify it."""
