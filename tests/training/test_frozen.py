@@ -30,7 +30,7 @@ from shortlist.training import Display, RunFolder, ablate, datasets, describe_pl
 from shortlist.training import resume_run as resume
 from shortlist.training import train_run as train
 from shortlist.training.components import build_embedder, build_transforms
-from shortlist.training.durations import MEASURED_STEPS, batch_labels, seconds_per_step
+from shortlist.training.durations import MEASURED_STEPS, seconds_per_step
 from shortlist.training.frozen import _Estimate
 from shortlist.training.learner import Learner
 from tests.processes import Commands
@@ -337,7 +337,7 @@ def test_measuring_a_step_changes_nothing(images: Path) -> None:
         *[2.5] * (MEASURED_STEPS - 1),
     ]  # of preparations, of a step that had to wait, of the others
     clock = iter(time for duration in durations for time in (100.0, 100.0 + duration))
-    labels = batch_labels(make_plan(chosen, Display()))
+    labels = make_plan(chosen, Display()).first_labels()
     assert seconds_per_step(learner, labels, clock=lambda: next(clock)) == 2.5
     assert same_weights(before, learner.state(0).tensors)
     assert torch.equal(torch.get_rng_state(), state)

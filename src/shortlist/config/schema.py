@@ -103,13 +103,16 @@ class Section(BaseModel):
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
+    def changed(self, keys: Iterable[str]) -> list[str]:
+        """Return those of some keys whose values are not their defaults."""
+        return [key for key in keys if getattr(self, key) != type(self).model_fields[key].default]
+
     def _refuse_unused(self, keys: Iterable[str], other: str) -> None:
         """Refuse keys that have no effect in combination with another setting, unless they have their defaults."""
-        for key in keys:
+        for key in self.changed(keys):
             default = type(self).model_fields[key].default
-            if getattr(self, key) != default:
-                value = json.dumps(default) if default is None or isinstance(default, int | float) else "its default"
-                raise ValueError(f"{key} has no effect with {other}; remove it, or set it to {value} if inherited")
+            value = json.dumps(default) if default is None or isinstance(default, int | float) else "its default"
+            raise ValueError(f"{key} has no effect with {other}; remove it, or set it to {value} if inherited")
 
 
 class TestConfig(Section):
@@ -185,8 +188,6 @@ class ImagesConfig(Section):
 
 class ModelConfig(Section):
     """The embedder."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True, protected_namespaces=())
 
     backbone: str = "resnet50"  # name of a timm model, or MODULE:FUNCTION that builds a whole model of your own
     backbone_args: Arguments = {}  # further arguments for timm.create_model, or the arguments of FUNCTION
@@ -492,9 +493,8 @@ class RunConfig(Section):
     @model_validator(mode="after")
     def _refuse_conflicts_with_freezing(self) -> RunConfig:
         if not self.frozen:
-            for key in ("views", "view_seed", "view_cache"):
-                if getattr(self.data, key) != DataConfig.model_fields[key].default:
-                    raise ValueError(f"data.{key} is for frozen backbones; set model.freeze: backbone, or remove it")
+            for key in self.data.changed(("views", "view_seed", "view_cache")):
+                raise ValueError(f"data.{key} is for frozen backbones; set model.freeze: backbone, or remove it")
             return self
         if self.training.precision != "float32":
             raise ValueError("training.precision has no effect with model.freeze: backbone; set it to float32")

@@ -17,8 +17,7 @@ from shortlist.evaluation.judged import judged_scores
 from shortlist.evaluation.result import Evaluation
 from shortlist.progress import Progress
 from shortlist.ranking.metrics import query_scores
-from shortlist.ranking.precision import computed_dtype
-from shortlist.search.vectors import VectorReader, Vectors
+from shortlist.search.vectors import Vectors
 
 DEFAULT_K, DEFAULT_JUDGED_K = (1, 2, 4, 8), (1, 5, 10)
 
@@ -169,10 +168,9 @@ def _score_judged(
     """Score queries whose positives are judged one by one."""
     assert catalog.judgements is not None
     assert catalog.roles is not None
-    like = embeddings[:0] if isinstance(embeddings, Tensor) else torch.from_numpy(np.array(embeddings[:0]))
     rows = query_rows(catalog)
     scores = judged_scores(
-        VectorReader([embeddings], like.to(computed_dtype(like))).take(rows),
+        torch.as_tensor(embeddings[rows]),
         [embeddings, *distractors.values()],
         catalog.judgements,
         k,

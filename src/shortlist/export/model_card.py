@@ -12,6 +12,7 @@ import yaml
 from shortlist.config import RunConfig
 from shortlist.data import BENCHMARKS, Catalog
 from shortlist.encoding import Encoder
+from shortlist.evaluation import Estimate, Evaluation
 from shortlist.export.source import ExportSource
 from shortlist.training.baseline import baseline_name
 
@@ -36,7 +37,7 @@ def model_card(encoder: Encoder, source: ExportSource, check: Mapping[str, Any],
     return f"---\n{head}---\n\n" + "\n\n".join(section.strip() for section in sections if section) + "\n"
 
 
-def _metadata(name: str, tests: Sequence[Mapping[str, Any]], license: str | None) -> dict[str, Any]:  # noqa: A002
+def _metadata(name: str, tests: Sequence[Evaluation], license: str | None) -> dict[str, Any]:  # noqa: A002
     metadata: dict[str, Any] = {
         "license": license or "unknown",
         "library_name": "timm",
@@ -48,9 +49,9 @@ def _metadata(name: str, tests: Sequence[Mapping[str, Any]], license: str | None
     return metadata
 
 
-def _index_entry(test: Mapping[str, Any]) -> dict[str, Any]:
-    metrics = [{"type": metric, "value": round(100 * each["value"], 2)} for metric, each in test["metrics"].items()]
-    data = {"name": test["data"], "type": test["data"], "split": test["split"]}
+def _index_entry(test: Evaluation) -> dict[str, Any]:
+    metrics = [{"type": metric, "value": round(100 * value, 2)} for metric, value in test.values.items()]
+    data = {"name": test.data, "type": test.data, "split": test.split}
     return {"task": {"type": "image-retrieval"}, "dataset": data, "metrics": metrics}
 
 
@@ -111,34 +112,28 @@ def _counts(catalog: Catalog) -> Iterable[Sequence[str]]:
         yield split or "(none)", f"{len(part):,}", f"{len(part.classes()):,}"
 
 
-def _results(tests: Sequence[Mapping[str, Any]], before: Sequence[Mapping[str, Any]]) -> str:
+def _results(tests: Sequence[Evaluation], before: Sequence[Evaluation]) -> str:
     if not tests:
         return "## Results\n\nNone: the model was not evaluated."
     parts = ["## Results\n\nIn %, with 95 % confidence intervals from a bootstrap over queries."]
-    baseline = baseline_name([remark for each in before for remark in each["remarks"]])
-    earlier = {(each["data"], each["split"]): each["metrics"] for each in before}
+    baseline = baseline_name([remark for each in before for remark in each.remarks])
+    earlier = {(each.data, each.split): each.metrics for each in before}
     for test in tests:
-        first = earlier.get((test["data"], test["split"]), {})
-        columns = {baseline: first, "paper": test["paper"]}
-        shown = [column for column, values in columns.items() if values]
-        rows = []
-        for metric, each in test["metrics"].items():
-            others = {baseline: _percent(first.get(metric)), "paper": str(test["paper"].get(metric, "-"))}
-            rows.append((metric, _percent(each), *(others[column] for column in shown)))
-        title = f"`{_text(test['data'])}`, {test['split']}, {_text(test['protocol'])}: {test['queries']:,} queries"
-        parts.append(f"{title} against {test['gallery']:,} images each.")
-        parts.append("\n".join(_table(("metric", "this model", *shown), rows)))
+        others: dict[str, Mapping[str, Estimate | float]] = {
+            baseline: earlier.get((test.data, test.split), {}),
+            "paper": test.paper,
+        }
+        columns = {"this model": test.metrics, **{name: values for name, values in others.items() if values}}
+        rows = [(metric, *(str(values.get(metric, "-")) for values in columns.values())) for metric in test.metrics]
+        title = f"`{_text(test.data)}`, {test.split}, {_text(test.protocol)}: {test.queries:,} queries"
+        parts.append(f"{title} against {test.gallery:,} images each.")
+        parts.append("\n".join(_table(("metric", *columns), rows)))
     return "\n\n".join(parts)
 
 
-def _limitations(tests: Sequence[Mapping[str, Any]], catalog: Catalog | None) -> str:
-    tested = ", ".join(f"`{_text(test['data'])}`" for test in tests) or "nothing"
-    parts = sorted(set(catalog.splits.tolist())) if catalog is not None else []
-    unseen = (
-        " None of the test classes were used for training."
-        if {"train", "test"} <= set(parts) and not _overlap(catalog)
-        else ""
-    )
+def _limitations(tests: Sequence[Evaluation], catalog: Catalog | None) -> str:
+    tested = ", ".join(f"`{_text(test.data)}`" for test in tests) or "nothing"
+    unseen = " None of the test classes were used for training." if _tests_other_classes(catalog) else ""
     return f"""## Limitations
 
 - Tested only on {tested}.{unseen} Results on images of another kind (other objects, cameras, backgrounds) may be far
@@ -148,8 +143,11 @@ def _limitations(tests: Sequence[Mapping[str, Any]], catalog: Catalog | None) ->
   people and is not intended to recognise them."""
 
 
-def _overlap(catalog: Catalog | None) -> bool:
-    return catalog is not None and bool(set(catalog.split("train").classes()) & set(catalog.split("test").classes()))
+def _tests_other_classes(catalog: Catalog | None) -> bool:
+    """Return whether there are training and test images, and no class has both."""
+    if catalog is None or not {"train", "test"} <= set(catalog.splits.tolist()):
+        return False
+    return set(catalog.split("train").classes()).isdisjoint(catalog.split("test").classes())
 
 
 def _training(source: ExportSource) -> str:
@@ -170,14 +168,6 @@ def _license(encoder: Encoder, license: str | None) -> str:  # noqa: A002
     weights = "timm's weights" if first is True else "other weights" if first else ""
     from_others = f" Training started from {weights}, whose license applies as well." if weights else ""
     return f"## License of the weights\n\n{stated}{from_others}"
-
-
-def _percent(estimate: Mapping[str, float | None] | None) -> str:
-    if not estimate or estimate["value"] is None:
-        return "-"
-    low, high = estimate.get("low"), estimate.get("high")
-    interval = "" if low is None or high is None else f" [{100 * low:.1f}, {100 * high:.1f}]"
-    return f"{100 * estimate['value']:.1f}{interval}"
 
 
 def _table(header: Sequence[str], rows: Iterable[Sequence[str]]) -> list[str]:

@@ -9,7 +9,6 @@ from typing import Any
 
 import timm
 import torch
-from torch import Tensor
 
 from shortlist.data.images import IMAGE_FORMATS
 from shortlist.encoding import Encoder
@@ -111,14 +110,10 @@ def _open_package(folder: Path) -> Model:
     """Run load.py as users will, and return its `embed`."""
     try:
         with torch.random.fork_rng(devices=[]):  # timm initialises random weights, which are then replaced
-            embed = runpy.run_path(str(folder / CODE))["embed"]
+            embed: Model = runpy.run_path(str(folder / CODE))["embed"]
     except Exception as error:  # the code is generated for any timm backbone, but tested with a few
         raise ModelError(f"The package cannot be loaded with timm alone ({error}), so it was not written.") from error
-
-    def run(images: Tensor) -> Tensor:
-        return embed(images)  # type: ignore[no-any-return]
-
-    return run
+    return embed
 
 
 def load_code(encoder: Encoder) -> str:

@@ -16,9 +16,11 @@ from shortlist.encoding import Encoder
 from shortlist.encoding.conversion import NUM_SAMPLES, Samples, reference_samples, synthetic_samples
 from shortlist.encoding.pretrained import TIMM
 from shortlist.errors import DataError, ShortlistError
+from shortlist.evaluation import Evaluation
 from shortlist.progress import Display
 from shortlist.training import RunFolder
 from shortlist.training.datasets import open_eval_sets, open_run_images
+from shortlist.training.run_evaluation import is_run
 
 
 @dataclass(frozen=True)
@@ -41,8 +43,7 @@ class ExportSource:
     @cached_property
     def folder(self) -> RunFolder | None:
         """The run's folder; None for a saved encoder."""
-        folder = RunFolder(self.path)
-        return folder if folder.config_file.is_file() else None
+        return RunFolder(self.path) if is_run(self.path) else None
 
     @cached_property
     def config(self) -> RunConfig | None:
@@ -59,12 +60,12 @@ class ExportSource:
         except (ShortlistError, OSError):
             return None
 
-    def evaluations(self, *, before: bool = False) -> list[dict[str, Any]]:
+    def evaluations(self, *, before: bool = False) -> list[Evaluation]:
         """Read the results of the run, after or before training; empty if the file does not exist."""
         folder = self.folder
         if folder is None or not (folder.before_file if before else folder.evaluation_file).is_file():
             return []
-        return [each.to_dict() for each in folder.evaluations(before=before)]
+        return folder.evaluations(before=before)
 
     def facts(self) -> dict[str, Any]:
         """Read the facts of the run; empty if the file does not exist."""

@@ -25,10 +25,11 @@ from shortlist.model.backbone import (
     inspect_module,
 )
 from shortlist.model.embedder_config import EmbedderConfig
-from shortlist.model.head import Head, head_vectors, no_autocast
+from shortlist.model.head import Head, head_vectors
 from shortlist.model.pooling import POOLINGS, ClassToken
 from shortlist.model.state_dict import load_completely
 from shortlist.model.weights import load_pretrained
+from shortlist.ranking.precision import no_autocast
 
 UNUSED_BY_POOLING = {"dim", "layer_norm", "l2_pooled", "freeze_batch_norm", "pretrained", "drop_path_rate", "imports"}
 

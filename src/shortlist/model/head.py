@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import contextlib
-
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
+
+from shortlist.ranking.precision import computed_dtype, no_autocast
 
 
 class Head(nn.Module):
@@ -76,7 +76,7 @@ def head_vectors(layer_norm: nn.Module, linear: nn.Module, l2_pooled: bool, pool
     """Map pooled features (B, channels) to unit vectors (B, d)."""
     with no_autocast(pooled.device):  # small differences between vectors decide ranks
         vectors: Tensor = linear(linear_input(layer_norm, l2_pooled, pooled))
-        return functional.normalize(vectors.to(torch.promote_types(vectors.dtype, torch.float32)), dim=1)
+        return functional.normalize(vectors.to(computed_dtype(vectors)), dim=1)
 
 
 def linear_input(layer_norm: nn.Module, l2_pooled: bool, pooled: Tensor) -> Tensor:
@@ -84,10 +84,3 @@ def linear_input(layer_norm: nn.Module, l2_pooled: bool, pooled: Tensor) -> Tens
     with no_autocast(pooled.device):
         normalised: Tensor = layer_norm(pooled)
         return functional.normalize(normalised, dim=1) if l2_pooled else normalised
-
-
-def no_autocast(device: torch.device) -> contextlib.AbstractContextManager[object]:
-    """Disable autocast on a device inside a `with` block."""
-    if torch.amp.is_autocast_available(device.type):
-        return torch.autocast(device.type, enabled=False)
-    return contextlib.nullcontext()

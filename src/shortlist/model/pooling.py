@@ -7,6 +7,8 @@ from collections.abc import Mapping
 import torch
 from torch import Tensor, nn
 
+from shortlist.ranking.precision import computed_dtype
+
 
 class GeM(nn.Module):
     """Generalised-mean pooling: (mean of x^p)^(1/p) over the positions.
@@ -41,7 +43,7 @@ class GeM(nn.Module):
 
     def forward(self, features: Tensor) -> Tensor:
         positions = _positions(features)
-        values = _at_least_float32(features).clamp(min=self.eps)
+        values = features.to(computed_dtype(features)).clamp(min=self.eps)
         p = self.p.to(values.dtype)
         largest = values.detach().amax(positions, keepdim=True)
         mean = (values / largest).pow(p).mean(positions)
@@ -55,14 +57,14 @@ class Average(nn.Module):
     """Average pooling, in float32 or higher precision."""
 
     def forward(self, features: Tensor) -> Tensor:
-        return _at_least_float32(features).mean(_positions(features))
+        return features.to(computed_dtype(features)).mean(_positions(features))
 
 
 class Max(nn.Module):
     """Max pooling."""
 
     def forward(self, features: Tensor) -> Tensor:
-        return _at_least_float32(features).amax(_positions(features))
+        return features.to(computed_dtype(features)).amax(_positions(features))
 
 
 class ClassToken(nn.Module):
@@ -73,7 +75,7 @@ class ClassToken(nn.Module):
             raise ValueError(
                 f"Pooling by class token requires tokens (B, N, C), not features of shape {tuple(features.shape)}."
             )
-        return _at_least_float32(features[:, 0])
+        return features[:, 0].to(computed_dtype(features))
 
 
 POOLINGS: Mapping[str, type[nn.Module]] = {"gem": GeM, "average": Average, "max": Max, "token": ClassToken}
@@ -86,7 +88,3 @@ def _positions(features: Tensor) -> tuple[int, ...]:
     if features.ndim == 3:
         return (1,)
     raise ValueError(f"Expected maps (B, C, H, W) or tokens (B, N, C), not features of shape {tuple(features.shape)}.")
-
-
-def _at_least_float32(values: Tensor) -> Tensor:
-    return values.to(torch.promote_types(values.dtype, torch.float32))

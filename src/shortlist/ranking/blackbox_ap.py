@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
-from numbers import Real
 
 import torch
 from torch import Tensor
 
-from shortlist.ranking.inputs import check_temperature
+from shortlist.ranking.count_at_least import count_at_least
+from shortlist.ranking.inputs import check_temperature, is_finite_number
 from shortlist.ranking.listwise import Lists, ListwiseLoss, ListwiseResult, listwise_loss
 
 
@@ -36,7 +35,7 @@ class BlackboxAP:
 
     def __post_init__(self) -> None:
         check_temperature(self.blackbox_lambda, "blackbox_lambda")
-        if isinstance(self.margin, bool) or not isinstance(self.margin, Real) or not 0 <= self.margin < math.inf:
+        if not is_finite_number(self.margin) or self.margin < 0:
             raise ValueError(f"margin must be a finite number of at least 0, got {self.margin!r}")
 
     def __call__(self, lists: Lists) -> ListwiseResult:
@@ -63,16 +62,12 @@ def _ranks(positives: Tensor, negatives: Tensor, present: Tensor) -> tuple[Tenso
         The rank of each positive among the positives and among all items, both (T, P), and the number of positives
         ahead of each negative, (T, N).
     """
-    ascending, order = positives.sort(1)
+    ascending = positives.sort(1).values
     below = torch.searchsorted(ascending, positives)  # number of positives strictly below each positive, (T, P)
     among = present.sum(1, keepdim=True) - below
-    passed = torch.searchsorted(ascending, negatives, right=True)  # number of positives behind each negative, (T, N)
-    histogram = torch.zeros(len(positives), positives.shape[1] + 1, device=passed.device, dtype=passed.dtype)
-    histogram.scatter_add_(1, passed, torch.ones_like(passed))
-    passing = histogram.flip(1).cumsum(1).flip(1)[:, 1:]  # negatives ahead of each positive, in ascending order
-    negatives_ahead = torch.empty_like(passing).scatter_(1, order, passing)
+    overall = (among + count_at_least(negatives, positives)).clamp_(min=1)
     ahead = positives.shape[1] - torch.searchsorted(ascending, negatives)
-    return among.to(positives.dtype), (among + negatives_ahead).clamp_(min=1).to(positives.dtype), ahead
+    return among.to(positives.dtype), overall.to(positives.dtype), ahead
 
 
 def blackbox_ap_loss(

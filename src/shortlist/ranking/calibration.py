@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
-from numbers import Real
 
 from torch import Tensor
 
+from shortlist.ranking.inputs import is_finite_number
 from shortlist.ranking.listwise import Lists, ListwiseLoss, ListwiseResult, listwise_loss
 
 
@@ -26,7 +25,7 @@ class Calibration:
     def __post_init__(self) -> None:
         for name in ("positives_above", "negatives_below"):
             value = getattr(self, name)
-            if isinstance(value, bool) or not isinstance(value, Real) or not math.isfinite(value):
+            if not is_finite_number(value):
                 raise ValueError(f"{name} must be a finite number, got {value!r}")
 
     def __call__(self, lists: Lists) -> ListwiseResult:

@@ -22,7 +22,7 @@ from __future__ import annotations
 import math
 import warnings
 from collections.abc import Callable, Iterator
-from typing import NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import torch
 from torch import Tensor
@@ -400,26 +400,18 @@ class _Compiled:
         self._steps: Steps | None = None
         self._worked = False
 
-    def __call__(
-        self,
-        items: Tensor,
-        thresholds: Tensor,
-        scale: float,
-        slope: Tensor,
-        tail: LinearTail | None = None,
-        own: Tensor | None = None,
-    ) -> tuple[Tensor, Tensor]:
+    def __call__(self, *arguments: Any) -> tuple[Tensor, Tensor]:
         if self._steps is None:
             self._steps = torch.compile(soft_steps, dynamic=True)
         try:
-            result = self._steps(items, thresholds, scale, slope, tail, own)
+            result = self._steps(*arguments)
         except Exception as error:  # a missing or broken compiler can raise anything
             if self._worked or isinstance(error, torch.OutOfMemoryError):
                 raise
             reason = str(error).strip().split("\n")[0]
             warnings.warn(f"torch.compile failed; continuing without it: {reason}", stacklevel=2)
             self._steps = soft_steps
-            result = soft_steps(items, thresholds, scale, slope, tail, own)
+            result = soft_steps(*arguments)
         self._worked = True
         return result
 

@@ -95,9 +95,14 @@ def check_k(k: int | Sequence[int]) -> tuple[int, ...]:
     return tuple(int(value) for value in values)
 
 
+def is_finite_number(value: object) -> bool:
+    """Return whether this is a finite number, and not a bool, which Python would accept as 0 or 1."""
+    return isinstance(value, Real) and not isinstance(value, bool) and math.isfinite(value)
+
+
 def check_temperature(value: float, name: str) -> float:
     """Require a finite number above 0, and return it as a float."""
-    if isinstance(value, bool) or not isinstance(value, Real) or not 0 < value < math.inf:
+    if not is_finite_number(value) or value <= 0:
         raise ValueError(f"{name} must be a finite number above 0, got {value!r}")
     return float(value)
 

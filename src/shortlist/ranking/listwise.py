@@ -84,7 +84,7 @@ def _stream(
         losses[start : start + step], by_negatives, by_positives = loss(Lists(tile, positives, present))
         if backward:
             gradient = by_negatives.scatter_add_(1, columns, by_positives).div_(number)
-            pull_back([(gradient, torch.arange(len(rows), device=rows.device))])
+            pull_back([(gradient, slice(None))])
     return losses.sum() / max(number, 1)
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager, nullcontext
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 
 import torch
 from torch import Tensor
@@ -18,11 +18,17 @@ def computed_dtype(*vectors: Tensor | None) -> torch.dtype:
     return dtype
 
 
+def no_autocast(device: torch.device) -> AbstractContextManager[object]:
+    """Disable autocast on a device within the context."""
+    if torch.amp.is_autocast_available(device.type):
+        return torch.autocast(device.type, enabled=False)
+    return nullcontext()
+
+
 @contextmanager
 def full_precision(device: torch.device) -> Iterator[None]:
     """Disable autocast and reduced-precision float32 matrix products within the context."""
-    has_autocast = torch.amp.is_autocast_available(device.type)
-    with torch.autocast(device.type, enabled=False) if has_autocast else nullcontext(), _highest_in_process:
+    with no_autocast(device), _highest_in_process:
         yield
 
 

@@ -146,7 +146,8 @@ def search(
     if not indexed:
         return _search_exactly(vectors, queries, k, searchable)
     among = None if searchable is None else searchable[:indexed]
-    by_index = search_indexed(index, vectors, queries, min(k, _number(indexed, among)), among)
+    findable = indexed if among is None else int(np.count_nonzero(among))
+    by_index = search_indexed(index, vectors, queries, min(k, findable), among)
     if (by_index[1] < 0).any():  # for a large k, an approximate index may find fewer
         return _search_exactly(vectors, queries, k, searchable)
     if indexed == len(vectors):
@@ -165,10 +166,6 @@ def merge_results(found: Sequence[Found], k: int) -> Found:
     scores, rows = (np.concatenate(each, axis=1) for each in zip(*found, strict=True))
     order = np.argsort(-scores, axis=1, kind="stable")[:, :k]
     return np.take_along_axis(scores, order, 1), np.take_along_axis(rows, order, 1)
-
-
-def _number(rows: int, searchable: NDArray[np.bool_] | None) -> int:
-    return rows if searchable is None else int(np.count_nonzero(searchable))
 
 
 def search_indexed(
@@ -191,14 +188,9 @@ def _search_index(index: Any, queries: NDArray[np.float32], k: int, searchable: 
     function = getattr(index, "search_numpy", index.search)  # the original, if faiss.contrib.torch_utils replaced it
     if searchable is None:
         return function(queries, k)  # type: ignore[no-any-return]
-    selector, _bitmap = _selector(searchable)
+    bitmap = np.packbits(searchable, bitorder="little")  # the selector refers to it without owning it
+    selector = _faiss().IDSelectorBitmap(bitmap)
     return function(queries, k, params=_parameters(index, selector))  # type: ignore[no-any-return]
-
-
-def _selector(searchable: NDArray[np.bool_]) -> tuple[Any, NDArray[np.uint8]]:
-    """Return a selector of the rows in a mask, and the bitmap that it refers to without owning it."""
-    bitmap = np.packbits(searchable, bitorder="little")
-    return _faiss().IDSelectorBitmap(bitmap), bitmap
 
 
 def _parameters(index: Any, selector: Any) -> Any:

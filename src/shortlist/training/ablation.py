@@ -212,8 +212,7 @@ def _run(case: Case, config: RunConfig, folder: Path, display: Display) -> None:
             resume_run(run.path, display)
         else:
             train_run(with_shared_views(config, folder), run.path, display)
-        if run.evaluation_file.exists():
-            _tested(run)
+        _tested(run)
     except RunInUseError:
         display.message("Another process is training this run.")
     except Interrupted:

@@ -177,12 +177,10 @@ def build_loss(config: LossConfig, classes: Classes, dim: int, given: Callable[.
         ConfigError: The loss does not exist, or does not support its arguments.
     """
     check_given(config.name, given, "loss")
-    if given is not None:
-        loss = build_user_loss(config, torch.as_tensor(classes), dim, given)
-    else:
-        loss = _build_single_loss(config, classes, dim, "loss")
+    labels = torch.as_tensor(classes)
+    loss = _build_single_loss(config, labels, dim, "loss", given)
     added = [
-        (_build_single_loss(each, classes, dim, f"loss.plus.{number}"), each.weight)
+        (_build_single_loss(each, labels, dim, f"loss.plus.{number}"), each.weight)
         for number, each in enumerate(config.plus)
     ]
     built = CombinedLoss(loss, *added) if added else loss
@@ -197,13 +195,15 @@ def set_progress(loss: nn.Module, progress: float) -> None:
             module.progress = progress
 
 
-def _build_single_loss(config: SingleLossConfig, classes: Classes, dim: int, where: str) -> nn.Module:
-    if is_reference(config.name):
-        return build_user_loss(config, torch.as_tensor(classes), dim)
+def _build_single_loss(
+    config: SingleLossConfig, classes: Tensor, dim: int, where: str, given: Callable[..., Tensor] | None = None
+) -> nn.Module:
+    if given is not None or is_reference(config.name):
+        return build_user_loss(config, classes, dim, given)
     if config.pml_class:
         with extra("baselines", f"{where}.name={config.name}"):
             from shortlist.training.metric_learning import build_metric_learning_loss
-        return build_metric_learning_loss(config, torch.as_tensor(classes), dim, where)
+        return build_metric_learning_loss(config, classes, dim, where)
     if config.name == "binned_ap":
         return BinnedAPLoss(config.bins)
     if config.name == "blackbox_ap":
@@ -213,17 +213,17 @@ def _build_single_loss(config: SingleLossConfig, classes: Classes, dim: int, whe
     start = config.start
     common: dict[str, Any] = {
         "similarity_temperature": _scheduled(config, start.similarity_temperature, config.similarity_temperature),
+        "count_query": config.count_query,
         "simix": SiMix(alphas=config.simix_alphas, negatives=config.simix_negatives) if config.simix else None,
         "tail": None if config.tail is None else LinearTail(config.tail.slope, config.tail.start),
         "memory": None if config.memory is None else EmbeddingMemory(config.memory.size, dim),
     }
     if config.name == "smooth_ap":
-        return SmoothAPLoss(count_query=config.count_query, **common)
+        return SmoothAPLoss(**common)
     final = config.rank_temperature
     return RecallAtKLoss(
         config.cut_offs,
         MedianRank() if final == "auto" else _scheduled(config, start.rank_temperature, final),
-        count_query=config.count_query,
         k_factor=_scheduled(config, start.k_factor, 1.0),
         **common,
     )
@@ -253,9 +253,9 @@ def build_optimizer(
     """
     groups: list[dict[str, Any]] = []
     for name, parameters in {**parts, "loss": list(loss.parameters())}.items():
-        part = getattr(config.parts, name, None)
-        lr = config.lr * (part.lr_multiplier if part else 1.0)
-        decay = config.weight_decay if part is None or part.weight_decay is None else part.weight_decay
+        part = getattr(config.parts, name)
+        lr = config.lr * part.lr_multiplier
+        decay = config.weight_decay if part.weight_decay is None else part.weight_decay
         trained = [parameter for parameter in parameters if parameter.requires_grad]
         if trained:
             groups.append({"name": name, "params": trained, "lr": lr, "initial_lr": lr, "weight_decay": decay})

@@ -215,7 +215,7 @@ def open_eval_sets(config: RunConfig, display: Display, own: Callable[[], Catalo
 def open_eval_set(config: RunConfig, test: TestConfig, display: Display, own: Callable[[], Catalog]) -> EvalSet:
     """Open one test set. If it is the run's own source, only the test classes are used; see `open_eval_sets`."""
     test = _absolute(test)
-    on_missing, is_own = test.on_missing or config.data.on_missing, _is_own(config, test)
+    on_missing, is_own = test.on_missing or config.data.on_missing, _is_same_source(test, config.data)
     if is_own and test.label_separator not in (None, config.data.label_separator):
         raise ConfigError(
             f"`label_separator`: {test.source} contains the training images of the run, so it is always opened with "
@@ -230,11 +230,16 @@ def open_eval_set(config: RunConfig, test: TestConfig, display: Display, own: Ca
         ):
             distractors = open_catalog("r1m", root=test.distractors, on_missing=on_missing, progress=progress)
         distractors = _with_left_out_remark(distractors, len(distractors.missing))
-    return replace(_eval_set(config, test.source, catalog, "test", distractors), on_missing=on_missing)
+        if not catalog.judgements:
+            raise ConfigError(
+                f"{catalog.name} cannot be tested with distractors: they require judged queries, as in roxford5k."
+            )
+    eval_set = _eval_set(config, test.source, catalog, "test")
+    return replace(eval_set, distractors=distractors, on_missing=on_missing)
 
 
-def _is_own(config: RunConfig, test: TestConfig) -> bool:
-    return test.source == config.data.source and test.root in (None, config.data.root)
+def _is_same_source(test: TestConfig, other: DataConfig | TestConfig) -> bool:
+    return test.source == other.source and test.root in (None, other.root)
 
 
 def open_validation(config: RunConfig, display: Display, own: Catalog) -> EvalSet | None:
@@ -259,7 +264,7 @@ def check_validation_source(config: RunConfig, display: Display) -> None:
     own = _list_images(config.with_changes(data={"withhold_test": False, "on_missing": "skip"}), display)
     tests = _files(own, "test")
     for test in map(_absolute, config.evaluation.tests):
-        if test.source == other.source and test.root in (None, other.root):
+        if _is_same_source(test, other):
             tests |= _files(_open_other(config, test, display), "test")
     validation = open_validation(config, display, own)
     assert validation is not None
@@ -276,14 +281,8 @@ def _files(catalog: Catalog, split: str | None = None) -> set[str]:
     return {absolute_path(catalog.file(row)) for row in range(len(catalog)) if split in (None, catalog.splits[row])}
 
 
-def _eval_set(
-    config: RunConfig, source: str, catalog: Catalog, split: str, distractors: Catalog | None = None
-) -> EvalSet:
-    if distractors is not None and not catalog.judgements:
-        raise ConfigError(
-            f"{catalog.name} cannot be tested with distractors: they require judged queries, as in roxford5k."
-        )
-    return EvalSet(catalog.split(split), reported_k(config, source), distractors, whole=is_whole(catalog))
+def _eval_set(config: RunConfig, source: str, catalog: Catalog, split: str) -> EvalSet:
+    return EvalSet(catalog.split(split), reported_k(config, source), whole=is_whole(catalog))
 
 
 def is_whole(catalog: Catalog) -> bool:
@@ -346,7 +345,7 @@ def with_shared_views(config: RunConfig, folder: Path) -> RunConfig:
     """Make the runs of a study share one cache of features in its folder, unless the configuration names one."""
     if not config.frozen or config.data.view_cache is not None:
         return config
-    return config.model_copy(update={"data": config.data.model_copy(update={"view_cache": folder / "views"})})
+    return config.with_changes(data={"view_cache": folder / "views"})
 
 
 def _absolute(named: Source) -> Source:

@@ -132,7 +132,7 @@ def measure_durations(
     learner = Learner(plan.config, device, plan.classes, embedder)
     train, test = build_transforms(plan.config, learner.embedder)
     if plan.config.frozen:
-        step = seconds_per_step(learner, batch_labels(plan), clock=clock) or 0.0
+        step = seconds_per_step(learner, plan.first_labels(), clock=clock) or 0.0
         return Durations(step, _seconds_per_embedding(plan, learner, train, clock))
     step = _seconds_per_training_image(plan, learner, needs, train, clock) * needs.batch
     return Durations(step + _seconds_of_loss(plan, learner, clock), _seconds_per_embedding(plan, learner, test, clock))
@@ -152,8 +152,8 @@ def _seconds_per_training_image(
 
     def steps(chunks: Iterator[Images]) -> Iterator[int]:
         for step, batch in enumerate(batches()):
-            labels = torch.from_numpy(plan.train.relevance_labels[batch.numpy()])
-            learner.train_step(step, itertools.islice(chunks, -(-number // size)), labels, lr_factor=0.0)
+            part = itertools.islice(chunks, -(-number // size))
+            learner.train_step(step, part, plan.labels(batch), lr_factor=0.0)
             yield number
 
     with closing(_load(plan, transform, (part for batch in batches() for part in torch.split(batch, size)))) as chunks:
@@ -183,7 +183,7 @@ def _seconds_per_embedding(plan: Plan, learner: Learner, transform: Transform, c
 
 def _seconds_of_loss(plan: Plan, learner: Learner, clock: Clock) -> float:
     """Measure the loss of a whole batch of random vectors, after a warm-up; 0 for a loss that refuses them."""
-    labels = batch_labels(plan).to(learner.device)
+    labels = plan.first_labels().to(learner.device)
     vectors = torch.nn.functional.normalize(torch.randn(len(labels), learner.embedder.dim, device=learner.device))
 
     def losses() -> Iterator[int]:
@@ -243,8 +243,3 @@ def seconds_per_step(
             step(features, labels)
             times.append(clock() - started)
     return statistics.median(times[1:])
-
-
-def batch_labels(plan: Plan) -> Tensor:
-    """Return the labels of the first batch."""
-    return torch.from_numpy(plan.train.relevance_labels[plan.sampler.batches(0)[0].numpy()])

@@ -9,13 +9,12 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from shortlist.config import RunConfig
 from shortlist.data import Catalog
 from shortlist.encoding import CachedFeatures, FeatureCache, Views
 from shortlist.progress import Clock, Display, Progress
 from shortlist.seeds import derived_seed
 from shortlist.training.components import build_transforms
-from shortlist.training.durations import batch_labels, describe_parts, seconds_per_step
+from shortlist.training.durations import describe_parts, seconds_per_step
 from shortlist.training.folder import RunFolder
 from shortlist.training.initial_whitening import linear_input, sample_images, whiten
 from shortlist.training.learner import Learner
@@ -31,15 +30,15 @@ class FrozenBackbone:
     encoded once, without augmentation, and in full precision, so that evaluations give the usual results.
 
     Args:
-        config: Configuration of the run.
-        folder: Folder of the run, which contains the cache by default.
         plan: Plan of the run.
+        folder: Folder of the run, which contains the cache by default.
         learner: The embedder, with its final backbone.
         display: Display for progress.
     """
 
-    def __init__(self, config: RunConfig, folder: RunFolder, plan: Plan, learner: Learner, display: Display) -> None:
-        self.config, self.plan, self.learner, self.display = config, plan, learner, display
+    def __init__(self, plan: Plan, folder: RunFolder, learner: Learner, display: Display) -> None:
+        self.plan, self.learner, self.display = plan, learner, display
+        self.config = config = plan.config
         self.cache = FeatureCache(config.data.view_cache or folder.views, display.message)
         train, self._test = build_transforms(config, learner.embedder)
         self._augmented = Views(train, config.data.number_of_views, config.data.view_seed, "float16")
@@ -60,7 +59,7 @@ class FrozenBackbone:
 
     def _training_time(self) -> dict[str, float]:
         """Return the duration of all steps, if it is known, by their description."""
-        steps, seconds = self.plan.total_steps, seconds_per_step(self.learner, batch_labels(self.plan))
+        steps, seconds = self.plan.total_steps, seconds_per_step(self.learner, self.plan.first_labels())
         return {} if seconds is None else {f"{steps:,} steps": steps * seconds}
 
     def _features(self, catalog: Catalog, views: Views, progress: Progress) -> CachedFeatures:

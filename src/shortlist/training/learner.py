@@ -66,7 +66,9 @@ class Learner:
         self.embedder = (embedder or build_embedder(config)).to(device).train()
         self.trained: nn.Module = self.embedder.head() if config.frozen else self.embedder
         refuse_batch_statistics(self.trained)  # fail now rather than in the first step
-        self.loss = self._initial_loss(torch.empty(0) if classes is None else classes, loss).to(device)
+        with seeded(derived_seed("loss", config.training.seed)):  # the initial weights depend on the seed only
+            built = build_loss(config.loss, torch.empty(0) if classes is None else classes, self.embedder.dim, loss)
+        self.loss = built.to(device)
         self._loss_before: dict[str, Tensor] | None = None  # state of the loss before the current step
         self.optimizer = build_optimizer(config.optimizer, trained_parts(config, self.embedder), self.loss)
         half = config.training.precision == "float16"
@@ -84,11 +86,6 @@ class Learner:
             scaler=self.scaler,
             processes=processes,
         )
-
-    def _initial_loss(self, classes: Classes, given: Callable[..., Tensor] | None) -> nn.Module:
-        """Build the loss with its initial weights, which depend on the seed only."""
-        with seeded(derived_seed("loss", self.config.training.seed)):
-            return build_loss(self.config.loss, classes, self.embedder.dim, given)
 
     def _compute_loss(self, embeddings: Tensor, labels: Tensor) -> Tensor:
         """Compute the loss; NaN if an embedding is not finite, for which the loss itself would raise an error."""

@@ -260,7 +260,7 @@ class Trainer:
     def _open_features(self) -> None:
         """Open the cached features of a frozen backbone, after encoding those that are missing."""
         if self.config.frozen and self.frozen is None:
-            self.frozen = FrozenBackbone(self.config, self.folder, self.plan, self.learner, self.display)
+            self.frozen = FrozenBackbone(self.plan, self.folder, self.learner, self.display)
 
     def _copy_state(self) -> None:
         """Copy the state of the main process to all others, and verify it."""
@@ -330,9 +330,9 @@ class Trainer:
     def _train_step(self, batch: Tensor, chunks: Iterator[Images]) -> dict[str, Any]:
         started = time.perf_counter()
         plan, learner = self.plan, self.learner
-        labels = torch.from_numpy(plan.train.relevance_labels[batch.numpy()])
         factor = learning_rate_factor(self.config.schedule, self.step, plan.steps_per_epoch, plan.total_steps)
-        result = learner.train_step(self.step, chunks, labels, factor, progress=self.step / plan.total_steps)
+        progress = self.step / plan.total_steps
+        result = learner.train_step(self.step, chunks, plan.labels(batch), factor, progress)
         if not result.finite:
             raise in_all_processes(self.processes.on_main(lambda: self._failure(result, batch)))
         self.step += 1
@@ -482,7 +482,7 @@ class Trainer:
             self.learner.load(state)
             self.step, self.best = state.step, state.facts["best"]
             self.display.message(f"Resuming after step {self.step} of {self.plan.total_steps}.", step=self.step)
-            self.processes.on_main(partial(delete_old_states, self.folder.checkpoints))  # in case this failed before
+            delete_old_states(self.folder.checkpoints)  # in case this failed before
         self.folder.discard_records_after(self.step or -1)  # the evaluation before step 1 is repeated
         start = self.step - self.step % self.plan.steps_per_epoch  # first step of the epoch
         steps = (each for each in self.folder.metrics() if each["kind"] == "step" and each["step"] > start)
@@ -492,18 +492,15 @@ class Trainer:
 
     def _failure(self, result: StepResult, batch: Tensor) -> RunError:
         """Save the weights before a step whose loss or gradient is not finite, and its batch, for inspection."""
-        state, train = self.learner.state(self.step), self.plan.train
-        tensors = {
-            "batch.embeddings": result.output.embeddings,
-            "batch.labels": torch.from_numpy(train.relevance_labels[batch.numpy()]),
-        }
+        state = self.learner.state(self.step)
+        tensors = {"batch.embeddings": result.output.embeddings, "batch.labels": self.plan.labels(batch)}
         file = save_state(self.folder.failed, replace(state, tensors={**state.tensors, **tensors}))
         loss, norm = result.output.loss.item(), result.gradient_norm.item()
         facts = {
             "step": self.step + 1,
             "loss": str(loss),  # JSON has no NaN
             "gradient_norm": str(norm),
-            "images": [str(train.paths[index]) for index in batch.tolist()],
+            "images": [str(self.plan.train.paths[index]) for index in batch.tolist()],
         }
         write_json(file.with_name("step.json"), facts)
         return RunError(

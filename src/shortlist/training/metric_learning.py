@@ -39,9 +39,7 @@ REFUSED_MINERS = {
 }
 
 
-def build_metric_learning_loss(
-    config: SingleLossConfig, classes: Tensor, dim: int, where: str = "loss"
-) -> ExternalLoss:
+def build_metric_learning_loss(config: SingleLossConfig, classes: Tensor, dim: int, where: str) -> ExternalLoss:
     """Build a loss with its miner and memory, and try it on four vectors.
 
     Args:
@@ -103,7 +101,7 @@ def _try(loss: ExternalLoss, config: SingleLossConfig, dim: int) -> None:
 class Memory(CrossBatchMemory):
     """Cross-batch memory that refuses a batch larger than itself, with an error that names the setting."""
 
-    def forward(self, embeddings: Tensor, labels: Tensor, indices_tuple: None = None) -> Tensor:
+    def forward(self, embeddings: Tensor, labels: Tensor) -> Tensor:
         if len(embeddings) > self.memory_size:
             raise ConfigError(
                 f"loss.memory.size={self.memory_size} is smaller than the batch of {len(embeddings)}: increase it."

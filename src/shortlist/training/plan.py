@@ -54,10 +54,14 @@ class Plan:
         return [self.catalog.class_names[label] for label in self.sampler.left_out]
 
     @property
+    def evaluated(self) -> tuple[EvalSet, ...]:
+        """The validation images, if there are any, and all test sets."""
+        return self.eval_sets if self.validation is None else (self.validation, *self.eval_sets)
+
+    @property
     def remarks(self) -> tuple[str, ...]:
         """Remarks for the user on the batch size and on all images, including those for validation and tests."""
-        eval_sets = (*(() if self.validation is None else (self.validation,)), *self.eval_sets)
-        others = (remark for eval_set in eval_sets for remark in eval_set.remarks)
+        others = (remark for eval_set in self.evaluated for remark in eval_set.remarks)
         return tuple(dict.fromkeys((*self.batch_remarks, *self._few_classes, *self.catalog.remarks, *others)))
 
     @property
@@ -117,7 +121,7 @@ class Plan:
     @property
     def images_without_views(self) -> int:
         """Number of validation and test images, which a frozen backbone encodes once, without augmentation."""
-        return self.images_tested + (0 if self.validation is None else len(self.validation.catalog))
+        return sum(len(each.catalog) for each in self.evaluated)
 
     def images_evaluated_after(self, step: int) -> int:
         """Return the number of images that are embedded in all evaluations after `step` steps and in the final test."""
@@ -137,6 +141,14 @@ class Plan:
             if within == 0 or step == first_step:
                 table = self.sampler.batches(epoch)
             yield epoch, table[within]
+
+    def labels(self, batch: Tensor) -> Tensor:
+        """Return the labels of a batch of image indices."""
+        return torch.from_numpy(self.train.relevance_labels[batch.numpy()])
+
+    def first_labels(self) -> Tensor:
+        """Return the labels of the first batch."""
+        return self.labels(self.sampler.batches(0)[0])
 
 
 @translate_arguments(CONFIG_KEYS)

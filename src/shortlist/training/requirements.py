@@ -253,7 +253,6 @@ def find_requirements(
     parameters = [p for part in trained_parts(config, embedder).values() for p in part if p.requires_grad]
     gradient = _bytes(parameters) + _bytes(loss.parameters())
     average = _bytes(trained.parameters()) if config.training.ema is not None else 0
-    tests = [each for each in (plan.validation, *plan.eval_sets) if each is not None]
     model = _trace_model(config, embedder, trained)
     traced_loss = _trace_loss(loss, plan, embedder.dim, min(batch, LARGEST_TRACED_LOSS))
     return Requirements(
@@ -264,7 +263,7 @@ def find_requirements(
         dim=embedder.dim,
         loss=traced_loss,
         loss_batch=min(batch, LARGEST_TRACED_LOSS),
-        evaluated=max((4 * len(each.catalog) * embedder.dim for each in tests), default=0),
+        evaluated=max((4 * len(each.catalog) * embedder.dim for each in plan.evaluated), default=0),
         features=_cached_features(plan, model["image"]) if config.frozen else 0,
         batch=batch,
         chunk_size=math.ceil(batch / processes) if config.frozen else config.batch.chunk_size,
@@ -276,7 +275,7 @@ def find_requirements(
     )
 
 
-def this_device(embedder: Embedder, sharing: int = 1) -> Device:
+def this_device(embedder: Embedder, sharing: int) -> Device:
     """Return the device of runs on this machine: a GPU, or a CPU with a share of the memory."""
     model = _bytes(embedder.parameters())
     if torch.cuda.is_available():
@@ -323,8 +322,7 @@ def _trace_model(config: RunConfig, embedder: Embedder, trained: nn.Module) -> d
 
 def _cached_features(plan: Plan, size: int) -> int:
     """Compute the size of cached features: of views in half precision, and of test images in full precision."""
-    tested = sum(len(each.catalog) for each in (plan.validation, *plan.eval_sets) if each is not None)
-    return len(plan.train) * plan.config.data.number_of_views * size // 2 + tested * size
+    return len(plan.train) * plan.config.data.number_of_views * size // 2 + plan.images_without_views * size
 
 
 class _AccumulatedGradients:
@@ -353,7 +351,7 @@ def _reduced_precision(config: RunConfig) -> torch.dtype | None:
 
 def _trace_loss(loss: nn.Module, plan: Plan, dim: int, batch: int) -> Trace:
     """Trace the loss with random vectors. For a loss that refuses them, only their gradient is counted."""
-    labels = torch.from_numpy(plan.train.relevance_labels[plan.sampler.batches(0)[0].numpy()])[:batch]
+    labels = plan.first_labels()[:batch]
     traced = Trace(4 * batch * dim, 0, 0)
     with seeded(0), suppress(Exception):  # a user-defined loss
         copied, vectors = copy.deepcopy(loss).cpu(), normalize(torch.randn(batch, dim)).requires_grad_()

@@ -82,10 +82,8 @@ def build_user_loss(config: SingleLossConfig, classes: Tensor, dim: int, given: 
     if callable(getattr(loss, "reach", None)):
         simix = SiMix() if config.simix else None
         return RankingLoss(loss, config.similarity_temperature, simix, config.count_query)  # type: ignore[arg-type]
-    fields = type(config).model_fields
-    for key in sorted(HEAD_SETTINGS):
-        if getattr(config, key) != fields[key].default:
-            raise ConfigError(f"loss.{key} has no effect: {config.name} is not a head of the engine. Remove it.")
+    for key in config.changed(sorted(HEAD_SETTINGS)):
+        raise ConfigError(f"loss.{key} has no effect: {config.name} is not a head of the engine. Remove it.")
     if not callable(loss):
         raise ConfigError(f"loss.name: {config.name} is not a function, a class or a head, but {type(loss).__name__}.")
     return ExternalLoss(loss, classes)
