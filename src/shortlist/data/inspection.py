@@ -169,11 +169,9 @@ def check(catalog: Catalog, workers: int | None = None, display: Display | None 
     return CheckReport(len(catalog), tuple(missing), tuple(unreadable), tuple(duplicates), tuple(copies), alike)
 
 
-def find_look_alikes(
-    catalog: Catalog, workers: int | None = None, progress: Progress | None = None
-) -> list[tuple[tuple[int, int], bool]]:
+def find_look_alikes(catalog: Catalog, progress: Progress | None = None) -> list[tuple[tuple[int, int], bool]]:
     """Decode every image, JPEGs at a reduced size, and find those that look the same; see `select_look_alikes`."""
-    decoded = _decode_all(catalog, workers, progress, hashes=True, at_least=MIN_SIDE)
+    decoded = _decode_all(catalog, None, progress, hashes=True, at_least=MIN_SIDE)
     return select_look_alikes(
         catalog, {index: visual for index, (_, _, visual) in enumerate(decoded) if visual is not None}
     )
