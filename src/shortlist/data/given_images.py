@@ -74,9 +74,9 @@ def _class_names(labels: list[Any]) -> list[str]:
     if all(type(label) is int and label >= 0 for label in plain):
         width = len(str(max(plain)))
         return [f"{label:0{width}}" for label in plain]
-    if not all(isinstance(label, str | int) and label != "" for label in plain):
-        wrong = next(label for label in plain if not isinstance(label, str | int) or label == "")
-        raise DataError(f"A label must be a string or an integer, not {wrong!r}.")
+    for label in plain:
+        if not isinstance(label, str | int) or label == "":
+            raise DataError(f"A label must be a string or an integer, not {label!r}.")
     return [str(label) for label in plain]
 
 
