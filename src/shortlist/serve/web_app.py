@@ -25,7 +25,7 @@ from shortlist.serve.guard import Guard
 from shortlist.serve.limits import Limits, RequestError, describe_errors
 from shortlist.serve.observer import AccessLog, Observer
 from shortlist.serve.prometheus import Metrics
-from shortlist.serve.service import THUMBNAIL_SIZE, VIEW_SIZE, Found, Service
+from shortlist.serve.service import THUMBNAIL_SIZE, VIEW_SIZE, Service
 
 PAGE = Path(__file__).parent / "page"
 PICTURE_RESPONSES: dict[int | str, dict[str, Any]] = {
@@ -158,23 +158,14 @@ def _add_searches(api: APIRouter, service: Service) -> None:
     @api.get("/api/items/{id}/similar", responses=responses(404, 422))
     async def similar(id: schema.Id, options: Annotated[schema.SearchOptions, Query()]) -> schema.Results:  # noqa: A002
         """Find the images that are most similar to an image of the gallery, without that image itself."""
-        return _results(await service.similar(id, options))
+        return await service.similar(id, options)
 
     form = {"requestBody": schema.SEARCH_FORM}
 
     @api.post("/api/search", responses=responses(408, 413, 415, 422), openapi_extra=form)
     async def search(request: Request) -> schema.Results:
         """Find the images that are most similar to an uploaded image, which is decoded in memory and not stored."""
-        return _results(await service.search(request))
-
-
-def _results(found: Found) -> schema.Results:
-    return schema.Results(
-        query=None if found.query is None else schema.ItemFacts.of(found.query),
-        results=[schema.Result.of(hit.item, score=hit.score) for hit in found.hits],
-        min_score=found.min_score,
-        below_min_score=found.below,
-    )
+        return await service.search(request)
 
 
 def _add_pictures(api: APIRouter, service: Service) -> None:
