@@ -300,7 +300,7 @@ class SeveralProcesses(Processes):
         for tensor in result.values():
             if tensor.numel():
                 with _lost_process_reported():
-                    dist.broadcast(_as_bytes(tensor), self._ranks[0], self._words)
+                    dist.broadcast(tensor.view(-1).view(torch.uint8), self._ranks[0], self._words)
         return tensors if self.is_main else result
 
     def copy_from_main(self, tensors: Mapping[str, Tensor]) -> None:
@@ -487,7 +487,3 @@ def _lost_process_reported() -> Iterator[None]:
 
 def _kind(tensor: Tensor) -> str:
     return f"{tensor.dtype} {tensor.device}"
-
-
-def _as_bytes(tensor: Tensor) -> Tensor:
-    return tensor.view(-1).view(torch.uint8)

@@ -90,11 +90,10 @@ def given_name(part: object) -> str:
 def _import(name: str, where: str) -> Any:
     try:
         return import_module(name)
-    except ModuleNotFoundError as error:
-        if error.name is None or not f"{name}.".startswith(f"{error.name}."):  # a module that it imports is missing
-            raise ConfigError(f"{where}: importing {name} fails with {type(error).__name__}: {error}") from error
-        raise ConfigError(
-            f"{where}: there is no module {name!r}; install it, or start Python in the folder that contains it."
-        ) from None
     except Exception as error:  # it is the user's code
+        missing = error.name if isinstance(error, ModuleNotFoundError) else None
+        if missing is not None and f"{name}.".startswith(f"{missing}."):  # not a module that it imports
+            raise ConfigError(
+                f"{where}: there is no module {name!r}; install it, or start Python in the folder that contains it."
+            ) from None
         raise ConfigError(f"{where}: importing {name} fails with {type(error).__name__}: {error}") from error

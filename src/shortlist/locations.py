@@ -222,12 +222,10 @@ def _request(url: str, action: Any) -> Any:
     try:
         system, path = fsspec.url_to_fs(url)
         return action(system, path)
-    except FileNotFoundError:
+    except (FileNotFoundError, DataError, ConfigError):
         raise
     except ImportError as error:
         raise DataError(f"{protocol}:// needs another package: {str(error).rstrip('.')}.") from error
-    except (DataError, ConfigError):
-        raise
     except Exception as error:  # each store has its own exceptions
         name, reason = type(error).__name__, " ".join(str(error).split()).rstrip(".")
         if "credential" in f"{name} {reason}".lower():

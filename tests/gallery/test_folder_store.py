@@ -69,7 +69,7 @@ def rows(first: int, last: int) -> list[Row]:
 
 def names(folder: Path) -> set[str]:
     """The names of the files that a gallery should have, without temporary ones."""
-    return read_manifest(folder).file_names() | {"gallery.json", "model", ".lock"}
+    return {*read_manifest(folder).digests(), "gallery.json", "model", ".lock"}
 
 
 class TestKilled:

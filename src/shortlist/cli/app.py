@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import json
 import logging
 import shlex
 import sys
@@ -211,6 +212,16 @@ def quiet_milvus(place: str) -> str:
         for name in ("pymilvus", "milvus_lite"):
             logging.getLogger(name).setLevel(logging.CRITICAL)
     return place
+
+
+def print_facts(facts: dict[str, Any], as_json: bool = False) -> None:
+    """Print facts as JSON or YAML."""
+    import yaml
+
+    if as_json:
+        print(json.dumps(facts, indent=2))
+    else:
+        print(yaml.safe_dump(facts, sort_keys=False, allow_unicode=True, width=120), end="")
 
 
 def untruncated_column(header: str, names: Iterable[str]) -> Column:

@@ -13,6 +13,7 @@ from rich.table import Table
 
 from shortlist.cli.app import AsJson, AsJsonWithProgress, LabelSeparator, Root, Source, app, untruncated_column
 from shortlist.errors import check_known, shorten_list
+from shortlist.progress import display_for, format_count
 
 SHOWN_PAIRS = 50  # maximum number of pairs of each kind that are printed
 
@@ -113,7 +114,6 @@ def check(
     the other is not, because results on such test images are too good.
     """
     from shortlist.data import inspection, open_catalog
-    from shortlist.progress import display_for, format_count
 
     display = display_for(sys.stderr, as_json=as_json)
     with display.task("unpacking", "images", later=True) as progress:
@@ -154,7 +154,5 @@ def check(
 
 def _print_rest(number: int, kind: str) -> None:
     """Print how many pairs of a kind are not printed."""
-    from shortlist.progress import format_count
-
     if number > SHOWN_PAIRS:
         print(f"{format_count(number - SHOWN_PAIRS, 'more pairs')} ({kind}): --json lists all")

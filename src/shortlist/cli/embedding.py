@@ -23,10 +23,10 @@ from shortlist.cli.app import (
     embedding_command,
     keep_freed_memory,
 )
+from shortlist.progress import Display, display_for
 
 if TYPE_CHECKING:
     from shortlist.encoding.shards import EmbeddedShard
-    from shortlist.progress import Display
 
 Images = Annotated[
     str,
@@ -73,7 +73,6 @@ def embed(
     from shortlist.encoding.parquet import embed_to_table
     from shortlist.encoding.shards import choose_parts, embed_shard
     from shortlist.files import check_writable
-    from shortlist.progress import display_for
     from shortlist.training import open_encoder
 
     display = display_for(sys.stderr, as_json=as_json)

@@ -10,6 +10,7 @@ from typing import Annotated
 import typer
 
 from shortlist.cli.app import AsJsonWithProgress, ModelCommand, ModelName, app
+from shortlist.progress import display_for
 
 
 @app.command(cls=ModelCommand)
@@ -39,7 +40,6 @@ def export(
     preprocessing. Existing files are replaced.
     """
     from shortlist.export import export as write  # imported here because it takes seconds
-    from shortlist.progress import display_for
 
     written = write(
         run,

@@ -31,11 +31,10 @@ from shortlist.cli.app import (
 )
 from shortlist.cli.embedding import Images, Split, Workers, report_result, report_shard, report_unreadable
 from shortlist.errors import ConfigError
-from shortlist.progress import format_count
+from shortlist.progress import Display, display_for, format_count
 
 if TYPE_CHECKING:
     from shortlist.gallery import Added, Gallery
-    from shortlist.progress import Display
 
 _PLACE: dict[str, Any] = {
     "metavar": "GALLERY",
@@ -105,7 +104,6 @@ def index(
     from shortlist.gallery.milvus_address import is_milvus
     from shortlist.gallery.store import GALLERY_FILE
     from shortlist.gallery.switching import current_location
-    from shortlist.progress import display_for
     from shortlist.training import RunFolder, open_encoder
 
     display = display_for(sys.stderr, as_json=as_json)
@@ -178,7 +176,6 @@ def set_gallery(
 def check_gallery(place: Place, as_json: AsJsonWithProgress = False) -> None:
     """Read all files of a gallery, and verify their digests. Exits with 1 if one is damaged."""
     from shortlist.gallery import Gallery
-    from shortlist.progress import display_for
 
     found = Gallery.check(place, display=display_for(sys.stderr, as_json=as_json))
     if as_json:
@@ -209,7 +206,6 @@ def add(
     from shortlist.data import open_collection
     from shortlist.gallery import Gallery
     from shortlist.gallery.adding import folder_to_prune
-    from shortlist.progress import display_for
 
     display = display_for(sys.stderr, as_json=as_json)
     catalog = open_collection(images, root=root, split=split, label_separator=label_separator)
@@ -232,7 +228,6 @@ def remove(
 ) -> None:
     """Remove images from a gallery. The image files are not touched, and need not exist."""
     from shortlist.gallery import Gallery
-    from shortlist.progress import display_for
 
     display, gallery = display_for(sys.stderr, as_json=as_json), Gallery.open(place)
     removed = gallery.remove(paths, log=log, display=display)
@@ -262,7 +257,6 @@ def rebuild(
     """
     from shortlist import gallery as galleries
     from shortlist.gallery.rebuilding import describe_min_score
-    from shortlist.progress import display_for
     from shortlist.training import RunFolder, open_encoder
 
     display = display_for(sys.stderr, as_json=as_json)

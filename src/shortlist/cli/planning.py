@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-import json
 import sys
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 
-from shortlist.cli.app import AsJsonWithProgress, Recipe, Settings, app, keep_freed_memory
+from shortlist.cli.app import AsJsonWithProgress, Recipe, Settings, app, keep_freed_memory, print_facts
 from shortlist.cli.training import open_recipe
+from shortlist.progress import display_for
 
 
 @app.command()
@@ -35,20 +35,9 @@ def plan(
     config = open_recipe(recipe, settings, context)
 
     from shortlist import runs
-    from shortlist.progress import display_for
 
     keep_freed_memory()
     display = display_for(sys.stderr, as_json=as_json)
     print_facts(
         runs.plan(config, devices=devices, device_memory=device_memory, measure=measure, display=display), as_json
     )
-
-
-def print_facts(facts: dict[str, Any], as_json: bool) -> None:
-    """Print facts as JSON or YAML."""
-    import yaml
-
-    if as_json:
-        print(json.dumps(facts, indent=2))
-    else:
-        print(yaml.safe_dump(facts, sort_keys=False, allow_unicode=True, width=120), end="")

@@ -8,7 +8,7 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
-from shortlist.cli.app import AsJson, Recipe, Settings, app, untruncated_column
+from shortlist.cli.app import AsJson, Recipe, Settings, app, print_facts, untruncated_column
 
 recipes_app = typer.Typer(help="Inspect the packaged recipes.", no_args_is_help=True)
 app.add_typer(recipes_app, name="recipes")
@@ -36,12 +36,9 @@ def list_recipes(as_json: AsJson = False) -> None:
 @recipes_app.command("show")
 def show_recipe(recipe: Recipe, settings: Settings = None) -> None:
     """Print the full configuration that `train` would run, with inherited settings and defaults."""
-    import yaml
-
     from shortlist.recipes import open_recipe
 
-    config = open_recipe(recipe, settings or [])
-    print(yaml.safe_dump(config.model_dump(mode="json"), sort_keys=False, allow_unicode=True, width=120), end="")
+    print_facts(open_recipe(recipe, settings or []).model_dump(mode="json"))
 
 
 def _format_results(results: dict[str, dict[str, float]]) -> str:

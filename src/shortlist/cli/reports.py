@@ -21,6 +21,7 @@ from shortlist.cli.app import (
     keep_freed_memory,
 )
 from shortlist.errors import ConfigError
+from shortlist.progress import display_for
 
 
 @app.command(cls=ModelCommand)
@@ -52,7 +53,6 @@ def report(
 
     The report is a single file that needs no network connection. `train` also writes it.
     """
-    from shortlist.progress import display_for
     from shortlist.report import write_model_report, write_report
     from shortlist.training import EvalImages
 
@@ -129,7 +129,6 @@ def compare(
         shortlist compare live gallery-2 --queries my-queries
     """
     from shortlist.files import check_writable
-    from shortlist.progress import display_for
     from shortlist.report import compare_groups, compare_runs, write_comparison
     from shortlist.report.terminal_tables import print_comparison
 

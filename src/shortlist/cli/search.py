@@ -19,11 +19,6 @@ from shortlist.progress import format_count
 if TYPE_CHECKING:
     from shortlist.gallery import Hit
 
-MinScore = Annotated[
-    float | None,
-    typer.Option(min=-1, max=1, help="Minimum score of a result. Default: that of the gallery."),
-]
-
 
 @app.command()
 def search(
@@ -31,7 +26,9 @@ def search(
     images: Annotated[list[Path], typer.Argument(metavar="IMAGE...", help="Image files to use as queries.")],
     k: Annotated[int, typer.Option("-k", min=1, help="Number of results per query.")] = 10,
     label: Annotated[str | None, typer.Option(help="Return only images with this label.")] = None,
-    min_score: MinScore = None,
+    min_score: Annotated[
+        float | None, typer.Option(min=-1, max=1, help="Minimum score of a result. Default: that of the gallery.")
+    ] = None,
     sheet: Annotated[
         Path | None, typer.Option(metavar="FILE.png", help="Draw a contact sheet of the results to this file.")
     ] = None,

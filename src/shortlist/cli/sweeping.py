@@ -12,6 +12,7 @@ from typer.core import TyperGroup
 
 from shortlist.cli.app import AsJsonLines, Recipe, Settings, app, keep_freed_memory
 from shortlist.cli.training import open_recipe
+from shortlist.progress import display_for
 
 RUN = "run"  # name of the command that `shortlist sweep RECIPE` is short for
 
@@ -79,7 +80,6 @@ def run(
     config = open_recipe(recipe, settings, context)
 
     from shortlist import training  # imported here because it takes seconds, after errors are reported
-    from shortlist.progress import display_for
     from shortlist.report.sweep_report import write_sweep_report
     from shortlist.report.terminal_tables import print_sweep
 
@@ -112,7 +112,6 @@ def best(
     as_json: AsJsonLines = False,
 ) -> None:
     """Write the recipe with the values of the best trial, which trains on all training classes and is tested once."""
-    from shortlist.progress import display_for
     from shortlist.recipes import open_recipe
     from shortlist.training import write_best_recipe
 

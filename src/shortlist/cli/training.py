@@ -28,9 +28,11 @@ from shortlist.cli.app import (
     app,
     embedding_command,
     keep_freed_memory,
+    print_facts,
 )
 from shortlist.errors import ConfigError, translate_arguments
 from shortlist.launch import is_main_process, launched
+from shortlist.progress import Display, display_for
 
 if TYPE_CHECKING:
     from shortlist.config import RunConfig
@@ -95,7 +97,6 @@ def _train(
     config: RunConfig | None, run: Path | None, resume: Path | None, dry_run: bool, as_json: bool, advice: str | None
 ) -> None:
     from shortlist import runs
-    from shortlist.progress import Display, display_for
 
     keep_freed_memory()  # imports torch, which takes seconds, so errors are reported before
     display = display_for(sys.stdout, as_json=as_json) if is_main_process() else Display()
@@ -107,7 +108,8 @@ def _train(
         done = runs.resume(resume, display=display)
     elif dry_run:
         if is_main_process():
-            _print_plan(config, as_json)
+            plan = runs.plan(config, display=display_for(sys.stderr, as_json=as_json))
+            print_facts({"config": config.model_dump(mode="json"), "plan": plan}, as_json)
         return
     else:
         done = runs.train(config, output=run, display=display)
@@ -148,7 +150,6 @@ def evaluate(
     the command once with --merge.
     """
     from shortlist.encoding.shards import choose_parts
-    from shortlist.progress import display_for
     from shortlist.recipes import differences, reproduced_results
     from shortlist.report.terminal_tables import print_evaluations
     from shortlist.runs import evaluate
@@ -219,7 +220,6 @@ def ablate(
     config = open_recipe(recipe, settings, context)
 
     from shortlist import training  # imported here because it takes seconds, after errors are reported
-    from shortlist.progress import display_for
     from shortlist.report.study_results import draw, read_results, shown_metric, table
 
     keep_freed_memory()
@@ -253,7 +253,6 @@ def demo(
 ) -> None:
     """Train on generated glyphs, and draw results before and after training. Takes two minutes on two cores."""
     from shortlist import recipes
-    from shortlist.progress import display_for
     from shortlist.report.demo import run_demo
     from shortlist.runs import new_folder
 
@@ -267,12 +266,3 @@ def open_recipe(recipe: str, settings: Sequence[str] | None, context: typer.Cont
 
     config = recipes.open_recipe(recipe, settings or [])
     return config.model_copy(update={"imports": tuple(dict.fromkeys((*config.imports, *context.obj)))})
-
-
-def _print_plan(config: RunConfig, as_json: bool) -> None:
-    from shortlist import runs
-    from shortlist.cli.planning import print_facts
-    from shortlist.progress import display_for
-
-    found = runs.plan(config, display=display_for(sys.stderr, as_json=as_json))
-    print_facts({"config": config.model_dump(mode="json"), "plan": found}, as_json)

@@ -261,12 +261,11 @@ class Catalog:
 
     def classes(self) -> NDArray[np.int64]:
         """Return the labels that have at least one image in this catalog, in ascending order."""
-        return np.flatnonzero(np.bincount(self.labels, minlength=len(self.class_names))).astype(np.int64)
+        return np.unique(self.labels)
 
     def class_sizes(self) -> NDArray[np.int64]:
         """Return the number of images of each class in `classes()`, in the same order."""
-        sizes = np.bincount(self.labels, minlength=len(self.class_names))
-        return sizes[sizes > 0].astype(np.int64)
+        return np.unique(self.labels, return_counts=True)[1]
 
     def fingerprint(self) -> str:
         """Return a SHA-256 digest of the table's content and order; the root folder is not part of it."""

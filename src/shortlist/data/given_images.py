@@ -18,7 +18,7 @@ from shortlist.errors import DataError
 GivenImages = Catalog | tuple[Iterable[str | Path], Iterable[Any]] | Dataset[Any]
 
 
-def as_catalog(images: GivenImages, folder: Path | None = None) -> Catalog:
+def as_catalog(images: GivenImages, folder: Path) -> Catalog:
     """Convert images that are passed as Python objects to a catalog.
 
     Args:
@@ -39,14 +39,12 @@ def as_catalog(images: GivenImages, folder: Path | None = None) -> Catalog:
     return _catalog([str(path) for path in images[0]], list(images[1]))
 
 
-def _dataset_catalog(dataset: Dataset[Any], folder: Path | None) -> Catalog:
+def _dataset_catalog(dataset: Dataset[Any], folder: Path) -> Catalog:
     samples, names = getattr(dataset, "samples", None), getattr(dataset, "classes", None)
     if isinstance(samples, Sequence) and all(map(_is_file, samples)):
         return _catalog([str(path) for path, _ in samples], [names[each] if names else each for _, each in samples])
     if not hasattr(dataset, "__len__"):
         raise DataError("The dataset must have a length: give a map-style dataset, not an iterable one.")
-    if folder is None:
-        raise DataError("The images of the dataset are in memory only: write them to files first.")
     folder.mkdir(parents=True)
     labels: list[Any] = []
     for index in range(len(dataset)):
@@ -76,9 +74,9 @@ def _class_names(labels: list[Any]) -> list[str]:
     if all(type(label) is int and label >= 0 for label in plain):
         width = len(str(max(plain)))
         return [f"{label:0{width}}" for label in plain]
-    if not all(isinstance(label, str | int) and label != "" for label in plain):
-        wrong = next(label for label in plain if not isinstance(label, str | int) or label == "")
-        raise DataError(f"A label must be a string or an integer, not {wrong!r}.")
+    for label in plain:
+        if not isinstance(label, str | int) or label == "":
+            raise DataError(f"A label must be a string or an integer, not {label!r}.")
     return [str(label) for label in plain]
 
 

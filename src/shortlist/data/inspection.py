@@ -48,9 +48,7 @@ def summary(catalog: Catalog, per_class: int = 4, sample: int = SAMPLE) -> dict[
         "name": catalog.name,
         "root": as_url(catalog.root),
         **_counts(catalog, per_class),
-        "splits": {
-            split: _counts(part, per_class) for split in SPLITS if len(part := catalog.subset(catalog.splits == split))
-        },
+        "splits": {split: _counts(part, per_class) for split, part in _parts(catalog).items()},
         **({} if catalog.roles is None else {"roles": {role: int((catalog.roles == role).sum()) for role in ROLES}}),
         "per_class": per_class,
         "width": _spread(sizes[:, 0]),
@@ -69,9 +67,8 @@ def describe_splits(catalog: Catalog, per_class: int = 4) -> list[list[str]]:
     `shortlist data show` and `shortlist train` print these rows. For the arguments, see `summary`.
     """
     spread, too_small = "images per class: min, median, max", f"classes with fewer than {per_class} images"
-    parts = {split: part for split in SPLITS if len(part := catalog.subset(catalog.splits == split))}
     rows = [["", "images", "classes", spread, too_small]]
-    for name, part in {**parts, "all": catalog}.items():
+    for name, part in {**_parts(catalog), "all": catalog}.items():
         counts = _counts(part, per_class)
         sizes = format_spread(counts["images_per_class"])
         rows.append([name, f"{counts['images']:,}", f"{counts['classes']:,}", sizes, f"{counts['too_small']:,}"])
@@ -86,8 +83,8 @@ def split_as_training(catalog: Catalog) -> Catalog:
 
 def class_names(catalog: Catalog) -> dict[str, list[str]]:
     """Return the names of the classes of each split."""
-    parts = {split: catalog.subset(catalog.splits == split) for split in SPLITS if split in catalog.splits}
-    return {split: [catalog.class_names[label] for label in part.classes()] for split, part in parts.items()}
+    parts = _parts(catalog).items()
+    return {split: [catalog.class_names[label] for label in part.classes()] for split, part in parts}
 
 
 def format_spread(values: Mapping[str, float] | None) -> str:
@@ -169,11 +166,9 @@ def check(catalog: Catalog, workers: int | None = None, display: Display | None 
     return CheckReport(len(catalog), tuple(missing), tuple(unreadable), tuple(duplicates), tuple(copies), alike)
 
 
-def find_look_alikes(
-    catalog: Catalog, workers: int | None = None, progress: Progress | None = None
-) -> list[tuple[tuple[int, int], bool]]:
+def find_look_alikes(catalog: Catalog, progress: Progress | None = None) -> list[tuple[tuple[int, int], bool]]:
     """Decode every image, JPEGs at a reduced size, and find those that look the same; see `select_look_alikes`."""
-    decoded = _decode_all(catalog, workers, progress, hashes=True, at_least=MIN_SIDE)
+    decoded = _decode_all(catalog, None, progress, hashes=True, at_least=MIN_SIDE)
     return select_look_alikes(
         catalog, {index: visual for index, (_, _, visual) in enumerate(decoded) if visual is not None}
     )
@@ -287,6 +282,11 @@ def _duplicates(catalog: Catalog, indices_by_digest: dict[bytes, list[int]]) -> 
             if catalog.labels[index] != catalog.labels[indices[0]]:
                 pairs.append((str(catalog.paths[indices[0]]), str(catalog.paths[index])))
     return pairs, copies
+
+
+def _parts(catalog: Catalog) -> dict[str, Catalog]:
+    """Return the images of each split that has any."""
+    return {split: catalog.subset(catalog.splits == split) for split in SPLITS if split in catalog.splits}
 
 
 def _counts(catalog: Catalog, per_class: int) -> dict[str, Any]:

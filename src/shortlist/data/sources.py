@@ -8,7 +8,7 @@ from typing import Literal
 
 from shortlist.data.benchmarks import BENCHMARKS
 from shortlist.data.catalog import SPLITS, Catalog
-from shortlist.data.folders import UNLABELLED, class_folder_catalog, nested_folder_catalog, single_image_catalog
+from shortlist.data.folders import class_folder_catalog, nested_folder_catalog, single_image_catalog
 from shortlist.data.missing_files import check_on_missing, without_missing
 from shortlist.data.splits import open_set_split
 from shortlist.data.tables import TABLE_EXTENSIONS, table_catalog
@@ -65,7 +65,7 @@ def open_catalog(
         exists, is_dir, is_file = _kind(path)
         if path.suffix.lower() in TABLE_EXTENSIONS and is_file:
             if labels == "optional":
-                return table_catalog(path, folder, unlabelled=UNLABELLED, label_separator=label_separator)
+                return table_catalog(path, folder, labels_required=False, label_separator=label_separator)
             catalog = without_missing(table_catalog(path, folder, label_separator=label_separator), on_missing)
         elif exists and folder is not None:
             raise ConfigError(f"`root` has no effect for {path}: use it with a benchmark's name or a table.")

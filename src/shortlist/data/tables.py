@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from shortlist.data.catalog import ROLES, SPLITS, Catalog, object_array
+from shortlist.data.folders import UNLABELLED
 from shortlist.errors import DataError, did_you_mean, shorten_list
 from shortlist.extras import extra
 from shortlist.files import atomic_replace
@@ -37,7 +38,7 @@ class _Table:
 
 
 def table_catalog(
-    file: Path, root: Path | None = None, *, unlabelled: str | None = None, label_separator: str | None = None
+    file: Path, root: Path | None = None, *, labels_required: bool = True, label_separator: str | None = None
 ) -> Catalog:
     """Return the catalog of the images that a table lists, in the table's order.
 
@@ -47,13 +48,13 @@ def table_catalog(
     Args:
         file: CSV file with a header, or Parquet file.
         root: Folder that the paths are relative to. None means the folder of the table.
-        unlabelled: Class name of images without a label. None means that every image needs a label.
+        labels_required: Whether every image needs a label. Otherwise, images without one have the class `UNLABELLED`.
         label_separator: Separator of several labels of an image, such as "|". None means one label per image.
 
     Raises:
         DataError: If the table cannot be read, lacks a column or has an invalid value; the message names the row.
     """
-    required = REQUIRED if unlabelled is None else ("path",)
+    required = REQUIRED if labels_required else ("path",)
     size_and_mtime(file)  # removes an outdated copy of a remote table from the cache
     table = (_read_parquet if file.suffix.lower() == ".parquet" else _read_csv)(file, required)
     if label_separator and table.label_lists is None and "label" in table.columns:
@@ -76,25 +77,25 @@ def table_catalog(
         file.stem,
         file.parent if root is None else root,
         paths,
-        _classes(table, unlabelled),
+        _classes(table, labels_required),
         _splits(table),
         roles=_roles(table) if "role" in columns else None,
         fields={name: object_array(values) for name, values in table.fields.items()} or None,
     )
 
 
-def _classes(table: _Table, unlabelled: str | None) -> list[tuple[str, ...]]:
+def _classes(table: _Table, labels_required: bool) -> list[tuple[str, ...]]:
     """Return all classes of each row."""
     if table.label_lists is None:
-        return [(label or unlabelled or "",) for label in table.columns.get("label", [""] * len(table.row_numbers))]
+        return [(label,) for label in table.columns.get("label", [UNLABELLED] * len(table.row_numbers))]
     classes = []
     for index, given in enumerate(table.label_lists):
         distinct = tuple(dict.fromkeys(label for each in given if (label := each.strip())))
-        if not distinct and unlabelled is None:
+        if not distinct and labels_required:
             raise table.error(index, "the label is empty")
         if any("\n" in label for label in distinct):
             raise table.error(index, "one of several labels has a line break; remove it")
-        classes.append(distinct or (unlabelled or "",))
+        classes.append(distinct or (UNLABELLED,))
     return classes
 
 
@@ -188,10 +189,11 @@ def _read_parquet(file: Path, required: tuple[str, ...]) -> _Table:
         with open_binary(file) as opened:
             content = pq.ParquetFile(opened, page_checksum_verification=True)
             positions = _column_positions(file, content.schema_arrow.names, required)
+            ignored = pa.types.is_nested, pa.types.is_binary, pa.types.is_large_binary, pa.types.is_fixed_size_binary
             others = [
                 each.name
                 for each in content.schema_arrow
-                if each.name not in positions and not pa.types.is_nested(each.type) and not _is_binary(each.type)
+                if each.name not in positions and not any(is_kind(each.type) for is_kind in ignored)
             ]
             table = content.read(columns=[*positions, *others])
         values = {name: table.column(name).to_pylist() for name in (*positions, *others)}
@@ -203,10 +205,6 @@ def _read_parquet(file: Path, required: tuple[str, ...]) -> _Table:
         label_lists = [["" if each is None else str(each) for each in given or ()] for given in values["label"]]
     columns = {name: ["" if each is None else str(each) for each in column] for name, column in values.items()}
     return _Table(file, columns, label_lists, fields, range(1, table.num_rows + 1), "row")
-
-
-def _is_binary(kind: Any) -> bool:
-    return str(kind).endswith("binary") or str(kind).startswith("fixed_size_binary")
 
 
 def _plain(value: Any) -> Any:

@@ -30,7 +30,7 @@ def augmentation_rng(seed: int, epoch: int, index: int) -> Random:
 
     Draw only with `.random()`, whose sequence Python guarantees to be stable.
     """
-    return Random(derived_seed("augment", int(seed), int(epoch), int(index)))
+    return Random(derived_seed("augment", seed, epoch, index))
 
 
 @dataclass(frozen=True)

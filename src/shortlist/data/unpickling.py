@@ -24,12 +24,6 @@ class _Refused(Exception):  # noqa: N818 - is always caught in this file
     pass
 
 
-def _advice(requested: str) -> str:
-    if requested.startswith("numpy"):
-        return "If you trust the file, convert its NumPy arrays to lists"
-    return "Check that it is the original file"
-
-
 def read_plain_pickle(file: Path) -> Any:
     """Read a pickle that holds only plain data.
 
@@ -44,9 +38,12 @@ def read_plain_pickle(file: Path) -> Any:
     except OSError as error:
         raise DataError(f"Cannot read {file}: {error.strerror}.") from error
     except _Refused as refused:
+        advice = "Check that it is the original file"
+        if str(refused).startswith("numpy"):
+            advice = "If you trust the file, convert its NumPy arrays to lists"
         raise DataError(
             f"{file} requests {refused}; only numbers, strings, lists and dicts are read from a pickle, because "
-            f"anything else can execute code. {_advice(str(refused))}"
+            f"anything else can execute code. {advice}"
         ) from None
     except Exception as error:  # a damaged pickle can raise almost any exception
         raise DataError(

@@ -138,7 +138,8 @@ class FeatureCache:
             DataError: An image cannot be read.
             NonFiniteError: A feature is not finite, or too large for the data type.
         """
-        facts = {"backbone": embedder.config.backbone, "pooled": embedder.pooled_digest(), **_describe(views)}
+        weights = {"backbone": embedder.config.backbone, "pooled": embedder.pooled_digest()}
+        facts = {**weights, **asdict(views), "transform": str(views.transform)}
         folder = self.folder / hashlib.sha256(json.dumps(facts, sort_keys=True).encode()).hexdigest()[:16]
         keys = image_keys(catalog)
         if missing := _missing(keys, _index(folder, views)):
@@ -166,10 +167,6 @@ class FeatureCache:
                 self.on_wait(f"{in_use} Waiting until it has finished.")
                 lock.enter_context(exclusive_lock(folder / ".lock", in_use, timeout=-1))
             yield
-
-
-def _describe(views: Views) -> dict[str, Any]:
-    return {**asdict(views), "transform": str(views.transform)}
 
 
 def image_keys(catalog: Catalog) -> list[str]:

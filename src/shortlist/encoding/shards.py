@@ -27,7 +27,7 @@ from shortlist.encoding.embed import (
     network_digest,
 )
 from shortlist.encoding.encoder import Encoder
-from shortlist.encoding.vector_file import NO_FILE, VectorFile, by_absolute_path, left_out_images, read_note
+from shortlist.encoding.vector_file import NO_FILE, VectorFile, left_out_images, read_note
 from shortlist.errors import ConfigError, DataError, shorten_list
 from shortlist.files import exclusive_write
 from shortlist.locations import absolute_path, join, size_and_mtime
@@ -362,9 +362,10 @@ def encode_readable(
     if images:
         try:
             vectors = open_vectors(encode_to_file(encoder, catalog, path, images=images, **settings))
-            unreadable |= by_absolute_path(left_out_images(path))
+            left_out = left_out_images(path)
         except NoReadableImageError as error:
-            unreadable |= by_absolute_path(error.left_out)
+            left_out = error.left_out
+        unreadable |= dict(sorted((absolute_path(image), reason) for image, reason in left_out.items()))
     return vectors
 
 

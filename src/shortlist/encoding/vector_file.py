@@ -18,7 +18,7 @@ from numpy.typing import DTypeLike, NDArray
 
 from shortlist.errors import RunError
 from shortlist.files import open_regular_file, read_json, remove_unfinished, write_json
-from shortlist.locations import absolute_path, size_and_mtime
+from shortlist.locations import size_and_mtime
 
 NOTE_INTERVAL = 30.0  # seconds between two notes of the progress: the maximum work that a killed process loses
 HEADER_BYTES = 128
@@ -199,11 +199,6 @@ def left_out_images(path: Path) -> dict[str, str]:
 def read_note(path: Path) -> Note:
     """Return the note of a complete vector file, or an empty note if there is none."""
     return _read_note(path.with_name(f"{path.name}.json"))
-
-
-def by_absolute_path(left_out: dict[str, str]) -> dict[str, str]:
-    """Return images that were left out, sorted by their absolute paths, and the reasons."""
-    return dict(sorted((absolute_path(path), reason) for path, reason in left_out.items()))
 
 
 def _read_note(file: Path) -> Note:

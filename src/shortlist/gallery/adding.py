@@ -65,11 +65,11 @@ class ImageAdder:
         encoder: Encoder,
         catalog: Catalog,
         *,
-        parts: Path | None = None,
-        ids: Mapping[str, int] | None = None,
-        prune: str | None = None,
-        min_score: float | None = None,
-        log: Path | str | None = None,
+        parts: Path | str | None,
+        ids: Mapping[str, int] | None,
+        prune: str | None,
+        min_score: float | None,
+        log: Path | str | None,
     ) -> None:
         self.store, self.encoder, self.ids, self.prune, self.min_score = store, encoder, ids, prune, min_score
         self.log = ChangeLog(log, store.name)

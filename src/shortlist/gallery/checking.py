@@ -33,7 +33,7 @@ class GalleryCheck:
         return not self.problems
 
 
-def check_folder(folder: Path, progress: Progress | None = None) -> GalleryCheck:
+def check_folder(folder: Path, progress: Progress) -> GalleryCheck:
     """Verify the digests of all files of a gallery, and load its model and its index.
 
     Args:
@@ -55,7 +55,7 @@ def check_folder(folder: Path, progress: Progress | None = None) -> GalleryCheck
             return GalleryCheck(len(manifest.digests()) + 1, tuple(problems))
 
 
-def _damaged_files(folder: Path, manifest: Manifest, progress: Progress | None) -> list[str]:
+def _damaged_files(folder: Path, manifest: Manifest, progress: Progress) -> list[str]:
     problems, digests = [], sorted(manifest.digests().items())
     for number, (name, expected) in enumerate(digests, 1):
         try:
@@ -66,8 +66,7 @@ def _damaged_files(folder: Path, manifest: Manifest, progress: Progress | None) 
             problems.append(f"{name} cannot be read: {error.strerror or error}")
         except ValueError as error:
             problems.append(str(error))
-        if progress is not None:
-            progress(number, len(digests))
+        progress(number, len(digests))
     return problems
 
 

@@ -203,9 +203,8 @@ class FolderStore:
         updates = _updates(now, removed, {"label": labels or {}, "fields": fields or {}})
         added = new_rows(rows, free_ids(len(rows), now.manifest.next_id, ids))
         table = with_updates(pa.concat_tables([now.table, added]).combine_chunks(), updates)
-        new = Segment(new_number(), np.empty((0, self.dim), np.float32), updates["id"].to_numpy())
-        if vectors is not None:
-            new = replace(new, vectors=vectors)
+        new_vectors = np.empty((0, self.dim), np.float32) if vectors is None else vectors
+        new = Segment(new_number(), new_vectors, updates["id"].to_numpy())
         self._write_next(table, new, min_score, progress)
 
     def _write_next(self, table: pa.Table, new: Segment, min_score: float | None, progress: Progress | None) -> None:

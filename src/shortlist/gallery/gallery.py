@@ -449,20 +449,12 @@ class Gallery:
         """
         display = display or default_display()
         check_min_score(min_score)
-        folder = None if parts is None else Path(parts)
         with (
             display.task(f"embedding {catalog.name}", "images") as embedding,
             display.task("building the index", "vectors", later=True) as indexing,
         ):
             adder = ImageAdder(
-                self.store,
-                self.encoder,
-                catalog,
-                parts=folder,
-                ids=ids,
-                prune=prune,
-                min_score=min_score,
-                log=log,
+                self.store, self.encoder, catalog, parts=parts, ids=ids, prune=prune, min_score=min_score, log=log
             )
             return adder.run(workers, embedding, indexing)
 
@@ -552,14 +544,7 @@ def index(
     if min_score is None and gallery.min_score is None:
         min_score = default_min_score
     added = gallery.add(
-        catalog,
-        workers=workers,
-        parts=parts,
-        ids=ids,
-        prune=prune,
-        min_score=min_score,
-        log=log,
-        display=display,
+        catalog, workers=workers, parts=parts, ids=ids, prune=prune, min_score=min_score, log=log, display=display
     )
     return gallery, added
 

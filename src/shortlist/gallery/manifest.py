@@ -65,12 +65,8 @@ class Manifest(_Model):
     built_of: int = 0  # number of images when the index was built
     min_score: float | None = None  # default of searches
 
-    def file_names(self) -> set[str]:
-        """Return the names of the gallery's files, without the model."""
-        return set(self.digests())
-
     def digests(self) -> dict[str, str]:
-        """Return the digests of the gallery's files, without the model."""
+        """Return the digests of the gallery's files by name, without the model."""
         found = {RECORDS.format(each.number): each.records_sha256 for each in self.segments}
         found |= {VECTORS.format(each.number): each.vectors_sha256 for each in self.segments if each.rows}
         return found | ({INDEX.format(self.index.number): self.index.sha256} if self.index else {})
@@ -112,7 +108,7 @@ def write_manifest(folder: Path, manifest: Manifest) -> None:
 
 def delete_unused(folder: Path, manifest: Manifest) -> None:
     """Delete files that the manifest does not name, and incomplete files."""
-    names = manifest.file_names()
+    names = manifest.digests()
     for file in gallery_files(folder):
         if file.name not in names:
             with suppress(OSError):  # if an open file cannot be deleted, the next change deletes it

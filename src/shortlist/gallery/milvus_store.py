@@ -220,7 +220,7 @@ class MilvusStore:
         return Encoder.load(folder, self._facts["encoder"])
 
     def facts(self) -> dict[str, Any]:
-        return {"place": str(self.address), "kind": self._facts["kind"], "recall": (self._tuning or {}).get("recall")}
+        return {"place": str(self.address), "kind": self._facts["kind"], "recall": self._tuning.get("recall")}
 
     def __len__(self) -> int:
         (found,) = self.client.query(self._collection, filter="", output_fields=["count(*)"])
@@ -258,7 +258,7 @@ class MilvusStore:
         reranks = kind == "ivfpq"  # its codes give approximate scores
         candidates = min(max(RERANK_FACTOR * k, MIN_RERANKED), MAX_ROWS_PER_QUERY) if reranks else limit
         per_request = max(1, BYTES_PER_RESPONSE // (candidates * 4 * self.dim)) if reranks else ROWS_PER_REQUEST
-        params = INDEXES[kind].search_parameters((self._tuning or {}).get("effort"), limit)
+        params = INDEXES[kind].search_parameters(self._tuning.get("effort"), limit)
         hits: list[list[Hit]] = []
         expression = self._label_filter(label)
         for start in range(0, len(vectors), per_request):
@@ -371,7 +371,7 @@ class MilvusStore:
         """
         if self.address.lite or self._facts["kind"] == "flat":
             return
-        number, before = len(self), (self._tuning or {"rows": 0})["rows"]
+        number, before = len(self), self._tuning.get("rows", 0)
         if number - before <= max(MIN_UNTUNED, MAX_UNTUNED_SHARE * before) or not self._wait_for_index(number):
             return
         # Removed ids are not replaced, so there may be fewer queries.
@@ -448,9 +448,10 @@ def exists(address: MilvusAddress) -> bool:
         client.close()
 
 
-def _tuning(properties: Mapping[str, str]) -> dict[str, Any] | None:
-    """Return the tuned effort of a search, its recall, and the number of images then; None before the first tuning."""
-    return json.loads(properties[TUNING]) if TUNING in properties else None
+def _tuning(properties: Mapping[str, str]) -> dict[str, Any]:
+    """Return the tuned effort of a search, its recall, and the number of images then; empty before the first tuning."""
+    found: dict[str, Any] = json.loads(properties.get(TUNING, "{}"))
+    return found
 
 
 def _schema(client: MilvusConnection, dim: int, kind: str) -> tuple[Any, Any]:

@@ -44,8 +44,6 @@ MAX_COMPARED_IMAGES = 50_000  # images that are compared visually; decoding them
 class ResultSections:
     """The sections of the report about one test."""
 
-    name: str
-    judged: bool
     queries: QueryBrowser
     plots: list[Plot]
     separation: float | None
@@ -245,8 +243,6 @@ def result_sections(thumbnails: Thumbnails, test: EmbeddedTest, num_tests: int, 
         for each in findings.confusions(analysis, catalog)
     ]
     return ResultSections(
-        catalog.name,
-        bool(catalog.judgements),
         queries,
         [_rank_plot(analysis), _similarity_plot(analysis)],
         findings.separation(analysis),
@@ -278,7 +274,7 @@ def look_alike_section(
         return None
     with display.task("searching for images that look the same", "images") as progress:
         found = find_look_alikes(catalog, progress=progress)
-    own = (each for each in sections if each.name == catalog.name)
+    own = (each for each in sections if each.queries.name == catalog.name)
     shown = {frozenset(picture.path for picture in pair) for each in own for pair in each.duplicates}
     found = [each for each in found if frozenset(str(catalog.paths[row]) for row in each[0]) not in shown]
     by_kind: dict[bool, list[tuple[Picture, Picture]]] = {True: [], False: []}

@@ -87,9 +87,9 @@ def counts(evaluation: Evaluation) -> str:
     )
 
 
-def print_comparison(comparison: Comparison, console: Console | None = None) -> None:
+def print_comparison(comparison: Comparison) -> None:
     """Print a table per test with all metrics of each run or group and the differences from the first, and verdicts."""
-    console = console or _standard_output()
+    console = _standard_output()
     for test in comparison.tests:
         first, *others = test.runs
         table = Table("metric", escape(f"{first}, %"), title=escape(f"{test.catalog.name}, the same queries"))
@@ -122,9 +122,9 @@ def _seeds_table(test: ComparedTest) -> Table:
     return table
 
 
-def print_sweep(result: SweepResult, console: Console | None = None) -> None:
+def print_sweep(result: SweepResult) -> None:
     """Print the trials of a sweep, complete trials first, then by value, and a sentence about the best one."""
-    console = console or _standard_output()
+    console = _standard_output()
     table = Table(*map(escape, header(result)), title=escape(f"{result.path}, {result.done} of {result.total} trials"))
     for row in rows(result):
         table.add_row(*map(escape, row))

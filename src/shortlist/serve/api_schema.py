@@ -2,34 +2,36 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any
+from typing import Annotated, Any, Self
 
 from fastapi import Path, Query
 from pydantic import AfterValidator, BaseModel, Field
 
-from shortlist.gallery.gallery import Hit, Item
+from shortlist.gallery.gallery import Item
 from shortlist.gallery.manifest import Recall
-from shortlist.serve.limits import MAX_ID, MAX_RESULTS, Limits
+from shortlist.serve.limits import MAX_ID, MAX_RESULTS
 
 Id = Annotated[int, Path(ge=0, le=MAX_ID, description="Id of an image of the gallery.")]
-K = Annotated[int, Query(ge=1, le=MAX_RESULTS, description="Number of results.")]
 Label = Annotated[
     str | None,
     Query(max_length=1000, description="Return only images with this label. If empty, return all."),
     AfterValidator(lambda label: label or None),
 ]
-MIN_SCORE = "Leave out results with a lower score. Default: min_score of the gallery; -1 returns all results."
-MinScore = Annotated[float | None, Query(ge=-1, le=1, description=MIN_SCORE)]
 Offset = Annotated[int, Query(ge=0, le=MAX_ID, description="Number of items to skip.")]
 PageLength = Annotated[int, Query(ge=1, le=MAX_RESULTS, description="Maximum number of items.")]
 
 
 class SearchOptions(BaseModel):
-    """The fields of the search form in addition to the image."""
+    """The parameters of a search, and the fields of the search form in addition to the image."""
 
     k: int = Field(default=10, ge=1, le=MAX_RESULTS, description="Number of results.")
-    label: str | None = Field(default=None, max_length=1000, description="Return only images with this label.")
-    min_score: float | None = Field(default=None, ge=-1, le=1, description=MIN_SCORE)
+    label: Label = None
+    min_score: float | None = Field(
+        default=None,
+        ge=-1,
+        le=1,
+        description="Leave out results with a lower score. Default: min_score of the gallery; -1 returns all results.",
+    )
 
 
 class Problem(BaseModel):
@@ -63,18 +65,16 @@ class ItemFacts(BaseModel):
     file: str = Field(description="Name of the file and of its folder.")
 
     @classmethod
-    def of(cls, item: Item) -> ItemFacts:
-        return cls(**_facts(item))
+    def of(cls, item: Item, **others: Any) -> Self:
+        file = "/".join(item.path.parts[-2:]).lstrip("/")
+        labels, fields = list(item.labels), dict(item.fields)
+        return cls(id=item.id, label=item.label, labels=labels, fields=fields, file=file, **others)
 
 
 class Result(ItemFacts):
     """A search result."""
 
     score: float = Field(description="Cosine similarity to the query, at most 1.")
-
-    @classmethod
-    def of_hit(cls, hit: Hit) -> Result:
-        return cls(**_facts(hit.item), score=hit.score)
 
 
 class Results(BaseModel):
@@ -107,10 +107,6 @@ class Bounds(BaseModel):
     pixels: int = Field(description="Maximum number of pixels of an uploaded or gallery image.")
     results: int = Field(default=MAX_RESULTS, description="Maximum number of results.")
 
-    @classmethod
-    def of(cls, limits: Limits) -> Bounds:
-        return cls(bytes=limits.bytes, pixels=limits.pixels)
-
 
 class IndexDescription(BaseModel):
     """The index of the gallery."""
@@ -130,11 +126,6 @@ class GalleryFacts(BaseModel):
     min_score: float | None = Field(description="Default minimum score of the results of a search; null: no minimum.")
     limits: Bounds
     index: IndexDescription
-
-
-def _facts(item: Item) -> dict[str, Any]:
-    file = "/".join(item.path.parts[-2:]).lstrip("/")
-    return {"id": item.id, "label": item.label, "labels": item.labels, "fields": item.fields, "file": file}
 
 
 def responses(*statuses: int) -> dict[int | str, dict[str, Any]]:

@@ -9,6 +9,7 @@ from math import inf
 from pathlib import Path
 
 import numpy as np
+import psutil
 from numpy.typing import NDArray
 
 ROUTES = (  # measured separately; all other routes are measured together
@@ -81,7 +82,7 @@ class Metrics:
             values: Values = np.fromfile(file)
             if values.shape == total.shape:  # otherwise, the process has just started
                 total += values
-                current += values if _is_running(int(file.name)) else 0
+                current += values if psutil.pid_exists(int(file.name)) else 0
         return total, current
 
 
@@ -117,11 +118,3 @@ def _labels(**values: str) -> str:
 
 def _index(known: tuple[object, ...], value: object) -> int:
     return known.index(value) if value in known else len(known) - 1
-
-
-def _is_running(pid: int) -> bool:
-    if pid == os.getpid():
-        return True
-    import psutil
-
-    return bool(psutil.pid_exists(pid))

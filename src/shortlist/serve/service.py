@@ -18,7 +18,7 @@ from shortlist.data.images import ImageError, open_image, upright_rgb
 from shortlist.errors import ShortlistError
 from shortlist.gallery.gallery import Gallery, Hit, Item
 from shortlist.locations import size_and_mtime
-from shortlist.serve.api_schema import SearchOptions
+from shortlist.serve.api_schema import ItemFacts, Result, Results, SearchOptions
 from shortlist.serve.limits import Limits, RequestError
 from shortlist.serve.upload_memory import UploadMemory
 from shortlist.serve.uploads import check_form, check_image, max_form_bytes, read_upload
@@ -32,7 +32,7 @@ LARGE_IMAGE = 12_000_000  # pixels, of up to 24 bytes each while decoding: only 
 CACHED_THUMBNAILS = 2000  # of about 15 kB each
 THUMBNAIL_SIZE, VIEW_SIZE = 320, 1600  # pixels of the longer side
 JPEG_QUALITY = 88
-Result = TypeVar("Result")
+Value = TypeVar("Value")
 
 
 class EncodedImage(NamedTuple):
@@ -40,15 +40,6 @@ class EncodedImage(NamedTuple):
 
     version: str  # HTTP ETag of the current file
     jpeg: bytes | None  # None: the client has this version already
-
-
-class Found(NamedTuple):
-    """The result of a search."""
-
-    query: Item | None  # an image of the gallery; None: an upload
-    hits: list[Hit]
-    min_score: float | None  # that was applied
-    below: int  # number of hits that were left out
 
 
 class Service:
@@ -87,18 +78,18 @@ class Service:
                 if logged != (logged := str(error)):
                     logging.getLogger(__name__).error("%s", error)
 
-    async def look_up(self, find: Callable[[], Result]) -> Result:
+    async def look_up(self, find: Callable[[], Value]) -> Value:
         """Run a function that reads the gallery in a thread, and return its result."""
         return await self._lookups.run(find)
 
-    async def search(self, request: Request) -> Found:
+    async def search(self, request: Request) -> Results:
         """Search with the uploaded image of a request."""
         check_form(request, self.limits)
         async with self._upload_memory.upload(request.client.host if request.client else "") as arrival:
-            upload = await read_upload(request, self.limits, arrival)
-            return await self._searches.run(self._search, upload.image, upload.options)
+            image, options = await read_upload(request, self.limits, arrival)
+            return await self._searches.run(self._search, image, options)
 
-    async def similar(self, id: int, options: SearchOptions) -> Found:  # noqa: A002
+    async def similar(self, id: int, options: SearchOptions) -> Results:  # noqa: A002
         """Find the images that are most similar to an image of the gallery."""
         return await self._searches.run(self._similar, id, options)
 
@@ -126,16 +117,17 @@ class Service:
         except ImageError as error:
             raise RequestError(404, f"The file of image {id} cannot be read: {error.reason.rstrip('.')}.") from None
 
-    def _similar(self, id: int, options: SearchOptions) -> Found:  # noqa: A002
-        def find() -> Found:
+    def _similar(self, id: int, options: SearchOptions) -> Results:  # noqa: A002
+        def find() -> Results:
             hits = self.gallery.similar(id, options.k, label=options.label, min_score=-1)
-            return self._found(self.gallery.item(id), hits, options)
+            return self._results(self.gallery.item(id), hits, options)
 
         return self.gallery.in_one_state(find)
 
-    def _search(self, image: bytes, options: SearchOptions) -> Found:
-        def find() -> Found:
-            return self._found(None, self.gallery.search(image, options.k, label=options.label, min_score=-1), options)
+    def _search(self, image: bytes, options: SearchOptions) -> Results:
+        def find() -> Results:
+            hits = self.gallery.search(image, options.k, label=options.label, min_score=-1)
+            return self._results(None, hits, options)
 
         pixels = check_image(image, self.limits.pixels)
         try:
@@ -144,11 +136,16 @@ class Service:
         except ImageError as error:
             raise RequestError(422, f"The image is damaged: {error.reason.rstrip('.')}.") from None
 
-    def _found(self, query: Item | None, hits: list[Hit], options: SearchOptions) -> Found:
-        """Leave out the hits below the minimum score."""
+    def _results(self, query: Item | None, hits: list[Hit], options: SearchOptions) -> Results:
+        """Return the results of a search, without the hits below the minimum score."""
         lowest = self.gallery.min_score if options.min_score is None else options.min_score
         enough = [hit for hit in hits if lowest is None or hit.score >= lowest]
-        return Found(query, enough, lowest, len(hits) - len(enough))
+        return Results(
+            query=None if query is None else ItemFacts.of(query),
+            results=[Result.of(hit.item, score=hit.score) for hit in enough],
+            min_score=lowest,
+            below_min_score=len(hits) - len(enough),
+        )
 
     def _encode_jpeg(self, path: Path, size: int, version: str) -> bytes:
         """Encode an image file as a JPEG of at most `size` x `size` pixels. The version is only part of the cache key.

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import io
 from collections.abc import AsyncGenerator
-from dataclasses import dataclass
 
 from fastapi import Request
 from PIL import Image
@@ -21,14 +20,6 @@ from shortlist.serve.upload_memory import Arrival
 
 FORM_OVERHEAD = 2**16  # bytes of a form in addition to its image: boundaries, names, other fields
 MAX_FIELDS = 8  # unknown fields are ignored
-
-
-@dataclass(frozen=True)
-class Upload:
-    """The contents of an image file, and the other fields of the form."""
-
-    image: bytes
-    options: SearchOptions
 
 
 def max_form_bytes(limits: Limits) -> int:
@@ -49,8 +40,8 @@ def check_form(request: Request, limits: Limits) -> None:
         raise _too_large(limits)
 
 
-async def read_upload(request: Request, limits: Limits, arrival: Arrival) -> Upload:
-    """Read the form of a search request.
+async def read_upload(request: Request, limits: Limits, arrival: Arrival) -> tuple[bytes, SearchOptions]:
+    """Read the form of a search request: the contents of an image file, and the other fields.
 
     Raises:
         RequestError: The form is invalid, too large, too slow, or took too long, or there is no memory for it.
@@ -75,7 +66,7 @@ async def read_upload(request: Request, limits: Limits, arrival: Arrival) -> Upl
         fields = {
             name: value for name in ("k", "label", "min_score") if (value := form.get(name))
         }  # empty fields are ignored
-        return Upload(content, SearchOptions.model_validate(fields))
+        return content, SearchOptions.model_validate(fields)
     except ValidationError as error:
         raise RequestError(422, describe_errors(error.errors())) from None
 

@@ -7,9 +7,9 @@ import logging
 from collections.abc import AsyncIterator, Collection
 from contextlib import asynccontextmanager
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
-from fastapi import APIRouter, Depends, FastAPI, Request
+from fastapi import APIRouter, Depends, FastAPI, Query, Request
 from fastapi.exceptions import RequestValidationError
 from fastapi.responses import FileResponse, JSONResponse, Response
 from fastapi.staticfiles import StaticFiles
@@ -25,7 +25,7 @@ from shortlist.serve.guard import Guard
 from shortlist.serve.limits import Limits, RequestError, describe_errors
 from shortlist.serve.observer import AccessLog, Observer
 from shortlist.serve.prometheus import Metrics
-from shortlist.serve.service import THUMBNAIL_SIZE, VIEW_SIZE, Found, Service
+from shortlist.serve.service import THUMBNAIL_SIZE, VIEW_SIZE, Service
 
 PAGE = Path(__file__).parent / "page"
 PICTURE_RESPONSES: dict[int | str, dict[str, Any]] = {
@@ -131,7 +131,7 @@ def _add_information(api: APIRouter, service: Service) -> None:
             images=len(gallery),
             labels=[schema.LabelFacts(label=name, images=number) for name, number in gallery.labels().items()],
             min_score=gallery.min_score,
-            limits=schema.Bounds.of(service.limits),
+            limits=schema.Bounds(bytes=service.limits.bytes, pixels=service.limits.pixels),
             index=schema.IndexDescription.model_validate(gallery.facts()),
         )
 
@@ -156,30 +156,16 @@ def _add_information(api: APIRouter, service: Service) -> None:
 
 def _add_searches(api: APIRouter, service: Service) -> None:
     @api.get("/api/items/{id}/similar", responses=responses(404, 422))
-    async def similar(
-        id: schema.Id,  # noqa: A002
-        k: schema.K = 10,
-        label: schema.Label = None,
-        min_score: schema.MinScore = None,
-    ) -> schema.Results:
+    async def similar(id: schema.Id, options: Annotated[schema.SearchOptions, Query()]) -> schema.Results:  # noqa: A002
         """Find the images that are most similar to an image of the gallery, without that image itself."""
-        return _results(await service.similar(id, schema.SearchOptions(k=k, label=label, min_score=min_score)))
+        return await service.similar(id, options)
 
     form = {"requestBody": schema.SEARCH_FORM}
 
     @api.post("/api/search", responses=responses(408, 413, 415, 422), openapi_extra=form)
     async def search(request: Request) -> schema.Results:
         """Find the images that are most similar to an uploaded image, which is decoded in memory and not stored."""
-        return _results(await service.search(request))
-
-
-def _results(found: Found) -> schema.Results:
-    return schema.Results(
-        query=None if found.query is None else schema.ItemFacts.of(found.query),
-        results=[schema.Result.of_hit(hit) for hit in found.hits],
-        min_score=found.min_score,
-        below_min_score=found.below,
-    )
+        return await service.search(request)
 
 
 def _add_pictures(api: APIRouter, service: Service) -> None:

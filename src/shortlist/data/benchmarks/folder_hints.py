@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from itertools import islice
 from pathlib import Path
 
@@ -11,9 +11,8 @@ MAX_ENTRIES = 2000  # maximum number of entries read per folder
 MAX_SUBFOLDERS = 50  # folders with more sub-folders are searched one level deep only
 
 
-def find_nearby(root: Path, markers: Iterable[str]) -> Path | None:
+def find_nearby(root: Path, markers: Sequence[str]) -> Path | None:
     """Return the nearest folder, up to two levels below or above `root`, that contains one of the markers."""
-    markers = list(markers)
     here = root.absolute()
     for folder in (*_folders_below(root), here.parent, here.parent.parent):
         if any((folder / marker).exists() for marker in markers):

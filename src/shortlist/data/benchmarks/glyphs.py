@@ -37,6 +37,7 @@ FACES = (
     *("STIXGeneral", "STIXGeneralBol", "STIXGeneralItalic", "STIXGeneralBolIta"),
 )
 COMPARED = ("DejaVuSans", "DejaVuSansMono", "DejaVuSerif", "DejaVuSerif-Italic", "STIXGeneral", "STIXGeneralItalic")
+COMPARED_SIZE, MIN_SHARED_INK = 24, 0.96  # side length in pixels; share of the ink of characters that look alike
 MIN_FACES = 12  # characters that exist in fewer faces are not used
 FONT_SIZE = 128  # characters are drawn two to four times larger than in the images, and then scaled down
 SIZE = 48  # side length of an image in pixels
@@ -180,19 +181,13 @@ def distinct_characters(faces: dict[str, Face]) -> list[str]:
     return [characters[index] for index in chosen]
 
 
-def look_alike(drawn: list[Image.Image], size: int = 24, share: float = 0.96) -> NDArray[np.bool_]:
-    """Return a mask (n, n) of the pairs in which almost all ink of each is on or next to ink of the other.
-
-    Args:
-        drawn: Characters.
-        size: Side length in pixels at which they are compared.
-        share: Smallest share of the ink.
-    """
-    shapes = [ImageOps.pad(ink, (size, size)) for ink in drawn]
+def look_alike(drawn: list[Image.Image]) -> NDArray[np.bool_]:
+    """Return a mask (n, n) of the pairs in which almost all ink of each is on or next to ink of the other."""
+    shapes = [ImageOps.pad(ink, (COMPARED_SIZE, COMPARED_SIZE)) for ink in drawn]
     wider = [shape.filter(ImageFilter.MaxFilter(3)) for shape in shapes]
     ink = np.stack([np.asarray(shape).ravel() > 127 for shape in shapes]).astype(np.float32)
     near = np.stack([np.asarray(shape).ravel() > 127 for shape in wider]).astype(np.float32)
-    covered = ink @ near.T > share * ink.sum(axis=1, keepdims=True)
+    covered = ink @ near.T > MIN_SHARED_INK * ink.sum(axis=1, keepdims=True)
     both: NDArray[np.bool_] = covered & covered.T
     return both
 

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from shortlist.errors import DataError
 
-NO_CLASSES = ("unlabelled",)  # class names of a benchmark with judgements instead of labels
+NO_CLASS = "unlabelled"  # class name of a benchmark with judgements instead of labels
 _UNEXPECTED = "it is not the expected ground truth"
 
 

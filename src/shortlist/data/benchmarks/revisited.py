@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from shortlist.data.benchmarks.benchmark import Benchmark, ImageCount
-from shortlist.data.benchmarks.ground_truth import NO_CLASSES, image_indices, image_names, query_judgements
+from shortlist.data.benchmarks.ground_truth import NO_CLASS, image_indices, image_names, query_judgements
 from shortlist.data.benchmarks.lists import read_lines
 from shortlist.data.catalog import Catalog, Judgement, Judgements
 from shortlist.data.unpickling import read_plain_pickle
@@ -26,29 +27,24 @@ R1M_LIST = "revisitop1m.txt"
 MAX_COORDINATE = 2**31  # larger than any image
 
 
-def reader(name: str) -> Callable[[Path], Catalog]:
-    """Return the function that reads `roxford5k` or `rparis6k`: the queries, followed by the database."""
-
-    def read(root: Path) -> Catalog:
-        file = root / f"gnd_{name}.pkl"
-        content = read_plain_pickle(file)
-        database, queries = image_names(file, content, "imlist"), image_names(file, content, "qimlist")
-        ground_truth = query_judgements(file, content, len(queries))
-        boxes = np.full((len(queries) + len(database), 4), np.nan)
-        boxes[: len(queries)] = [_box(file, each) for each in ground_truth]
-        return Catalog(
-            name=name,
-            root=root,
-            paths=np.array([f"jpg/{image}.jpg" for image in queries + database], dtype=object),
-            labels=np.zeros(len(boxes), dtype=np.int64),
-            class_names=NO_CLASSES,
-            splits=np.full(len(boxes), "test"),
-            roles=np.repeat(["query", "gallery"], [len(queries), len(database)]),
-            boxes=boxes,
-            judgements=_judgements(file, ground_truth, len(queries), len(database)),
-        )
-
-    return read
+def read(name: str, root: Path) -> Catalog:
+    """Read `roxford5k` or `rparis6k`: the queries, followed by the database."""
+    file = root / f"gnd_{name}.pkl"
+    content = read_plain_pickle(file)
+    database, queries = image_names(file, content, "imlist"), image_names(file, content, "qimlist")
+    ground_truth = query_judgements(file, content, len(queries))
+    boxes = np.full((len(queries) + len(database), 4), np.nan)
+    boxes[: len(queries)] = [_box(file, each) for each in ground_truth]
+    return Catalog.from_classes(
+        name,
+        root,
+        [f"jpg/{image}.jpg" for image in queries + database],
+        [NO_CLASS] * len(boxes),
+        "test",
+        roles=np.repeat(["query", "gallery"], [len(queries), len(database)]),
+        boxes=boxes,
+        judgements=_judgements(file, ground_truth, len(queries), len(database)),
+    )
 
 
 def _box(file: Path, judged: Mapping[str, Any]) -> list[float]:
@@ -87,27 +83,19 @@ def read_r1m(root: Path) -> Catalog:
     file = root / R1M_LIST
     lines = read_lines(file, "r1m")
     prefix = "" if lines[0].startswith("jpg/") else "jpg/"
-    paths = np.array([prefix + line for line in lines], dtype=object)
     if "" in lines or "." not in lines[0].rpartition("/")[2]:
         raise DataError(
             f"r1m: {file} must list one path with its extension per line, such as 0/a1b2.jpg, not {lines[0]!r}."
         )
-    return Catalog(
-        name="r1m",
-        root=root,
-        paths=paths,
-        labels=np.zeros(len(paths), dtype=np.int64),
-        class_names=NO_CLASSES,
-        splits=np.full(len(paths), "test"),
-        roles=np.full(len(paths), "gallery"),
-    )
+    paths, roles = [prefix + line for line in lines], np.full(len(lines), "gallery")
+    return Catalog.from_classes("r1m", root, paths, [NO_CLASS] * len(lines), "test", roles=roles)
 
 
 def _benchmark(name: str, city: str, images: int, download: str) -> Benchmark:
     return Benchmark(
         name=name,
         about=f"Revisited {city}: 70 queries, each a box in a photograph, and {images:,} database photographs",
-        read=reader(name),
+        read=partial(read, name),
         protocol="revisited: mAP and mP@k for easy, medium and hard, with and without the distractors of r1m",
         k=(1, 5, 10),
         download=f"ground truth: http://cmp.felk.cvut.cz/revisitop/ (gnd_{name}.pkl)\nimages: {download}",

@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 
 from shortlist.data.benchmarks.benchmark import Benchmark
-from shortlist.data.benchmarks.ground_truth import NO_CLASSES, image_indices, image_names, query_judgements
+from shortlist.data.benchmarks.ground_truth import NO_CLASS, image_indices, image_names, query_judgements
 from shortlist.data.catalog import Catalog, Judgement
 from shortlist.data.unpickling import read_plain_pickle
 from shortlist.errors import DataError
@@ -35,15 +35,13 @@ def read(root: Path) -> Catalog:
         positives, junk = (image_indices(file, {"junk": [], **truth}, key, len(images)) for key in ("ok", "junk"))
         positives = positives[positives != own]
         judged.append(Judgement(positives + len(queries), np.union1d(junk, own) + len(queries)))
-    paths = np.array([_path(image) for image in images], dtype=object)
-    total = len(queries) + len(images)
-    return Catalog(
-        name="sfm120k-val",
-        root=root,
-        paths=np.concatenate((paths[queries], paths)),
-        labels=np.zeros(total, dtype=np.int64),
-        class_names=NO_CLASSES,
-        splits=np.full(total, "validation"),
+    paths = [_path(image) for image in [*(images[query] for query in queries), *images]]
+    return Catalog.from_classes(
+        "sfm120k-val",
+        root,
+        paths,
+        [NO_CLASS] * len(paths),
+        "validation",
         roles=np.repeat(["query", "gallery"], [len(queries), len(images)]),
         judgements={"": tuple(judged)},
     )

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -20,27 +21,23 @@ GALLERY_SEED = 0  # selects one gallery image per vehicle
 RE_IDENTIFICATION = "re-identification"
 
 
-def reader(size: str, protocol: str | None = None) -> Callable[[Path], Catalog]:
-    """Return the function that reads the training list and one of the test lists.
+def read(name: str, test: str, protocol: str | None, root: Path) -> Catalog:
+    """Read the training list and one of the test lists.
 
     Args:
-        size: "small", "medium" or "large".
+        name: Name of the benchmark.
+        test: Name of the test list.
         protocol: None for leave-one-out, as in the paper, or "re-identification": one image per vehicle, selected by
             `GALLERY_SEED`, is in the gallery, and the others are queries.
+        root: Folder of the benchmark.
     """
-    name = f"vehicleid-{size}" + ("-reid" if protocol else "")
-    test = f"test_list_{SIZES[size].classes}.txt"
-
-    def read(root: Path) -> Catalog:
-        parts = [_listed(root / "train_test_split" / file, name) for file in ("train_list.txt", test)]
-        images = [image for listed, _ in parts for image in listed]
-        vehicles = [vehicle for _, numbers in parts for vehicle in numbers.tolist()]
-        splits = np.repeat(["train", "test"], [len(listed) for listed, _ in parts])
-        roles = _roles(images, vehicles, splits) if protocol else None
-        paths = [f"image/{image}.jpg" for image in images]
-        return Catalog.from_classes(name, root, paths, vehicles, splits, roles=roles, protocol=protocol)
-
-    return read
+    parts = [_listed(root / "train_test_split" / file, name) for file in ("train_list.txt", test)]
+    images = [image for listed, _ in parts for image in listed]
+    vehicles = [vehicle for _, numbers in parts for vehicle in numbers.tolist()]
+    splits = np.repeat(["train", "test"], [len(listed) for listed, _ in parts])
+    roles = _roles(images, vehicles, splits) if protocol else None
+    paths = [f"image/{image}.jpg" for image in images]
+    return Catalog.from_classes(name, root, paths, vehicles, splits, roles=roles, protocol=protocol)
 
 
 def _listed(file: Path, name: str) -> tuple[Sequence[str], NDArray[np.int64]]:
@@ -62,11 +59,12 @@ def _roles(images: Sequence[str], vehicles: Sequence[int], splits: NDArray[np.st
 
 
 def _benchmark(size: str, protocol: str | None) -> Benchmark:
-    tested = SIZES[size]
+    tested, name = SIZES[size], f"vehicleid-{size}" + ("-reid" if protocol else "")
+    test = f"test_list_{tested.classes}.txt"
     return Benchmark(
-        name=f"vehicleid-{size}" + ("-reid" if protocol else ""),
+        name=name,
         about=f"PKU VehicleID: vehicles in surveillance camera images, {size} test set of {tested.classes:,}",
-        read=reader(size, protocol),
+        read=partial(read, name, test, protocol),
         protocol=f"{protocol}: one gallery image per vehicle, selected by seed {GALLERY_SEED}; the others are queries"
         if protocol
         else "leave-one-out",
@@ -76,7 +74,7 @@ def _benchmark(size: str, protocol: str | None) -> Benchmark:
         tree=f"""\
 image/0279029.jpg, ...
 train_test_split/train_list.txt
-train_test_split/test_list_{tested.classes}.txt""",
+train_test_split/{test}""",
         markers=("train_test_split",),
         counts={"train": TRAIN, "test": tested},
         note="The lists were corrected after their first publication, so counts in papers may differ. Results of "
