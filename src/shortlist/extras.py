@@ -28,6 +28,7 @@ def extra(name: str, user: str) -> Iterator[None]:
 
     Raises:
         MissingExtraError: A package is not installed.
+        ShortlistError: A package is installed but cannot be imported.
 
     Example:
         >>> with extra("training", "An Embedder"):
@@ -38,10 +39,12 @@ def extra(name: str, user: str) -> Iterator[None]:
     state = random.getstate()
     try:
         yield
-    except ModuleNotFoundError as error:
+    except ImportError as error:
         package = (error.name or "").partition(".")[0]
         if package == "shortlist":  # a bug in shortlist, not a missing dependency
             raise
+        if not isinstance(error, ModuleNotFoundError):  # for example, a shared library is missing
+            raise ShortlistError(f"{user} needs a package that is installed but cannot be imported: {error}") from error
         raise MissingExtraError(
             f"{user} needs the package {package}, which is not installed: pip install 'shortlist[{name}]'",
             name=error.name,

@@ -71,6 +71,18 @@ def test_collapsed_embeddings(monkeypatch, symmetric, k):
     assert torch.equal(items, torch.arange(k).expand(400, k))
 
 
+def test_equal_items_are_skipped_once_there_are_enough(monkeypatch):
+    """The number of candidates does not grow with the number of equal items."""
+    monkeypatch.setattr(module, "PRODUCTS_PER_TILE", 64 * 100)
+    added, append = [], module._Candidates._append
+    monkeypatch.setattr(
+        module._Candidates, "_append", lambda self, *args: (added.append(len(args[1])), append(self, *args))
+    )
+    queries, vectors = TensorSource(torch.ones(64, 2)), TensorSource(torch.ones(2000, 2))
+    top_k(Ranker(queries, vectors), 5)
+    assert sum(added) < 64 * 2000 / 5
+
+
 def test_the_query_is_excluded_and_its_copies_are_found():
     vectors = whole_numbers(8).repeat(3, 1)
     _, items = top_k(Ranker.leave_one_out(vectors, torch.arange(24)), 23)

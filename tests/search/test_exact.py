@@ -208,12 +208,32 @@ def test_all_pairs_needs_only_the_memory_of_the_result(monkeypatch: pytest.Monke
     assert sum(held.values()) < 1.05 * result
 
 
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float16])
+@pytest.mark.parametrize("queries", [2, 40])
+def test_another_default_type(dtype: torch.dtype, queries: int) -> None:
+    asked, gallery = unit(queries, seed=1), unit(1000)
+    expected, expected_rows = literal(asked, gallery, 5)
+    torch.set_default_dtype(dtype)
+    try:
+        scores, rows = nearest(asked.numpy(), gallery.numpy(), 5)
+    finally:
+        torch.set_default_dtype(torch.float32)
+    assert scores.dtype == torch.float32
+    torch.testing.assert_close(scores, expected)
+    assert torch.equal(rows, expected_rows)
+
+
 class TestErrors:
     def test_shapes(self) -> None:
         with pytest.raises(DataError, match=r"queries have shape \(2, 3\), but the gallery \(2, 4\)"):
             nearest(unit(2, 3), unit(2, 4), 1)
         with pytest.raises(ConfigError, match="`k`, the number of results, must be at least 1, not 0"):
             nearest(unit(2), unit(2), 0)
+
+    @pytest.mark.parametrize("mask", [np.ones(6, bool), np.ones((1, 5), bool), np.ones(5, np.uint8)])
+    def test_masks(self, mask: np.ndarray) -> None:
+        with pytest.raises(DataError, match="`searchable` must hold 5 booleans"):
+            nearest(unit(2), unit(5), 1, searchable=mask)
 
     def test_not_finite(self) -> None:
         bad = unit(5)

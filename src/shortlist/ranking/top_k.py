@@ -47,7 +47,7 @@ def top_k(ranker: Ranker, k: int, *, symmetric: bool = False, progress: Progress
     estimate = _estimate(ranker, k)
     if symmetric and size > BLOCK_SIZE and estimate is not None:
         return _search(ranker, k, estimate, symmetric, progress)
-    similarities = torch.empty(number, k, device=device)
+    similarities = torch.empty(number, k, dtype=torch.float32, device=device)
     items = torch.empty(number, k, dtype=torch.int64, device=device)
     for start in range(0, number if k else 0, BLOCK_SIZE):
         stop = min(start + BLOCK_SIZE, number)
@@ -186,7 +186,9 @@ class _Candidates:
         best = keys.topk(self.k, sorted=False).values
         self.keys[queries] = _NO_KEY
         self.keys[queries, : self.k], self.counts[queries] = best, self.k
-        self.thresholds[queries] = _similarities(best.amin(1))
+        # The items of later tiles have higher indices, so they have to be more similar than the worst of the best k.
+        worst = _similarities(best.amin(1))
+        self.thresholds[queries] = worst.nextafter(worst.new_tensor(math.inf))
 
     def best(self) -> Found:
         """Return the best k of each query, sorted; -inf where there are fewer. Overwrites the candidates."""

@@ -42,7 +42,7 @@ def nearest(
 
     Raises:
         ConfigError: `k` is less than 1.
-        DataError: The dimensions differ, or a value is not finite.
+        DataError: The dimensions differ, `searchable` does not fit the gallery, or a value is not finite.
 
     Example:
         >>> nearest(torch.eye(2), torch.tensor([[1.0, 0.0], [0.6, 0.8]]), k=1)[1]
@@ -52,8 +52,14 @@ def nearest(
     if queries.ndim != 2 or gallery.ndim != 2 or queries.shape[1] != gallery.shape[1]:
         raise DataError(f"The queries have shape {tuple(queries.shape)}, but the gallery {tuple(gallery.shape)}.")
     if k < 1:
-        raise ConfigError(f"`k`, the number of results, must be at least 1, not {k}")
-    like = torch.empty(0, device=queries.device if isinstance(queries, Tensor) else "cpu")
+        raise ConfigError(f"`k`, the number of results, must be at least 1, not {k}.")
+    if searchable is not None and (searchable.dtype != np.bool_ or searchable.shape != (len(gallery),)):
+        raise DataError(
+            f"`searchable` must hold {len(gallery)} booleans, one per gallery row, "
+            f"but has shape {searchable.shape} and type {searchable.dtype}."
+        )
+    device = queries.device if isinstance(queries, Tensor) else torch.device("cpu")
+    like = torch.empty(0, dtype=torch.float32, device=device)
     query_reader, gallery_reader = VectorReader([queries], like), VectorReader([gallery], like)
     for first, block in query_reader.blocks(BLOCK_SIZE):
         _check_finite(block, first, "queries")

@@ -49,7 +49,7 @@ class StackedVectors:
         if not isinstance(rows, slice):
             if not len(rows):
                 return np.empty((0, self.shape[1]), dtype=np.float32)
-            return VectorReader(self.parts, torch.empty(0)).take(rows).numpy()
+            return VectorReader(self.parts, torch.empty(0, dtype=torch.float32, device="cpu")).take(rows).numpy()
         first, stop, _ = rows.indices(len(self))
         ends = np.cumsum([len(part) for part in self.parts]).tolist()
         starts = [end - len(part) for end, part in zip(ends, self.parts, strict=True)]
@@ -96,7 +96,7 @@ class VectorReader:
         self.device, self.dtype, self._release = like.device, like.dtype, release
         self._arrays = [each for part in parts for each in (part.parts if isinstance(part, StackedVectors) else [part])]
         self._tensors = [_as_tensor(each) for each in self._arrays]
-        self._ends = torch.tensor([len(each) for each in self._tensors], dtype=torch.int64).cumsum(0)
+        self._ends = torch.tensor([len(each) for each in self._tensors], dtype=torch.int64, device="cpu").cumsum(0)
 
     def __len__(self) -> int:
         return sum(map(len, self._tensors))
