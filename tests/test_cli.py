@@ -242,7 +242,7 @@ class TestEvaluate:
         assert not parts[0].parent.exists()
 
     def test_errors(self, call: Call, folders: Path, tmp_path: Path) -> None:
-        assert_error(call("evaluate", tmp_path), "There is no run in")
+        assert_error(call("evaluate", tmp_path), "No run found in")
         assert_error(call("evaluate", folders / "run", "glyps"), "did you mean 'glyphs'")
         assert_error(call("evaluate", folders / "run", "--root", "x"), "--root", "IMAGES")
         assert_error(call("evaluate", folders / "run", "--distractors", "x"), "--distractors", "IMAGES")
@@ -288,7 +288,7 @@ class TestData:
             assert text in out
         facts = json.loads(call("data", "about", "sop", "--json")[1])
         assert facts["counts"]["test"] == {"images": 60502, "classes": 11316}
-        assert_error(call("data", "about", "spo"), "no benchmark 'spo'; did you mean 'sop'?")
+        assert_error(call("data", "about", "spo"), "Unknown benchmark 'spo'; did you mean 'sop'?")
 
     def test_show_reports_unexpected_counts(self, call: Call, tmp_path: Path) -> None:
         root = miniature("vehicleid-small", tmp_path / "vehicles", 2, 2)
@@ -507,7 +507,7 @@ class TestErrors:
         assert_error(self.train(call, "--run", "run"), "run already contains a run", "shortlist train --resume run")
 
     def test_resuming_a_folder_without_a_run(self, call: Call, folders: Path, tmp_path: Path) -> None:
-        assert_error(call("train", "--resume", tmp_path), "There is no run in", "config.yaml")
+        assert_error(call("train", "--resume", tmp_path), "No run found in", "config.yaml")
         assert_error(call("train", "--resume", folders / "run", "--run", "x"), "--resume takes only the folder")
         assert_error(call("train", "optimizer.lr=1", "--resume", folders / "run"), "--resume takes only the folder")
 
@@ -578,14 +578,14 @@ class TestSweep:
     def test_mistakes(self, call: Call, folders: Path) -> None:
         images = f"data.source={json.dumps(str(folders / 'images'))}"
         Path("space.yaml").write_text("optimizer.lr: [1e-3, oops]\n")
-        assert_error(call("sweep", "tiny.yaml", images, "--space", "nothing.yaml"), "There is no file nothing.yaml")
+        assert_error(call("sweep", "tiny.yaml", images, "--space", "nothing.yaml"), "File not found: nothing.yaml")
         assert_error(call("sweep", "tiny.yaml", images, "--space", "space.yaml"), 'optimizer.lr="oops"')
-        assert_error(call("sweep", "nothing", "--space", "space.yaml"), "There is no recipe")
-        assert_error(call("sweep", "best", "nothing"), "There is no sweep in nothing")
+        assert_error(call("sweep", "nothing", "--space", "space.yaml"), "No recipe")
+        assert_error(call("sweep", "best", "nothing"), "No sweep found in nothing")
         Path("space.yaml").write_text("optimizer.lr: [1e-3]\n")
         command = ("sweep", "tiny.yaml", images, "--space", "space.yaml")
         assert_error(call(*command, "--storage", "somewhere"), "--storage is not the URL of a database")
-        assert_error(call(*command, "--pruner", "mean"), "There is no pruner 'mean'; did you mean 'median'?")
+        assert_error(call(*command, "--pruner", "mean"), "Unknown pruner 'mean'; did you mean 'median'?")
         assert call("sweep", "tiny.yaml")[0] == 2
         assert call(*command, "--trials", "0")[0] == 2
         assert not Path("sweeps").exists()
@@ -608,5 +608,5 @@ class TestAblate:
 
     def test_mistakes(self, call: Call) -> None:
         assert "did you mean 'batch-size'" in call("ablate", "batchsize", "tiny.yaml", *self.SMALL)[2]
-        assert "There is no recipe" in call("ablate", "k", "nothing")[2]
+        assert "No recipe" in call("ablate", "k", "nothing")[2]
         assert call("ablate", "k", "tiny.yaml", "--seeds", "0")[0] == 2

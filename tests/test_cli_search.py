@@ -308,9 +308,11 @@ def test_paths_are_never_cut(call: Call, folders: Path, tmp_path: Path, monkeypa
 def test_mistakes(call: Call, folders: Path, tmp_path: Path) -> None:
     run, images = folders / "run", folders / "images"
     call("index", run, images / "class 00", "-o", "gallery")
-    assert_error(call("search", "nowhere", images / "class 00" / "0.png"), "There is no gallery in nowhere")
-    assert_error(call("search", "gallery", "nothing.png"), "nothing.png", "no such file")
-    assert_error(call("search", "gallery", images / "class 00" / "0.png", "--model", tmp_path), "no embedder")
+    assert_error(call("search", "nowhere", images / "class 00" / "0.png"), "No gallery found in nowhere")
+    assert_error(call("search", "gallery", "nothing.png"), "nothing.png", "the file does not exist")
+    assert_error(
+        call("search", "gallery", images / "class 00" / "0.png", "--model", tmp_path), "embedder.json not found in"
+    )
     query = images / "class 00" / "0.png"
     assert_error(call("search", "gallery", query, "--label", "class00"), "the label 'class00', and no labels at all")
     call("index", run, images, "-o", "labelled")
@@ -318,7 +320,7 @@ def test_mistakes(call: Call, folders: Path, tmp_path: Path) -> None:
     assert_error(call("search", "milvus:nothing.db", images / "class 00" / "0.png"), "nothing.db", "shortlist index")
     assert_error(call("index", run, "nowhere/at/all", "-o", "gallery"), "nowhere/at/all does not exist")
     assert_error(call("index", run, images, "-o", "other", "--kind", "hsnw"), "did you mean 'hnsw'")
-    assert_error(call("index", tmp_path, images, "-o", "other"), "There is no run in")
+    assert_error(call("index", tmp_path, images, "-o", "other"), "No run found in")
     assert_error(call("gallery", "remove", "gallery", "nothing.png"), "has no image at", "nothing.png")
     assert_error(call("gallery", "add", "gallery", images, "--root", images), "--root has no effect")
     assert_error(call("embed", run, images, "-o", "tiny.yaml"), "is not a Parquet file")

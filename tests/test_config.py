@@ -267,5 +267,7 @@ def test_recipes_by_path(tmp_path: Path) -> None:
 
 
 def test_unknown_recipes() -> None:
-    with pytest.raises(ConfigError, match="no recipe and no file 'cars196-lite'; did you mean 'cars196-lite0-cpu'"):
+    with pytest.raises(
+        ConfigError, match="No recipe or file found for 'cars196-lite'; did you mean 'cars196-lite0-cpu'"
+    ):
         open_recipe("cars196-lite")

@@ -110,9 +110,9 @@ class TestModelsByName:
     @pytest.mark.parametrize(
         ("name", "message"),
         [
-            ("resnet50", r"no run in resnet50, .*model of timm is timm:resnet50\."),
-            ("resnet", r"no run in resnet, .*Give the folder of a run, or timm:NAME"),
-            ("runs/parts", "no run in runs/parts"),  # and no attempt to download it
+            ("resnet50", r"No run found in resnet50, .*model of timm is timm:resnet50\."),
+            ("resnet", r"No run found in resnet, .*Give the folder of a run, or timm:NAME"),
+            ("runs/parts", "No run found in runs/parts"),  # and no attempt to download it
         ],
     )
     def test_names_of_nothing(self, name: str, message: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -180,7 +180,7 @@ class TestCommands:
     def test_a_run_that_does_not_exist(self, call: Call) -> None:  # noqa: F811
         """The folder runs does not exist either, so that the name could also be one on the Hub."""
         for command in (("evaluate", "runs/nope"), ("report", "runs/nope"), ("compare", RANDOM, "runs/nope")):
-            assert_error(call(*command), "There is no run in runs/nope, and only a run has test images of its own: ")
+            assert_error(call(*command), "No run found in runs/nope, and only a run has test images of its own: ")
         assert_error(call("report", RANDOM), f"{RANDOM} is not a run", f": shortlist report {RANDOM} my-images")
 
     def test_evaluation_with_several_labels(self, call: Call, few: Path, table: Path) -> None:  # noqa: F811
@@ -243,7 +243,10 @@ class TestOrder:
         shutil.copytree(images / "class 00", "my images")
         assert_error(call("train", "my images"), "shortlist train folder data.source='my images'")
         assert_error(call("train", run.path), "is a run. Resume it with: shortlist train --resume ")
-        assert_error(call("train", "nosuch"), "no file 'nosuch' (for your own images, use the recipe folder); known: ")
+        assert_error(
+            call("train", "nosuch"),
+            "No recipe or file found for 'nosuch' (for your own images, use the recipe folder); known: ",
+        )
 
     def test_images_that_are_not_given_as_a_setting(self, call: Call) -> None:  # noqa: F811
         for command in ("train", "plan"):
@@ -261,7 +264,7 @@ class TestOrder:
             raise KeyboardInterrupt
 
         monkeypatch.setattr(training_loop.Trainer, "_train", interrupt)
-        with pytest.raises(Exception, match=r"^Aborted\. There is no checkpoint yet\. Start again"):
+        with pytest.raises(Exception, match=r"^Aborted\. No checkpoint was saved yet\. Start again"):
             train_run(config(images), tmp_path / "run", Display())
         (tmp_path / "run" / "checkpoints").mkdir()
         (tmp_path / "run" / "checkpoints" / "1").touch()
@@ -336,7 +339,7 @@ class TestWhoTrainsAndWhoTests:
         assert final_config(other).name == "my-run-final"
         catalog = open_catalog(images, train_share=final.data.train_share)
         assert set(catalog.splits) == {"train"}
-        with pytest.raises(RunError, match="There is no run"):
+        with pytest.raises(RunError, match="No run found"):
             final_config(images)
 
     def test_final_without_missing_images(self, call: Call, run: RunFolder, monkeypatch: pytest.MonkeyPatch) -> None:  # noqa: F811

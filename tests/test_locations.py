@@ -301,5 +301,5 @@ class TestMistakes:
                 open_catalog("memory://store")
 
     def test_a_missing_image(self, store: fsspec.AbstractFileSystem) -> None:
-        with pytest.raises(ImageError, match=r"Cannot read the image memory://store/x.png: there is no such file"):
+        with pytest.raises(ImageError, match=r"Cannot read the image memory://store/x.png: the file does not exist"):
             load_image(Path("memory://store/x.png"))

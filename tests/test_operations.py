@@ -26,7 +26,7 @@ def test_the_commands(call: Call, folders: Path, tmp_path: Path) -> None:
     assert len(commands) == 10
     for command in commands:
         if command[0] == "serve":
-            assert_error(call("serve", "missing", *command[2:]), "There is no gallery in missing")
+            assert_error(call("serve", "missing", *command[2:]), "No gallery found in missing")
         else:
             code, _, error = call(*command)
             assert code == 0, (command, error)

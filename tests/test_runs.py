@@ -123,8 +123,8 @@ class TestRecipes:
     @pytest.mark.parametrize(
         ("keywords", "message"),
         [
-            ({"epohcs": 3}, r"no setting 'epohcs'; did you mean 'epochs'\?"),
-            ({"batchsize": 3}, r"no setting 'batchsize'; did you mean 'batch_size'\?"),
+            ({"epohcs": 3}, r"Unknown setting 'epohcs'; did you mean 'epochs'\?"),
+            ({"batchsize": 3}, r"Unknown setting 'batchsize'; did you mean 'batch_size'\?"),
             (
                 {"size": 3},
                 r"'size' is the name of several settings: images.size, batch.size. Write images_size=... ",
@@ -138,7 +138,7 @@ class TestRecipes:
     def test_mistakes(self, keywords: dict[str, Any], message: str, tmp_path: Path) -> None:
         with pytest.raises(ConfigError, match=message):
             train("folder", output=tmp_path / "run", **keywords)
-        with pytest.raises(ConfigError, match="no recipe and no file 'foldr'; did you mean 'folder'"):
+        with pytest.raises(ConfigError, match="No recipe or file found for 'foldr'; did you mean 'folder'"):
             train("foldr")
         assert not (tmp_path / "run").exists()
 
@@ -403,7 +403,7 @@ class TestData:
             (Words(files, "pil"), r"must be pairs \(image, label\), not str"),
             (([tmp_path / "missing.png", *files], ["a"] * 25), r"missing.png"),
             ((files, ["a"]), r"24 paths but 1 labels"),
-            (([], []), "no images"),
+            (([], []), "No images: the list of paths is empty"),
             ((files, [None] * 24), "A label must be a string or an integer, not None"),
             (files, r"must be a Catalog, a pair \(paths, labels\) or a torch Dataset, not list of 24"),
         ):

@@ -117,7 +117,7 @@ def did_you_mean(name: str, known: Iterable[str]) -> str:
 def check_known(what: str, name: str, known: Collection[str], error: type[ShortlistError] = ConfigError) -> None:
     """Raise an error with a suggestion if a name is unknown; `what` says what it is the name of."""
     if name not in known:
-        raise error(f"There is no {what} {name!r}; {did_you_mean(name, known)}")
+        raise error(f"Unknown {what} {name!r}; {did_you_mean(name, known)}")
 
 
 def shorten_list(names: Iterable[str], shown: int = 3) -> str:

@@ -57,7 +57,7 @@ def list_remote(folder: Path) -> tuple[list[str], list[str]]:
     """Return the names of the folders and of the files in a remote folder.
 
     Raises:
-        FileNotFoundError: There is no such folder.
+        FileNotFoundError: The folder does not exist.
         DataError: The store cannot be read.
     """
     url = as_url(folder)

@@ -69,7 +69,7 @@ def test_memory_that_runs_out(monkeypatch: pytest.MonkeyPatch, capsys: pytest.Ca
     with pytest.raises(SystemExit) as end:
         cli.main()
     assert end.value.code == 1
-    assert "Error: There is not enough memory" in capsys.readouterr().err
+    assert "Error: Not enough memory" in capsys.readouterr().err
 
 
 def test_a_dry_run_checks_the_weights(tmp_path: Path) -> None:

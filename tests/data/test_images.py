@@ -211,7 +211,7 @@ def reason(file: Path) -> str:
 
 
 def test_a_missing_file(tmp_path: Path):
-    assert reason(tmp_path / "ä ö.jpg") == "there is no such file"
+    assert reason(tmp_path / "ä ö.jpg") == "the file does not exist"
     assert "directory" in reason(tmp_path)
 
 

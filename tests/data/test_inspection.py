@@ -107,7 +107,7 @@ def test_unreadable_images_are_named(toys: Catalog):
     steps: list[int] = []
     bad = find_unreadable(toys, workers=2, progress=lambda done, total: steps.append(done))
     assert [path for path, _ in bad] == ["a/4.jpg", "d/0.jpg"]
-    assert bad[1][1] == "there is no such file"
+    assert bad[1][1] == "the file does not exist"
     assert steps == list(range(1, 14))
 
 

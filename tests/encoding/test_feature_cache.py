@@ -164,7 +164,7 @@ def test_another_process_is_waited_for(cache: FeatureCache, embedder: Embedder, 
 
 def test_a_missing_image_is_named(cache: FeatureCache, embedder: Embedder, images: Catalog) -> None:
     images.file(2).unlink()
-    with pytest.raises(DataError, match=r"2\.png: there is no such file"):
+    with pytest.raises(DataError, match=r"2\.png: the file does not exist"):
         features(cache, embedder, images)
 
 

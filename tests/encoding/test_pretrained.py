@@ -165,7 +165,7 @@ def test_a_run_that_is_not_finished(tmp_path: Path) -> None:
     (tmp_path / "config.yaml").write_text("")
     with pytest.raises(ModelError, match="is not finished: resume it first"):
         Encoder.from_run(tmp_path)
-    with pytest.raises(ModelError, match=r"^There is no embedder.json in"):
+    with pytest.raises(ModelError, match=r"^embedder.json not found in"):
         Encoder.from_run(tmp_path / "nothing")
 
 

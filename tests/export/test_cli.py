@@ -54,7 +54,7 @@ def test_help(capsys: pytest.CaptureFixture[str]) -> None:
     assert all(option in out for option in ("--onnx", "--torchscript", "--torch-export", "--package", "--license"))
 
 
-@pytest.mark.parametrize(("args", "message"), [((), "Nothing to write"), (("--onnx", "x.onnx"), "There is no run in")])
+@pytest.mark.parametrize(("args", "message"), [((), "Nothing to write"), (("--onnx", "x.onnx"), "No run found in")])
 def test_mistakes(args: tuple[str, ...], message: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert call(tmp_path, *args) == 1
     err = capsys.readouterr().err

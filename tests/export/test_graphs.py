@@ -178,7 +178,7 @@ class TestMistakes:
             assert not (tmp_path / "model.pt").exists()
 
     def test_no_run(self, tmp_path: Path) -> None:
-        with pytest.raises(RunError, match="There is no run in"):
+        with pytest.raises(RunError, match="No run found in"):
             export(tmp_path, onnx=tmp_path / "model.onnx")
 
     @pytest.mark.parametrize("package", ["onnx", "onnxruntime", "onnxscript"])

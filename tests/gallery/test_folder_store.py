@@ -573,7 +573,7 @@ class TestWithoutFaiss:
 
 class TestErrors:
     def test_no_gallery(self, tmp_path: Path) -> None:
-        with pytest.raises(GalleryError, match=r"There is no gallery in .*: it has no gallery.json"):
+        with pytest.raises(GalleryError, match=r"No gallery found in .*: it has no gallery.json"):
             Gallery.open(tmp_path)
 
     def test_a_folder_with_other_contents(self, encoder: Encoder, tmp_path: Path) -> None:
@@ -584,7 +584,7 @@ class TestErrors:
         assert [each.name for each in tmp_path.iterdir()] == ["thesis.tex"]
 
     def test_an_unknown_kind(self, encoder: Encoder, tmp_path: Path) -> None:
-        with pytest.raises(ConfigError, match="no index of the kind 'ivf'; did you mean 'ivfpq'"):
+        with pytest.raises(ConfigError, match="Unknown kind of index 'ivf'; did you mean 'ivfpq'"):
             Gallery.create(tmp_path / "gallery", encoder, kind="ivf")
         assert not (tmp_path / "gallery").exists()
 

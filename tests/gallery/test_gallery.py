@@ -277,7 +277,7 @@ class TestModel:
         (moved / "encoder.json").unlink()  # as in the folder of a run: the gallery has these settings
         query = shared_images.file(1)
         assert ids(new(model=moved).search(query, 3)) == ids(new().search(query, 3))
-        with pytest.raises(ModelError, match=r"no embedder\.json in"):
+        with pytest.raises(ModelError, match=r"embedder\.json not found in"):
             new(model=tmp_path)
 
 

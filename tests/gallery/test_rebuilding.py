@@ -198,13 +198,13 @@ class TestSwitching:
         for name, new, match in (
             (named, named, "is itself the name of a gallery"),
             (named.with_name("two"), named.with_name("one"), "a folder, not a name"),
-            (named, named.with_name("three"), "There is no gallery in"),
+            (named, named.with_name("three"), "No gallery found in"),
         ):
             with pytest.raises(GalleryError, match=match):
                 switch(name, new)
         with pytest.raises(GalleryError, match=r"has not been switched yet: it refers to .*one, its first gallery"):
             switch_back(named)
-        with pytest.raises(GalleryError, match="There is no name"):
+        with pytest.raises(GalleryError, match="Unknown name"):
             switch_back(named.with_name("other"))
         switch(named, named.with_name("two"))
         shutil.rmtree(named.with_name("one"))

@@ -265,7 +265,7 @@ def test_invalid_tensors_are_reported():
         ({"backbone": "resnet5O"}, r"no backbone 'resnet5O'; the nearest names are: .*resnet50"),
         ({"backbone": "resnet50.a9_in1k"}, r"no weights 'a9_in1k' for 'resnet50'; known: .*a1_in1k"),
         ({"backbone": "hf-hub:timm/resnet50"}, r"no backbone 'hf-hub"),
-        ({"pooling": "gme"}, r"no pooling 'gme'; did you mean 'gem'\?"),
+        ({"pooling": "gme"}, r"Unknown pooling 'gme'; did you mean 'gem'\?"),
         ({"pooling": "token"}, r"'test_resnet' has no class token .* use 'gem', 'average' or 'max'"),
         ({"dim": 0}, r"dim must be at least 1"),
         ({"image_size": 0}, r"image_size must be"),

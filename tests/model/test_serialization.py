@@ -136,7 +136,7 @@ def test_the_source_of_weights_is_recorded_and_not_needed(tmp_path):
 def test_a_missing_file_is_named(tmp_path, embedder, name):
     embedder.save(tmp_path)
     (tmp_path / name).unlink()
-    with pytest.raises(ModelError, match=f"no {name} in"):
+    with pytest.raises(ModelError, match=f"{name} not found in"):
         Embedder.load(tmp_path)
 
 

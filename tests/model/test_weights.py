@@ -133,7 +133,7 @@ def test_only_the_backbone_of_a_saved_embedder_is_loaded(tmp_path):
     )
     with pytest.raises(ModelError, match=r"are not those of 'test_vit'"):
         Embedder("test_vit", pretrained=tmp_path)
-    with pytest.raises(ModelError, match=r"no embedder\.json in"):
+    with pytest.raises(ModelError, match=r"embedder\.json not found in"):
         Embedder("test_resnet", pretrained=tmp_path.parent)
 
 

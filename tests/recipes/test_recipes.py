@@ -95,7 +95,7 @@ class TestInheritance:
             open_recipe(write(here / "wrong.yaml", text))
 
     def test_parts_cannot_be_opened_as_recipes(self) -> None:
-        with pytest.raises(ConfigError, match="no recipe and no file 'resnet50'"):
+        with pytest.raises(ConfigError, match="No recipe or file found for 'resnet50'"):
             open_recipe("resnet50")
 
 

@@ -36,8 +36,8 @@ class TestReport:
         assert (tmp_path / "Übersicht.html").read_text(encoding="utf-8").startswith("<!doctype html>")
 
     def test_mistakes(self, call: Call, folders: Path, tmp_path: Path) -> None:  # noqa: F811
-        assert_error(call("report", tmp_path), "There is no run in")
-        assert_error(call("report", "nowhere"), "There is no run in nowhere")
+        assert_error(call("report", tmp_path), "No run found in")
+        assert_error(call("report", "nowhere"), "No run found in nowhere")
         assert_error(call("report", folders / "run", "-o", tmp_path), "is a folder")
 
     def test_train_writes_the_report(self, call: Call, folders: Path, tmp_path: Path) -> None:  # noqa: F811
@@ -86,7 +86,7 @@ class TestCompare:
     def test_mistakes(self, call: Call, two: tuple[Path, Path]) -> None:  # noqa: F811
         assert_error(call("compare", two[0]), "at least two runs")
         assert_error(call("compare", two[0], two[0]), "given twice")
-        assert_error(call("compare", two[0], "nowhere"), "There is no run in nowhere")
+        assert_error(call("compare", two[0], "nowhere"), "No run found in nowhere")
         assert_error(call("compare", *two, "--json", "-o", two[0]), "is a folder")
 
     def test_groups(self, call: Call, two: tuple[Path, Path]) -> None:  # noqa: F811

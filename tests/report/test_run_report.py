@@ -313,7 +313,7 @@ class TestMissingParts:
             write_report(run.path)
 
     def test_no_run(self, tmp_path: Path) -> None:
-        with pytest.raises(RunError, match="There is no run"):
+        with pytest.raises(RunError, match="No run found"):
             write_report(tmp_path)
 
 

@@ -50,7 +50,7 @@ def test_images_that_are_added_later(gallery: Gallery, tmp_path: Path) -> None:
         (tmp_path / "gallery" / "gallery.json").unlink()
         gone = client.get("/api/gallery")
         assert gone.status_code == 503
-        assert "There is no gallery in" in gone.json()["detail"]
+        assert "No gallery found in" in gone.json()["detail"]
         assert client.get(f"/api/items/{ALL - 1}/similar").status_code == 200
 
 

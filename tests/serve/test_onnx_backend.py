@@ -137,7 +137,7 @@ class TestMistakes:
         return say
 
     def test_no_such_backend(self, refused: Callable[..., str]) -> None:
-        assert refused("onxx") == "Error: There is no --backend 'onxx'; did you mean 'onnx'?"
+        assert refused("onxx") == "Error: Unknown --backend 'onxx'; did you mean 'onnx'?"
 
     @pytest.mark.parametrize("package", ["onnx", "onnxruntime", "onnxscript"])
     def test_a_package_is_not_installed(

@@ -179,10 +179,10 @@ def test_batch_sizes_are_about_powers_of_2_and_the_largest(tmp_path: Path) -> No
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ({"name": "batchsize"}, "no study 'batchsize'; did you mean 'batch-size'"),
-        ({"name": "k", "methods": ["SAP"]}, "no method 'SAP'; known: RS@k"),
+        ({"name": "batchsize"}, "Unknown study 'batchsize'; did you mean 'batch-size'"),
+        ({"name": "k", "methods": ["SAP"]}, "Unknown method 'SAP'; known: RS@k"),
         ({"name": "k", "learning_rate": "sqrt"}, "sqrt has no effect in the study k"),
-        ({"name": "batch-size", "learning_rate": "cubic"}, "no learning-rate rule 'cubic'"),
+        ({"name": "batch-size", "learning_rate": "cubic"}, "Unknown learning-rate rule 'cubic'"),
         ({"name": "batch-size", "values": ["5"]}, "RS@k, 5, seed 0 of tiny is not a valid configuration"),
         (
             {"name": "batch-size", "values": ["4", "400"]},

@@ -200,9 +200,9 @@ class TestFolder:
         assert before == {file: file.stat().st_mtime_ns for file in finished.path.rglob("*") if file.name != ".lock"}
 
     def test_a_folder_without_a_run(self, tmp_path: Path) -> None:
-        with pytest.raises(RunError, match=r"There is no run in .*: it contains no config\.yaml"):
+        with pytest.raises(RunError, match=r"No run found in .*: it contains no config\.yaml"):
             resume(tmp_path)
-        with pytest.raises(RunError, match="There is no run in"):
+        with pytest.raises(RunError, match="No run found in"):
             evaluate_run(tmp_path / "nothing")
 
     def test_a_folder_that_cannot_be_written_to(
@@ -399,7 +399,7 @@ class TestBest:
     def test_without_test_classes(self, few: Path, tmp_path: Path) -> None:
         display = Listener()
         run = train(fast_config(few, "data.train_share=1", "training.epochs=1"), tmp_path / "run", display)
-        assert "There are no test classes, so the embedder was not tested." in display.messages
+        assert "The data contain no test classes, so the embedder was not tested." in display.messages
         assert json.loads(run.evaluation_file.read_text()) == []
         assert records(run, "test") == []
         resume(run.path)

@@ -98,7 +98,7 @@ def test_invalid_candidates(space: dict[str, Any], message: str) -> None:
 
 
 def test_not_a_file(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match=r"There is no file .*nothing.yaml"):
+    with pytest.raises(ConfigError, match=r"File not found: .*nothing.yaml"):
         read_space(tmp_path / "nothing.yaml")
     (tmp_path / "list.yaml").write_text("[1, 2]")
     with pytest.raises(ConfigError, match="must be a mapping"):

@@ -292,8 +292,8 @@ class TestSampling:
         ("space", "settings", "message"),
         [
             (RATES, {"sampler": "grid"}, "A grid needs lists, but optimizer.lr is a range"),
-            (GRID, {"sampler": "gird"}, "There is no sampler 'gird'; did you mean 'grid'"),
-            (GRID, {"pruner": "mean"}, "There is no pruner 'mean'; did you mean 'median'"),
+            (GRID, {"sampler": "gird"}, "Unknown sampler 'gird'; did you mean 'grid'"),
+            (GRID, {"pruner": "mean"}, "Unknown pruner 'mean'; did you mean 'median'"),
             (GRID, {"trials": 0}, "`trials` is the number of trials, at least 1, not 0"),
             (GRID, {"storage": "nowhere"}, "`storage` is not the URL of a database"),
             ({"optimizer.lrr": [1]}, {}, "did you mean 'lr'"),
@@ -418,7 +418,7 @@ class TestInterruptions:
         assert (trained[0].optimizer.lr, trained[0].training.epochs) == tuple(result.trials[0].values.values())
         assert not (here / "journal.log").exists()
         assert write_best_recipe(here).is_file()  # finds the database
-        with pytest.raises(RunError, match=r"There is no study renamed in sqlite:.*study\.db"):
+        with pytest.raises(RunError, match=r"Study renamed not found in sqlite:.*study\.db"):
             write_best_recipe(here.rename(here.with_name("renamed")))
 
     def test_ctrl_c(self, base: RunConfig, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -64,5 +64,5 @@ def _message_of(error: Exception) -> str | None:
 
         if is_out_of_memory(error):
             reason, _, _ = str(error).partition("\n")
-            return f"There is not enough memory ({reason}). Use a smaller model, batch or image size."
+            return f"Not enough memory ({reason}). Use a smaller model, batch or image size."
     return None

@@ -152,7 +152,7 @@ def dotted_key(name: str) -> str:
         keywords = " or ".join(f"{key.replace('.', '_')}=..." for key in found)
         raise ConfigError(f"{name!r} is the name of several settings: {', '.join(found)}. Write {keywords}.")
     known = {name for key in keys for name in (*key.split("."), key.replace(".", "_"))}
-    raise ConfigError(f"There is no setting {name!r}; {did_you_mean(name, known)}")
+    raise ConfigError(f"Unknown setting {name!r}; {did_you_mean(name, known)}")
 
 
 def flatten(values: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:

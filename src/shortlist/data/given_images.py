@@ -64,7 +64,7 @@ def _catalog(paths: list[str], labels: list[Any]) -> Catalog:
     if len(paths) != len(labels):
         raise DataError(f"There are {len(paths):,} paths but {len(labels):,} labels: give one label per image.")
     if not paths:
-        raise DataError("There are no images: the list of paths is empty.")
+        raise DataError("No images: the list of paths is empty.")
     return Catalog.from_classes("images", Path(), paths, _class_names(labels))
 
 

@@ -97,7 +97,7 @@ def open_image(
     except ShortlistError:
         raise
     except FileNotFoundError as error:
-        raise ImageError(path, "there is no such file") from error
+        raise ImageError(path, "the file does not exist") from error
     except UnidentifiedImageError as error:
         empty = not ((size_and_mtime(Path(path)) or (0,))[0] if content is None else content.seek(0, os.SEEK_END))
         unknown = f"it is not an image, or its format is not one of {', '.join(readable(formats))}"

@@ -240,7 +240,7 @@ def _decode_all(
             with open_binary(file) as stream:
                 content = stream.read()
         except FileNotFoundError:
-            return None, "there is no such file", None
+            return None, "the file does not exist", None
         except OSError as error:
             return b"", error.strerror or str(error), None
         digest = hashlib.sha256(content).digest() if digests else b""

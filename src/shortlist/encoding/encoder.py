@@ -88,7 +88,7 @@ class Encoder:
             device: Device to move it to. Default: the GPU, if there is one.
 
         Raises:
-            ModelError: There is no finished run.
+            ModelError: The folder contains no finished run.
         """
         folder = Path(path)
         if not (folder / ENCODER_FILE).is_file() and (folder / "config.yaml").is_file():
@@ -117,7 +117,7 @@ class Encoder:
             device: Device to move it to. Default: the GPU, if there is one.
 
         Raises:
-            ModelError: There is no such model, or its weights are not available.
+            ModelError: The model is unknown, or its weights are not available.
             ConfigError: An argument has no effect on a package.
         """
         chosen = pretrained is not True or pooling is not None or image_size is not None
@@ -230,7 +230,7 @@ def read_settings(file: Path) -> dict[str, Any]:
         ModelError: The file is missing or damaged.
     """
     if not file.is_file():
-        raise ModelError(f"There is no {file.name} in {file.parent}, which defines the image preprocessing.")
+        raise ModelError(f"{file.name}, which defines the image preprocessing, was not found in {file.parent}.")
     try:
         found: dict[str, Any] = read_json(file, dict[str, Any])
     except (OSError, RunError) as error:

@@ -23,7 +23,7 @@ from shortlist.locations import size_and_mtime
 NOTE_INTERVAL = 30.0  # seconds between two notes of the progress: the maximum work that a killed process loses
 HEADER_BYTES = 128
 _BLOCK = 2**20  # bytes that are read at a time
-NO_FILE = "there is no such file, or its name is not valid UTF-8"  # reason for which a catalog lists a file as missing
+NO_FILE = "the file does not exist, or its name is not valid UTF-8"  # why a catalog lists a file as missing
 
 
 @dataclass

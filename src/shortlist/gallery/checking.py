@@ -41,7 +41,7 @@ def check_folder(folder: Path, progress: Progress) -> GalleryCheck:
         progress: Called with the number of files done and the total number.
 
     Raises:
-        GalleryError: There is no gallery, or gallery.json is damaged.
+        GalleryError: The folder contains no gallery, or gallery.json is damaged.
     """
     while True:
         manifest = read_manifest(folder)

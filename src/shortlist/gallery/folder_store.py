@@ -66,7 +66,7 @@ class FolderStore:
 
         Raises:
             GalleryError: The folder has other contents, or another process is changing it.
-            ConfigError: There is no such kind of index.
+            ConfigError: The kind of index is unknown.
             MissingExtraError: This kind of index requires FAISS, which is not installed.
         """
         faiss_index.check_kind(kind)

@@ -61,7 +61,7 @@ class Gallery:
                 `Encoder.from_pretrained`. It must be the same model. Required if the model was given in Python.
 
         Raises:
-            GalleryError: There is no gallery, it is damaged, or the model is not the gallery's.
+            GalleryError: The folder contains no gallery, it is damaged, or the model is not the gallery's.
         """
         folder = None if model is None or isinstance(model, Encoder) else Path(model)
         current = current_location(location)
@@ -93,7 +93,7 @@ class Gallery:
 
         Raises:
             GalleryError: The location is in use.
-            ConfigError: There is no such kind of index.
+            ConfigError: The kind of index is unknown.
         """
         if not is_milvus(location):
             from shortlist.gallery.folder_store import FolderStore
@@ -163,7 +163,7 @@ class Gallery:
             display: Shows the progress.
 
         Raises:
-            GalleryError: There is no gallery, gallery.json is damaged, or it is a Milvus collection.
+            GalleryError: The folder contains no gallery, gallery.json is damaged, or it is a Milvus collection.
         """
         location = current_location(location)
         if is_milvus(location):
@@ -300,7 +300,7 @@ class Gallery:
         """Return an image by its id.
 
         Raises:
-            NoSuchItem: There is no image with this id.
+            NoSuchItem: No image has this id.
         """
         return self.store.item(id)
 
@@ -388,7 +388,7 @@ class Gallery:
         """Find the k images that are most similar to an image of the gallery, without that image itself.
 
         Raises:
-            NoSuchItem: There is no image with this id.
+            NoSuchItem: No image has this id.
         """
         (found,) = self.in_one_state(
             lambda: self.search_vectors(self.store.vectors([id]), k + 1, label=label, min_score=min_score)
@@ -476,7 +476,7 @@ class Gallery:
             Number of images that were removed.
 
         Raises:
-            NoSuchItem: There is no image with an id or path.
+            NoSuchItem: No image has one of the ids or paths.
         """
         display = display or default_display()
         with (

@@ -110,7 +110,7 @@ def read(folder: Path, known: Generation | None = None) -> Generation:
         known: An earlier state. Its files that are still in use are not read again.
 
     Raises:
-        GalleryError: There is no gallery, or it is damaged.
+        GalleryError: The folder contains no gallery, or it is damaged.
     """
     while True:
         manifest = read_manifest(folder)

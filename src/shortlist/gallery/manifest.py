@@ -90,7 +90,7 @@ def read_manifest(folder: Path) -> Manifest:
     file = folder / GALLERY_FILE
     if not file.is_file():
         raise GalleryError(
-            f"There is no gallery in {folder}: it has no {GALLERY_FILE}. "
+            f"No gallery found in {folder}: it has no {GALLERY_FILE}. "
             f"Create one: shortlist index MODEL IMAGES -o {folder}"
         )
     try:

@@ -126,7 +126,7 @@ class MilvusStore:
             kind: Kind of index. Milvus Lite has no ivfpq.
 
         Raises:
-            ConfigError: There is no such kind of index, or Milvus Lite does not support it.
+            ConfigError: The kind of index is unknown, or Milvus Lite does not support it.
         """
         check_kind(kind)
         if address.lite and kind == "ivfpq":

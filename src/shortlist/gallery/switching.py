@@ -51,7 +51,7 @@ def switch(name: Path | str, location: Path | str) -> GalleryName:
         location: Folder of the gallery, or Milvus collection.
 
     Raises:
-        GalleryError: There is no gallery, it is damaged, its model is missing, or `name` is not a file.
+        GalleryError: The folder contains no gallery, it is damaged, its model is missing, or `name` is not a file.
     """
     from shortlist.gallery.gallery import Gallery  # imported here because it imports this module
 
@@ -77,11 +77,11 @@ def switch_back(name: Path | str) -> GalleryName:
         name: File that `switch` has written.
 
     Raises:
-        GalleryError: There is no such name, no previous gallery, or it no longer exists.
+        GalleryError: The name is unknown, it has no previous gallery, or it no longer exists.
     """
     file = Path(name)
     if not is_name(name):
-        raise GalleryError(f"There is no name {name}: create it with shortlist gallery switch {name} GALLERY")
+        raise GalleryError(f"Unknown name {name}: create it with shortlist gallery switch {name} GALLERY")
     with exclusive_write(file):
         now = _read(file)
         if now.previous is None:

@@ -56,7 +56,7 @@ def read(folder: Path) -> SavedEmbedder:
     """
     for name in (CONFIG, WEIGHTS):
         if not (folder / name).is_file():
-            raise ModelError(f"There is no {name} in {folder}: give a folder that contains {CONFIG} and {WEIGHTS}.")
+            raise ModelError(f"{name} not found in {folder}: give a folder that contains {CONFIG} and {WEIGHTS}.")
     file = folder / WEIGHTS
     try:
         tensors, metadata = read_tensors(file)

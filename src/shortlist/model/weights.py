@@ -127,7 +127,7 @@ def check_published(backbone: nn.Module, name: str) -> tuple[str, str, str | Non
     """Return the repository, file and revision of the weights that timm publishes, without downloading them.
 
     Raises:
-        ModelError: There are none, or they cannot be downloaded automatically.
+        ModelError: The model has no pretrained weights, or they cannot be downloaded automatically.
     """
     published: Mapping[str, Any] = getattr(backbone, "pretrained_cfg", None) or {}  # none if registered by the user
     repository, _, revision = (published.get("hf_hub_id") or "").partition("@")

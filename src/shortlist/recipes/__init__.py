@@ -73,7 +73,7 @@ def _no_recipe(recipe: str) -> str:
         return f"{recipe} is a folder, not a recipe. To train on its images: shortlist train folder data.source={path}"
     near = did_you_mean(recipe, recipe_names())
     own = " (for your own images, use the recipe folder)" if near.startswith("known") else ""
-    return f"There is no recipe and no file {recipe!r}{own}; {near}"
+    return f"No recipe or file found for {recipe!r}{own}; {near}"
 
 
 def describe_recipes() -> list[dict[str, Any]]:

@@ -96,7 +96,7 @@ def open_finished_run(path: Path | str, model: nn.Module | None = None) -> tuple
         The run's folder, its configuration and its encoder.
 
     Raises:
-        RunError: There is no run, or it is not finished.
+        RunError: The folder contains no run, or the run is not finished.
     """
     folder = RunFolder.open(Path(path))
     config = folder.config()

@@ -127,7 +127,7 @@ def write_report(
         The file.
 
     Raises:
-        RunError: There is no run, or it is not finished.
+        RunError: The folder contains no run, or the run is not finished.
         ConfigError: The file cannot be written, or a pretrained model is given, which has no test images.
     """
     display = display or default_display()

@@ -63,8 +63,8 @@ def choose_kind(requested: str, number: int, dim: int) -> str:
 
 
 def check_kind(kind: str) -> None:
-    """Raise a ConfigError if there is no such kind of index."""
-    check_known("index of the kind", kind, ("auto", *KINDS))
+    """Raise a ConfigError if the kind of index is unknown."""
+    check_known("kind of index", kind, ("auto", *KINDS))
 
 
 def check_installed(kind: str) -> None:

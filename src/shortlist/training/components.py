@@ -111,7 +111,7 @@ def _corrected_linear(config: RunConfig, embedder: Embedder) -> CorrectedLinear:
     """Build the linear layer of `model.head` residual and low_rank: the identity or whitening, plus a correction.
 
     Raises:
-        ConfigError: There are no initial weights to correct.
+        ConfigError: The model has no initial weights to correct.
     """
     model, linear = config.model, embedder.linear
     assert isinstance(linear, nn.Linear)

@@ -136,7 +136,7 @@ class RunFolder:
         """
         folder = cls(path)
         if not folder.config_file.is_file():
-            raise RunError(f"There is no run in {path}: it contains no {folder.config_file.name}.")
+            raise RunError(f"No run found in {path}: it contains no {folder.config_file.name}.")
         return folder
 
     def recommend_min_score(self, recommended: tuple[float, float] | None) -> None:

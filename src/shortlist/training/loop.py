@@ -406,7 +406,7 @@ class Trainer:
             result = Embedder.load(self.folder.best, self.given.model).to(self.device)
         build_encoder(self.config, result).save(self.folder.path)
         if not self.plan.eval_sets and not self.config.data.withhold_test:
-            self.display.message("There are no test classes, so the embedder was not tested.")
+            self.display.message("The data contain no test classes, so the embedder was not tested.")
         again = {"on_missing": f"{self.folder.evaluate_command} --on-missing"}  # needs no further training
         with translate_arguments(again, "{name} {value}"):
             tested = self._test(result, "test")

@@ -372,7 +372,7 @@ def open_encoder(name: Path | str, model: nn.Module | None = None) -> Encoder:
         else f"Give the folder of a run, or {TIMM}NAME for a pretrained model."
     )
     found = f": it contains no {RunFolder(path).config_file.name} and no {CONFIG}" if path.is_dir() else ""
-    raise RunError(f"There is no run in {name}, and no exported model{found}. {advice}")
+    raise RunError(f"No run found in {name}, and no exported model{found}. {advice}")
 
 
 def no_test_images(name: Encoder | Path | str, advice: str) -> ConfigError:
@@ -382,7 +382,7 @@ def no_test_images(name: Encoder | Path | str, advice: str) -> ConfigError:
     elif is_timm(str(name)) or Path(name).exists():
         problem = f"{name} is not a run"
     else:
-        problem = f"There is no run in {name}"
+        problem = f"No run found in {name}"
     return ConfigError(f"{problem}, and only a run has test images of its own: {advice}")
 
 

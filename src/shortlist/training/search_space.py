@@ -73,7 +73,7 @@ def read_space(source: Mapping[str, Any] | Path | str) -> dict[str, Choices | Ra
     if not isinstance(source, Mapping):
         file = Path(source)
         if not file.is_file():
-            raise ConfigError(f"There is no file {file}. Give a YAML file such as 'optimizer.lr: [1e-4, 1e-3]'.")
+            raise ConfigError(f"File not found: {file}. Give a YAML file such as 'optimizer.lr: [1e-4, 1e-3]'.")
         where, source = str(file), read_yaml_file(file, str(file))
     if not source:
         raise ConfigError(f"{where} is empty. Give at least one key, such as 'optimizer.lr: [1e-4, 1e-3]'.")

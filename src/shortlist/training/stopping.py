@@ -58,7 +58,7 @@ def report_resume_command(folder: RunFolder) -> Iterator[None]:
 def _with_resume_command(error: BaseException, folder: RunFolder) -> ShortlistError:
     command = folder.resume_command
     saved = folder.checkpoints.is_dir() and any(folder.checkpoints.iterdir())
-    how = "Resume from the last checkpoint" if saved else "There is no checkpoint yet. Start again from the first step"
+    how = "Resume from the last checkpoint" if saved else "No checkpoint was saved yet. Start again from the first step"
     if isinstance(error, KeyboardInterrupt):
         return Interrupted(f"Aborted. {how} with: {command}")
     if isinstance(error, ProcessLostError):

@@ -193,7 +193,7 @@ def open_study(
         elif name in optuna.get_all_study_names(opened):
             yield optuna.load_study(study_name=name, storage=opened)
         else:
-            raise RunError(f"There is no study {name} in {place}.")
+            raise RunError(f"Study {name} not found in {place}.")
     except (optuna.exceptions.OptunaError, SQLAlchemyError) as error:
         reason = " ".join(str(error.__cause__ or error).split("\n")[0].split())
         raise RunError(

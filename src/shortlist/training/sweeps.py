@@ -410,14 +410,14 @@ def write_best_recipe(path: Path | str, out: Path | str | None = None, *, storag
         The file.
 
     Raises:
-        RunError: There is no sweep in the folder, or no trial is complete.
+        RunError: No sweep found in the folder, or no trial is complete.
     """
     from shortlist.training.sweep_study import open_study
 
     folder = Path(path)
     file = folder / STUDY_FILE
     if not file.is_file():
-        raise RunError(f"There is no sweep in {folder}: it contains no {STUDY_FILE}.")
+        raise RunError(f"No sweep found in {folder}: it contains no {STUDY_FILE}.")
     saved: _Saved = read_json(file, _Saved)
     config = validate_config(saved.config, str(file))
     with open_study(folder, storage or saved.storage) as study:

@@ -147,7 +147,7 @@ async function loadMore(signal = work.signal) {
 
 function afterBrowsing() {
   byId("more").hidden = !browsed.more;
-  showEmpty(browsed.items.length ? "" : "There are no images.");
+  showEmpty(browsed.items.length ? "" : "No images.");
   const all = browsed.label === null ? gallery.images : labels.get(browsed.label) ?? browsed.items.length;
   setStatus(browsed.more ? `${browsed.items.length.toLocaleString("en")} of ${count(all, "image")}` : count(all, "image"));
 }

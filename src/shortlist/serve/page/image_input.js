@@ -42,5 +42,5 @@ addEventListener("paste", (event) => {
   if (file) {
     event.preventDefault();
     searchWith(file);
-  } else if (!event.target.matches("input")) showError("There is no image in the clipboard.");
+  } else if (!event.target.matches("input")) showError("The clipboard contains no image.");
 });
