@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import re
 import statistics
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import combinations
@@ -28,7 +28,7 @@ PLOT = ROOT / "docs" / "images" / "results.png"
 BUDGETS = {"images": "Equal images (120,000)", "steps": "Equal steps (1,000)"}
 BATCHES = (16, 64, 392)
 CHARACTER_BATCHES, STARTS = (16, 64, 256, 1024), ("random weights", "from glyphs")  # of Omniglot
-CHANCE = 1.0  # r@1 in percent: a run with less has learned nothing
+SATURATED = 0.999  # a run that ends with a larger loss failed: its gradient is 0
 SMALL = 0.5  # points: a difference whose whole interval is smaller than this is none
 Table = tuple[Sequence[str], Sequence[Sequence[str]]]  # header and rows
 
@@ -50,11 +50,13 @@ class Results:
         self.runs: list[dict[str, Any]] = [json.loads(line) for line in lines]
         self.tests: dict[str, dict[int, float]] = defaultdict(dict)
         self.rates: dict[str, float] = {}
+        self.failed: Counter[str] = Counter()
         self.half_widths: list[float] = []  # of the 95 % interval over queries of each test
         for run in self.runs:
             if run["phase"] == phase:
                 self.tests[run["cell"]["name"]][run["seed"]] = 100 * run["r@1"]
                 self.rates[run["cell"]["name"]] = run["rate"]
+                self.failed[run["cell"]["name"]] += run["last_loss"] > SATURATED
                 if phase == "test":
                     deviation = (run["r@1"] * (1 - run["r@1"]) / run["test"]["queries"]) ** 0.5
                     self.half_widths.append(100 * 1.96 * deviation)
@@ -365,10 +367,9 @@ def omniglot(found: Results) -> Table:
 
 
 def _with_failures(found: Results, cell: str) -> str:
-    """Return the mean, and how many runs learned nothing."""
-    values = list(found.tests[cell].values())
-    failed = sum(value < CHANCE for value in values)
-    return f"{found.mean(cell)} ({failed} of {len(values)} failed)" if failed else found.mean(cell)
+    """Return the mean, and how many runs failed."""
+    failed = f" ({found.failed[cell]} of {len(found.tests[cell])} failed)" if found.failed[cell] else ""
+    return found.mean(cell) + failed
 
 
 def remedies(cars: Results, characters: Results) -> Table:
