@@ -108,7 +108,7 @@ class TestInPython:
         for argument in ("root", "distractors", "label_separator"):
             with pytest.raises(ValueError, match=f"^`{argument}` requires `data`"):
                 evaluate_run(tmp_path, EvalImages(**{argument: tmp_path}))
-        with pytest.raises(ValueError, match=r"^`k`, the number of results, must be at least 1, not 0"):
+        with pytest.raises(ValueError, match=r"^`k`, the number of results, must be an integer of at least 1, not 0"):
             nearest(torch.ones(1, 2), torch.ones(3, 2), 0)
         with pytest.raises(RuntimeError, match="No run found in"):
             evaluate_run(tmp_path)

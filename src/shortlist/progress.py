@@ -336,12 +336,15 @@ def format_count(number: int, plural: str) -> str:
     """Format a number of things for people.
 
     Example:
-        >>> format_count(1, "images"), format_count(1, "queries"), format_count(2000, "images")
-        ('1 image', '1 query', '2,000 images')
+        >>> format_count(1, "images"), format_count(1, "queries"), format_count(1, "classes")
+        ('1 image', '1 query', '1 class')
+        >>> format_count(2000, "images")
+        '2,000 images'
     """
     if number != 1:
         return f"{number:,} {plural}"
-    return f"1 {plural.removesuffix('ies')}y" if plural.endswith("ies") else f"1 {plural.removesuffix('s')}"
+    endings = (("ies", "y"), ("sses", "ss"), ("s", ""))
+    return next(f"1 {plural.removesuffix(old)}{new}" for old, new in endings if plural.endswith(old))
 
 
 def format_duration(seconds: float) -> str:

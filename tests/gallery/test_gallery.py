@@ -113,7 +113,7 @@ class TestSearch:
     def test_invalid_arguments(self, filled: Gallery, shared_images: Catalog) -> None:
         with pytest.raises(DataError, match=r"must have shape \(q, 8\), not \(1, 3\)"):
             filled.search_vectors(torch.ones(1, 3))
-        with pytest.raises(ConfigError, match="`k`, the number of results, must be at least 1"):
+        with pytest.raises(ConfigError, match="`k`, the number of results, must be an integer of at least 1"):
             filled.search(shared_images.file(0), k=0)
         for ask in (filled.item, filled.similar):
             with pytest.raises(NoSuchItem, match="no image 999"):

@@ -227,8 +227,10 @@ class TestErrors:
     def test_shapes(self) -> None:
         with pytest.raises(DataError, match=r"queries have shape \(2, 3\), but the gallery \(2, 4\)"):
             nearest(unit(2, 3), unit(2, 4), 1)
-        with pytest.raises(ConfigError, match="`k`, the number of results, must be at least 1, not 0"):
+        with pytest.raises(ConfigError, match="`k`, the number of results, must be an integer of at least 1, not 0"):
             nearest(unit(2), unit(2), 0)
+        with pytest.raises(ConfigError, match=r"must be an integer of at least 1, not 1\.5"):
+            nearest(unit(2), unit(2), 1.5)  # type: ignore[arg-type]
 
     @pytest.mark.parametrize("mask", [np.ones(6, bool), np.ones((1, 5), bool), np.ones(5, np.uint8)])
     def test_masks(self, mask: np.ndarray) -> None:

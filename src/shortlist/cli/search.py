@@ -105,7 +105,7 @@ def _print_hits(query: Path, hits: list[Hit], enough: int) -> None:
     """Print the hits of a query. All but the first `enough` hits are marked as weak."""
     from shortlist.locations import as_url
 
-    remark = "" if enough else " nothing similar enough" if hits else " nothing found"
+    remark = "" if enough else " nothing similar enough" if hits else " the gallery is empty"
     print(f"{query}:{remark}")
     fields = list(dict.fromkeys(name for hit in hits for name in hit.item.fields))
     table = Table("", "score", "label", "image", *fields, box=None)

@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 
 from shortlist.data.catalog import Catalog
 from shortlist.errors import ConfigError, DataError
+from shortlist.progress import format_count
 
 
 def open_set_split(catalog: Catalog, train_share: float = 0.5, seed: int | None = None) -> Catalog:
@@ -38,8 +39,8 @@ def open_set_split(catalog: Catalog, train_share: float = 0.5, seed: int | None 
         linked = "" if catalog.label_sets is None else " (all labels are linked by images with several labels)"
         choice = "Add classes" if catalog.label_sets is None else "Add a column split"
         raise DataError(
-            f"{catalog.name} has {_count_classes(len(present))}{linked}, but at least two are needed to train on some "
-            f"and test on others. {choice}, or train on all of them with `train_share=1`."
+            f"{catalog.name} has {format_count(len(present), 'classes')}{linked}, but at least two are needed to train "
+            f"on some and test on others. {choice}, or train on all of them with `train_share=1`."
         )
     order = sorted(present, key=lambda item: item[0] if seed is None else _seeded_key(seed, item[0]))
     number = math.ceil(len(order) * train_share - 1e-9)  # 0.7 * 10 is slightly more than 7 in floating point
@@ -64,7 +65,7 @@ def half_validation(catalog: Catalog) -> Catalog:
     classes = np.unique(groups[catalog.splits == "train"])
     if len(classes) < 2:
         raise DataError(
-            f"{catalog.name} has {_count_classes(len(classes), 'training ')}: too few to validate on half of them."
+            f"{catalog.name} has {format_count(len(classes), 'training classes')}: too few to validate on half of them."
         )
     validation = np.isin(groups, classes[math.ceil(len(classes) / 2) :]) & (catalog.splits == "train")
     return replace(catalog, splits=np.where(validation, "validation", catalog.splits))
@@ -88,7 +89,3 @@ def _groups(catalog: Catalog) -> NDArray[np.int64]:
 
 def _seeded_key(seed: int, name: str) -> str:
     return hashlib.sha256(f"{seed}/{name}".encode(errors="surrogatepass")).hexdigest()
-
-
-def _count_classes(number: int, kind: str = "") -> str:
-    return f"{number} {kind}{'class' if number == 1 else 'classes'}"

@@ -22,6 +22,7 @@ from shortlist.gallery.store import GALLERY_FILE, GalleryError, Hit, Item, NoSuc
 from shortlist.gallery.switching import current_location
 from shortlist.locations import absolute_path, as_url
 from shortlist.progress import Display, default_display
+from shortlist.search.exact import check_k
 from shortlist.search.faiss_index import check_kind
 from shortlist.search.vectors import Vectors
 
@@ -371,8 +372,7 @@ class Gallery:
         queries = np.ascontiguousarray(torch.as_tensor(vectors).detach().cpu().float().numpy())
         if queries.ndim != 2 or queries.shape[1] != self.store.dim:
             raise DataError(f"Queries of {self.name} must have shape (q, {self.store.dim}), not {queries.shape}.")
-        if k < 1:
-            raise ConfigError(f"`k`, the number of results, must be at least 1, not {k}.")
+        check_k(k)
         lowest = self.min_score if min_score is None else check_min_score(min_score)
         found = self.store.search(queries, k, label) if len(queries) else []
         return found if lowest is None else [[hit for hit in hits if hit.score >= lowest] for hits in found]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from numbers import Integral
 
 import numpy as np
 import torch
@@ -14,6 +15,12 @@ from shortlist.progress import Progress
 from shortlist.ranking.ranker import Ranker
 from shortlist.ranking.top_k import BLOCK_SIZE, top_k
 from shortlist.search.vectors import VectorReader, Vectors
+
+
+def check_k(k: int) -> None:
+    """Raise a ConfigError unless k is a valid number of results."""
+    if not isinstance(k, Integral) or k < 1:
+        raise ConfigError(f"`k`, the number of results, must be an integer of at least 1, not {k}.")
 
 
 def nearest(
@@ -51,8 +58,7 @@ def nearest(
     """
     if queries.ndim != 2 or gallery.ndim != 2 or queries.shape[1] != gallery.shape[1]:
         raise DataError(f"The queries have shape {tuple(queries.shape)}, but the gallery {tuple(gallery.shape)}.")
-    if k < 1:
-        raise ConfigError(f"`k`, the number of results, must be at least 1, not {k}.")
+    check_k(k)
     if searchable is not None and (searchable.dtype != np.bool_ or searchable.shape != (len(gallery),)):
         raise DataError(
             f"`searchable` must hold {len(gallery)} booleans, one per gallery row, "

@@ -11,7 +11,7 @@ from shortlist.config.schema import DataConfig
 from shortlist.data import BENCHMARKS, Catalog
 from shortlist.data.inspection import describe_splits
 from shortlist.model import Embedder
-from shortlist.progress import format_duration
+from shortlist.progress import format_count, format_duration
 from shortlist.training.components import build_loss, trained_parts
 from shortlist.training.datasets import EvalSet
 from shortlist.training.durations import Durations
@@ -205,4 +205,4 @@ def _describe_eval_set(eval_set: EvalSet) -> str:
 
 
 def _describe_size(catalog: Catalog) -> str:
-    return f"{len(catalog):,} images of {len(catalog.classes()):,} classes"
+    return f"{format_count(len(catalog), 'images')} of {format_count(len(catalog.classes()), 'classes')}"
