@@ -263,11 +263,6 @@ def with_virtual(embeddings: Tensor, labels: Tensor, pairs: Tensor, alphas: Tens
     return torch.stack([*embeddings, *built]), torch.cat((labels, labels[pairs[:, 0]]))
 
 
-def labels_with_virtual(labels: Tensor, pairs: Tensor) -> list[frozenset[int]]:
-    """The label of each item, or the two labels of a mixture."""
-    return [frozenset((int(each),)) for each in labels] + [frozenset(labels[pair].tolist()) for pair in pairs]
-
-
 def all_pairs_of_positives(labels: Tensor) -> set[tuple[int, int]]:
     items = range(len(labels))
     return {(x, z) for x in items for z in items if x < z and labels[x] == labels[z]}

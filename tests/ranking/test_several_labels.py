@@ -100,7 +100,5 @@ def test_what_needs_one_label() -> None:
     labels, points = padded(label_sets(6, 0)), vectors(6, 0).float()
     with pytest.raises(ValueError, match="A memory needs items with one label each"):
         RecallAtKLoss(K, memory=EmbeddingMemory(8, 5))(points, labels)
-    with pytest.raises(ValueError, match="Virtual negatives need items with one label each"):
-        RecallAtKLoss(K, simix=SiMix(negatives=1))(points, labels)
     with pytest.raises(ValueError, match="Virtual pair 0 mixes two labels"):
         recall_at_k_loss(points, labels, K, virtual=VirtualBatch(torch.tensor([[0, 5]]), torch.tensor([0.5])))

@@ -98,7 +98,6 @@ CASES = {
     "smooth ap": Case(partial(SmoothAPLoss, TEMPERATURE), 7, "transformer", sizes=SIZES),
     "median rank": Case(partial(RecallAtKLoss, (1, 2), MedianRank(), TEMPERATURE), 3),
     "simix": Case(partial(wide_recall, simix=SiMix()), 6, number=19, sizes=SIZES),
-    "simix, negatives": Case(partial(wide_recall, simix=SiMix(alphas=2, negatives=1)), 3),
     "binned ap": Case(BinnedAPLoss, 6),
     "proxies": Case(Proxies, 6),
     "proxy anchor": Case(partial(losses.ProxyAnchorLoss, CLASSES, DIMENSIONS), 7, steps=2, sizes=SIZES),

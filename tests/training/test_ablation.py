@@ -100,7 +100,7 @@ def test_a_method_changes_only_what_defines_it() -> None:
         for base, (method, defining) in itertools.product((whole, chosen), METHODS.items()):
             before = base.model_dump(mode="json")
             after = case_config(base, STUDIES["batch-size"], Case(method, "auto", 3)).model_dump(mode="json")
-            assert defining.keys() <= {"name", "simix", "simix_alphas", "simix_negatives"}
+            assert defining.keys() <= {"name", "simix"}
             kept = OWN_LOSSES[defining["name"]]  # settings of the recipe that the loss of the method has, too
             kept = kept - {"memory"} if base.loss.pml_class else kept
             changes = {

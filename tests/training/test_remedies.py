@@ -64,9 +64,6 @@ def test_the_other_settings() -> None:
     assert loss.tail == LinearTail(50.0, 0.05)
     assert loss.memory is not None
     assert loss.memory.embeddings.shape == (9, 8)
-    mixed = build("loss.simix=true", "loss.simix_alphas=3", "loss.simix_negatives=2")
-    assert isinstance(mixed, RecallAtKLoss)
-    assert repr(mixed.simix) == "SiMix(alphas=3, negatives=2)"
 
 
 def test_losses_that_are_added() -> None:
@@ -95,7 +92,6 @@ def test_losses_that_are_added() -> None:
             ["loss.name=binned_ap", "loss.plus=[{name: smooth_ap, bins: 9, weight: 1}]"],
             "bins has no effect with smooth",
         ),
-        (["loss.simix_alphas=2"], "loss: simix_alphas has no effect with simix: false"),
         (["loss.simix=true", "loss.memory.size=9"], "loss: simix and memory are mutually exclusive"),
         (["loss.start.until=0"], "loss.start.until: should be greater than 0"),
         (["loss.tail.slop=0"], "loss.tail.slop: unknown key; did you mean 'slope'?"),

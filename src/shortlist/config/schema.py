@@ -257,7 +257,7 @@ class TailConfig(Section):
 
 
 HEAD_SETTINGS = {"similarity_temperature", "simix", "count_query"}  # settings of a user-defined head
-_RANKING = {*HEAD_SETTINGS, "simix_alphas", "simix_negatives", "start", "tail", "memory"}
+_RANKING = {*HEAD_SETTINGS, "start", "tail", "memory"}
 OWN_LOSSES = {  # name -> the settings that have an effect on it
     "recall_at_k": {"k", "rank_temperature", *_RANKING},
     "smooth_ap": _RANKING,
@@ -288,8 +288,6 @@ class SingleLossConfig(Section):
     start: StartConfig = StartConfig()  # recall_at_k and smooth_ap
     tail: TailConfig | None = None  # recall_at_k and smooth_ap; {}: with its default values
     simix: bool = False  # recall_at_k and smooth_ap
-    simix_alphas: Count = 1  # virtual examples per pair of positives
-    simix_negatives: NonNegativeInt = 0  # virtual negatives per image
     count_query: bool = False  # recall_at_k and smooth_ap: count the query in ranks, as the release of each does
     bins: Annotated[Count, Field(ge=2)] = 20  # binned_ap: number of bins, as in Revaud et al. 2019
     blackbox_lambda: Positive = 4.0  # blackbox_ap: size of the perturbation of the scores
@@ -321,9 +319,7 @@ class SingleLossConfig(Section):
         if self.simix and "simix" not in used:
             raise ValueError(f"simix works with recall_at_k and smooth_ap only, not with {self.name}; remove it")
         self._refuse_unused((key for key in SingleLossConfig.model_fields if key not in {"name", *used}), self.name)
-        if not self.simix:
-            self._refuse_unused(("simix_alphas", "simix_negatives"), "simix: false")
-        elif self.memory is not None:
+        if self.simix and self.memory is not None:
             raise ValueError("simix and memory are mutually exclusive; remove one")
         if self.name != "recall_at_k" and (self.start.rank_temperature or self.start.k_factor):
             raise ValueError(f"start.rank_temperature and start.k_factor have no effect with {self.name}; remove them")

@@ -10,7 +10,7 @@ from shortlist.ranking.losses import RankingLoss, ranking_loss
 from shortlist.ranking.metrics import QueryScores, query_scores, retrieval_metrics
 from shortlist.ranking.recall import RecallAtKLoss, RecallHead, median_rank, recall_at_k_loss
 from shortlist.ranking.schedules import MedianRank, Schedule
-from shortlist.ranking.simix import SiMix, VirtualBatch, VirtualBatchWithNegatives
+from shortlist.ranking.simix import SiMix, VirtualBatch
 from shortlist.ranking.smooth_ap import SmoothAPHead, SmoothAPLoss, smooth_ap_loss
 from shortlist.ranking.tail import LinearTail
 from shortlist.ranking.tiles import Engine, Head, Ranks
@@ -38,7 +38,6 @@ __all__ = [
     "SmoothAPHead",
     "SmoothAPLoss",
     "VirtualBatch",
-    "VirtualBatchWithNegatives",
     "binned_ap_loss",
     "blackbox_ap_loss",
     "calibration_loss",

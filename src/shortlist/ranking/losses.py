@@ -13,11 +13,11 @@ from shortlist.ranking.batch_warnings import warn_if_not_normalised, warn_withou
 from shortlist.ranking.embedding_memory import EmbeddingMemory
 from shortlist.ranking.inputs import check_database, check_temperature, check_vectors
 from shortlist.ranking.precision import computed_dtype, full_precision
-from shortlist.ranking.relevance import CountQuery, ListedPairs, Relevance, SameLabel, SharedLabel, label_relevance
+from shortlist.ranking.relevance import CountQuery, ListedPairs, Relevance, SameLabel, label_relevance
 from shortlist.ranking.schedules import Schedule, check_setting, current_value
 from shortlist.ranking.sharing import current_sharing
 from shortlist.ranking.similarities import DotProducts, MixedProducts, Similarities
-from shortlist.ranking.simix import SiMix, VirtualBatch, VirtualBatchWithNegatives
+from shortlist.ranking.simix import SiMix, VirtualBatch
 from shortlist.ranking.tail import LinearTail
 from shortlist.ranking.tiles import Engine, Head
 
@@ -125,8 +125,8 @@ def streamed_loss(
             raise ValueError("SiMix needs the batch to be its own database: do not pass ref_emb or indices_tuple.")
         virtual.check(labels)
         virtual = virtual._replace(pairs=virtual.pairs.long())
-        relevance = _relevance_with_virtual(labels, virtual, count_query)
-    elif memory is not None and len(memory[1]):
+        labels = torch.cat((labels, virtual.shared_labels(labels)))
+    if memory is not None and len(memory[1]):
         relevance = SameLabel(labels, None, count_query, further_labels=memory[1].long())
         further = memory[0].detach()
     elif indices_tuple is not None:
@@ -141,29 +141,6 @@ def streamed_loss(
     bound_run = partial(run, relevance=relevance, backward=backward)
     loss: Tensor = _StreamedLoss.apply(embeddings, ref_emb, further, virtual, bound_run, backward)
     return loss
-
-
-def _relevance_with_virtual(labels: Tensor, virtual: VirtualBatch, count_query: CountQuery) -> Relevance:
-    if labels.ndim > 1:
-        return SharedLabel(torch.cat((labels, virtual.shared_labels(labels))), None, count_query)
-    extended, ignored = _extended_labels(labels, virtual)
-    return SameLabel(extended, None, count_query, ignored=ignored)
-
-
-def _extended_labels(labels: Tensor, virtual: VirtualBatch) -> tuple[Tensor, tuple[Tensor, Tensor] | None]:
-    """Return the labels of a batch and its virtual examples, and which examples the queries of a label ignore.
-
-    An example that mixes two labels has a label of its own, so that it has no positives and is not a query.
-    """
-    if not isinstance(virtual, VirtualBatchWithNegatives):
-        return torch.cat((labels, labels[virtual.pairs[:, 0]])), None
-    classes, labels = torch.unique(labels, return_inverse=True)
-    parents = labels[virtual.pairs]  # (V, 2)
-    number = torch.arange(len(parents), device=labels.device)
-    mixed = parents[:, 0] != parents[:, 1]
-    own = torch.where(mixed, len(classes) + number, parents[:, 0])
-    items = (len(labels) + number)[mixed].repeat_interleave(2)
-    return torch.cat((labels, own)), (items, parents[mixed].flatten())
 
 
 class _StreamedLoss(torch.autograd.Function):

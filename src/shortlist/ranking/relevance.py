@@ -52,8 +52,6 @@ class SameLabel:
         count_query: Whether a query competes in its own ranking, as in the authors' released code. "positive": it is
             also one of its own positives, as in the released code of Smooth-AP.
         further_labels: Labels of further items of the database, of shape (M,), which follow the queries.
-        ignored: Database items that are neither positives nor competitors of the queries of a label: indices and
-            labels, both of shape (I,).
     """
 
     def __init__(
@@ -62,7 +60,6 @@ class SameLabel:
         database_labels: Tensor | None = None,
         count_query: CountQuery = False,
         further_labels: Tensor | None = None,
-        ignored: tuple[Tensor, Tensor] | None = None,
     ):
         self._own_database = database_labels is None and count_query != "positive"
         self._hide_query = self._own_database and not count_query
@@ -76,7 +73,6 @@ class SameLabel:
             self._position = torch.empty_like(self._by_label)
             self._position[self._by_label] = torch.arange(len(database_labels), device=labels.device)
         self.queries, self.counts = few_positives_first(labels.argsort(stable=True), self._count)
-        self._ignored = None if ignored is None else (ignored[0], SameLabel(labels, ignored[1]))
 
     def positives(self, rows: Tensor, width: int) -> tuple[Tensor, Tensor]:
         offsets = torch.arange(width, device=rows.device)
@@ -90,10 +86,6 @@ class SameLabel:
         similarities.scatter_(1, positives, HIDDEN)
         if self._hide_query:
             similarities.scatter_(1, rows[:, None], HIDDEN)
-        if self._ignored is not None:
-            items, same = self._ignored
-            tile_row, place = _enumerate(same._first[rows], same._count[rows])
-            similarities[tile_row, items[same._by_label[place]]] = HIDDEN
 
 
 class _ListedPositives:

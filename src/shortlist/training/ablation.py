@@ -24,11 +24,10 @@ from shortlist.training.folder import RunFolder, RunInUseError
 from shortlist.training.loop import resume_run, train_run
 from shortlist.training.plan import check_batch_sizes
 
-_WITHOUT_SIMIX = {"simix": False, "simix_alphas": 1, "simix_negatives": 0}
 METHODS: Mapping[str, Mapping[str, Any]] = {  # settings of the loss that define a method; the others are the recipe's
-    "RS@k": {"name": "recall_at_k", **_WITHOUT_SIMIX},
+    "RS@k": {"name": "recall_at_k", "simix": False},
     "RS@k + SiMix": {"name": "recall_at_k", "simix": True},
-    "SAP": {"name": "smooth_ap", **_WITHOUT_SIMIX},
+    "SAP": {"name": "smooth_ap", "simix": False},
 }
 STUDY_FILE, CASE_FILE = "study.json", "case.json"
 RATES: Mapping[str, float] = {"constant": 0.0, "sqrt": 0.5, "linear": 1.0}  # exponent of the batch size

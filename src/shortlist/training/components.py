@@ -214,7 +214,7 @@ def _build_single_loss(
     common: dict[str, Any] = {
         "similarity_temperature": _scheduled(config, start.similarity_temperature, config.similarity_temperature),
         "count_query": config.count_query,
-        "simix": SiMix(alphas=config.simix_alphas, negatives=config.simix_negatives) if config.simix else None,
+        "simix": SiMix() if config.simix else None,
         "tail": None if config.tail is None else LinearTail(config.tail.slope, config.tail.start),
         "memory": None if config.memory is None else EmbeddingMemory(config.memory.size, dim),
     }
