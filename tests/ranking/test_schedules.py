@@ -12,7 +12,6 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from shortlist.ranking import (
-    EmbeddingMemory,
     Engine,
     LinearTail,
     MedianRank,
@@ -119,11 +118,9 @@ def test_the_temperature_follows_the_median_rank(
 
 
 def test_the_median_is_that_of_the_ranks_that_the_loss_uses() -> None:
-    """With a memory and with virtual examples, there are more ranks."""
+    """With virtual examples, there are more ranks."""
     embeddings, labels = clusters(10, 4, 2.0), torch.arange(40) // 4
     plain = median_rank(embeddings, labels)
-    memory = unit(200, 16, seed=9), torch.arange(200)
-    assert median_rank(embeddings, labels, memory=memory) > 2 * plain
     virtual = SiMix(torch.Generator().manual_seed(0))(labels)
     assert median_rank(embeddings, labels, virtual=virtual) != plain
 
@@ -148,6 +145,6 @@ def test_without_positives() -> None:
 
 
 def test_repr() -> None:
-    loss: Any = RecallAtKLoss(1, MedianRank(), k_factor=Schedule(2, 1), memory=EmbeddingMemory(5, 3), tail=LinearTail())
-    for part in ("MedianRank(share=0.5, end=1.0)", "k_factor=Schedule(start=2.0", "size=5, dim=3", "LinearTail(slope="):
+    loss: Any = RecallAtKLoss(1, MedianRank(), k_factor=Schedule(2, 1), tail=LinearTail())
+    for part in ("MedianRank(share=0.5, end=1.0)", "k_factor=Schedule(start=2.0", "LinearTail(slope="):
         assert part in repr(loss)

@@ -41,7 +41,7 @@ def test_by_default_nothing_changes() -> None:
     loss = build()
     assert isinstance(loss, RecallAtKLoss)
     assert (loss.rank_temperature, loss.similarity_temperature, loss.k_factor) == (1.0, 0.01, 1.0)
-    assert (loss.tail, loss.memory, loss.simix) == (None, None, None)
+    assert (loss.tail, loss.simix) == (None, None)
     assert loss.head.k == (1, 2, 4, 8, 16)
 
 
@@ -58,12 +58,10 @@ def test_values_at_the_start() -> None:
 
 
 def test_the_other_settings() -> None:
-    loss = build("loss.rank_temperature=auto", "loss.tail={slope: 50}", "loss.memory.size=9")
+    loss = build("loss.rank_temperature=auto", "loss.tail={slope: 50}")
     assert isinstance(loss, RecallAtKLoss)
     assert loss.rank_temperature == MedianRank()
     assert loss.tail == LinearTail(50.0, 0.05)
-    assert loss.memory is not None
-    assert loss.memory.embeddings.shape == (9, 8)
 
 
 def test_losses_that_are_added() -> None:
@@ -92,13 +90,15 @@ def test_losses_that_are_added() -> None:
             ["loss.name=binned_ap", "loss.plus=[{name: smooth_ap, bins: 9, weight: 1}]"],
             "bins has no effect with smooth",
         ),
-        (["loss.simix=true", "loss.memory.size=9"], "loss: simix and memory are mutually exclusive"),
         (["loss.start.until=0"], "loss.start.until: should be greater than 0"),
         (["loss.tail.slop=0"], "loss.tail.slop: unknown key; did you mean 'slope'?"),
         (["loss.rank_temperature=adaptive"], "loss.rank_temperature: should be"),
         (["loss.plus=[{name: calibration}]"], "loss.plus.0.weight: is required"),
         (["loss.plus=[{name: calibration, weight: 0}]"], "loss.plus.0.weight: should be greater than 0"),
-        (["loss.plus=[{name: smooth_ap, weight: 1, memory: {size: 5}}]"], "memory.size 5 is smaller than batch.size 6"),
+        (
+            ["loss.plus=[{name: pml.ContrastiveLoss, weight: 1, memory: {size: 5}}]"],
+            "memory.size 5 is smaller than batch.size 6",
+        ),
     ],
 )
 def test_what_a_config_refuses(overrides: list[str], message: str) -> None:
@@ -125,8 +125,8 @@ def test_every_ranking_loss_of_a_sum_learns_the_progress() -> None:
 
 CHANGING = [
     "loss.start={rank_temperature: 50, similarity_temperature: 0.5, k_factor: 3, until: 0.8}",
-    "loss.memory.size=12",
-    "loss.plus=[{name: recall_at_k, rank_temperature: auto, weight: 0.5}, {name: pml.ProxyNCALoss, weight: 0.1}]",
+    "loss.plus=[{name: recall_at_k, rank_temperature: auto, weight: 0.5}, {name: pml.ProxyNCALoss, weight: 0.1}, "
+    "{name: pml.ContrastiveLoss, memory: {size: 12}, weight: 0.1}]",
 ]
 
 

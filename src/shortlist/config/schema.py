@@ -257,7 +257,7 @@ class TailConfig(Section):
 
 
 HEAD_SETTINGS = {"similarity_temperature", "simix", "count_query"}  # settings of a user-defined head
-_RANKING = {*HEAD_SETTINGS, "start", "tail", "memory"}
+_RANKING = {*HEAD_SETTINGS, "start", "tail"}
 OWN_LOSSES = {  # name -> the settings that have an effect on it
     "recall_at_k": {"k", "rank_temperature", *_RANKING},
     "smooth_ap": _RANKING,
@@ -296,7 +296,7 @@ class SingleLossConfig(Section):
     negatives_below: Number = 0.6  # calibration: maximum similarity of negatives
     args: Arguments = {}  # pml.CLASS and MODULE:NAME: arguments of its constructor
     miner: NamedConfig | None = None  # pml.CLASS
-    memory: MemoryConfig | None = None  # pml.CLASS, and recall_at_k and smooth_ap without SiMix
+    memory: MemoryConfig | None = None  # pml.CLASS
 
     @property
     def cut_offs(self) -> tuple[int, ...]:
@@ -319,8 +319,6 @@ class SingleLossConfig(Section):
         if self.simix and "simix" not in used:
             raise ValueError(f"simix works with recall_at_k and smooth_ap only, not with {self.name}; remove it")
         self._refuse_unused((key for key in SingleLossConfig.model_fields if key not in {"name", *used}), self.name)
-        if self.simix and self.memory is not None:
-            raise ValueError("simix and memory are mutually exclusive; remove one")
         if self.name != "recall_at_k" and (self.start.rank_temperature or self.start.k_factor):
             raise ValueError(f"start.rank_temperature and start.k_factor have no effect with {self.name}; remove them")
         if self.rank_temperature == "auto" and self.start.rank_temperature:

@@ -4,7 +4,6 @@ from shortlist.ranking.binned_ap import BinnedAPLoss, binned_ap_loss
 from shortlist.ranking.blackbox_ap import BlackboxAPLoss, blackbox_ap_loss
 from shortlist.ranking.calibration import CalibrationLoss, calibration_loss
 from shortlist.ranking.combined import CombinedLoss
-from shortlist.ranking.embedding_memory import EmbeddingMemory
 from shortlist.ranking.listwise import Lists, ListwiseLoss, ListwiseResult, listwise_loss
 from shortlist.ranking.losses import RankingLoss, ranking_loss
 from shortlist.ranking.metrics import QueryScores, query_scores, retrieval_metrics
@@ -20,7 +19,6 @@ __all__ = [
     "BlackboxAPLoss",
     "CalibrationLoss",
     "CombinedLoss",
-    "EmbeddingMemory",
     "Engine",
     "Head",
     "LinearTail",

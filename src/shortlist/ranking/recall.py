@@ -10,7 +10,6 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
-from shortlist.ranking.embedding_memory import EmbeddingMemory
 from shortlist.ranking.inputs import check_k, check_temperature
 from shortlist.ranking.losses import RankingLoss, ranking_loss
 from shortlist.ranking.precision import computed_dtype
@@ -65,7 +64,6 @@ def recall_at_k_loss(
     count_query: bool = False,
     engine: Engine | None = None,
     *,
-    memory: tuple[Tensor, Tensor] | None = None,
     tail: LinearTail | None = None,
 ) -> Tensor:
     """Compute the recall@k surrogate loss RS@k of a batch that is its own database.
@@ -80,7 +78,6 @@ def recall_at_k_loss(
         virtual: SiMix's virtual examples.
         count_query: Whether a query competes in its own ranking, as in the authors' released code.
         engine: Execution settings. Default: chosen by device and batch size.
-        memory: Embeddings of shape (M, d) and their labels, which are added to the database and have no gradient.
         tail: Upper bound of the step function that takes the place of the sigmoid of temperature tau_2.
 
     Returns:
@@ -103,7 +100,6 @@ def recall_at_k_loss(
         virtual=virtual,
         count_query=count_query,
         engine=engine,
-        memory=memory,
         tail=tail,
     )
 
@@ -178,11 +174,10 @@ class RecallAtKLoss(RankingLoss):
         *,
         k_factor: float | Schedule = 1.0,
         tail: LinearTail | None = None,
-        memory: EmbeddingMemory | None = None,
     ):
         final = rank_temperature.end if isinstance(rank_temperature, Schedule | MedianRank) else rank_temperature
         head = RecallHead(check_k(k), final)
-        super().__init__(head, similarity_temperature, simix, count_query, engine, tail=tail, memory=memory)
+        super().__init__(head, similarity_temperature, simix, count_query, engine, tail=tail)
         self.rank_temperature = rank_temperature
         self.k_factor = check_setting(k_factor, "k_factor")
 

@@ -51,20 +51,12 @@ class SameLabel:
             query is not a positive of itself.
         count_query: Whether a query competes in its own ranking, as in the authors' released code. "positive": it is
             also one of its own positives, as in the released code of Smooth-AP.
-        further_labels: Labels of further items of the database, of shape (M,), which follow the queries.
     """
 
-    def __init__(
-        self,
-        labels: Tensor,
-        database_labels: Tensor | None = None,
-        count_query: CountQuery = False,
-        further_labels: Tensor | None = None,
-    ):
+    def __init__(self, labels: Tensor, database_labels: Tensor | None = None, count_query: CountQuery = False):
         self._own_database = database_labels is None and count_query != "positive"
         self._hide_query = self._own_database and not count_query
-        if database_labels is None:
-            database_labels = labels if further_labels is None else torch.cat((labels, further_labels))
+        database_labels = labels if database_labels is None else database_labels
         self._by_label = database_labels.argsort(stable=True)  # database indices, class by class
         sorted_labels = database_labels[self._by_label]
         self._first = torch.searchsorted(sorted_labels, labels)

@@ -233,12 +233,6 @@ def case_config(config: RunConfig, study: Study, case: Case, power: float = 0.0)
     """
     method = METHODS[case.method]
     loss = {**_settings_for(config.loss, method["name"]), **method}
-    if method.get("simix") and loss.get("memory") is not None:
-        others = ",".join(each for each in study.methods if not METHODS[each].get("simix"))
-        raise ConfigError(
-            f"loss.memory and SiMix are mutually exclusive: omit {case.method} with --methods '{others}', or remove "
-            "loss.memory."
-        )
     changes = [f"loss={json.dumps(loss)}", f"{study.key}={case.value}", f"training.seed={case.seed}"]
     values, where = config.model_dump(mode="json"), f"{case} of {config.name}"
     if power:
@@ -254,8 +248,6 @@ def case_config(config: RunConfig, study: Study, case: Case, power: float = 0.0)
 def _settings_for(loss: LossConfig, name: str) -> dict[str, Any]:
     """Return the settings of a loss that the loss `name` has as well."""
     settings = loss.model_dump(mode="json", include={*OWN_LOSSES[name], "plus"})
-    if loss.name not in ("recall_at_k", "smooth_ap"):
-        settings.pop("memory")  # it belongs to a loss of pytorch-metric-learning
     if name != "recall_at_k":
         settings["start"] |= {"rank_temperature": None, "k_factor": None}
     return settings

@@ -25,7 +25,6 @@ from shortlist.ranking import (
     BlackboxAPLoss,
     CalibrationLoss,
     CombinedLoss,
-    EmbeddingMemory,
     LinearTail,
     MedianRank,
     RankingLoss,
@@ -216,7 +215,6 @@ def _build_single_loss(
         "count_query": config.count_query,
         "simix": SiMix() if config.simix else None,
         "tail": None if config.tail is None else LinearTail(config.tail.slope, config.tail.start),
-        "memory": None if config.memory is None else EmbeddingMemory(config.memory.size, dim),
     }
     if config.name == "smooth_ap":
         return SmoothAPLoss(**common)

@@ -179,8 +179,6 @@ def _check_loss_for_several_labels(config: RunConfig) -> None:
     for loss in (config.loss, *config.loss.plus):
         if loss.pml_class or is_reference(loss.name):
             raise ConfigError(f"loss.name={loss.name} needs images with one label each, but some have several.")
-    if config.loss.memory is not None:
-        raise ConfigError("loss.memory needs images with one label each, but some have several: remove it.")
 
 
 def batch_size(config: RunConfig, catalog: Catalog) -> tuple[int, tuple[str, ...]]:
