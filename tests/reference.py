@@ -45,9 +45,9 @@ def rank(similarity: Tensor, x: int, database: Sequence[int], step: Step, exact:
 
 
 def databases(labels: Sequence[set[int]] | Tensor, count_query: bool = False) -> list[tuple[list[int], list[int]]]:
-    """For each query of a batch: its database (the batch without it, or with it) and its positives, which share a label.
+    """For each query of a batch: its database (the batch without it, or with it) and its positives.
 
-    An item has one label, or a set of them.
+    An item has one label, or a set of them. Positives share a label.
     """
     items = range(len(labels))
     sets = [each if isinstance(each, set) else {int(each)} for each in labels]

@@ -13,7 +13,6 @@ from shortlist.ranking.batch_warnings import warn_if_not_normalised, warn_withou
 from shortlist.ranking.inputs import check_database, check_temperature, check_vectors
 from shortlist.ranking.precision import computed_dtype, full_precision
 from shortlist.ranking.relevance import CountQuery, ListedPairs, Relevance, label_relevance
-from shortlist.ranking.schedules import Schedule, check_setting, current_value
 from shortlist.ranking.sharing import current_sharing
 from shortlist.ranking.similarities import DotProducts, MixedProducts, Similarities
 from shortlist.ranking.simix import SiMix, VirtualBatch
@@ -190,12 +189,9 @@ class RankingLoss(nn.Module):
     `CrossBatchMemory` and `DistributedLossWrapper` of that library accept only certain classes. Those in
     `shortlist.pytorch_metric_learning` are accepted, and `metric_loss_class` there derives such a class from your own.
 
-    A loss with a `Schedule` needs the attribute `progress`, the share of training that has passed. Set it before every
-    step; the training loop of shortlist does so.
-
     Args:
         head: Loss as a function of ranks.
-        similarity_temperature: Temperature tau_2 of the sigmoid on similarity differences, or its schedule.
+        similarity_temperature: Temperature tau_2 of the sigmoid on similarity differences.
         simix: Generator of virtual examples for every batch, or None.
         count_query: Whether a query counts in its own ranking; see `ranking_loss`.
         engine: Execution settings. Default: chosen by device and batch size.
@@ -205,7 +201,7 @@ class RankingLoss(nn.Module):
     def __init__(
         self,
         head: Head,
-        similarity_temperature: float | Schedule,
+        similarity_temperature: float,
         simix: SiMix | None = None,
         count_query: CountQuery = False,
         engine: Engine | None = None,
@@ -214,9 +210,8 @@ class RankingLoss(nn.Module):
     ):
         super().__init__()
         self.head, self.simix, self.count_query, self.engine = head, simix, count_query, engine
-        self.similarity_temperature = check_setting(similarity_temperature, "similarity_temperature")
+        self.similarity_temperature = check_temperature(similarity_temperature, "similarity_temperature")
         self.tail = tail
-        self.progress: float | None = None
 
     def forward(
         self,
@@ -230,7 +225,7 @@ class RankingLoss(nn.Module):
         batch: dict[str, Any] = {
             "embeddings": embeddings,
             "labels": labels,
-            "similarity_temperature": current_value(self.similarity_temperature, self.progress),
+            "similarity_temperature": self.similarity_temperature,
             "virtual": None if self.simix is None else self.simix(labels),
             "count_query": self.count_query,
             "indices_tuple": indices_tuple,

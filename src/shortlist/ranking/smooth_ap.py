@@ -9,7 +9,6 @@ from torch import Tensor
 
 from shortlist.ranking.losses import RankingLoss, ranking_loss
 from shortlist.ranking.relevance import CountQuery
-from shortlist.ranking.schedules import Schedule
 from shortlist.ranking.simix import SiMix, VirtualBatch
 from shortlist.ranking.tail import LinearTail
 from shortlist.ranking.tiles import Engine, Ranks
@@ -85,7 +84,7 @@ class SmoothAPLoss(RankingLoss):
 
     def __init__(
         self,
-        similarity_temperature: float | Schedule = 0.01,
+        similarity_temperature: float = 0.01,
         simix: SiMix | None = None,
         count_query: bool = False,
         engine: Engine | None = None,

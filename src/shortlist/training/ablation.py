@@ -13,7 +13,7 @@ from typing import Any
 from pydantic import BaseModel
 
 from shortlist.config import CONFIG_KEYS, RunConfig, validate_config
-from shortlist.config.schema import OWN_LOSSES, LossConfig
+from shortlist.config.schema import OWN_LOSSES
 from shortlist.data import Catalog
 from shortlist.errors import ConfigError, Interrupted, RunError, check_known, translate_arguments
 from shortlist.evaluation import Evaluation
@@ -232,7 +232,8 @@ def case_config(config: RunConfig, study: Study, case: Case, power: float = 0.0)
         power: Exponent of the batch size in the learning rate.
     """
     method = METHODS[case.method]
-    loss = {**_settings_for(config.loss, method["name"]), **method}
+    shared = {*OWN_LOSSES[method["name"]], "plus"}  # settings of the recipe that apply to the method, too
+    loss = {**config.loss.model_dump(mode="json", include=shared), **method}
     changes = [f"loss={json.dumps(loss)}", f"{study.key}={case.value}", f"training.seed={case.seed}"]
     values, where = config.model_dump(mode="json"), f"{case} of {config.name}"
     if power:
@@ -243,14 +244,6 @@ def case_config(config: RunConfig, study: Study, case: Case, power: float = 0.0)
             )
         changes.append(f"optimizer.lr={config.optimizer.lr * (now / before) ** power}")
     return validate_config(values, where, [*changes, "evaluation.before=false"])
-
-
-def _settings_for(loss: LossConfig, name: str) -> dict[str, Any]:
-    """Return the settings of a loss that the loss `name` has as well."""
-    settings = loss.model_dump(mode="json", include={*OWN_LOSSES[name], "plus"})
-    if name != "recall_at_k":
-        settings["start"] |= {"rank_temperature": None, "k_factor": None}
-    return settings
 
 
 def _check_same(folder: Path, facts: dict[str, Any]) -> None:
