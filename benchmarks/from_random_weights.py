@@ -31,7 +31,6 @@ CASES = {
     "batch 1928": (LARGE,),
     "rank temperature auto": (LARGE, AUTO),
     "rank temperature from 500": (LARGE, "loss.start.rank_temperature=500"),
-    "k from 60 times": (LARGE, "loss.start.k_factor=60"),
     "auto, linear tail": (LARGE, AUTO, "loss.tail={}"),
     "calibration": (LARGE, "loss.plus=[{name: calibration, weight: 1}]"),
     "proxies": (
@@ -39,7 +38,6 @@ CASES = {
         "loss.plus=[{name: pml.NormalizedSoftmaxLoss, weight: 0.1}]",
         "optimizer.parts.loss={lr_multiplier: 10, weight_decay: 0}",
     ),
-    "batch 256, memory 1672": ("loss.memory.size=1672", AUTO),
 }
 
 

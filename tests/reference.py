@@ -44,30 +44,13 @@ def rank(similarity: Tensor, x: int, database: Sequence[int], step: Step, exact:
     return 1 + sum((steps[z](similarity[z] - similarity[x]) for z in steps), 0 * similarity[x])
 
 
-def databases(
-    labels: Sequence[int | frozenset[int]] | Tensor, count_query: bool = False, queries: int | None = None
-) -> list[tuple[list[int], list[int]]]:
+def databases(labels: Sequence[set[int]] | Tensor, count_query: bool = False) -> list[tuple[list[int], list[int]]]:
     """For each query of a batch: its database (the batch without it, or with it) and its positives.
 
-    An item with two labels is a mixture. Queries of either label ignore it, and it has no positives. If only the first
-    items are `queries`, the others are in the database only. Items with several labels: see `databases_of_label_sets`.
+    An item has one label, or a set of them. Positives share a label.
     """
-    if len(labels) and isinstance(labels[0], set):
-        return databases_of_label_sets(labels, count_query)
     items = range(len(labels))
-    sets = [each if isinstance(each, frozenset) else frozenset((int(each),)) for each in labels]
-    return [
-        (
-            [z for z in items if (z != q or count_query) and (sets[z] == sets[q] or not sets[z] & sets[q])],
-            [x for x in items if x != q and sets[x] == sets[q] and len(sets[q]) == 1],
-        )
-        for q in range(len(labels) if queries is None else queries)
-    ]
-
-
-def databases_of_label_sets(sets: Sequence[set[int]], count_query: bool = False) -> list[tuple[list[int], list[int]]]:
-    """The same for items with several labels, whose positives share at least one of them."""
-    items = range(len(sets))
+    sets = [each if isinstance(each, set) else {int(each)} for each in labels]
     return [
         ([z for z in items if z != q or count_query], [x for x in items if x != q and sets[x] & sets[q]]) for q in items
     ]
@@ -76,16 +59,6 @@ def databases_of_label_sets(sets: Sequence[set[int]], count_query: bool = False)
 def label_sets_with_virtual(sets: Sequence[set[int]], pairs: Tensor) -> list[set[int]]:
     """A mixture of two items has the labels that both have."""
     return [*sets, *(sets[x] & sets[z] for x, z in pairs.tolist())]
-
-
-Memory = tuple[Tensor, Tensor]
-
-
-def with_memory(embeddings: Tensor, labels: Tensor, memory: Memory | None) -> tuple[Tensor, Tensor]:
-    """The database of a batch and a memory, whose items are constants."""
-    if memory is None:
-        return embeddings, labels
-    return torch.cat((embeddings, memory[0].detach())), torch.cat((labels, memory[1]))
 
 
 def mean_over_queries(losses: list[Tensor], vectors: Tensor) -> Tensor:
@@ -102,12 +75,11 @@ def recall_at_k_loss(
     count_query: bool = False,
     clip: bool = True,
     tail: Step | None = None,
-    memory: Memory | None = None,
 ) -> Tensor:
     """Equations 5 to 7, with the division by min(k, |P|) and the clip at k that the text below them adds."""
     inside = sigmoid(rank_temperature)
     losses = []
-    for ranks in ranks_of_positives(embeddings, labels, similarity_temperature, count_query, tail, memory):
+    for ranks in ranks_of_positives(embeddings, labels, similarity_temperature, count_query, tail):
         by_k = []
         for cut in k:
             found = sum(inside(cut - each) for each in ranks)
@@ -119,19 +91,17 @@ def recall_at_k_loss(
 
 def ranks_of_positives(
     embeddings: Tensor,
-    labels: Sequence[int | frozenset[int]] | Tensor,
+    labels: Sequence[set[int]] | Tensor,
     similarity_temperature: float = 0.01,
     count_query: bool = False,
     tail: Step | None = None,
-    memory: Memory | None = None,
     among: bool = False,
     query_is_positive: bool = False,
 ) -> list[list[Tensor]]:
     """The smooth ranks of the positives of each query that has any, in its database or only `among` the positives."""
-    vectors, all_labels = with_memory(embeddings, labels, memory)
     step, found = tail or sigmoid(similarity_temperature), []
-    for q, (database, positives) in enumerate(databases(all_labels, count_query, queries=len(labels))):
-        similarity = torch.stack([embeddings[q] @ vectors[z] for z in range(len(vectors))])
+    for q, (database, positives) in enumerate(databases(labels, count_query)):
+        similarity = torch.stack([embeddings[q] @ each for each in embeddings])
         positives = positives + [q] * query_is_positive
         ranked, exact = positives if among else database, positives if tail else ()
         if positives:
@@ -261,11 +231,6 @@ def with_virtual(embeddings: Tensor, labels: Tensor, pairs: Tensor, alphas: Tens
     """The batch and its virtual examples, which are computed: v = alpha x + (1 - alpha) z, equation 8."""
     built = [alpha * embeddings[x] + (1 - alpha) * embeddings[z] for (x, z), alpha in zip(pairs, alphas, strict=True)]
     return torch.stack([*embeddings, *built]), torch.cat((labels, labels[pairs[:, 0]]))
-
-
-def labels_with_virtual(labels: Tensor, pairs: Tensor) -> list[frozenset[int]]:
-    """The label of each item, or the two labels of a mixture."""
-    return [frozenset((int(each),)) for each in labels] + [frozenset(labels[pair].tolist()) for pair in pairs]
 
 
 def all_pairs_of_positives(labels: Tensor) -> set[tuple[int, int]]:

@@ -27,7 +27,11 @@ from tests.training.runs import FASTEST_MODEL, class_folders, config, records
 # Everything that a checkpoint holds besides the weights: a moving average, a memory, and the state of mixed precision.
 TRAININGS = {
     "simix": ["loss.simix=true", "training.ema=0.7", "training.checkpoint_every=2"],
-    "memory": ["loss.memory={size: 12}", "training.precision=bfloat16", "training.checkpoint_every=1"],
+    "memory": [
+        "loss={name: pml.ContrastiveLoss, memory: {size: 12}}",
+        "training.precision=bfloat16",
+        "training.checkpoint_every=1",
+    ],
 }
 FEW = ["training.epochs=null", "training.steps=3", "optimizer.name=sgd"]
 SPACE = "optimizer.lr: [1e-3, 2e-3]\n"

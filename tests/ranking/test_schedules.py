@@ -1,9 +1,8 @@
-"""Settings that change during training, and the rank temperature that follows the median rank."""
+"""A rank temperature that changes during training, and one that follows the median rank."""
 
 from __future__ import annotations
 
 import math
-from typing import Any
 
 import pytest
 import torch
@@ -12,17 +11,14 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from shortlist.ranking import (
-    EmbeddingMemory,
     Engine,
     LinearTail,
     MedianRank,
     RecallAtKLoss,
     Schedule,
     SiMix,
-    SmoothAPLoss,
     median_rank,
     recall_at_k_loss,
-    smooth_ap_loss,
 )
 from tests import reference
 from tests.ranking.losses import assert_same, clusters, unit, value_and_gradient
@@ -52,47 +48,28 @@ def test_bad_schedules() -> None:
 EMBEDDINGS, LABELS = unit(12, 4), torch.arange(12) // 4
 
 
-def at(loss: RecallAtKLoss | SmoothAPLoss, progress: float) -> tuple[Tensor, Tensor]:
+def at(loss: RecallAtKLoss, progress: float) -> tuple[Tensor, Tensor]:
     loss.progress = progress
     return value_and_gradient(loss, EMBEDDINGS, LABELS)
 
 
 @pytest.mark.parametrize("progress", [0.0, 0.1, 0.25, 0.5, 0.9])
-def test_schedules_of_all_three_settings(progress: float) -> None:
-    loss = RecallAtKLoss(
-        (1, 2), Schedule(50, 1), Schedule(0.4, 0.01, until=0.8), k_factor=Schedule(5, 1, until=0.2), simix=None
-    )
-    factor = reference.schedule(5, 1, 0.2, progress)
-    want = value_and_gradient(
-        reference.recall_at_k_loss,
-        EMBEDDINGS,
-        LABELS,
-        k=[round(factor), round(2 * factor)],
-        rank_temperature=reference.schedule(50, 1, 0.5, progress),
-        similarity_temperature=reference.schedule(0.4, 0.01, 0.8, progress),
-    )
-    assert_same(at(loss, progress), want)
+def test_a_scheduled_rank_temperature(progress: float) -> None:
+    temperature = reference.schedule(50, 2, 0.8, progress)
+    want = value_and_gradient(reference.recall_at_k_loss, EMBEDDINGS, LABELS, (1, 2), temperature)
+    assert_same(at(RecallAtKLoss((1, 2), Schedule(50, 2, until=0.8)), progress), want)
 
 
 def test_the_loss_at_the_end_is_that_of_the_paper() -> None:
-    loss = RecallAtKLoss(
-        rank_temperature=Schedule(50, 1), similarity_temperature=Schedule(1, 0.01), k_factor=Schedule(9, 1)
-    )
+    loss = RecallAtKLoss(rank_temperature=Schedule(50, 1))
     want = value_and_gradient(recall_at_k_loss, EMBEDDINGS, LABELS)
     assert_same(at(loss, 0.5), want, 0)
     assert (at(loss, 0.3)[1] - want[1]).abs().max() > 1e-6  # the control
-    average = SmoothAPLoss(Schedule(1, 0.01))
-    assert_same(at(average, 1.0), value_and_gradient(smooth_ap_loss, EMBEDDINGS, LABELS), 0)
 
 
 def test_the_progress_must_be_set() -> None:
-    for loss in (
-        RecallAtKLoss(k_factor=Schedule(2, 1)),
-        SmoothAPLoss(Schedule(1, 0.01)),
-        RecallAtKLoss(1, Schedule(2, 1)),
-    ):
-        with pytest.raises(ValueError, match=r"set its attribute `progress` to the share of training"):
-            loss(EMBEDDINGS, LABELS)
+    with pytest.raises(ValueError, match=r"set its attribute `progress` to the share of training"):
+        RecallAtKLoss(1, Schedule(2, 1))(EMBEDDINGS, LABELS)
     RecallAtKLoss()(EMBEDDINGS, LABELS)
 
 
@@ -119,11 +96,9 @@ def test_the_temperature_follows_the_median_rank(
 
 
 def test_the_median_is_that_of_the_ranks_that_the_loss_uses() -> None:
-    """With a memory and with virtual examples, there are more ranks."""
+    """With virtual examples, there are more ranks."""
     embeddings, labels = clusters(10, 4, 2.0), torch.arange(40) // 4
     plain = median_rank(embeddings, labels)
-    memory = unit(200, 16, seed=9), torch.arange(200)
-    assert median_rank(embeddings, labels, memory=memory) > 2 * plain
     virtual = SiMix(torch.Generator().manual_seed(0))(labels)
     assert median_rank(embeddings, labels, virtual=virtual) != plain
 
@@ -148,6 +123,8 @@ def test_without_positives() -> None:
 
 
 def test_repr() -> None:
-    loss: Any = RecallAtKLoss(1, MedianRank(), k_factor=Schedule(2, 1), memory=EmbeddingMemory(5, 3), tail=LinearTail())
-    for part in ("MedianRank(share=0.5, end=1.0)", "k_factor=Schedule(start=2.0", "size=5, dim=3", "LinearTail(slope="):
+    loss = RecallAtKLoss(1, MedianRank(), tail=LinearTail())
+    for part in (", rank_temperature=MedianRank(share=0.5, end=1.0)", "tail=LinearTail(slope="):
         assert part in repr(loss)
+    assert ", rank_temperature=Schedule(start=9.0, end=1.0, until=0.5)" in repr(RecallAtKLoss(1, Schedule(9, 1)))
+    assert ", rank_temperature=" not in repr(RecallAtKLoss(1)).replace("RecallHead(k=(1,), rank_temperature=1.0)", "")

@@ -9,9 +9,8 @@ import torch
 from torch import Tensor
 from torch.nn.functional import normalize
 
-from shortlist.ranking import RecallAtKLoss, SiMix, VirtualBatch, query_scores, recall_at_k_loss, smooth_ap_loss
+from shortlist.ranking import SiMix, VirtualBatch, query_scores, recall_at_k_loss, smooth_ap_loss
 from shortlist.ranking.calibration import calibration_loss
-from shortlist.ranking.embedding_memory import EmbeddingMemory
 from tests import reference, reference_metrics
 
 K = (1, 2, 4)
@@ -96,11 +95,7 @@ def test_a_one_hot_matrix_is_not_taken_for_labels() -> None:
         recall_at_k_loss(vectors(4, 0), one_hot, K)
 
 
-def test_what_needs_one_label() -> None:
+def test_virtual_pairs_must_share_a_label() -> None:
     labels, points = padded(label_sets(6, 0)), vectors(6, 0).float()
-    with pytest.raises(ValueError, match="A memory needs items with one label each"):
-        RecallAtKLoss(K, memory=EmbeddingMemory(8, 5))(points, labels)
-    with pytest.raises(ValueError, match="Virtual negatives need items with one label each"):
-        RecallAtKLoss(K, simix=SiMix(negatives=1))(points, labels)
     with pytest.raises(ValueError, match="Virtual pair 0 mixes two labels"):
         recall_at_k_loss(points, labels, K, virtual=VirtualBatch(torch.tensor([[0, 5]]), torch.tensor([0.5])))

@@ -30,7 +30,7 @@ from shortlist.batches.large_batch import LargeBatchStep
 from shortlist.distributed import ProcessLostError, SeveralProcesses
 from shortlist.errors import DataError
 from shortlist.pytorch_metric_learning import CrossBatchMemory
-from shortlist.ranking import BinnedAPLoss, CalibrationLoss, CombinedLoss, EmbeddingMemory, MedianRank
+from shortlist.ranking import BinnedAPLoss, CalibrationLoss, CombinedLoss, MedianRank
 from tests.batches.steps import (
     CLASSES,
     DIMENSIONS,
@@ -98,7 +98,6 @@ CASES = {
     "smooth ap": Case(partial(SmoothAPLoss, TEMPERATURE), 7, "transformer", sizes=SIZES),
     "median rank": Case(partial(RecallAtKLoss, (1, 2), MedianRank(), TEMPERATURE), 3),
     "simix": Case(partial(wide_recall, simix=SiMix()), 6, number=19, sizes=SIZES),
-    "simix, negatives": Case(partial(wide_recall, simix=SiMix(alphas=2, negatives=1)), 3),
     "binned ap": Case(BinnedAPLoss, 6),
     "proxies": Case(Proxies, 6),
     "proxy anchor": Case(partial(losses.ProxyAnchorLoss, CLASSES, DIMENSIONS), 7, steps=2, sizes=SIZES),
@@ -106,8 +105,8 @@ CASES = {
     "sum": Case(lambda: CombinedLoss(recall(), (Proxies(), 0.5), (CalibrationLoss(), 0.2)), 6),
     "projected": Case(Projected, 6),
     "decayed": Case(Decayed, 6),
-    "memory": Case(lambda: wide_recall(memory=EmbeddingMemory(45, DIMENSIONS)), 6, steps=3, sizes=SIZES),
-    "memory of the library": Case(lambda: CrossBatchMemory(losses.ContrastiveLoss(), DIMENSIONS, 45), 6, steps=3),
+    "memory": Case(lambda: CrossBatchMemory(wide_recall(), DIMENSIONS, 45), 6, steps=3, sizes=SIZES),
+    "memory of another loss": Case(lambda: CrossBatchMemory(losses.ContrastiveLoss(), DIMENSIONS, 45), 6, steps=3),
 }
 RANDOM = [name for name, case in CASES.items() if "dropout" in case.model or case.model == "transformer"]
 

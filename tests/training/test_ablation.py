@@ -100,9 +100,8 @@ def test_a_method_changes_only_what_defines_it() -> None:
         for base, (method, defining) in itertools.product((whole, chosen), METHODS.items()):
             before = base.model_dump(mode="json")
             after = case_config(base, STUDIES["batch-size"], Case(method, "auto", 3)).model_dump(mode="json")
-            assert defining.keys() <= {"name", "simix", "simix_alphas", "simix_negatives"}
+            assert defining.keys() <= {"name", "simix"}
             kept = OWN_LOSSES[defining["name"]]  # settings of the recipe that the loss of the method has, too
-            kept = kept - {"memory"} if base.loss.pml_class else kept
             changes = {
                 "batch": {"size": "auto"},
                 "training": {"seed": 3},
@@ -112,15 +111,14 @@ def test_a_method_changes_only_what_defines_it() -> None:
             assert after == {**before, **{name: {**before[name], **change} for name, change in changes.items()}}
 
 
-def test_a_memory_and_a_start_are_kept_where_a_method_has_them() -> None:
-    start = "loss.start={rank_temperature: 4, similarity_temperature: 0.1}"
-    given = open_recipe("glyphs", ["loss.simix=false", "loss.memory={size: 4096}", start])
-    rsk, sap = (case_config(given, STUDIES["batch-size"], Case(method, "16", 0)).loss for method in ("RS@k", "SAP"))
-    assert rsk.memory == sap.memory == given.loss.memory is not None
-    assert rsk.start == given.loss.start
-    assert (sap.start.rank_temperature, sap.start.similarity_temperature) == (None, 0.1)
-    with pytest.raises(ConfigError, match=r"mutually exclusive: omit RS@k \+ SiMix with --methods 'RS@k,SAP'"):
-        case_config(given, STUDIES["batch-size"], Case("RS@k + SiMix", "16", 0))
+def test_a_start_is_kept_where_a_method_has_it() -> None:
+    given = open_recipe("glyphs", ["loss.start={rank_temperature: 4}"])
+    rsk, simix, sap = (case_config(given, STUDIES["batch-size"], Case(method, "16", 0)).loss for method in METHODS)
+    assert rsk.start == simix.start == given.loss.start is not None
+    assert sap.start is None
+
+
+def test_the_memory_of_another_loss_is_left_out() -> None:
     contrastive = open_recipe("glyphs", ["loss={name: pml.ContrastiveLoss, memory: {size: 4096}}"])
     assert case_config(contrastive, STUDIES["batch-size"], Case("RS@k", "16", 0)).loss.memory is None
 

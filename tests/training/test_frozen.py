@@ -328,8 +328,9 @@ def test_the_estimate() -> None:
 
 
 def test_measuring_a_step_changes_nothing(images: Path) -> None:
-    chosen = config(images, *FROZEN, "loss.simix=false", "loss.memory={size: 6}")
-    learner, state = Learner(chosen, torch.device("cpu")), torch.get_rng_state()
+    chosen = config(images, *FROZEN, "loss={name: pml.ContrastiveLoss, memory: {size: 6}}")
+    plan = make_plan(chosen, Display())
+    learner, state = Learner(chosen, torch.device("cpu"), plan.classes), torch.get_rng_state()
     before = {name: each.clone() for name, each in learner.state(0).tensors.items()}
     durations = [
         10.0,
@@ -337,8 +338,7 @@ def test_measuring_a_step_changes_nothing(images: Path) -> None:
         *[2.5] * (MEASURED_STEPS - 1),
     ]  # of preparations, of a step that had to wait, of the others
     clock = iter(time for duration in durations for time in (100.0, 100.0 + duration))
-    labels = make_plan(chosen, Display()).first_labels()
-    assert seconds_per_step(learner, labels, clock=lambda: next(clock)) == 2.5
+    assert seconds_per_step(learner, plan.first_labels(), clock=lambda: next(clock)) == 2.5
     assert same_weights(before, learner.state(0).tensors)
     assert torch.equal(torch.get_rng_state(), state)
 

@@ -113,7 +113,7 @@ class TestOurs:
             (["loss.name=smooth_ap", "loss.bins=7"], "loss: bins has no effect with smooth_ap"),
             (["loss.name=binned_ap", "loss.margin=0.3"], "loss: margin has no effect with binned_ap"),
             (["loss.args.alpha=1"], "loss: args has no effect with recall_at_k"),
-            (["loss.name=binned_ap", "loss.memory.size=9"], "loss: memory has no effect with binned_ap"),
+            (["loss.memory.size=9"], "loss: memory has no effect with recall_at_k"),
             (["loss.name=smoothap"], "loss.name: unknown loss; did you mean 'smooth_ap'?"),
             (["loss.name=MultiSimilarityLoss"], "write for example pml.MultiSimilarityLoss"),
             (["loss.name=pml."], "write for example pml.MultiSimilarityLoss"),
@@ -429,7 +429,7 @@ class TestLearner:
         "settings",
         [
             (*MEMORY, "loss.miner.name=PairMarginMiner"),
-            ("loss.memory.size=10", "loss.plus=[{name: pml.ProxyNCALoss, weight: 0.5}]"),
+            (*MEMORY, "loss.plus=[{name: pml.ProxyNCALoss, weight: 0.5}]"),
             ("loss.name=pml.DynamicSoftMarginLoss",),  # keeps a histogram
             ("loss.name=pml.MarginLoss", "loss.args={learn_beta: true, num_classes: auto}"),
             ("loss.name=pml.TripletMarginLoss", "loss.miner.name=DistanceWeightedMiner"),  # which is random
@@ -451,7 +451,7 @@ class TestLearner:
         for name, each in one.state(4).tensors.items():
             assert torch.equal(each, other.state(4).tensors[name]), name
 
-    @pytest.mark.parametrize("settings", [MEMORY, ("loss.memory.size=10",), ("loss.name=pml.ProxyNCALoss",)], ids=str)
+    @pytest.mark.parametrize("settings", [MEMORY, ("loss.name=pml.ProxyNCALoss",)], ids=str)
     def test_without_the_state_of_the_loss_it_continues_differently(self, settings: tuple[str, ...]) -> None:
         """Negative control."""
         one, other = (Learner(config(*settings), CPU, CLASSES) for _ in range(2))
@@ -490,13 +490,12 @@ class TestLearner:
         assert torch.equal(next(still.loss.parameters()), before)
 
     @pytest.mark.filterwarnings("ignore:Out of memory")
-    @pytest.mark.parametrize("memory", [MEMORY, ("loss.memory.size=10", "loss.rank_temperature=5")], ids=str)
     @pytest.mark.parametrize("rewinds", [True, False])
     def test_a_step_repeated_after_out_of_memory_is_in_the_memory_once(
-        self, memory: tuple[str, ...], rewinds: bool, monkeypatch: pytest.MonkeyPatch
+        self, rewinds: bool, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         """The third stage fails once, so the step is repeated; the memory must not contain its first attempt."""
-        settings = (*memory, "batch.keep_graphs=false")
+        settings = (*MEMORY, "batch.keep_graphs=false")
         plain, failing = (Learner(config(*settings), CPU, CLASSES) for _ in range(2))
         if not rewinds:  # negative control
             monkeypatch.setattr(failing, "_rewind_loss", lambda: None)

@@ -17,7 +17,6 @@ from shortlist.ranking import (
     MedianRank,
     RecallAtKLoss,
     Schedule,
-    SmoothAPLoss,
 )
 from shortlist.training import loop
 from shortlist.training import resume_run as resume
@@ -40,33 +39,25 @@ def build(*overrides: str) -> nn.Module:
 def test_by_default_nothing_changes() -> None:
     loss = build()
     assert isinstance(loss, RecallAtKLoss)
-    assert (loss.rank_temperature, loss.similarity_temperature, loss.k_factor) == (1.0, 0.01, 1.0)
-    assert (loss.tail, loss.memory, loss.simix) == (None, None, None)
+    assert (loss.rank_temperature, loss.similarity_temperature) == (1.0, 0.01)
+    assert (loss.tail, loss.simix) == (None, None)
     assert loss.head.k == (1, 2, 4, 8, 16)
 
 
-def test_values_at_the_start() -> None:
-    start = "loss.start={rank_temperature: 500, similarity_temperature: 0.1, k_factor: 8, until: 0.25}"
-    loss = build(start, "loss.rank_temperature=2")
+def test_the_temperature_at_the_start() -> None:
+    loss = build("loss.start={rank_temperature: 500, until: 0.25}", "loss.rank_temperature=2")
     assert isinstance(loss, RecallAtKLoss)
     assert loss.rank_temperature == Schedule(500, 2, 0.25)
-    assert loss.similarity_temperature == Schedule(0.1, 0.01, 0.25)
-    assert loss.k_factor == Schedule(8, 1, 0.25)
-    average = build("loss.name=smooth_ap", "loss.start.similarity_temperature=0.1")
-    assert isinstance(average, SmoothAPLoss)
-    assert average.similarity_temperature == Schedule(0.1, 0.01, 0.5)
+    half = build("loss.start.rank_temperature=500")
+    assert isinstance(half, RecallAtKLoss)
+    assert half.rank_temperature == Schedule(500, 1, 0.5)
 
 
 def test_the_other_settings() -> None:
-    loss = build("loss.rank_temperature=auto", "loss.tail={slope: 50}", "loss.memory.size=9")
+    loss = build("loss.rank_temperature=auto", "loss.tail={slope: 50}")
     assert isinstance(loss, RecallAtKLoss)
     assert loss.rank_temperature == MedianRank()
     assert loss.tail == LinearTail(50.0, 0.05)
-    assert loss.memory is not None
-    assert loss.memory.embeddings.shape == (9, 8)
-    mixed = build("loss.simix=true", "loss.simix_alphas=3", "loss.simix_negatives=2")
-    assert isinstance(mixed, RecallAtKLoss)
-    assert repr(mixed.simix) == "SiMix(alphas=3, negatives=2)"
 
 
 def test_losses_that_are_added() -> None:
@@ -87,28 +78,39 @@ def test_losses_that_are_added() -> None:
 @pytest.mark.parametrize(
     ("overrides", "message"),
     [
-        (["loss.name=smooth_ap", "loss.start.k_factor=2"], "start.k_factor have no effect with smooth_ap; remove them"),
-        (["loss.rank_temperature=auto", "loss.start.rank_temperature=9"], "no effect with rank_temperature: auto"),
+        (["loss.name=smooth_ap", "loss.start.rank_temperature=9"], "loss: start has no effect with smooth_ap"),
+        (
+            ["loss.rank_temperature=auto", "loss.start.rank_temperature=9"],
+            "start has no effect with rank_temperature: auto",
+        ),
         (["loss.name=binned_ap", "loss.start.rank_temperature=9"], "loss: start has no effect with binned_ap"),
         (["loss.name=binned_ap", "loss.tail={}"], "loss: tail has no effect with binned_ap"),
         (
             ["loss.name=binned_ap", "loss.plus=[{name: smooth_ap, bins: 9, weight: 1}]"],
             "bins has no effect with smooth",
         ),
-        (["loss.simix_alphas=2"], "loss: simix_alphas has no effect with simix: false"),
-        (["loss.simix=true", "loss.memory.size=9"], "loss: simix and memory are mutually exclusive"),
         (["loss.start.until=0"], "loss.start.until: should be greater than 0"),
+        (["loss.start.until=0.3"], "loss.start.rank_temperature: is required"),
         (["loss.tail.slop=0"], "loss.tail.slop: unknown key; did you mean 'slope'?"),
         (["loss.rank_temperature=adaptive"], "loss.rank_temperature: should be"),
         (["loss.plus=[{name: calibration}]"], "loss.plus.0.weight: is required"),
         (["loss.plus=[{name: calibration, weight: 0}]"], "loss.plus.0.weight: should be greater than 0"),
-        (["loss.plus=[{name: smooth_ap, weight: 1, memory: {size: 5}}]"], "memory.size 5 is smaller than batch.size 6"),
+        (
+            ["loss.plus=[{name: pml.ContrastiveLoss, weight: 1, memory: {size: 5}}]"],
+            "memory.size 5 is smaller than batch.size 6",
+        ),
     ],
 )
 def test_what_a_config_refuses(overrides: list[str], message: str) -> None:
     with pytest.raises(ConfigError) as error:
         settings(*overrides)
     assert message in str(error.value)
+
+
+@pytest.mark.parametrize("key", ["simix_alphas", "simix_negatives", "start.k_factor", "start.similarity_temperature"])
+def test_keys_of_earlier_versions_are_unknown(key: str) -> None:
+    with pytest.raises(ConfigError, match=rf"\n  loss\.{key}: unknown key; "):
+        settings("loss.start.rank_temperature=9", f"loss.{key}=2")
 
 
 def test_mistakes_in_an_added_loss_are_found_there() -> None:
@@ -118,8 +120,8 @@ def test_mistakes_in_an_added_loss_are_found_there() -> None:
         build("loss.plus=[{name: pml.MultiSimilarityLoss, weight: 1, args: {alpa: 2}}]")
 
 
-def test_every_ranking_loss_of_a_sum_learns_the_progress() -> None:
-    plus = "loss.plus=[{name: smooth_ap, weight: 1, start: {similarity_temperature: 1}}]"
+def test_every_loss_of_a_sum_learns_the_progress() -> None:
+    plus = "loss.plus=[{name: recall_at_k, weight: 1, start: {rank_temperature: 9}}]"
     learner = Learner(read_config(RECIPE, "tiny", [plus]), torch.device("cpu"), torch.arange(4))
     images = torch.randint(256, (6, 3, 32, 32), dtype=torch.uint8)
     learner.train_step(0, iter([images]), torch.tensor([0, 0, 0, 1, 1, 1]), 1.0, progress=0.25)
@@ -128,9 +130,9 @@ def test_every_ranking_loss_of_a_sum_learns_the_progress() -> None:
 
 
 CHANGING = [
-    "loss.start={rank_temperature: 50, similarity_temperature: 0.5, k_factor: 3, until: 0.8}",
-    "loss.memory.size=12",
-    "loss.plus=[{name: recall_at_k, rank_temperature: auto, weight: 0.5}, {name: pml.ProxyNCALoss, weight: 0.1}]",
+    "loss.start={rank_temperature: 50, until: 0.8}",
+    "loss.plus=[{name: recall_at_k, rank_temperature: auto, weight: 0.5}, {name: pml.ProxyNCALoss, weight: 0.1}, "
+    "{name: pml.ContrastiveLoss, memory: {size: 12}, weight: 0.1}]",
 ]
 
 

@@ -241,12 +241,10 @@ class MemoryConfig(Section):
 
 
 class StartConfig(Section):
-    """Values at the start of training, which change geometrically to the values of the loss."""
+    """Rank temperature at the start of training, which changes geometrically to that of the loss."""
 
-    rank_temperature: Positive | None = None  # recall_at_k
-    similarity_temperature: Positive | None = None  # recall_at_k and smooth_ap
-    k_factor: Annotated[Positive, Field(ge=1)] | None = None  # recall_at_k: factor of every k, which decreases to 1
-    until: PositiveFraction = 0.5  # fraction of training after which the values of the loss apply
+    rank_temperature: Positive
+    until: PositiveFraction = 0.5  # fraction of training after which the rank temperature is that of the loss
 
 
 class TailConfig(Section):
@@ -257,10 +255,9 @@ class TailConfig(Section):
 
 
 HEAD_SETTINGS = {"similarity_temperature", "simix", "count_query"}  # settings of a user-defined head
-_RANKING = {*HEAD_SETTINGS, "simix_alphas", "simix_negatives", "start", "tail", "memory"}
 OWN_LOSSES = {  # name -> the settings that have an effect on it
-    "recall_at_k": {"k", "rank_temperature", *_RANKING},
-    "smooth_ap": _RANKING,
+    "recall_at_k": {*HEAD_SETTINGS, "k", "rank_temperature", "start", "tail"},
+    "smooth_ap": {*HEAD_SETTINGS, "tail"},
     "binned_ap": {"bins"},
     "blackbox_ap": {"blackbox_lambda", "margin"},
     "calibration": {"positives_above", "negatives_below"},
@@ -284,12 +281,10 @@ class SingleLossConfig(Section):
     name: Annotated[str, AfterValidator(_known_loss)] = "recall_at_k"  # one of OWN_LOSSES, pml.CLASS, or MODULE:NAME
     k: CutOffs | None = None  # recall_at_k; None: the paper's values, with or without SiMix
     rank_temperature: Positive | Literal["auto"] = 1.0  # recall_at_k; auto: half of the median rank, at least 1
+    start: StartConfig | None = None  # recall_at_k: the rank temperature at the start of training
     similarity_temperature: Positive = 0.01  # recall_at_k and smooth_ap
-    start: StartConfig = StartConfig()  # recall_at_k and smooth_ap
     tail: TailConfig | None = None  # recall_at_k and smooth_ap; {}: with its default values
     simix: bool = False  # recall_at_k and smooth_ap
-    simix_alphas: Count = 1  # virtual examples per pair of positives
-    simix_negatives: NonNegativeInt = 0  # virtual negatives per image
     count_query: bool = False  # recall_at_k and smooth_ap: count the query in ranks, as the release of each does
     bins: Annotated[Count, Field(ge=2)] = 20  # binned_ap: number of bins, as in Revaud et al. 2019
     blackbox_lambda: Positive = 4.0  # blackbox_ap: size of the perturbation of the scores
@@ -298,7 +293,7 @@ class SingleLossConfig(Section):
     negatives_below: Number = 0.6  # calibration: maximum similarity of negatives
     args: Arguments = {}  # pml.CLASS and MODULE:NAME: arguments of its constructor
     miner: NamedConfig | None = None  # pml.CLASS
-    memory: MemoryConfig | None = None  # pml.CLASS, and recall_at_k and smooth_ap without SiMix
+    memory: MemoryConfig | None = None  # pml.CLASS
 
     @property
     def cut_offs(self) -> tuple[int, ...]:
@@ -321,14 +316,8 @@ class SingleLossConfig(Section):
         if self.simix and "simix" not in used:
             raise ValueError(f"simix works with recall_at_k and smooth_ap only, not with {self.name}; remove it")
         self._refuse_unused((key for key in SingleLossConfig.model_fields if key not in {"name", *used}), self.name)
-        if not self.simix:
-            self._refuse_unused(("simix_alphas", "simix_negatives"), "simix: false")
-        elif self.memory is not None:
-            raise ValueError("simix and memory are mutually exclusive; remove one")
-        if self.name != "recall_at_k" and (self.start.rank_temperature or self.start.k_factor):
-            raise ValueError(f"start.rank_temperature and start.k_factor have no effect with {self.name}; remove them")
-        if self.rank_temperature == "auto" and self.start.rank_temperature:
-            raise ValueError("start.rank_temperature has no effect with rank_temperature: auto; remove one")
+        if self.rank_temperature == "auto":
+            self._refuse_unused(["start"], "rank_temperature: auto")
         return self
 
 

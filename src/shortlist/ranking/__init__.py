@@ -4,13 +4,12 @@ from shortlist.ranking.binned_ap import BinnedAPLoss, binned_ap_loss
 from shortlist.ranking.blackbox_ap import BlackboxAPLoss, blackbox_ap_loss
 from shortlist.ranking.calibration import CalibrationLoss, calibration_loss
 from shortlist.ranking.combined import CombinedLoss
-from shortlist.ranking.embedding_memory import EmbeddingMemory
 from shortlist.ranking.listwise import Lists, ListwiseLoss, ListwiseResult, listwise_loss
 from shortlist.ranking.losses import RankingLoss, ranking_loss
 from shortlist.ranking.metrics import QueryScores, query_scores, retrieval_metrics
 from shortlist.ranking.recall import RecallAtKLoss, RecallHead, median_rank, recall_at_k_loss
 from shortlist.ranking.schedules import MedianRank, Schedule
-from shortlist.ranking.simix import SiMix, VirtualBatch, VirtualBatchWithNegatives
+from shortlist.ranking.simix import SiMix, VirtualBatch
 from shortlist.ranking.smooth_ap import SmoothAPHead, SmoothAPLoss, smooth_ap_loss
 from shortlist.ranking.tail import LinearTail
 from shortlist.ranking.tiles import Engine, Head, Ranks
@@ -20,7 +19,6 @@ __all__ = [
     "BlackboxAPLoss",
     "CalibrationLoss",
     "CombinedLoss",
-    "EmbeddingMemory",
     "Engine",
     "Head",
     "LinearTail",
@@ -38,7 +36,6 @@ __all__ = [
     "SmoothAPHead",
     "SmoothAPLoss",
     "VirtualBatch",
-    "VirtualBatchWithNegatives",
     "binned_ap_loss",
     "blackbox_ap_loss",
     "calibration_loss",

@@ -109,12 +109,5 @@ def check_temperature(value: float, name: str) -> float:
 
 def check_tile_size(tile_size: int | None) -> None:
     """Require a positive integer, or None for an automatic tile size."""
-    if tile_size is not None:
-        check_count(tile_size, "tile_size")
-
-
-def check_count(value: int, name: str, least: int = 1) -> int:
-    """Require an integer of at least `least`, and return it."""
-    if not isinstance(value, Integral) or value < least:
-        raise ValueError(f"{name} must be at least {least}, got {value}")
-    return int(value)
+    if tile_size is not None and (not isinstance(tile_size, Integral) or tile_size < 1):
+        raise ValueError(f"tile_size must be at least 1, got {tile_size}")

@@ -10,14 +10,12 @@ import torch
 from torch import Tensor, nn
 
 from shortlist.ranking.batch_warnings import warn_if_not_normalised, warn_without_positives
-from shortlist.ranking.embedding_memory import EmbeddingMemory
 from shortlist.ranking.inputs import check_database, check_temperature, check_vectors
 from shortlist.ranking.precision import computed_dtype, full_precision
-from shortlist.ranking.relevance import CountQuery, ListedPairs, Relevance, SameLabel, SharedLabel, label_relevance
-from shortlist.ranking.schedules import Schedule, check_setting, current_value
+from shortlist.ranking.relevance import CountQuery, ListedPairs, Relevance, label_relevance
 from shortlist.ranking.sharing import current_sharing
 from shortlist.ranking.similarities import DotProducts, MixedProducts, Similarities
-from shortlist.ranking.simix import SiMix, VirtualBatch, VirtualBatchWithNegatives
+from shortlist.ranking.simix import SiMix, VirtualBatch
 from shortlist.ranking.tail import LinearTail
 from shortlist.ranking.tiles import Engine, Head
 
@@ -49,7 +47,6 @@ def ranking_loss(
     indices_tuple: IndicesTuple | None = None,
     ref_emb: Tensor | None = None,
     ref_labels: Tensor | None = None,
-    memory: tuple[Tensor, Tensor] | None = None,
     tail: LinearTail | None = None,
     engine: Engine | None = None,
 ) -> Tensor:
@@ -71,7 +68,6 @@ def ranking_loss(
         ref_emb: Separate database of shape (N, d). Default: the batch is its own database, and a query is not in its
             own database.
         ref_labels: Labels of the database, of shape (N,).
-        memory: Embeddings of shape (M, d) and their labels, which are added to the database and have no gradient.
         tail: Upper bound of the step function that takes the place of the sigmoid on similarity differences.
         engine: Execution settings. Default: chosen by device and batch size.
 
@@ -84,7 +80,7 @@ def ranking_loss(
     """
     check_temperature(similarity_temperature, "similarity_temperature")
     run = partial((engine or Engine()).run, head, temperature=similarity_temperature, tail=tail)
-    return streamed_loss(run, embeddings, labels, virtual, count_query, indices_tuple, ref_emb, ref_labels, memory)
+    return streamed_loss(run, embeddings, labels, virtual, count_query, indices_tuple, ref_emb, ref_labels)
 
 
 def streamed_loss(
@@ -96,7 +92,6 @@ def streamed_loss(
     indices_tuple: IndicesTuple | None = None,
     ref_emb: Tensor | None = None,
     ref_labels: Tensor | None = None,
-    memory: tuple[Tensor, Tensor] | None = None,
 ) -> Tensor:
     """Check the inputs, and compute the loss by `run`, a pass over all tiles of similarities.
 
@@ -109,27 +104,15 @@ def streamed_loss(
     check_database(embeddings, ref_emb, ref_labels, "ref_emb")
     if count_query and (ref_emb is not None or indices_tuple is not None):
         raise ValueError("count_query needs the batch to be its own database: do not pass ref_emb or indices_tuple")
-    if memory is not None:
-        if any(each is not None for each in (virtual, ref_emb, indices_tuple)):
-            raise ValueError(
-                "A memory enlarges the batch's own database: do not use it with ref_emb, mined pairs or SiMix."
-            )
-        if labels.ndim > 1:
-            raise ValueError("A memory needs items with one label each: do not use it with labels of shape (B, L).")
-        check_database(embeddings, *memory, "memory")
     warn_if_not_normalised(embeddings)
-    relevance: Relevance
-    further = None
     if virtual is not None:
         if ref_emb is not None or indices_tuple is not None:
             raise ValueError("SiMix needs the batch to be its own database: do not pass ref_emb or indices_tuple.")
         virtual.check(labels)
         virtual = virtual._replace(pairs=virtual.pairs.long())
-        relevance = _relevance_with_virtual(labels, virtual, count_query)
-    elif memory is not None and len(memory[1]):
-        relevance = SameLabel(labels, None, count_query, further_labels=memory[1].long())
-        further = memory[0].detach()
-    elif indices_tuple is not None:
+        labels = torch.cat((labels, virtual.shared_labels(labels)))
+    relevance: Relevance
+    if indices_tuple is not None:
         relevance = ListedPairs(indices_tuple, embeddings, embeddings if ref_emb is None else ref_emb)
     else:
         relevance = label_relevance(labels, None if ref_labels is None else ref_labels.long(), count_query)
@@ -139,31 +122,8 @@ def streamed_loss(
         each is not None and each.requires_grad for each in (embeddings, ref_emb)
     )
     bound_run = partial(run, relevance=relevance, backward=backward)
-    loss: Tensor = _StreamedLoss.apply(embeddings, ref_emb, further, virtual, bound_run, backward)
+    loss: Tensor = _StreamedLoss.apply(embeddings, ref_emb, virtual, bound_run, backward)
     return loss
-
-
-def _relevance_with_virtual(labels: Tensor, virtual: VirtualBatch, count_query: CountQuery) -> Relevance:
-    if labels.ndim > 1:
-        return SharedLabel(torch.cat((labels, virtual.shared_labels(labels))), None, count_query)
-    extended, ignored = _extended_labels(labels, virtual)
-    return SameLabel(extended, None, count_query, ignored=ignored)
-
-
-def _extended_labels(labels: Tensor, virtual: VirtualBatch) -> tuple[Tensor, tuple[Tensor, Tensor] | None]:
-    """Return the labels of a batch and its virtual examples, and which examples the queries of a label ignore.
-
-    An example that mixes two labels has a label of its own, so that it has no positives and is not a query.
-    """
-    if not isinstance(virtual, VirtualBatchWithNegatives):
-        return torch.cat((labels, labels[virtual.pairs[:, 0]])), None
-    classes, labels = torch.unique(labels, return_inverse=True)
-    parents = labels[virtual.pairs]  # (V, 2)
-    number = torch.arange(len(parents), device=labels.device)
-    mixed = parents[:, 0] != parents[:, 1]
-    own = torch.where(mixed, len(classes) + number, parents[:, 0])
-    items = (len(labels) + number)[mixed].repeat_interleave(2)
-    return torch.cat((labels, own)), (items, parents[mixed].flatten())
 
 
 class _StreamedLoss(torch.autograd.Function):
@@ -174,17 +134,15 @@ class _StreamedLoss(torch.autograd.Function):
         ctx: Any,
         embeddings: Tensor,
         references: Tensor | None,  # a separate database
-        further: Tensor | None,  # items of the database besides the embeddings, without a gradient
         virtual: VirtualBatch | None,
         run: partial[Tensor],
         backward: bool,
     ) -> Tensor:
-        dtype = computed_dtype(embeddings, references, further)
-        queries = embeddings.to(dtype)
-        database, more = (None if each is None else each.to(dtype) for each in (references, further))
+        dtype = computed_dtype(embeddings, references)
+        queries, database = embeddings.to(dtype), None if references is None else references.to(dtype)
         needed = [backward and each for each in ctx.needs_input_grad[:2]]
         if virtual is None:
-            similarities: DotProducts | MixedProducts = DotProducts(queries, database, more, needs_gradient=needed)
+            similarities: DotProducts | MixedProducts = DotProducts(queries, database, needs_gradient=needed)
         else:
             similarities = MixedProducts(queries, virtual)
         sharing = current_sharing()
@@ -207,7 +165,7 @@ class _StreamedLoss(torch.autograd.Function):
             if scaled is not None and torch.is_grad_enabled():
                 scaled = _OnceDifferentiable.apply(scaled, source)
             results.append(scaled)
-        return *results, None, None, None, None
+        return *results, None, None, None
 
 
 class _OnceDifferentiable(torch.autograd.Function):
@@ -231,36 +189,29 @@ class RankingLoss(nn.Module):
     `CrossBatchMemory` and `DistributedLossWrapper` of that library accept only certain classes. Those in
     `shortlist.pytorch_metric_learning` are accepted, and `metric_loss_class` there derives such a class from your own.
 
-    A loss with a `Schedule` needs the attribute `progress`, the share of training that has passed. Set it before every
-    step; the training loop of shortlist does so.
-
     Args:
         head: Loss as a function of ranks.
-        similarity_temperature: Temperature tau_2 of the sigmoid on similarity differences, or its schedule.
+        similarity_temperature: Temperature tau_2 of the sigmoid on similarity differences.
         simix: Generator of virtual examples for every batch, or None.
         count_query: Whether a query counts in its own ranking; see `ranking_loss`.
         engine: Execution settings. Default: chosen by device and batch size.
         tail: Upper bound of the step function that takes the place of the sigmoid on similarity differences.
-        memory: Embeddings of earlier batches, which are added to the database. In training mode, every batch is stored
-            after its loss has been computed.
     """
 
     def __init__(
         self,
         head: Head,
-        similarity_temperature: float | Schedule,
+        similarity_temperature: float,
         simix: SiMix | None = None,
         count_query: CountQuery = False,
         engine: Engine | None = None,
         *,
         tail: LinearTail | None = None,
-        memory: EmbeddingMemory | None = None,
     ):
         super().__init__()
         self.head, self.simix, self.count_query, self.engine = head, simix, count_query, engine
-        self.similarity_temperature = check_setting(similarity_temperature, "similarity_temperature")
-        self.tail, self.memory = tail, memory
-        self.progress: float | None = None
+        self.similarity_temperature = check_temperature(similarity_temperature, "similarity_temperature")
+        self.tail = tail
 
     def forward(
         self,
@@ -274,20 +225,16 @@ class RankingLoss(nn.Module):
         batch: dict[str, Any] = {
             "embeddings": embeddings,
             "labels": labels,
-            "similarity_temperature": current_value(self.similarity_temperature, self.progress),
+            "similarity_temperature": self.similarity_temperature,
             "virtual": None if self.simix is None else self.simix(labels),
             "count_query": self.count_query,
             "indices_tuple": indices_tuple,
             "ref_emb": ref_emb,
             "ref_labels": ref_labels,
-            "memory": None if self.memory is None else self.memory.items(),
             "tail": self.tail,
             "engine": self.engine,
         }
-        loss = ranking_loss(self.head_for(batch), **batch)
-        if self.memory is not None and self.training:
-            self.memory.store(embeddings, labels)
-        return loss
+        return ranking_loss(self.head_for(batch), **batch)
 
     def head_for(self, batch: Mapping[str, Any]) -> Head:
         """Return the head for a batch, given as the other arguments of `ranking_loss`."""

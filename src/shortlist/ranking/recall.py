@@ -10,12 +10,11 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
-from shortlist.ranking.embedding_memory import EmbeddingMemory
 from shortlist.ranking.inputs import check_k, check_temperature
 from shortlist.ranking.losses import RankingLoss, ranking_loss
 from shortlist.ranking.precision import computed_dtype
 from shortlist.ranking.pruning import flat_from
-from shortlist.ranking.schedules import MedianRank, Schedule, check_setting, current_value
+from shortlist.ranking.schedules import MedianRank, Schedule
 from shortlist.ranking.sharing import current_sharing
 from shortlist.ranking.simix import SiMix, VirtualBatch
 from shortlist.ranking.tail import LinearTail
@@ -65,7 +64,6 @@ def recall_at_k_loss(
     count_query: bool = False,
     engine: Engine | None = None,
     *,
-    memory: tuple[Tensor, Tensor] | None = None,
     tail: LinearTail | None = None,
 ) -> Tensor:
     """Compute the recall@k surrogate loss RS@k of a batch that is its own database.
@@ -80,7 +78,6 @@ def recall_at_k_loss(
         virtual: SiMix's virtual examples.
         count_query: Whether a query competes in its own ranking, as in the authors' released code.
         engine: Execution settings. Default: chosen by device and batch size.
-        memory: Embeddings of shape (M, d) and their labels, which are added to the database and have no gradient.
         tail: Upper bound of the step function that takes the place of the sigmoid of temperature tau_2.
 
     Returns:
@@ -103,7 +100,6 @@ def recall_at_k_loss(
         virtual=virtual,
         count_query=count_query,
         engine=engine,
-        memory=memory,
         tail=tail,
     )
 
@@ -152,10 +148,12 @@ class RecallAtKLoss(RankingLoss):
     For the wrappers `CrossBatchMemory` and `DistributedLossWrapper` of that library, import it from
     `shortlist.pytorch_metric_learning`. See `recall_at_k_loss` and `RankingLoss` for the other arguments.
 
+    A loss with a `Schedule` needs the attribute `progress`, the share of training that has passed. Set it before every
+    step; the training loop of shortlist does so.
+
     Args:
         rank_temperature: Temperature tau_1, its schedule, or `MedianRank()`, which follows the ranks of the batch.
         simix: Generator of virtual examples for every batch, `SiMix()`, or None.
-        k_factor: Factor by which every k is multiplied, or its schedule. The products are rounded.
 
     Example:
         >>> embeddings = torch.nn.functional.normalize(torch.randn(8, 16)).requires_grad_()
@@ -171,32 +169,32 @@ class RecallAtKLoss(RankingLoss):
         self,
         k: int | Sequence[int] = (1, 2, 4, 8, 16),
         rank_temperature: float | Schedule | MedianRank = 1.0,
-        similarity_temperature: float | Schedule = 0.01,
+        similarity_temperature: float = 0.01,
         simix: SiMix | None = None,
         count_query: bool = False,
         engine: Engine | None = None,
         *,
-        k_factor: float | Schedule = 1.0,
         tail: LinearTail | None = None,
-        memory: EmbeddingMemory | None = None,
     ):
         final = rank_temperature.end if isinstance(rank_temperature, Schedule | MedianRank) else rank_temperature
         head = RecallHead(check_k(k), final)
-        super().__init__(head, similarity_temperature, simix, count_query, engine, tail=tail, memory=memory)
+        super().__init__(head, similarity_temperature, simix, count_query, engine, tail=tail)
         self.rank_temperature = rank_temperature
-        self.k_factor = check_setting(k_factor, "k_factor")
+        self.progress: float | None = None
 
     def extra_repr(self) -> str:
-        changing = {"rank_temperature": self.rank_temperature, "k_factor": self.k_factor}
-        shown = [f", {name}={value}" for name, value in changing.items() if not isinstance(value, int | float)]
-        return super().extra_repr() + "".join(shown)
+        changes = isinstance(self.rank_temperature, Schedule | MedianRank)
+        return super().extra_repr() + (f", rank_temperature={self.rank_temperature}" if changes else "")
 
     def head_for(self, batch: Mapping[str, Any]) -> RecallHead:
-        temperature, factor = self.rank_temperature, current_value(self.k_factor, self.progress)
+        temperature = self.rank_temperature
         if isinstance(temperature, MedianRank):
             temperature = max(temperature.end, temperature.share * median_rank(**batch))
-        return replace(
-            self.head,
-            k=tuple(max(1, round(k * factor)) for k in self.head.k),
-            rank_temperature=current_value(temperature, self.progress),
-        )
+        elif isinstance(temperature, Schedule):
+            if self.progress is None:
+                raise ValueError(
+                    "A loss with a Schedule must know the progress of training: before each step, set its attribute "
+                    "`progress` to the share of training that has passed, from 0 to 1."
+                )
+            temperature = temperature(self.progress)
+        return replace(self.head, rank_temperature=temperature)

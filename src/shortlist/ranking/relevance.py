@@ -51,23 +51,12 @@ class SameLabel:
             query is not a positive of itself.
         count_query: Whether a query competes in its own ranking, as in the authors' released code. "positive": it is
             also one of its own positives, as in the released code of Smooth-AP.
-        further_labels: Labels of further items of the database, of shape (M,), which follow the queries.
-        ignored: Database items that are neither positives nor competitors of the queries of a label: indices and
-            labels, both of shape (I,).
     """
 
-    def __init__(
-        self,
-        labels: Tensor,
-        database_labels: Tensor | None = None,
-        count_query: CountQuery = False,
-        further_labels: Tensor | None = None,
-        ignored: tuple[Tensor, Tensor] | None = None,
-    ):
+    def __init__(self, labels: Tensor, database_labels: Tensor | None = None, count_query: CountQuery = False):
         self._own_database = database_labels is None and count_query != "positive"
         self._hide_query = self._own_database and not count_query
-        if database_labels is None:
-            database_labels = labels if further_labels is None else torch.cat((labels, further_labels))
+        database_labels = labels if database_labels is None else database_labels
         self._by_label = database_labels.argsort(stable=True)  # database indices, class by class
         sorted_labels = database_labels[self._by_label]
         self._first = torch.searchsorted(sorted_labels, labels)
@@ -76,7 +65,6 @@ class SameLabel:
             self._position = torch.empty_like(self._by_label)
             self._position[self._by_label] = torch.arange(len(database_labels), device=labels.device)
         self.queries, self.counts = few_positives_first(labels.argsort(stable=True), self._count)
-        self._ignored = None if ignored is None else (ignored[0], SameLabel(labels, ignored[1]))
 
     def positives(self, rows: Tensor, width: int) -> tuple[Tensor, Tensor]:
         offsets = torch.arange(width, device=rows.device)
@@ -90,10 +78,6 @@ class SameLabel:
         similarities.scatter_(1, positives, HIDDEN)
         if self._hide_query:
             similarities.scatter_(1, rows[:, None], HIDDEN)
-        if self._ignored is not None:
-            items, same = self._ignored
-            tile_row, place = _enumerate(same._first[rows], same._count[rows])
-            similarities[tile_row, items[same._by_label[place]]] = HIDDEN
 
 
 class _ListedPositives:

@@ -1,4 +1,4 @@
-"""Settings of a ranking loss that change during training: wide at first, so that every positive has a gradient."""
+"""Rank temperatures that change during training: high at first, so that every positive has a gradient."""
 
 from __future__ import annotations
 
@@ -60,20 +60,3 @@ class MedianRank:
     def __post_init__(self) -> None:
         for name in ("share", "end"):
             check_temperature(getattr(self, name), f"{name} of MedianRank")
-
-
-def check_setting(value: float | Schedule, name: str) -> float | Schedule:
-    """Require a schedule, or a finite number above 0."""
-    return value if isinstance(value, Schedule) else check_temperature(value, name)
-
-
-def current_value(setting: float | Schedule, progress: float | None) -> float:
-    """Return the value of a setting at this progress of training, from 0 to 1. A constant needs no progress."""
-    if not isinstance(setting, Schedule):
-        return setting
-    if progress is None:
-        raise ValueError(
-            "A loss with a Schedule must know the progress of training: before each step, set its attribute `progress` "
-            "to the share of training that has passed, from 0 to 1."
-        )
-    return setting(progress)

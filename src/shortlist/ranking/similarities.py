@@ -50,27 +50,16 @@ class DotProducts:
     Args:
         queries: Queries of shape (Q, d).
         database: Separate database of shape (N, d). If None, the queries are the database.
-        further: Further items of shape (M, d), which follow the queries in their database. The gradient of the queries
-            is then the first part of that of the database.
         needs_gradient: Whether the queries and the database need a gradient.
     """
 
     def __init__(
-        self,
-        queries: Tensor,
-        database: Tensor | None = None,
-        further: Tensor | None = None,
-        *,
-        needs_gradient: Sequence[bool] = (True, True),
+        self, queries: Tensor, database: Tensor | None = None, *, needs_gradient: Sequence[bool] = (True, True)
     ):
-        own = queries if further is None else torch.cat((queries, further))
-        self._queries, self._database = queries, own if database is None else database
+        self._queries, self._database = queries, queries if database is None else database
         self.size, self.device, self.dtype = len(self._database), queries.device, queries.dtype
-        self.query_gradient: Tensor | None = None
-        self.database_gradient: Tensor | None = None
-        if needs_gradient[0]:
-            self.database_gradient = torch.zeros_like(own)
-            self.query_gradient = self.database_gradient[: len(queries)]
+        self.query_gradient = torch.zeros_like(queries) if needs_gradient[0] else None
+        self.database_gradient = self.query_gradient
         if database is not None:
             self.database_gradient = torch.zeros_like(database) if needs_gradient[1] else None
 

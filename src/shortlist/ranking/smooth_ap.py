@@ -7,10 +7,8 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from shortlist.ranking.embedding_memory import EmbeddingMemory
 from shortlist.ranking.losses import RankingLoss, ranking_loss
 from shortlist.ranking.relevance import CountQuery
-from shortlist.ranking.schedules import Schedule
 from shortlist.ranking.simix import SiMix, VirtualBatch
 from shortlist.ranking.tail import LinearTail
 from shortlist.ranking.tiles import Engine, Ranks
@@ -36,7 +34,6 @@ def smooth_ap_loss(
     count_query: bool = False,
     engine: Engine | None = None,
     *,
-    memory: tuple[Tensor, Tensor] | None = None,
     tail: LinearTail | None = None,
 ) -> Tensor:
     """Compute the Smooth-AP loss of a batch that is its own database.
@@ -48,7 +45,6 @@ def smooth_ap_loss(
         virtual: SiMix's virtual examples.
         count_query: Whether a query is the first of its own positives, as in the code that Brown et al. released.
         engine: Execution settings. Default: chosen by device and batch size.
-        memory: Embeddings of shape (M, d) and their labels, which are added to the database and have no gradient.
         tail: Upper bound of the step function that takes the place of the sigmoid: the loss of SupAP.
 
     Returns:
@@ -72,7 +68,6 @@ def smooth_ap_loss(
         virtual=virtual,
         count_query="positive" if count_query else False,
         engine=engine,
-        memory=memory,
         tail=tail,
     )
 
@@ -89,13 +84,12 @@ class SmoothAPLoss(RankingLoss):
 
     def __init__(
         self,
-        similarity_temperature: float | Schedule = 0.01,
+        similarity_temperature: float = 0.01,
         simix: SiMix | None = None,
         count_query: bool = False,
         engine: Engine | None = None,
         *,
         tail: LinearTail | None = None,
-        memory: EmbeddingMemory | None = None,
     ):
         counted: CountQuery = "positive" if count_query else False
-        super().__init__(SmoothAPHead(), similarity_temperature, simix, counted, engine, tail=tail, memory=memory)
+        super().__init__(SmoothAPHead(), similarity_temperature, simix, counted, engine, tail=tail)

@@ -13,7 +13,7 @@ from typing import Any
 from pydantic import BaseModel
 
 from shortlist.config import CONFIG_KEYS, RunConfig, validate_config
-from shortlist.config.schema import OWN_LOSSES, LossConfig
+from shortlist.config.schema import OWN_LOSSES
 from shortlist.data import Catalog
 from shortlist.errors import ConfigError, Interrupted, RunError, check_known, translate_arguments
 from shortlist.evaluation import Evaluation
@@ -24,11 +24,10 @@ from shortlist.training.folder import RunFolder, RunInUseError
 from shortlist.training.loop import resume_run, train_run
 from shortlist.training.plan import check_batch_sizes
 
-_WITHOUT_SIMIX = {"simix": False, "simix_alphas": 1, "simix_negatives": 0}
 METHODS: Mapping[str, Mapping[str, Any]] = {  # settings of the loss that define a method; the others are the recipe's
-    "RS@k": {"name": "recall_at_k", **_WITHOUT_SIMIX},
+    "RS@k": {"name": "recall_at_k", "simix": False},
     "RS@k + SiMix": {"name": "recall_at_k", "simix": True},
-    "SAP": {"name": "smooth_ap", **_WITHOUT_SIMIX},
+    "SAP": {"name": "smooth_ap", "simix": False},
 }
 STUDY_FILE, CASE_FILE = "study.json", "case.json"
 RATES: Mapping[str, float] = {"constant": 0.0, "sqrt": 0.5, "linear": 1.0}  # exponent of the batch size
@@ -233,13 +232,8 @@ def case_config(config: RunConfig, study: Study, case: Case, power: float = 0.0)
         power: Exponent of the batch size in the learning rate.
     """
     method = METHODS[case.method]
-    loss = {**_settings_for(config.loss, method["name"]), **method}
-    if method.get("simix") and loss.get("memory") is not None:
-        others = ",".join(each for each in study.methods if not METHODS[each].get("simix"))
-        raise ConfigError(
-            f"loss.memory and SiMix are mutually exclusive: omit {case.method} with --methods '{others}', or remove "
-            "loss.memory."
-        )
+    shared = {*OWN_LOSSES[method["name"]], "plus"}  # settings of the recipe that apply to the method, too
+    loss = {**config.loss.model_dump(mode="json", include=shared), **method}
     changes = [f"loss={json.dumps(loss)}", f"{study.key}={case.value}", f"training.seed={case.seed}"]
     values, where = config.model_dump(mode="json"), f"{case} of {config.name}"
     if power:
@@ -250,16 +244,6 @@ def case_config(config: RunConfig, study: Study, case: Case, power: float = 0.0)
             )
         changes.append(f"optimizer.lr={config.optimizer.lr * (now / before) ** power}")
     return validate_config(values, where, [*changes, "evaluation.before=false"])
-
-
-def _settings_for(loss: LossConfig, name: str) -> dict[str, Any]:
-    """Return the settings of a loss that the loss `name` has as well."""
-    settings = loss.model_dump(mode="json", include={*OWN_LOSSES[name], "plus"})
-    if loss.name not in ("recall_at_k", "smooth_ap"):
-        settings.pop("memory")  # it belongs to a loss of pytorch-metric-learning
-    if name != "recall_at_k":
-        settings["start"] |= {"rank_temperature": None, "k_factor": None}
-    return settings
 
 
 def _check_same(folder: Path, facts: dict[str, Any]) -> None:

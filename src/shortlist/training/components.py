@@ -25,10 +25,8 @@ from shortlist.ranking import (
     BlackboxAPLoss,
     CalibrationLoss,
     CombinedLoss,
-    EmbeddingMemory,
     LinearTail,
     MedianRank,
-    RankingLoss,
     RecallAtKLoss,
     Schedule,
     SiMix,
@@ -189,9 +187,9 @@ def build_loss(config: LossConfig, classes: Classes, dim: int, given: Callable[.
 
 
 def set_progress(loss: nn.Module, progress: float) -> None:
-    """Set the share of training that has passed, for losses with a schedule."""
+    """Set the share of training that has passed, for losses with a schedule of the rank temperature."""
     for module in loss.modules():
-        if isinstance(module, RankingLoss):
+        if isinstance(module, RecallAtKLoss):
             module.progress = progress
 
 
@@ -210,27 +208,23 @@ def _build_single_loss(
         return BlackboxAPLoss(config.blackbox_lambda, config.margin)
     if config.name == "calibration":
         return CalibrationLoss(config.positives_above, config.negatives_below)
-    start = config.start
     common: dict[str, Any] = {
-        "similarity_temperature": _scheduled(config, start.similarity_temperature, config.similarity_temperature),
+        "similarity_temperature": config.similarity_temperature,
         "count_query": config.count_query,
-        "simix": SiMix(alphas=config.simix_alphas, negatives=config.simix_negatives) if config.simix else None,
+        "simix": SiMix() if config.simix else None,
         "tail": None if config.tail is None else LinearTail(config.tail.slope, config.tail.start),
-        "memory": None if config.memory is None else EmbeddingMemory(config.memory.size, dim),
     }
     if config.name == "smooth_ap":
         return SmoothAPLoss(**common)
-    final = config.rank_temperature
-    return RecallAtKLoss(
-        config.cut_offs,
-        MedianRank() if final == "auto" else _scheduled(config, start.rank_temperature, final),
-        k_factor=_scheduled(config, start.k_factor, 1.0),
-        **common,
-    )
+    return RecallAtKLoss(config.cut_offs, _rank_temperature(config), **common)
 
 
-def _scheduled(config: SingleLossConfig, start: float | None, end: float) -> float | Schedule:
-    return end if start is None else Schedule(start, end, config.start.until)
+def _rank_temperature(config: SingleLossConfig) -> float | Schedule | MedianRank:
+    if config.rank_temperature == "auto":
+        return MedianRank()
+    if config.start is None:
+        return config.rank_temperature
+    return Schedule(config.start.rank_temperature, config.rank_temperature, config.start.until)
 
 
 def trained_parts(config: RunConfig, embedder: Embedder) -> dict[str, list[nn.Parameter]]:

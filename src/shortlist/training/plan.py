@@ -179,9 +179,6 @@ def _check_loss_for_several_labels(config: RunConfig) -> None:
     for loss in (config.loss, *config.loss.plus):
         if loss.pml_class or is_reference(loss.name):
             raise ConfigError(f"loss.name={loss.name} needs images with one label each, but some have several.")
-    for name, used in {"memory": config.loss.memory, "simix_negatives": config.loss.simix_negatives}.items():
-        if used:
-            raise ConfigError(f"loss.{name} needs images with one label each, but some have several: remove it.")
 
 
 def batch_size(config: RunConfig, catalog: Catalog) -> tuple[int, tuple[str, ...]]:
