@@ -10,6 +10,9 @@ from shortlist.ranking.inputs import check_temperature
 class CombinedLoss(nn.Module):
     """A loss plus weighted other losses, such as RS@k plus a proxy loss, which has a gradient at any rank.
 
+    In our experiments (docs/results.md), adding a proxy loss to RS@k helps to train from random weights with large
+    batches, but less than `MedianRank`, and does not improve training from pretrained weights.
+
     Args:
         loss: Module that maps (embeddings, labels) to a scalar.
         added: Further modules of this kind, each with its weight. Their parameters are parameters of this module.
