@@ -1,9 +1,9 @@
-"""Train a recipe, and record its results.
+"""Train a recipe with several seeds, and record its results.
 
-    python benchmarks/recipe.py cars196-lite0-cpu data.root=DATA data.on_missing=skip
+    python benchmarks/recipe.py cars196-lite0-cpu data.root=DATA data.on_missing=skip --seeds 3
 
-The run is in runs/benchmark-RECIPE. An interrupted run is resumed, and a finished one is only recorded. The results and
-the command are written to results/RECIPE.json.
+The runs are in runs/benchmark-RECIPE/SEED. An interrupted run is resumed, and a finished one is only recorded. The
+results of all seeds that are finished are written to results/RECIPE.json after every run.
 """
 
 from __future__ import annotations
@@ -15,12 +15,13 @@ import platform
 import statistics
 import sys
 from pathlib import Path
+from typing import Any
 
 from shortlist.batches.memory import reuse_freed_memory
+from shortlist.files import write_text_atomically
 from shortlist.progress import display_for
 from shortlist.recipes import open_recipe
 from shortlist.training import RunFolder, resume_run, train_run
-from shortlist.training.folder import write_text_atomically
 
 RESULTS = Path(__file__).parent / "results"
 
@@ -29,31 +30,42 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("recipe")
     parser.add_argument("settings", nargs="*", help="key=value")
-    parser.add_argument("--run", type=Path, help="folder of the run")
+    parser.add_argument("--seeds", type=int, default=1, help="number of runs, with seeds from 0")
+    parser.add_argument("--runs", type=Path, help="folder of the runs")
     options = parser.parse_args()
     reuse_freed_memory()  # as the command line does
-    path = options.run or Path("runs") / f"benchmark-{options.recipe}"
     display = display_for(sys.stdout)
-    config = open_recipe(options.recipe, options.settings)
-    folder = resume_run(path, display) if RunFolder(path).config_file.exists() else train_run(config, path, display)
-    write_text_atomically(
-        RESULTS / f"{options.recipe}.json", json.dumps(result(folder, options.settings), indent=2) + "\n"
-    )
+    found: list[dict[str, Any]] = []
+    for seed in range(options.seeds):
+        path = (options.runs or Path("runs") / f"benchmark-{options.recipe}") / str(seed)
+        if RunFolder(path).config_file.exists():
+            folder = resume_run(path, display)
+        else:
+            config = open_recipe(options.recipe, [*options.settings, f"training.seed={seed}"])
+            folder = train_run(config, path, display)
+        found.append(result(folder))
+        facts = {**shared_facts(folder, options.settings, options.seeds), "runs": found}
+        write_text_atomically(RESULTS / f"{options.recipe}.json", json.dumps(facts, indent=2) + "\n")
 
 
-def result(folder: RunFolder, settings: list[str]) -> dict[str, object]:
-    config = folder.config()
-    steps = [record for record in folder.metrics() if record["kind"] == "step"]
-    epochs = sorted({record["epoch"] for record in steps})
-    facts = json.loads(folder.facts_file.read_text(encoding="utf-8"))
+def shared_facts(folder: RunFolder, settings: list[str], seeds: int) -> dict[str, Any]:
+    config, facts = folder.config(), json.loads(folder.facts_file.read_text(encoding="utf-8"))
     public = [setting if not setting.startswith("data.root=") else "data.root=DATA" for setting in settings]
     return {
-        "command": " ".join(["python benchmarks/recipe.py", config.name, *public]),
+        "command": " ".join(["python benchmarks/recipe.py", config.name, *public, f"--seeds {seeds}"]),
         "config": {**config.model_dump(mode="json"), "data": {**config.data.model_dump(mode="json"), "root": "DATA"}},
         "catalog": facts["catalog"],
         "versions": facts["versions"],
         "cores": os.cpu_count(),
         "processor": platform.machine(),
+    }
+
+
+def result(folder: RunFolder) -> dict[str, Any]:
+    steps = [record for record in folder.metrics() if record["kind"] == "step"]
+    epochs = sorted({record["epoch"] for record in steps})
+    return {
+        "seed": folder.config().training.seed,
         "steps": len(steps),
         "images_per_second": {
             "median": statistics.median(record["images_per_second"] for record in steps),
