@@ -34,7 +34,7 @@ def main() -> None:
     parser.add_argument("--recipe", default="cars196-lite0-cpu")
     parser.add_argument("--data", type=Path, required=True, help="folder of Cars196")
     parser.add_argument("--work", type=Path, required=True, help="folder for unfinished trials")
-    parser.add_argument("--sizes", type=int, nargs="+", default=[112, 128, 144, 160], help="sides of the test images")
+    parser.add_argument("--sizes", type=int, nargs="+", default=[112, 160, 192, 224], help="sides of the test images")
     options = parser.parse_args()
     reuse_freed_memory()  # as the command line does
     key = hashlib.sha256(json.dumps([options.recipe, *options.settings]).encode()).hexdigest()[:16]
@@ -77,7 +77,7 @@ def validation_recall(run: Path, data: Path, size: int) -> float:
     trained = Encoder.from_run(run)
     encoder = Encoder(trained.embedder, replace(trained.transform, size=size, resize=size))
     vectors = encoder.encode([catalog.file(index) for index in range(len(catalog))])
-    return float(retrieval_metrics(torch.as_tensor(vectors), torch.as_tensor(catalog.labels), k=[1])["r@1"])
+    return float(retrieval_metrics(torch.tensor(vectors), torch.tensor(catalog.labels), k=[1])["r@1"])
 
 
 if __name__ == "__main__":
