@@ -362,7 +362,7 @@ def training_recall(run: Path, data: Path) -> float:
 
     catalog = open_catalog("cars196", root=data, on_missing="skip").split("train")
     vectors = Encoder.from_run(run).encode([catalog.file(index) for index in range(len(catalog))])
-    return float(retrieval_metrics(torch.tensor(vectors), torch.tensor(catalog.labels), k=[1])["r@1"])
+    return float(retrieval_metrics(vectors, torch.tensor(catalog.labels), k=[1])["r@1"])
 
 
 if __name__ == "__main__":

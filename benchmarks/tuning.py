@@ -77,7 +77,7 @@ def validation_recall(run: Path, data: Path, size: int) -> float:
     trained = Encoder.from_run(run)
     encoder = Encoder(trained.embedder, replace(trained.transform, size=size, resize=size))
     vectors = encoder.encode([catalog.file(index) for index in range(len(catalog))])
-    return float(retrieval_metrics(torch.tensor(vectors), torch.tensor(catalog.labels), k=[1])["r@1"])
+    return float(retrieval_metrics(vectors, torch.tensor(catalog.labels), k=[1])["r@1"])
 
 
 if __name__ == "__main__":
