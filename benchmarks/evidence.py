@@ -134,7 +134,7 @@ FINETUNED_STEPS = 280
 def finetune_cells() -> Iterator[Cell]:
     """Yield the cells of part 2 of the plan."""
     for name in FINETUNED:
-        yield Cell(name, FINETUNED_STEPS, METHODS.get(name) or OTHER_LOSSES[name])
+        yield Cell(name, FINETUNED_STEPS, METHODS.get(name) or ("loss.simix=false", *OTHER_LOSSES[name]))
 
 
 def omniglot_cells() -> Iterator[Cell]:
@@ -203,11 +203,15 @@ class Study:
 def like_the_release(steps: int) -> tuple[str, ...]:
     """Return the schedule of the release (decays after 80 and 140 of 170 epochs of 14 steps) for fewer steps.
 
-    The images do not follow the recipe, which may be tuned for a single method.
+    The images and the batch do not follow the recipe, which is tuned for a single method.
     """
     milestones = [round(steps / 14 * epoch / 170) for epoch in (80, 140)]
-    schedule = ("schedule={name: multistep, gamma: 0.3}", f"schedule.milestones={milestones}")
-    return (*schedule, "images={size: 112, resize: 128, scale: [0.2, 1.0]}", "training.ema=null")
+    return (
+        f"schedule={{name: multistep, gamma: 0.3, milestones: {milestones}}}",
+        "images={size: 112, test_size: null, resize: 128, scale: [0.2, 1.0]}",
+        "batch={size: 392, per_class: 4, chunk_size: 56}",
+        "training.ema=null",
+    )
 
 
 STUDIES = {
