@@ -248,7 +248,7 @@ class TestLandmarks:
             "roxford5k: 36 images, without and with 30 images of r1m, reported at 1, 5, 10",
             "rparis6k: 36 images, reported at 1, 5, 10",
         ]
-        assert found["data"]["validation"] == "36 images of 1 classes"
+        assert found["data"]["validation"] == "36 images of 1 class"
         assert "test" not in found["data"]
 
     def test_relative_paths_are_made_absolute(self, home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
