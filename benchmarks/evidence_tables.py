@@ -399,6 +399,24 @@ def remedies(cars: Results, characters: Results) -> Table:
     return header, rows
 
 
+def tuning() -> Table:
+    """Settings that were tried for the recipe of two cores, on validation classes."""
+    rows = []
+    for line in (RESULTS.parent / "tuning.jsonl").read_text(encoding="utf-8").splitlines():
+        trial = json.loads(line)
+        settings = dict(setting.split("=") for setting in trial["settings"])
+        side, recall = settings.get("images.size", "112"), {size: 100 * value for size, value in trial["r@1"].items()}
+        best = max(recall, key=recall.__getitem__)
+        rows.append(
+            [
+                *(side, settings.get("batch.size", "196"), str(trial["steps"]), f"{trial['seconds'] / 60:.0f}"),
+                *(f"{recall[side]:.1f}" if side in recall else "-", best, f"{recall[best]:.1f}"),
+            ]
+        )
+    header = ["training images, pixels", "batch", "steps", "minutes", "r@1 at this size", "best test size", "r@1"]
+    return header, rows
+
+
 def queries(studies: Mapping[str, Results]) -> Table:
     """Half of the widths of the intervals over queries."""
     rows = [
@@ -423,6 +441,7 @@ def tables() -> dict[str, str]:
         "finetune": finetuned(tuned),
         "omniglot": omniglot(characters),
         "remedies": remedies(Results("remedies-frozen", "validation"), Results("remedies-omniglot", "validation")),
+        "tuning": tuning(),
         "queries": queries({"frozen, Cars196": frozen, "all weights, Cars196": tuned, "Omniglot": characters}),
     }
     return {name: _markdown(*table) for name, table in found.items()}
