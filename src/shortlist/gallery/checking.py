@@ -57,7 +57,7 @@ def check_folder(folder: Path, progress: Progress) -> GalleryCheck:
 
 def _damaged_files(folder: Path, manifest: Manifest, progress: Progress) -> list[str]:
     problems, digests = [], sorted(manifest.digests().items())
-    for number, (name, expected) in enumerate(digests, 1):
+    for number, (name, expected) in enumerate(digests, 2):  # gallery.json is the first file
         try:
             check_digest(folder / name, file_digest(folder / name), expected)
         except FileNotFoundError:
@@ -66,7 +66,7 @@ def _damaged_files(folder: Path, manifest: Manifest, progress: Progress) -> list
             problems.append(f"{name} cannot be read: {error.strerror or error}")
         except ValueError as error:
             problems.append(str(error))
-        progress(number, len(digests))
+        progress(number, len(digests) + 1)
     return problems
 
 
