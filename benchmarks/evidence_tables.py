@@ -16,7 +16,7 @@ from itertools import combinations
 from pathlib import Path
 from typing import Any
 
-from evidence import FINETUNED, FINETUNED_STEPS, METHODS, OTHER_LOSSES
+from evidence import FINETUNED, FINETUNED_STEPS, METHODS, OTHER_LOSSES, REMEDIES, REMOVED_REMEDIES
 from scipy.special import stdtrit
 
 from shortlist.report.study_results import PAPER
@@ -28,20 +28,6 @@ PLOT = ROOT / "docs" / "images" / "results.png"
 BUDGETS = {"images": "Equal images (120,000)", "steps": "Equal steps (1,000)"}
 BATCHES = (16, 64, 392)
 CHARACTER_BATCHES, STARTS = (16, 64, 256, 1024), ("random weights", "from glyphs")  # of Omniglot
-REMEDY_ROWS = (  # REMEDIES and REMOVED_REMEDIES of evidence.py
-    "none",
-    "rank_temperature: auto",
-    "start: rank_temperature 500",
-    "start: similarity_temperature 0.1",
-    "start: k_factor 8",
-    "rank_temperature: auto, tail",
-    "plus: calibration",
-    "plus: normalised softmax",
-    "memory",
-    "SiMix",
-    "SiMix, simix_alphas 2",
-    "SiMix, simix_negatives 1",
-)
 SATURATED = 0.999  # a run that ends with a larger loss failed: its gradient is 0
 SMALL = 0.5  # points: a difference whose whole interval is smaller than this is none
 Table = tuple[Sequence[str], Sequence[Sequence[str]]]  # header and rows
@@ -77,10 +63,7 @@ class Results:
 
     def mean(self, cell: str) -> str:
         """Return mean and standard deviation over seeds."""
-        values = list(self.tests[cell].values())
-        if len(values) < 2:
-            return f"{values[0]:.1f}" if values else "-"
-        return f"{statistics.mean(values):.1f} ± {statistics.stdev(values):.1f}"
+        return _mean(list(self.tests[cell].values()))
 
     def mean_training(self, cell: str) -> str:
         """Return the mean r@1 of the training images over seeds."""
@@ -110,6 +93,12 @@ class Results:
         ]
         half = float(stdtrit(len(gaps) - 1, 0.975)) * statistics.stdev(gaps) / len(gaps) ** 0.5
         return Difference(statistics.mean(gaps), half)
+
+
+def _mean(values: Sequence[float]) -> str:
+    if len(values) < 2:
+        return f"{values[0]:.1f}" if values else "-"
+    return f"{statistics.mean(values):.1f} ± {statistics.stdev(values):.1f}"
 
 
 @dataclass(frozen=True)
@@ -389,7 +378,7 @@ def _with_failures(found: Results, cell: str) -> str:
 def remedies(cars: Results, characters: Results) -> Table:
     """Remedies on the validation classes of both data sets, and whether they win on both."""
     rows = []
-    for name in REMEDY_ROWS:
+    for name in (*REMEDIES, *REMOVED_REMEDIES):
         base = "SiMix" if name.startswith("SiMix,") else "none"
         gaps = [] if name == base else [found.difference(name, base) for found in (cars, characters)]
         shown = [str(gap or "-") for gap in gaps] or ["", ""]

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import importlib
 import math
-import sys
 from pathlib import Path
 from types import ModuleType
 
@@ -27,11 +26,6 @@ def test_the_page_shows_the_raw_results(tables: ModuleType) -> None:
     assert page == tables.fill(page, found)
     changed = {**found, "finetune": found["finetune"].replace("SAP", "99.9")}
     assert page != tables.fill(page, changed)  # the control
-
-
-def test_every_remedy_has_a_row(tables: ModuleType) -> None:
-    evidence = sys.modules["evidence"]
-    assert sorted(tables.REMEDY_ROWS) == sorted((*evidence.REMEDIES, *evidence.REMOVED_REMEDIES))
 
 
 def test_a_page_with_other_tables(tables: ModuleType) -> None:
