@@ -182,7 +182,7 @@ class Study:
         blocks: Functions that yield cells. A block is finished before the next one begins.
         rates: Learning rates to choose from.
         seeds: Number of seeds of the tests.
-        settings: Function from the number of steps to settings of all runs.
+        settings: Function of the number of steps and the number of steps per epoch that returns settings of all runs.
         workers: Runs at a time; the cores are divided among them.
         rate_steps: Share of the steps that runs which choose a learning rate take.
         validates: Whether cells are compared on validation classes and not tested.
@@ -193,19 +193,19 @@ class Study:
     blocks: tuple[Callable[[], Iterator[Cell]], ...]
     rates: tuple[float, ...]
     seeds: int
-    settings: Callable[[int], tuple[str, ...]] = lambda steps: ()
+    settings: Callable[[int, int], tuple[str, ...]] = lambda steps, per_epoch: ()
     workers: int = 2
     rate_steps: float = 1.0
     validates: bool = False
     after: str | None = None
 
 
-def like_the_release(steps: int) -> tuple[str, ...]:
+def like_the_release(steps: int, per_epoch: int) -> tuple[str, ...]:
     """Return the schedule of the release (decays after 80 and 140 of 170 epochs of 14 steps) for fewer steps.
 
     The images and the batch do not follow the recipe, which is tuned for a single method.
     """
-    milestones = [round(steps / 14 * epoch / 170) for epoch in (80, 140)]
+    milestones = [round(steps / per_epoch * epoch / 170) for epoch in (80, 140)]
     return (
         f"schedule={{name: multistep, gamma: 0.3, milestones: {milestones}}}",
         "images={size: 112, test_size: null, resize: 128, scale: [0.2, 1.0]}",
@@ -219,7 +219,7 @@ STUDIES = {
         "cars196-lite0-frozen", (equal_images, variations, other_losses, equal_steps), (1e-5, 3e-5, 1e-4, 3e-4, 1e-3), 5
     ),
     "finetune": Study(
-        "cars196-lite0-cpu", (finetune_cells,), (1e-4, 2e-4, 5e-4), 3, like_the_release, workers=1, rate_steps=1 / 4
+        "cars196-lite0-cpu", (finetune_cells,), (1e-4, 2e-4, 5e-4), 3, like_the_release, workers=1, rate_steps=2 / 7
     ),
     "omniglot": Study("omniglot", (omniglot_cells,), (3e-4, 1e-3, 3e-3), 3, rate_steps=1 / 3),
     "remedies-frozen": Study(
@@ -326,7 +326,7 @@ def train(job: Job, data: Path, work: Path) -> dict[str, Any]:
         settings = [setting.replace("GLYPHS", str(work / "glyphs")) for setting in job.cell.settings]
         run = runs.train(
             study.recipe,
-            *study.settings(steps),
+            *study.settings(steps, 16 if validation else 14),  # on Cars196, with 49 and 98 classes
             *settings,
             f"optimizer.lr={job.rate}",
             f"data.root={data}",

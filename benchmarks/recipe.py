@@ -38,11 +38,13 @@ def main() -> None:
     found: list[dict[str, Any]] = []
     for seed in range(options.seeds):
         path = (options.runs or Path("runs") / f"benchmark-{options.recipe}") / str(seed)
-        if RunFolder(path).config_file.exists():
+        config = open_recipe(options.recipe, [*options.settings, f"training.seed={seed}"])
+        if not RunFolder(path).config_file.exists():
+            folder = train_run(config, path, display)
+        elif RunFolder(path).config() == config:
             folder = resume_run(path, display)
         else:
-            config = open_recipe(options.recipe, [*options.settings, f"training.seed={seed}"])
-            folder = train_run(config, path, display)
+            raise SystemExit(f"{path} has a run with other settings: remove it, or set --runs.")
         found.append(result(folder))
         facts = {**shared_facts(folder, options.settings, options.seeds), "runs": found}
         write_text_atomically(RESULTS / f"{options.recipe}.json", json.dumps(facts, indent=2) + "\n")

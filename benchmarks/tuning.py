@@ -4,7 +4,7 @@
 
 The recipe is trained with the settings on the first half of the training classes and evaluated on the second half; the
 test classes are not read. r@1 for each size of the images is appended to results/tuning.jsonl. An interrupted trial is
-resumed. docs/training.md has the results.
+resumed. docs/results.md has the results.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ from __future__ import annotations
 import argparse
 import hashlib
 import json
+import statistics
 import time
 from dataclasses import replace
 from pathlib import Path
@@ -63,7 +64,7 @@ def main() -> None:
         "settings": options.settings,
         "steps": len(steps),
         "seconds": round(seconds),
-        "last_loss": sum(record["loss"] for record in steps[-20:]) / 20,
+        "last_loss": statistics.mean(record["loss"] for record in steps[-20:]),
         "r@1": {size: validation_recall(folder, options.data, size) for size in options.sizes},
     }
     with RESULTS.open("a") as file:

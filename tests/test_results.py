@@ -94,3 +94,15 @@ def test_a_claim_that_one_opposite_refutes(tables: ModuleType) -> None:
 
 def test_a_difference_that_exceeds_a_point(tables: ModuleType) -> None:
     assert [tables.Difference(value, 1.2).exceeds(1) for value in (-1.3, 0.9, 1.1, 1.3)] == [True, False, False, True]
+
+
+def test_a_claim_that_nothing_differs_by_a_point(tables: ModuleType) -> None:
+    def judge(*values: float, half: float = 0.3) -> str:
+        verdict: str = tables._within_a_point([tables.Difference(value, half) for value in values])
+        return verdict
+
+    assert judge(0.5, -0.6) == "holds"
+    assert judge(0.5, -1.2) == "does not hold"
+    assert judge(0.5, -0.8) == "not decided"
+    assert judge(1.5, half=2) == "not decided"
+    assert tables._within_a_point([None]) == "not run"
