@@ -51,7 +51,7 @@ def main() -> None:
 
 
 def shared_facts(folder: RunFolder, settings: list[str], seeds: int) -> dict[str, Any]:
-    config, facts = folder.config(), json.loads(folder.facts_file.read_text(encoding="utf-8"))
+    config, facts = folder.config(), read(folder.facts_file)
     public = [setting if not setting.startswith("data.root=") else "data.root=DATA" for setting in settings]
     return {
         "command": " ".join(["python benchmarks/recipe.py", config.name, *public, f"--seeds {seeds}"]),
@@ -76,9 +76,13 @@ def result(folder: RunFolder) -> dict[str, Any]:
         "loss_by_epoch": [
             statistics.mean(record["loss"] for record in steps if record["epoch"] == epoch) for epoch in epochs
         ],
-        "before": json.loads(folder.before_file.read_text(encoding="utf-8")),
-        "after": json.loads(folder.evaluation_file.read_text(encoding="utf-8")),
+        "before": read(folder.before_file) if folder.before_file.exists() else None,
+        "after": read(folder.evaluation_file),
     }
+
+
+def read(file: Path) -> Any:
+    return json.loads(file.read_text(encoding="utf-8"))
 
 
 if __name__ == "__main__":
