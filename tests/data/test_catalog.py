@@ -33,7 +33,7 @@ TOYS = catalog([0, 1, 1, 3, 3, 3], ["ball", "car", "doll", "kite"], ["train"] * 
 def test_files_and_class_sizes():
     assert len(TOYS) == 6
     assert TOYS.file(2) == Path("somewhere/2.jpg")
-    assert TOYS.classes().tolist() == [0, 1, 3]  # there is no image of a doll
+    assert TOYS.classes().tolist() == [0, 1, 3]  # no image shows a doll
     assert TOYS.class_sizes().tolist() == [1, 2, 3]
 
 

@@ -13,7 +13,7 @@ from torch.optim import lr_scheduler
 from shortlist.config import ScheduleConfig
 from shortlist.training.schedule import learning_rate_factor
 
-EPOCHS, STEPS = 7, 5  # and steps an epoch
+EPOCHS, STEPS = 7, 5  # STEPS is the number of steps per epoch
 
 
 def factors(total: int = EPOCHS * STEPS, **settings: Any) -> list[float]:
