@@ -87,6 +87,8 @@ class Job:
 
 
 IMAGES, STEPS = 120_000, 1_000  # budgets of part 1
+TEMPERATURES = (0.1, 0.3, 3, 5)  # rank temperatures other than 1
+K_SETS = ([1], [1, 2], [1, 2, 4], [1, 2, 4, 8], [16])  # other than PLAIN_K
 
 
 def equal_images() -> Iterator[Cell]:
@@ -114,9 +116,9 @@ def variations() -> Iterator[Cell]:
     yield variation("RS@k, K of SiMix", f"loss.k={SIMIX_K}")
     yield variation("RS@k + SiMix, K without SiMix", f"loss.k={PLAIN_K}", of=mixed)
     yield variation("RS@k, query counted", "loss.count_query=true")
-    for temperature in (0.1, 0.3, 3, 5):
+    for temperature in TEMPERATURES:
         yield variation(f"RS@k, rank temperature {temperature}", f"loss.rank_temperature={temperature}")
-    for k in ([1], [1, 2], [1, 2, 4], [1, 2, 4, 8], [16]):
+    for k in K_SETS:
         yield variation(f"RS@k, K {k}", f"loss.k={k}")
 
 
@@ -244,7 +246,7 @@ STUDIES = {
 # ------------------------------------------------------------------------------------------------------------ running
 
 
-def results(study: str | None) -> list[dict[str, Any]]:
+def results(study: str) -> list[dict[str, Any]]:
     """Return the runs of a study that are done."""
     file = RESULTS / f"{study}.jsonl"
     return [json.loads(line) for line in file.read_text().splitlines()] if file.exists() else []
@@ -275,7 +277,11 @@ class Runner:
         self.done = {each["key"]: each for each in results(name)}
 
     def run(self) -> None:
-        rates = {each["cell"]["name"]: each["rate"] for each in results(self.study.after) if each["phase"] == "test"}
+        rates = {
+            each["cell"]["name"]: each["rate"]
+            for each in (results(self.study.after) if self.study.after else [])
+            if each["phase"] == "test"
+        }
         phase = "validation" if self.study.validates else "test"
         for block in self.study.blocks:
             cells = list(block())

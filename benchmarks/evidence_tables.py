@@ -16,13 +16,13 @@ from itertools import combinations
 from pathlib import Path
 from typing import Any
 
-from evidence import FINETUNED, FINETUNED_STEPS, METHODS, OTHER_LOSSES, REMEDIES, REMOVED_REMEDIES
+import evidence
+from evidence import FINETUNED, FINETUNED_STEPS, METHODS, OTHER_LOSSES, REMEDIES, REMOVED_REMEDIES, RESULTS
 from scipy.special import stdtrit
 
 from shortlist.report.study_results import PAPER
 
 ROOT = Path(__file__).parents[1]
-RESULTS = ROOT / "benchmarks" / "results" / "evidence"
 PAGE = ROOT / "docs" / "results.md"
 PLOT = ROOT / "docs" / "images" / "results.png"
 BUDGETS = {"images": "Equal images (120,000)", "steps": "Equal steps (1,000)"}
@@ -46,9 +46,7 @@ class Results:
     """
 
     def __init__(self, study: str, phase: str = "test") -> None:
-        file = RESULTS / f"{study}.jsonl"
-        lines = file.read_text(encoding="utf-8").splitlines() if file.exists() else []
-        self.runs: list[dict[str, Any]] = [json.loads(line) for line in lines]
+        self.runs = evidence.results(study)
         self.tests: dict[str, dict[int, float]] = defaultdict(dict)
         self.rates: dict[str, float] = {}
         self.failed: Counter[str] = Counter()
@@ -264,13 +262,7 @@ def variations(found: Results) -> Table:
     plain, mixed = cell("RS@k", 392, "images"), cell("RS@k + SiMix", 392, "images")
     rows = [["RS@k (K 1 to 16, rank temperature 1)", found.mean(plain), ""]]
     rows.append(["RS@k + SiMix (its K, 1 to 32)", found.mean(mixed), str(found.difference(mixed, plain) or "-")])
-    names = [
-        "RS@k, K of SiMix",
-        "RS@k + SiMix, K without SiMix",
-        "RS@k, query counted",
-        *(f"RS@k, rank temperature {value}" for value in (0.1, 0.3, 3, 5)),
-        *(f"RS@k, K {k}" for k in ([1], [1, 2], [1, 2, 4], [1, 2, 4, 8], [16])),
-    ]
+    names = [each.name for each in evidence.variations()]
     rows += [[name, found.mean(name), str(found.difference(name, plain) or "-")] for name in names]
     return ["batch 392, equal images", "r@1", "difference from the first row"], rows
 
@@ -278,8 +270,10 @@ def variations(found: Results) -> Table:
 def setting_claims(found: Results) -> Table:
     """The claims about rank temperature, K and other losses; docs/results/PLAN.md states what refutes them."""
     plain = cell("RS@k", 392, "images")
-    temperatures = {value: found.difference(plain, f"RS@k, rank temperature {value}") for value in (0.1, 0.3, 3, 5)}
-    sets = [plain, *(f"RS@k, K {k}" for k in ([1], [1, 2], [1, 2, 4], [1, 2, 4, 8], [16]))]
+    temperatures = {
+        value: found.difference(plain, f"RS@k, rank temperature {value}") for value in evidence.TEMPERATURES
+    }
+    sets = [plain, *(f"RS@k, K {k}" for k in evidence.K_SETS)]
     pairs = {(one, other): found.difference(one, other) for one, other in combinations(sets, 2)}
     (one, other), widest = max(pairs.items(), key=lambda pair: abs(pair[1].value) if pair[1] else -1.0)
     names = {name: name.rpartition("K ")[2] for name in sets} | {plain: "[1, 2, 4, 8, 16]"}
