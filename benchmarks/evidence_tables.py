@@ -392,6 +392,13 @@ def remedies(cars: Results, characters: Results) -> Table:
     return header, rows
 
 
+# Settings that differ between most trials, or that all of them have; the table names all others.
+TUNED_SETTINGS = (
+    *("images.size", "images.resize", "batch.size", "batch.chunk_size"),
+    *("loss.simix", "training.epochs"),
+)
+
+
 def tuning() -> Table:
     """Settings that were tried for the recipe of two cores, on validation classes."""
     rows = []
@@ -400,13 +407,16 @@ def tuning() -> Table:
         settings = dict(setting.split("=") for setting in trial["settings"])
         side, recall = settings.get("images.size", "112"), {size: 100 * value for size, value in trial["r@1"].items()}
         best = max(recall, key=recall.__getitem__)
+        others = [f"{name}: {value}" for name, value in settings.items() if name not in TUNED_SETTINGS]
         rows.append(
             [
-                *(side, settings.get("batch.size", "196"), str(trial["steps"]), f"{trial['seconds'] / 60:.0f}"),
+                *(side, settings.get("batch.size", "196"), ", ".join(others), str(trial["steps"])),
+                f"{trial['seconds'] / 60:.0f}",
                 *(f"{recall[side]:.1f}" if side in recall else "-", best, f"{recall[best]:.1f}"),
             ]
         )
-    header = ["training images, pixels", "batch", "steps", "minutes", "r@1 at this size", "best size", "r@1"]
+    header = ["training images, pixels", "batch", "other settings", "steps", "minutes"]
+    header += ["r@1 at this size", "best size", "r@1"]
     return header, rows
 
 
