@@ -130,7 +130,7 @@ def other_losses() -> Iterator[Cell]:
 
 # The best of the other losses in part 1, and three of METHODS.
 FINETUNED = ("RS@k", "RS@k + SiMix", "SAP", "Multi-Similarity")
-FINETUNED_STEPS = 280
+FINETUNED_STEPS = 210
 
 
 def finetune_cells() -> Iterator[Cell]:
@@ -201,6 +201,10 @@ class Study:
     validates: bool = False
     after: str | None = None
 
+    @property
+    def frozen(self) -> bool:
+        return self.recipe.endswith("frozen")
+
 
 def like_the_release(steps: int, per_epoch: int) -> tuple[str, ...]:
     """Return the schedule of the release (decays after 80 and 140 of 170 epochs of 14 steps) for fewer steps.
@@ -221,7 +225,7 @@ STUDIES = {
         "cars196-lite0-frozen", (equal_images, variations, other_losses, equal_steps), (1e-5, 3e-5, 1e-4, 3e-4, 1e-3), 5
     ),
     "finetune": Study(
-        "cars196-lite0-cpu", (finetune_cells,), (1e-4, 2e-4, 5e-4), 3, like_the_release, rate_steps=2 / 7
+        "cars196-lite0-cpu", (finetune_cells,), (5e-5, 1e-4, 2e-4, 5e-4), 3, like_the_release, rate_steps=8 / 21
     ),
     "omniglot": Study("omniglot", (omniglot_cells,), (3e-4, 1e-3, 3e-3), 3, rate_steps=1 / 3),
     "remedies-frozen": Study(
@@ -288,8 +292,13 @@ class Runner:
             own = [cell for cell in cells if cell.rate_of is None]
             self.measure([Job(self.name, cell, "validation", rate, 0) for cell in own for rate in self.study.rates])
             rates |= {cell.name: self.best_rate(cell) for cell in own}
-            for seed in range(self.study.seeds):
-                self.measure([Job(self.name, cell, phase, rates[cell.rate_of or cell.name], seed) for cell in cells])
+            self.measure(
+                [
+                    Job(self.name, cell, phase, rates[cell.rate_of or cell.name], seed)
+                    for seed in range(self.study.seeds)
+                    for cell in cells
+                ]
+            )
 
     def best_rate(self, cell: Cell) -> float:
         def validated(rate: float) -> float:
@@ -298,9 +307,10 @@ class Runner:
         return max(self.study.rates, key=validated)
 
     def measure(self, jobs: list[Job]) -> None:
-        """Run the jobs that have no result: the first one alone, because it encodes what the others share."""
+        """Run the jobs that have no result: with a frozen backbone, the first one alone, because it encodes the views."""
         jobs = [job for job in jobs if job.key not in self.done]
-        for part in (jobs[:1], jobs[1:]):
+        alone = int(self.study.frozen)
+        for part in (jobs[:alone], jobs[alone:]):
             running = {self.pool.submit(train, job, self.data, self.work): job for job in part}
             for future in as_completed(running):
                 self.record(running[future], future.result())
@@ -337,7 +347,7 @@ def train(job: Job, data: Path, work: Path) -> dict[str, Any]:
             f"optimizer.lr={job.rate}",
             f"data.root={data}",
             "data.on_missing=skip",
-            *([f"data.view_cache={work / 'views'}"] if study.recipe.endswith("frozen") else []),
+            *([f"data.view_cache={work / 'views'}"] if study.frozen else []),
             f"data.validation={'half' if validation else 'none'}",
             f"data.withhold_test={validation}",
             "training.epochs=null",
