@@ -2,8 +2,9 @@
 
     python benchmarks/recipe.py cars196-lite0-cpu data.root=DATA data.on_missing=skip --seeds 3
 
-The runs are in runs/benchmark-RECIPE/SEED. An interrupted run is resumed, and a finished one is only recorded. The
-results of all seeds that are finished are written to results/RECIPE.json after every run.
+The runs are in runs/benchmark-RECIPE/SEED. Their results are appended to results/RECIPE.json as soon as they finish. An
+interrupted run is resumed. Seeds that the file already has with the same settings are not trained again, so the seeds
+can be trained on several machines, one after another.
 """
 
 from __future__ import annotations
@@ -35,8 +36,10 @@ def main() -> None:
     options = parser.parse_args()
     reuse_freed_memory()  # as the command line does
     display = display_for(sys.stdout)
-    found: list[dict[str, Any]] = []
-    for seed in range(options.seeds):
+    facts = shared_facts(options.recipe, options.settings)
+    file = RESULTS / f"{options.recipe}.json"
+    found = read(file)["runs"] if file.exists() and facts.items() <= read(file).items() else []
+    for seed in sorted({*range(options.seeds)} - {run["seed"] for run in found}):
         path = (options.runs or Path("runs") / f"benchmark-{options.recipe}") / str(seed)
         config = open_recipe(options.recipe, [*options.settings, f"training.seed={seed}"])
         if not RunFolder(path).config_file.exists():
@@ -46,29 +49,30 @@ def main() -> None:
         else:
             raise SystemExit(f"{path} has a run with other settings: remove it, or set --runs.")
         found.append(result(folder))
-        facts = {**shared_facts(folder, options.settings, options.seeds), "runs": found}
-        write_text_atomically(RESULTS / f"{options.recipe}.json", json.dumps(facts, indent=2) + "\n")
+        write_text_atomically(file, json.dumps({**facts, "runs": found}, indent=2) + "\n")
 
 
-def shared_facts(folder: RunFolder, settings: list[str], seeds: int) -> dict[str, Any]:
-    config, facts = folder.config(), read(folder.facts_file)
+def shared_facts(recipe: str, settings: list[str]) -> dict[str, Any]:
+    """Return what the runs have in common, without the folder of the images."""
     public = [setting if not setting.startswith("data.root=") else "data.root=DATA" for setting in settings]
     return {
-        "command": " ".join(["python benchmarks/recipe.py", config.name, *public, f"--seeds {seeds}"]),
-        "config": {**config.model_dump(mode="json"), "data": {**config.data.model_dump(mode="json"), "root": "DATA"}},
-        "catalog": facts["catalog"],
-        "versions": facts["versions"],
-        "cores": os.cpu_count(),
-        "processor": platform.machine(),
+        "command": " ".join(["python benchmarks/recipe.py", recipe, *public]),
+        "config": open_recipe(recipe, public).model_dump(mode="json"),
     }
 
 
 def result(folder: RunFolder) -> dict[str, Any]:
     steps = [record for record in folder.metrics() if record["kind"] == "step"]
     epochs = sorted({record["epoch"] for record in steps})
+    config, facts = folder.config(), read(folder.facts_file)
     return {
-        "seed": folder.config().training.seed,
+        "seed": config.training.seed,
+        "catalog": facts["catalog"],
+        "versions": facts["versions"],
+        "cores": os.cpu_count(),
+        "processor": platform.machine(),
         "steps": len(steps),
+        "training_minutes": sum(config.batch.size / record["images_per_second"] for record in steps) / 60,
         "images_per_second": {
             "median": statistics.median(record["images_per_second"] for record in steps),
             "best": max(record["images_per_second"] for record in steps),
