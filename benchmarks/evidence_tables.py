@@ -28,6 +28,7 @@ PLOT = ROOT / "docs" / "images" / "results.png"
 BUDGETS = {"images": "Equal images (120,000)", "steps": "Equal steps (1,000)"}
 BATCHES = (16, 64, 392)
 CHARACTER_BATCHES, STARTS = (16, 64, 256, 1024), ("random weights", "from glyphs")  # of Omniglot
+RECIPE = "cars196-lite0-cpu"  # for two cores
 FAILED = 2.0  # r@1 in percent: a run with less has learned nothing
 OTHERS = "RS@k + SiMix is better than other losses, each at the batch size that is better on validation classes"
 SMALL = 0.5  # points: a difference whose whole interval is smaller than this is none
@@ -420,6 +421,21 @@ def tuning() -> Table:
     return header, rows
 
 
+def recipe() -> Table:
+    """The tests of the recipe of two cores."""
+    names = ("r@1", "r@2", "r@4", "r@8", "mAP@R")
+    runs = json.loads((RESULTS.parent / f"{RECIPE}.json").read_text(encoding="utf-8"))["runs"]
+    measured = [run["after"][0]["metrics"] for run in runs]
+    means = [_mean([100 * metrics[name]["value"] for metrics in measured]) for name in names]
+    rows = []
+    for run, metrics in zip(runs, measured, strict=True):
+        first, *others = ([100 * metrics[name][each] for each in ("value", "low", "high")] for name in names)
+        recall = "{:.1f} [{:.1f}, {:.1f}]".format(*first)
+        values = [recall, *(f"{other[0]:.1f}" for other in others)]
+        rows.append([f"seed {run['seed']}", *values, f"{run['training_minutes']:.0f}"])
+    return ["", *names, "minutes of training"], [*rows, ["mean", *means, ""]]
+
+
 def queries(studies: Mapping[str, Results]) -> Table:
     """Half of the widths of the intervals over queries."""
     rows = [
@@ -445,6 +461,7 @@ def tables() -> dict[str, str]:
         "omniglot": omniglot(characters),
         "remedies": remedies(Results("remedies-frozen", "validation"), Results("remedies-omniglot", "validation")),
         "tuning": tuning(),
+        "recipe": recipe(),
         "queries": queries({"frozen, Cars196": frozen, "all weights, Cars196": tuned, "Omniglot": characters}),
     }
     return {name: _markdown(*table) for name, table in found.items()}

@@ -53,11 +53,11 @@ def main() -> None:
 
 
 def shared_facts(recipe: str, settings: list[str]) -> dict[str, Any]:
-    """Return what the runs have in common, without the folder of the images."""
+    """Return what the runs have in common, without the folder of the images and without earlier results."""
     public = [setting if not setting.startswith("data.root=") else "data.root=DATA" for setting in settings]
     return {
         "command": " ".join(["python benchmarks/recipe.py", recipe, *public]),
-        "config": open_recipe(recipe, public).model_dump(mode="json"),
+        "config": open_recipe(recipe, public).model_dump(mode="json", exclude={"about", "measured"}),
     }
 
 

@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import importlib
+import json
 import math
+import statistics
 from pathlib import Path
 from types import ModuleType
 
 import pytest
 from scipy import stats
+
+from shortlist.recipes import open_recipe
 
 ROOT = Path(__file__).parents[1]
 
@@ -26,6 +30,15 @@ def test_the_page_shows_the_raw_results(tables: ModuleType) -> None:
     assert page == tables.fill(page, found)
     changed = {**found, "finetune": found["finetune"].replace("SAP", "99.9")}
     assert page != tables.fill(page, changed)  # the control
+
+
+def test_the_recipe_states_its_measured_results(tables: ModuleType) -> None:
+    raw = json.loads((ROOT / "benchmarks" / "results" / f"{tables.RECIPE}.json").read_text(encoding="utf-8"))
+    settings = raw["command"].split()[3:]
+    assert raw["config"] == open_recipe(tables.RECIPE, settings).model_dump(mode="json", exclude={"about", "measured"})
+    for name, percent in open_recipe(tables.RECIPE).measured["cars196"].items():
+        values = [run["after"][0]["metrics"][name]["value"] for run in raw["runs"]]
+        assert percent == round(100 * statistics.mean(values), 1)
 
 
 def test_a_page_with_other_tables(tables: ModuleType) -> None:
