@@ -307,7 +307,7 @@ class Runner:
         return max(self.study.rates, key=validated)
 
     def measure(self, jobs: list[Job]) -> None:
-        """Run the jobs that have no result: with a frozen backbone, the first one alone, because it encodes the views."""
+        """Run the jobs that have no result. With a frozen backbone, the first one, which encodes views, runs alone."""
         jobs = [job for job in jobs if job.key not in self.done]
         alone = int(self.study.frozen)
         for part in (jobs[:alone], jobs[alone:]):
