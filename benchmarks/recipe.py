@@ -4,7 +4,8 @@
 
 The runs are in runs/benchmark-RECIPE/SEED. Their results are appended to results/RECIPE.json as soon as they finish. An
 interrupted run is resumed. Seeds that the file already has with the same settings are not trained again, so the seeds
-can be trained on several machines, one after another.
+can be trained on several machines, one after another. With `--workers 2`, two runs at a time have half of the cores
+each.
 """
 
 from __future__ import annotations
@@ -15,12 +16,14 @@ import os
 import platform
 import statistics
 import sys
+from concurrent.futures import ProcessPoolExecutor, as_completed
+from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
 
 from shortlist.batches.memory import reuse_freed_memory
 from shortlist.files import write_text_atomically
-from shortlist.progress import display_for
+from shortlist.progress import Display, display_for
 from shortlist.recipes import open_recipe
 from shortlist.training import RunFolder, resume_run, train_run
 
@@ -32,24 +35,35 @@ def main() -> None:
     parser.add_argument("recipe")
     parser.add_argument("settings", nargs="*", help="key=value")
     parser.add_argument("--seeds", type=int, default=1, help="number of runs, with seeds from 0")
+    parser.add_argument("--workers", type=int, default=1, help="runs at a time; the cores are divided among them")
     parser.add_argument("--runs", type=Path, help="folder of the runs")
     options = parser.parse_args()
-    reuse_freed_memory()  # as the command line does
-    display = display_for(sys.stdout)
     facts = shared_facts(options.recipe, options.settings)
     file = RESULTS / f"{options.recipe}.json"
     found = read(file)["runs"] if file.exists() and facts.items() <= read(file).items() else []
-    for seed in sorted({*range(options.seeds)} - {run["seed"] for run in found}):
-        path = (options.runs or Path("runs") / f"benchmark-{options.recipe}") / str(seed)
-        config = open_recipe(options.recipe, [*options.settings, f"training.seed={seed}"])
-        if not RunFolder(path).config_file.exists():
-            folder = train_run(config, path, display)
-        elif RunFolder(path).config() == config:
-            folder = resume_run(path, display)
-        else:
-            raise SystemExit(f"{path} has a run with other settings: remove it, or set --runs.")
-        found.append(result(folder))
-        write_text_atomically(file, json.dumps({**facts, "runs": found}, indent=2) + "\n")
+    folder = options.runs or Path("runs") / f"benchmark-{options.recipe}"
+    cores = max((os.cpu_count() or 1) // options.workers, 1)
+    os.environ["OMP_NUM_THREADS"] = str(cores)  # of the workers
+    with ProcessPoolExecutor(options.workers, mp_context=get_context("spawn")) as pool:
+        seeds = sorted({*range(options.seeds)} - {run["seed"] for run in found})
+        alone = options.workers == 1
+        futures = [pool.submit(train, options.recipe, options.settings, seed, folder, alone) for seed in seeds]
+        for future in as_completed(futures):
+            found.append({**future.result(), "cores": cores})
+            found.sort(key=lambda run: run["seed"])
+            write_text_atomically(file, json.dumps({**facts, "runs": found}, indent=2) + "\n")
+
+
+def train(recipe: str, settings: list[str], seed: int, folder: Path, progress: bool) -> dict[str, Any]:
+    """Train one run, or resume it, and return its results."""
+    reuse_freed_memory()  # as the command line does
+    display = display_for(sys.stdout) if progress else Display()
+    path, config = folder / str(seed), open_recipe(recipe, [*settings, f"training.seed={seed}"])
+    if not RunFolder(path).config_file.exists():
+        return result(train_run(config, path, display))
+    if RunFolder(path).config() == config:
+        return result(resume_run(path, display))
+    raise SystemExit(f"{path} has a run with other settings: remove it, or set --runs.")
 
 
 def shared_facts(recipe: str, settings: list[str]) -> dict[str, Any]:
@@ -69,7 +83,6 @@ def result(folder: RunFolder) -> dict[str, Any]:
         "seed": config.training.seed,
         "catalog": facts["catalog"],
         "versions": facts["versions"],
-        "cores": os.cpu_count(),
         "processor": platform.machine(),
         "steps": len(steps),
         "training_minutes": sum(config.batch.size / record["images_per_second"] for record in steps) / 60,
