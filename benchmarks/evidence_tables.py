@@ -438,8 +438,8 @@ def recipe() -> Table:
         first, *others = ([100 * metrics[name][each] for each in ("value", "low", "high")] for name in names)
         recall = "{:.1f} [{:.1f}, {:.1f}]".format(*first)
         values = [recall, *(f"{other[0]:.1f}" for other in others)]
-        rows.append([f"seed {run['seed']}", *values, f"{run['training_minutes']:.0f}"])
-    return ["", *names, "minutes of training"], [*rows, ["mean", *means, ""]]
+        rows.append([f"seed {run['seed']}", *values, str(run["cores"]), f"{run['training_minutes']:.0f}"])
+    return ["", *names, "cores", "minutes of training"], [*rows, ["mean", *means, "", ""]]
 
 
 def queries(studies: Mapping[str, Results]) -> Table:
