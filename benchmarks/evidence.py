@@ -9,9 +9,9 @@
 DATA is the folder of Cars196 or Omniglot. FOLDER holds cached views, the network that was trained on glyphs, and
 unfinished runs. First, every cell of the study chooses its learning rate on validation classes; then it is trained on
 all training classes with every seed and tested once. Remedies are compared on validation classes only. Results are
-appended to results/evidence/STUDY.jsonl, one line per run: the settings, the phase ("validation" or "test"), and r@1
-after the last step; for tests, also all metrics and, in `finetune`, r@1 of the training images. `make results` turns
-them into docs/results.md.
+appended to STUDY.jsonl in the folder of results, one line per run: the settings, the phase ("validation" or "test"),
+and r@1 after the last step; for tests, also all metrics and, in `finetune`, r@1 of the training images. `make results`
+turns them into docs/results.md. To repeat recorded runs, choose another folder with `--results`.
 """
 
 from __future__ import annotations
@@ -250,9 +250,9 @@ STUDIES = {
 # ------------------------------------------------------------------------------------------------------------ running
 
 
-def results(study: str) -> list[dict[str, Any]]:
+def results(study: str, folder: Path = RESULTS) -> list[dict[str, Any]]:
     """Return the runs of a study that are done."""
-    file = RESULTS / f"{study}.jsonl"
+    file = folder / f"{study}.jsonl"
     return [json.loads(line) for line in file.read_text().splitlines()] if file.exists() else []
 
 
@@ -261,29 +261,32 @@ def main() -> None:
     parser.add_argument("study", choices=STUDIES)
     parser.add_argument("--data", type=Path, required=True, help="folder of the images")
     parser.add_argument("--work", type=Path, required=True, help="folder for cached views and unfinished runs")
+    parser.add_argument("--results", type=Path, default=RESULTS, help="folder of results [benchmarks/results/evidence]")
     options = parser.parse_args()
     study = STUDIES[options.study]
+    if study.after and not results(study.after, options.results):
+        raise SystemExit(f"{options.results} has no results of {study.after}, which chooses the learning rates.")
     os.environ["OMP_NUM_THREADS"] = str(max((os.cpu_count() or 1) // study.workers, 1))  # of the workers
     if options.study == "omniglot":
         from omniglot import train_on_glyphs
 
         train_on_glyphs(options.work.resolve() / "glyphs")
     with ProcessPoolExecutor(study.workers, mp_context=get_context("spawn")) as pool:
-        Runner(options.study, options.data.resolve(), options.work.resolve(), pool).run()
+        Runner(options.study, options.data.resolve(), options.work.resolve(), options.results, pool).run()
 
 
 class Runner:
     """Runs the jobs of a study that have no result yet."""
 
-    def __init__(self, name: str, data: Path, work: Path, pool: ProcessPoolExecutor) -> None:
+    def __init__(self, name: str, data: Path, work: Path, folder: Path, pool: ProcessPoolExecutor) -> None:
         self.name, self.study, self.data, self.work, self.pool = name, STUDIES[name], data, work, pool
-        self.file, self.started = RESULTS / f"{name}.jsonl", time.monotonic()
-        self.done = {each["key"]: each for each in results(name)}
+        self.folder, self.file, self.started = folder, folder / f"{name}.jsonl", time.monotonic()
+        self.done = {each["key"]: each for each in results(name, folder)}
 
     def run(self) -> None:
         rates = {
             each["cell"]["name"]: each["rate"]
-            for each in (results(self.study.after) if self.study.after else [])
+            for each in (results(self.study.after, self.folder) if self.study.after else [])
             if each["phase"] == "test"
         }
         phase = "validation" if self.study.validates else "test"
@@ -299,6 +302,7 @@ class Runner:
                     for cell in cells
                 ]
             )
+        print(f"{self.file} has all runs of the study. To repeat them, choose another folder with --results.")
 
     def best_rate(self, cell: Cell) -> float:
         def validated(rate: float) -> float:

@@ -1,11 +1,11 @@
 """Train a recipe with several seeds, and record its results.
 
-    python benchmarks/recipe.py cars196-lite0-cpu data.root=DATA data.on_missing=skip --seeds 3
+    python benchmarks/recipe.py cars196-lite0-cpu data.root=DATA data.on_missing=skip --seeds 3 --results FOLDER
 
-The runs are in runs/benchmark-RECIPE/SEED. Their results are appended to results/RECIPE.json as soon as they finish. An
-interrupted run is resumed. Seeds that the file already has with the same settings are not trained again, so the seeds
-can be trained on several machines, one after another. With `--workers 2`, two runs at a time have half of the cores
-each.
+The runs are in runs/benchmark-RECIPE/SEED. Their results are appended to RECIPE.json in the folder of results as soon
+as they finish. An interrupted run is resumed. Seeds that the file already has are not trained again, so the seeds can
+be trained on several machines, one after another; to repeat recorded runs, choose another folder. With `--workers 2`,
+two runs at a time have half of the cores each.
 """
 
 from __future__ import annotations
@@ -37,20 +37,26 @@ def main() -> None:
     parser.add_argument("--seeds", type=int, default=1, help="number of runs, with seeds from 0")
     parser.add_argument("--workers", type=int, default=1, help="runs at a time; the cores are divided among them")
     parser.add_argument("--runs", type=Path, help="folder of the runs")
+    parser.add_argument("--results", type=Path, default=RESULTS, help="folder of the results [benchmarks/results]")
     options = parser.parse_args()
     facts = shared_facts(options.recipe, options.settings)
-    file = RESULTS / f"{options.recipe}.json"
-    found = read(file)["runs"] if file.exists() and facts.items() <= read(file).items() else []
+    file = options.results / f"{options.recipe}.json"
+    if file.exists() and not facts.items() <= read(file).items():
+        raise SystemExit(f"{file} has results of other settings. Choose another folder with --results.")
+    found = read(file)["runs"] if file.exists() else []
+    seeds = sorted({*range(options.seeds)} - {run["seed"] for run in found})
+    if not seeds:
+        raise SystemExit(f"{file} already has these runs. To repeat them, choose another folder with --results.")
     folder = options.runs or Path("runs") / f"benchmark-{options.recipe}"
     cores = max((os.cpu_count() or 1) // options.workers, 1)
     os.environ["OMP_NUM_THREADS"] = str(cores)  # of the workers
     with ProcessPoolExecutor(options.workers, mp_context=get_context("spawn")) as pool:
-        seeds = sorted({*range(options.seeds)} - {run["seed"] for run in found})
         alone = options.workers == 1
         futures = [pool.submit(train, options.recipe, options.settings, seed, folder, alone) for seed in seeds]
         for future in as_completed(futures):
             found.append({**future.result(), "cores": cores})
             found.sort(key=lambda run: run["seed"])
+            file.parent.mkdir(parents=True, exist_ok=True)
             write_text_atomically(file, json.dumps({**facts, "runs": found}, indent=2) + "\n")
 
 

@@ -3,8 +3,8 @@
     python benchmarks/tuning.py SETTING... --data DATA --work FOLDER
 
 The recipe is trained with the settings on the first half of the training classes and evaluated on the second half; the
-test classes are not read. r@1 for each size of the images is appended to results/tuning.jsonl. An interrupted trial is
-resumed. docs/results.md has the results.
+test classes are not read. r@1 for each size of the images is appended to tuning.jsonl in the folder of results. An
+interrupted trial is resumed. To repeat a recorded trial, choose another folder. docs/results.md has the results.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from shortlist.data.splits import half_validation
 from shortlist.progress import Display
 from shortlist.training import RunFolder
 
-RESULTS = Path(__file__).parent / "results" / "tuning.jsonl"
+RESULTS = Path(__file__).parent / "results"
 
 
 def main() -> None:
@@ -36,7 +36,12 @@ def main() -> None:
     parser.add_argument("--data", type=Path, required=True, help="folder of Cars196")
     parser.add_argument("--work", type=Path, required=True, help="folder for unfinished trials")
     parser.add_argument("--sizes", type=int, nargs="+", default=[112, 160, 192, 224], help="sides of the test images")
+    parser.add_argument("--results", type=Path, default=RESULTS, help="folder of the results [benchmarks/results]")
     options = parser.parse_args()
+    file = options.results / "tuning.jsonl"
+    recorded = [json.loads(line) for line in file.read_text().splitlines()] if file.exists() else []
+    if [options.recipe, options.settings] in [[each["recipe"], each["settings"]] for each in recorded]:
+        raise SystemExit(f"{file} already has this trial. To repeat it, choose another folder with --results.")
     reuse_freed_memory()  # as the command line does
     key = hashlib.sha256(json.dumps([options.recipe, *options.settings]).encode()).hexdigest()[:16]
     folder, started = options.work / key, time.perf_counter()
@@ -67,8 +72,9 @@ def main() -> None:
         "last_loss": statistics.mean(record["loss"] for record in steps[-20:]),
         "r@1": {size: validation_recall(folder, options.data, size) for size in options.sizes},
     }
-    with RESULTS.open("a") as file:
-        file.write(json.dumps(found) + "\n")
+    options.results.mkdir(parents=True, exist_ok=True)
+    with file.open("a") as lines:
+        lines.write(json.dumps(found) + "\n")
     print(json.dumps(found), flush=True)
 
 
