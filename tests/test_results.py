@@ -8,8 +8,10 @@ import math
 import statistics
 from pathlib import Path
 from types import ModuleType
+from typing import Any
 
 import pytest
+from PIL import Image
 from scipy import stats
 
 from shortlist.recipes import open_recipe
@@ -39,6 +41,51 @@ def test_the_recipe_states_its_measured_results(tables: ModuleType) -> None:
     for name, percent in open_recipe(tables.RECIPE).measured["cars196"].items():
         values = [run["after"][0]["metrics"][name]["value"] for run in raw["runs"]]
         assert percent == round(100 * statistics.mean(values), 1)
+
+
+def test_the_plot_shows_the_raw_results(tables: ModuleType) -> None:
+    found = tables.Results("frozen")
+    with Image.open(tables.PLOT) as plot:
+        assert plot.text["Comment"] == tables.drawn(found)
+    found.tests[tables.cell("SAP", 64, "steps")][0] += 0.1  # the control
+    with Image.open(tables.PLOT) as plot:
+        assert plot.text["Comment"] != tables.drawn(found)
+
+
+def test_other_pages_state_the_raw_results(tables: ModuleType) -> None:
+    """The numbers of the README and of other pages, which are written by hand."""
+    found, mixed = tables.Results("frozen"), "RS@k + SiMix, batch 392, equal images"
+    gaps = [
+        found.difference(tables.cell(f"RS@k{end}", batch, budget), tables.cell(f"SAP{end}", batch, budget))
+        for end in ("", " + SiMix")
+        for batch in tables.BATCHES
+        for budget in tables.BUDGETS
+    ]
+    above = found.difference("Multi-Similarity, batch 64", mixed)
+    below = found.difference("SAP + SiMix, batch 392, equal images", "Multi-Similarity, batch 64")
+    heads = [
+        statistics.mean(seeds.values())
+        for name, seeds in found.tests.items()
+        if "batch 392" in name and "steps" not in name
+    ]
+    runs = json.loads((ROOT / "benchmarks" / "results" / f"{tables.RECIPE}.json").read_text(encoding="utf-8"))["runs"]
+    recalls = [100 * run["after"][0]["metrics"]["r@1"]["value"] for run in runs]
+    mean, half = statistics.mean(recalls), tables.half_width(recalls)
+    for page, texts in {
+        "README.md": (
+            f"differ by at most {max(abs(gap.value) for gap in gaps):.1f} points",
+            f"{interval(above)} points above RS@k with SiMix and {interval(below)} below Smooth AP with SiMix",
+            f"is {mean:.1f} % (95 % interval of the mean over 3 seeds: {mean - half:.1f} to {mean + half:.1f}",
+        ),
+        "docs/training.md": (f"an r@1 of {mean:.1f} %", f"by at most {max(recalls) - min(recalls):.1f} points"),
+        "docs/frozen.md": (f"an r@1 of {mean:.1f} when", f"{min(heads):.0f} to {max(heads):.0f} when it is [frozen]"),
+    }.items():
+        for text in texts:
+            assert text in " ".join((ROOT / page).read_text(encoding="utf-8").split())
+
+
+def interval(gap: Any) -> str:
+    return f"{gap.value:.1f} [{gap.value - gap.half:.1f}, {gap.value + gap.half:.1f}]"
 
 
 def test_a_page_with_other_tables(tables: ModuleType) -> None:

@@ -10,8 +10,9 @@ from shortlist.ranking.inputs import check_temperature
 class CombinedLoss(nn.Module):
     """A loss plus weighted other losses, such as RS@k plus a proxy loss, which has a gradient at any rank.
 
-    In our experiments (docs/results.md), adding a proxy loss to RS@k helps to train from random weights with large
-    batches, but less than `MedianRank`, and does not improve training from pretrained weights.
+    In our experiments with large batches (docs/results.md), none of 3 runs from random weights failed with a proxy loss
+    added to RS@k, and 2 of 3 without it, but r@1 was lower than with `MedianRank`; in another experiment
+    (docs/remedies.md), training failed. It did not improve training from pretrained weights.
 
     Args:
         loss: Module that maps (embeddings, labels) to a scalar.
