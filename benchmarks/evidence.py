@@ -267,10 +267,6 @@ def main() -> None:
     if study.after and not results(study.after, options.results):
         raise SystemExit(f"{options.results} has no results of {study.after}, which chooses the learning rates.")
     os.environ["OMP_NUM_THREADS"] = str(max((os.cpu_count() or 1) // study.workers, 1))  # of the workers
-    if options.study == "omniglot":
-        from omniglot import train_on_glyphs
-
-        train_on_glyphs(options.work.resolve() / "glyphs")
     with ProcessPoolExecutor(study.workers, mp_context=get_context("spawn")) as pool:
         Runner(options.study, options.data.resolve(), options.work.resolve(), options.results, pool).run()
 
@@ -313,6 +309,10 @@ class Runner:
     def measure(self, jobs: list[Job]) -> None:
         """Run the jobs that have no result. With a frozen backbone, the first one, which encodes views, runs alone."""
         jobs = [job for job in jobs if job.key not in self.done]
+        if jobs and self.name == "omniglot":
+            from omniglot import train_on_glyphs
+
+            train_on_glyphs(self.work / "glyphs")
         alone = int(self.study.frozen)
         for part in (jobs[:alone], jobs[alone:]):
             running = {self.pool.submit(train, job, self.data, self.work): job for job in part}

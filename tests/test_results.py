@@ -6,6 +6,7 @@ import importlib
 import json
 import math
 import statistics
+import sys
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -82,6 +83,40 @@ def test_other_pages_state_the_raw_results(tables: ModuleType) -> None:
     }.items():
         for text in texts:
             assert text in " ".join((ROOT / page).read_text(encoding="utf-8").split())
+
+
+SETTINGS = ["cars196-lite0-cpu", "data.root=DATA", "data.on_missing=skip"]
+RECORDED = ["evaluation.before=false", "batch.keep_graphs=8"]  # of the recipe
+TRIAL = ["training.epochs=16", "loss.simix=true", "images.size=128", "images.resize=192"]
+FOLDERS = ["--data", "no-data", "--work", "no-work"]
+
+
+@pytest.mark.parametrize(
+    ("script", "arguments", "message"),
+    [
+        ("recipe", [*SETTINGS, *RECORDED, "--seeds", "3"], "already has these runs"),
+        ("recipe", SETTINGS, "has results of other settings"),
+        ("tuning", [*TRIAL, *FOLDERS], "already has this trial"),
+        ("evidence", ["remedies-frozen", *FOLDERS, "--results", "empty"], "no results of frozen"),
+        *(("evidence", [study, *FOLDERS], "") for study in ("frozen", "omniglot", "remedies-frozen")),
+    ],
+)
+def test_recorded_runs_are_neither_repeated_nor_replaced(
+    script: str, arguments: list[str], message: str, tables: ModuleType, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def files() -> dict[Path, str]:
+        return {file: file.read_text(encoding="utf-8") for file in tables.RESULTS.parent.rglob("*.json*")}
+
+    monkeypatch.syspath_prepend(ROOT / "benchmarks")
+    monkeypatch.setenv("OMP_NUM_THREADS", "1")  # which evidence.py sets for its workers
+    monkeypatch.setattr(sys, "argv", [script, *arguments])
+    before, main = files(), importlib.import_module(script).main
+    if message:
+        with pytest.raises(SystemExit, match=message):
+            main()
+    else:
+        main()
+    assert files() == before
 
 
 def interval(gap: Any) -> str:
