@@ -205,7 +205,7 @@ def summary(frozen: Results, tuned: Results, characters: Results) -> Table:
             "RS@k + SiMix is better than other losses",
             "88.2; others at most 86.5 (ProxyNCA++)",
             *(settings[OTHERS], ""),
-            verdict([tuned.difference("RS@k + SiMix", "Multi-Similarity")]),
+            f"{verdict([tuned.difference('RS@k + SiMix', 'Multi-Similarity')])} (Multi-Similarity)",
             "",
         ],
         ["Rank temperature 1 is the best", "shown in a figure", settings["Rank temperature 1 is the best"], "", "", ""],
