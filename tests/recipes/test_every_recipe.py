@@ -78,6 +78,8 @@ def tiny(recipe: str, root: Roots) -> RunConfig:
     }
     if whole.images.max_side is None:
         settings |= {"images.size": size, "images.resize": size}
+        if whole.images.test_size is not None:  # test images are larger
+            settings |= {"images.test_size": size + 8, "images.resize": size + 8}
     else:
         settings |= {"images.max_side": 64, "model.whitening_size": 48}
     if data.source in BENCHMARKS:
