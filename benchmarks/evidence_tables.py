@@ -453,10 +453,11 @@ def recipe() -> Table:
         recall = "{:.1f} [{:.1f}, {:.1f}]".format(*first)
         values = [recall, *(f"{other[0]:.1f}" for other in others)]
         rows.append([f"seed {run['seed']}", *values, str(run["cores"]), f"{run['training_minutes']:.0f}"])
-    recalls = [100 * metrics["r@1"]["value"] for metrics in measured]
-    mean, half = statistics.mean(recalls), half_width(recalls)
     rows.append(["mean", *means, "", ""])
-    rows.append(["95 % interval of the mean", f"[{mean - half:.1f}, {mean + half:.1f}]", *[""] * 6])
+    if len(runs) > 1:
+        recalls = [100 * metrics["r@1"]["value"] for metrics in measured]
+        mean, half = statistics.mean(recalls), half_width(recalls)
+        rows.append(["95 % interval of the mean", f"[{mean - half:.1f}, {mean + half:.1f}]", *[""] * 6])
     return ["", *names, "cores", "minutes of training"], rows
 
 
@@ -530,8 +531,8 @@ def curves(found: Results, budget: str) -> dict[str, Curve]:
     }
 
 
-def drawn(found: Results) -> str:
-    """Return a text that identifies the results in the plot; its PNG file contains it."""
+def digest_of_curves(found: Results) -> str:
+    """Return a digest of the plotted results, which is stored in the PNG file."""
     text = json.dumps([curves(found, budget) for budget in BUDGETS])
     return hashlib.sha256(text.encode()).hexdigest()
 
@@ -548,11 +549,9 @@ def draw(found: Results, path: Path) -> None:
     for axis, (budget, label) in zip(axes, BUDGETS.items(), strict=True):
         for method, curve in curves(found, budget).items():
             colour, line = styles[method]
-            means, deviations = zip(*curve.values(), strict=True)
+            means, spread = [mean for mean, _ in curve.values()], [deviation for _, deviation in curve.values()]
             positions = [BATCHES.index(batch) for batch in curve]
-            axis.errorbar(
-                positions, means, deviations, color=colour, linestyle=line, marker="o", capsize=3, label=method
-            )
+            axis.errorbar(positions, means, spread, color=colour, linestyle=line, marker="o", capsize=3, label=method)
         axis.set_xticks(range(len(BATCHES)), [str(batch) for batch in BATCHES])
         axis.set_xlabel("batch size")
         axis.set_title(label, loc="left", fontsize=10.5, fontweight="bold")
@@ -560,7 +559,7 @@ def draw(found: Results, path: Path) -> None:
         axis.grid(axis="y", color="#ECECEC")
     axes[0].set_ylabel("r@1 on the test classes, %")
     axes[0].legend(frameon=False)
-    figure.savefig(path, dpi=150, metadata={"Software": None, "Comment": drawn(found)})
+    figure.savefig(path, dpi=150, metadata={"Software": None, "Comment": digest_of_curves(found)})
 
 
 def main() -> None:

@@ -47,10 +47,10 @@ def test_the_recipe_states_its_measured_results(tables: ModuleType) -> None:
 def test_the_plot_shows_the_raw_results(tables: ModuleType) -> None:
     found = tables.Results("frozen")
     with Image.open(tables.PLOT) as plot:
-        assert plot.text["Comment"] == tables.drawn(found)
+        assert plot.text["Comment"] == tables.digest_of_curves(found)
     found.tests[tables.cell("SAP", 64, "steps")][0] += 0.1  # the control
     with Image.open(tables.PLOT) as plot:
-        assert plot.text["Comment"] != tables.drawn(found)
+        assert plot.text["Comment"] != tables.digest_of_curves(found)
 
 
 def test_other_pages_state_the_raw_results(tables: ModuleType) -> None:
@@ -65,7 +65,7 @@ def test_other_pages_state_the_raw_results(tables: ModuleType) -> None:
     above = found.difference("Multi-Similarity, batch 64", mixed)
     below = found.difference("SAP + SiMix, batch 392, equal images", "Multi-Similarity, batch 64")
     tuned = tables.Results("finetune")
-    mixes, ranks, pairs = (
+    over_rs, over_sap, over_multi_similarity = (
         interval(tuned.difference(*names))
         for names in (("RS@k + SiMix", "RS@k"), ("RS@k", "SAP"), ("RS@k", "Multi-Similarity"))
     )
@@ -81,7 +81,8 @@ def test_other_pages_state_the_raw_results(tables: ModuleType) -> None:
         "README.md": (
             f"differ by at most {max(abs(gap.value) for gap in gaps):.1f} points",
             f"{interval(above)} points above RS@k with SiMix and {interval(below)} below Smooth AP with SiMix",
-            f"{mixes} points above RS@k alone, which is {ranks} above Smooth AP and {pairs} above Multi-Similarity",
+            f"{over_rs} points above RS@k alone, which is {over_sap} above Smooth AP "
+            f"and {over_multi_similarity} above Multi-Similarity",
             f"is {mean:.1f} % (95 % interval of the mean over 3 seeds: {mean - half:.1f} to {mean + half:.1f}",
         ),
         "docs/training.md": (f"an r@1 of {mean:.1f} %", f"by at most {max(recalls) - min(recalls):.1f} points"),
